@@ -1,0 +1,44 @@
+# The commands a person types; CI types the same. Everything lives in .venv; installs repeat constraints.txt.
+
+PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v))) python3)
+PORT ?= 8000
+BIN := .venv/bin
+# So that `python -m` from the root does not let server/, models/, ... hide other packages.
+export PYTHONSAFEPATH := 1
+
+.PHONY: serve test check bench lock clean
+
+serve: .venv/.installed
+	$(BIN)/milkweed serve --port $(PORT)
+
+test: .venv/.installed-test
+	$(BIN)/python -m pytest
+
+check: .venv/.installed-check
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy -p milkweed
+
+bench: .venv/.installed-bench
+	$(BIN)/milkweed bench model
+	$(BIN)/milkweed bench decode
+	$(BIN)/milkweed bench http
+
+# The stamps make the second run quick: nothing is installed again until what they depend on changes.
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/.installed: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	touch $@
+
+.venv/.installed-test .venv/.installed-check .venv/.installed-bench: .venv/.installed-%: .venv/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
+	touch $@
+
+# Take the installed versions as the new constraints.
+lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+
+clean:
+	rm -rf .venv build dist *.egg-info
