@@ -1,0 +1,43 @@
+"""The definition of the Monarch product, plainly: the oracle of the tests, slow on purpose.
+
+Source: Monarch (arXiv 2204.00595), section 3.1. With w1 (K, q, p), w2 (J, s, r), K*q = J*r:
+
+    t[a]       = sum_i w1[a div q, a mod q, i] * x[(a div q)*p + i]        a = 0 .. K*q-1
+    y[u*J + j] = sum_c w2[j, u, c] * t[c*J + j]                            j = 0 .. J-1, u = 0 .. s-1
+
+The input is cut into K contiguous chunks; output block j reads the intermediates a = j (mod J) and writes the
+outputs j, j+J, j+2J, ...
+"""
+
+import torch
+from torch import Tensor
+
+from .shapes import MonarchShape
+
+
+def monarch_reference(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
+    """y = M x by the definition: x (..., K*p) -> (..., J*s), same dtype and device.
+
+    Raises:
+        ValueError: factors that do not chain, or an input that is not exactly K*p wide.
+    """
+    shape = MonarchShape.of(w1, w2)
+    if x.shape[-1] != shape.in_extended:
+        raise ValueError(f"input of width {x.shape[-1]}: the definition takes exactly {shape.in_extended}")
+    chunks = x.unflatten(-1, (shape.K, shape.p))
+    t = torch.einsum("kqp,...kp->...kq", w1, chunks).flatten(-2)
+    residues = t.unflatten(-1, (shape.r, shape.J))
+    return torch.einsum("jsr,...rj->...sj", w2, residues).flatten(-2)
+
+
+def monarch_to_dense(w1: Tensor, w2: Tensor, out_features: int | None = None, in_features: int | None = None) -> Tensor:
+    """The equivalent dense weight (out_features, in_features), y = W x.
+
+    W[u*J + j, k*p + i] = sum over rows v with (k*q + v) mod J = j of w2[j, u, (k*q + v) div J] * w1[k, v, i]
+    """
+    shape = MonarchShape.of(w1, w2)
+    identity = torch.eye(shape.in_extended, dtype=w1.dtype, device=w1.device)
+    dense = monarch_reference(identity, w1, w2).T
+    columns = shape.in_extended if in_features is None else in_features
+    rows = shape.check(columns, out_features)
+    return dense[:rows, :columns].contiguous()
