@@ -1,0 +1,60 @@
+"""Models, their configs and their files: build by name, bundles, import, compress, densify, account.
+
+Nothing heavy is imported before a name is used.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .accounting import dense_equivalent_bytes as dense_equivalent_bytes
+    from .accounting import layer_accounts as layer_accounts
+    from .accounting import macs as macs
+    from .accounting import parameter_count as parameter_count
+    from .accounting import resident_bytes as resident_bytes
+    from .bundle import empty_model as empty_model
+    from .bundle import load_bundle as load_bundle
+    from .bundle import read_config as read_config
+    from .bundle import save_bundle as save_bundle
+    from .checkpoint import import_checkpoint as import_checkpoint
+    from .checkpoint import read_checkpoint as read_checkpoint
+    from .compress import compress_model as compress_model
+    from .compress import densify_model as densify_model
+    from .config import BundleConfig as BundleConfig
+    from .errors import BundleError as BundleError
+    from .errors import CheckpointError as CheckpointError
+    from .labels import Label as Label
+    from .labels import read_labels as read_labels
+    from .monarch import MonarchLinear as MonarchLinear
+    from .registry import create_model as create_model
+    from .registry import default_preprocess as default_preprocess
+    from .registry import list_models as list_models
+    from .structure import LayerStructure as LayerStructure
+    from .structure import replace_linears as replace_linears
+    from .structure import select_linears as select_linears
+
+_HOMES = {
+    "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
+    "bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
+    "checkpoint": ("import_checkpoint", "read_checkpoint"),
+    "compress": ("compress_model", "densify_model"),
+    "config": ("BundleConfig",),
+    "errors": ("BundleError", "CheckpointError"),
+    "labels": ("Label", "read_labels"),
+    "monarch": ("MonarchLinear",),
+    "registry": ("create_model", "default_preprocess", "list_models"),
+    "structure": ("LayerStructure", "replace_linears", "select_linears"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f".{_HOME_OF[name]}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,208 @@
+"""What a model costs: parameters, bytes and multiply-accumulates (MACs), by layer and in all, against dense.
+
+MACs are counted as torch's FlopCounterMode counts, halved: convolutions, linear layers, attention and
+performer matmuls; no biases, norms or activations. A Monarch layer counts its weights for each token, padding
+included.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from .monarch import MonarchLinear
+
+
+@dataclass(frozen=True)
+class ParameterCount:
+    """Parameters of a model; frozen ones (the performer's random features) are not trained but needed."""
+
+    trainable: int
+    frozen: int
+
+    @property
+    def total(self) -> int:
+        return self.trainable + self.frozen
+
+
+@dataclass(frozen=True)
+class Macs:
+    """Multiply-accumulates of one image, in all and by the module that does them."""
+
+    total: int
+    by_layer: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class LayerAccount:
+    """One linear layer, dense or Monarch; `parameters` include the bias, `macs` are of one image."""
+
+    name: str
+    kind: str
+    in_features: int
+    out_features: int
+    parameters: int
+    dense_parameters: int
+    macs: int
+
+
+def parameter_count(model: nn.Module) -> ParameterCount:
+    """Trainable and frozen parameters. A loaded bundle has all frozen: count `create_model` of its config."""
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return ParameterCount(trainable, sum(p.numel() for p in model.parameters()) - trainable)
+
+
+def dense_equivalent_parameters(model: nn.Module) -> int:
+    """Parameters the model would have with every Monarch layer dense."""
+    return sum(p.numel() for p in model.parameters()) + sum(_saved(module) for module in model.modules())
+
+
+def dense_equivalent_bytes(model: nn.Module) -> int:
+    """Bytes of parameters and buffers the model would have with every Monarch layer dense, in its dtypes."""
+    stored = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
+    return stored + sum(_saved(m) * m.blkdiag1.element_size() for m in model.modules() if isinstance(m, MonarchLinear))
+
+
+def resident_bytes(model: nn.Module) -> int:
+    """Bytes of memory behind the model's tensors: packed copies included, shared memory counted once."""
+    storages = {}
+    for tensor in _all_tensors(model):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr() or id(tensor)] = storage.nbytes()
+    return sum(storages.values())
+
+
+def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
+    """Count one image of `size` pixels (side, or height and width); `model` is not changed.
+
+    A model with weights answers one black image. One without (meta tensors) is counted on fake tensors, which
+    import torch's compiler: one second and 150 MB that a server should not pay.
+
+    Args:
+        model: as built, before `prepare_for_inference`.
+    """
+    height, width = (size, size) if isinstance(size, int) else size
+    first = next(model.parameters())
+    mode: AbstractContextManager[Any] = FakeTensorMode() if first.is_meta else nullcontext()
+    with mode:
+        twin = _twin(model)
+        device = "cpu" if first.is_meta else first.device
+        image = torch.zeros(1, 3, height, width, dtype=first.dtype, device=device)
+    counter = _MacCounter()
+    for name, module in list(twin.named_modules()):
+        if isinstance(module, MonarchLinear):
+            module.forward = _MonarchMeter(module, counter)  # type: ignore[method-assign]
+        if name:
+            module.register_forward_pre_hook(lambda *_, name=name: counter.path.append(name))
+            module.register_forward_hook(lambda *_: counter.path.pop() and None)
+    # Outside inference mode composite operations arrive as their parts, which are what is counted.
+    with torch.inference_mode(False), torch.no_grad(), mode, counter:
+        twin(image)
+    by_layer = dict(counter.counts)
+    return Macs(sum(by_layer.values()), by_layer)
+
+
+def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAccount, ...]:
+    """Every linear layer in the model's order; MACs are 0 where no `size` in pixels is given."""
+    counted = macs(model, size).by_layer if size is not None else {}
+    return tuple(
+        LayerAccount(
+            name=name,
+            kind="monarch" if isinstance(module, MonarchLinear) else "dense",
+            in_features=module.in_features,
+            out_features=module.out_features,
+            parameters=(own := sum(p.numel() for p in module.parameters())),
+            dense_parameters=own + _saved(module),
+            macs=counted.get(name, 0),
+        )
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | MonarchLinear)
+    )
+
+
+class _MacCounter(TorchDispatchMode):
+    """Adds up the MACs of the operations that run under it, for the module on top of `path`.
+
+    torch's own FlopCounterMode hooks modules of every thread while it counts; a server that loads one model
+    while another answers cannot have that.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.path: list[str] = []
+        self.counts: dict[str, int] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # the default guards against being compiled, by importing the compiler
+
+    def add(self, count: int) -> None:
+        name = self.path[-1] if self.path else ""
+        self.counts[name] = self.counts.get(name, 0) + count
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        formula = flop_registry.get(func._overloadpacket)
+        if formula is not None:
+            self.add(formula(*args, **kwargs, out_val=result) // 2)
+        return result
+
+
+class _MonarchMeter:
+    """Stands in for a Monarch layer's forward: counts its weights for each token, gives an empty output."""
+
+    def __init__(self, layer: MonarchLinear, counter: _MacCounter) -> None:
+        self.weights = layer.blkdiag1.numel() + layer.blkdiag2.numel()
+        self.out_features, self.counter = layer.out_features, counter
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.counter.add(x.numel() // x.shape[-1] * self.weights)
+        return x.new_zeros((*x.shape[:-1], self.out_features))
+
+
+def _twin(model: nn.Module) -> nn.Module:
+    """A copy of the modules that shares their tensors; CPU tensors in place of those without memory."""
+    memo: dict[int, Any] = {}
+    for tensor in _all_tensors(model):
+        memo[id(tensor)] = _with_memory(tensor) if tensor.is_meta else tensor
+    return copy.deepcopy(model, memo).eval()
+
+
+def _with_memory(tensor: Tensor) -> Tensor:
+    empty = torch.empty(tensor.shape, dtype=tensor.dtype)
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _saved(module: nn.Module) -> int:
+    """Weights that a dense layer would have more than this one."""
+    if not isinstance(module, MonarchLinear):
+        return 0
+    return module.in_features * module.out_features - module.blkdiag1.numel() - module.blkdiag2.numel()
+
+
+def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
+    yield from model.parameters()
+    yield from model.buffers()
+    for module in model.modules():  # packed layers keep theirs in plain attributes
+        for name, value in vars(module).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield from _tensors_in(value)
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif is_dataclass(value) and not isinstance(value, type):
+        for field in fields(value):
+            yield from _tensors_in(getattr(value, field.name))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors_in(item)

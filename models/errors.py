@@ -1,0 +1,19 @@
+"""The domain errors of `models`: each is one line that names the file or key, the value and the limit."""
+
+
+class BundleError(ValueError):
+    """A bundle that cannot be read or written."""
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read or does not fit; `details` holds further lines for a person."""
+
+    def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.details = details
+
+
+def quoted(value: object, limit: int = 80) -> str:
+    """`value` as repr on one line, cut to `limit` characters: safe to put in a message."""
+    text = repr(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."

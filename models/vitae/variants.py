@@ -1,0 +1,52 @@
+"""The seven published ViTAE v1 configurations, as keyword arguments of `ViTAE`.
+
+Source: ViTAE (arXiv 2106.03348), table 1, and the published entry points, whose names these are in lower case.
+"""
+
+from typing import Any
+
+
+def _small(token_dim: int, embed_dim: int, depth: int, heads: int) -> dict[str, Any]:
+    """Tiny, 6M, 13M: two performer cells of width 64, then one stage of normal cells."""
+    return {
+        "embed_dims": (64, 64, embed_dim),
+        "token_dims": (64, 64, token_dim),
+        "depths": (0, 0, depth),
+        "num_heads": (1, 1, heads),
+        "mlp_ratio": 2,
+        "groups": (1, 1, 64),
+    }
+
+
+def _large(dim: int, depth: int, heads: int) -> dict[str, Any]:
+    """Base, Large, Huge: a patch embedding, then normal cells of kind `transformer_shallow` at one width."""
+    return {
+        "reductions": ("embedding", "none", "none"),
+        "embed_dims": (dim, dim, dim),
+        "token_dims": (dim, dim, dim),
+        "downsample": (16, 1, 1),
+        "depths": (0, 0, depth),
+        "num_heads": (1, 1, heads),
+        "mlp_ratio": 4,
+        "groups": (1, 1, dim // 4),
+        "shallow": True,
+    }
+
+
+VITAE_VARIANTS: dict[str, dict[str, Any]] = {
+    "vitae_basic_tiny": _small(256, 128, 7, 4),
+    "vitae_basic_6m": _small(256, 128, 10, 4),
+    # The published entry point is called 13M; it has 10.8 M parameters.
+    "vitae_basic_13m": _small(320, 160, 11, 5),
+    "vitae_basic_small": {
+        "embed_dims": (64, 64, 192),
+        "token_dims": (96, 192, 384),
+        "depths": (0, 0, 14),
+        "num_heads": (1, 1, 6),
+        "mlp_ratio": 3,
+        "groups": (1, 1, 96),
+    },
+    "vitae_basic_base": _large(768, 12, 12),
+    "vitae_basic_large": _large(1024, 24, 16),
+    "vitae_basic_huge": _large(1280, 32, 16),
+}

@@ -1,0 +1,63 @@
+"""Fixtures of the model tests: tiny models of each family, and a bundle of one."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.models.bundle import save_bundle
+from milkweed.models.config import BundleConfig
+from milkweed.models.labels import default_labels
+from milkweed.models.registry import create_model, default_preprocess
+from milkweed.models.structure import monarch_structure, select_linears
+
+TINY_VITAE: dict[str, Any] = {
+    "img_size": 32,
+    "reductions": ["performer", "performer_less"],
+    "embed_dims": [8, 8],
+    "token_dims": [8, 16],
+    "downsample": [4, 2],
+    "kernel_sizes": [7, 3],
+    "dilations": [[1, 2], [1, 2]],
+    "depths": [0, 2],
+    "num_heads": [1, 4],
+    "mlp_ratio": 2,
+    "groups": [1, 4],
+}
+TINY_VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+
+
+@pytest.fixture
+def tiny_vitae() -> dict[str, Any]:
+    return dict(TINY_VITAE)
+
+
+@pytest.fixture
+def tiny_vit() -> dict[str, Any]:
+    return dict(TINY_VIT)
+
+
+@pytest.fixture
+def tiny_config(tiny_vitae: dict[str, Any]) -> BundleConfig:
+    """The config of a ViTAE with two Monarch MLPs and five classes."""
+    torch.manual_seed(0)
+    dense = create_model("vitae_basic", num_classes=5, **tiny_vitae)
+    return BundleConfig(
+        arch="vitae_basic",
+        arch_args={"num_classes": 5, **tiny_vitae},
+        structure=monarch_structure(dense, select_linears(dense, ["mlp"]), nblocks=2),
+        preprocess=default_preprocess("vitae_basic", **tiny_vitae),
+        provenance={"source": {"file": "x.pth", "sha256": "0" * 64}},
+        metrics={"top1": 0.5},
+        labels=default_labels(5),
+    )
+
+
+@pytest.fixture
+def tiny_bundle(tmp_path: Path, tiny_config: BundleConfig) -> Path:
+    """A saved bundle of `tiny_config` with random weights."""
+    torch.manual_seed(1)
+    model = create_model(tiny_config.arch, structure=tiny_config.structure, **tiny_config.arch_args)
+    save_bundle(tmp_path / "tiny", model, tiny_config)
+    return tmp_path / "tiny"

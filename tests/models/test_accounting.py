@@ -1,0 +1,112 @@
+"""Parameters, bytes and MACs: against the published figures, torch's own counter and counting by hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from milkweed.models.accounting import (
+    dense_equivalent_bytes,
+    dense_equivalent_parameters,
+    layer_accounts,
+    macs,
+    parameter_count,
+    resident_bytes,
+)
+from milkweed.models.inference import prepare_for_inference
+from milkweed.models.registry import create_model
+from milkweed.models.structure import monarch_structure, replace_linears, select_linears
+
+
+@pytest.mark.parametrize(
+    "arch",
+    [
+        "vitae_basic_tiny",
+        "vitae_basic_small",
+        "vitae_basic_base",
+        "vitae_basic_huge",
+        "deit_tiny_patch16_224",
+    ],
+)
+def test_macs_are_the_published_ones(arch: str, shared: Path) -> None:
+    golden = json.loads((shared / "golden" / "keys" / f"{arch}_keys.json").read_text())
+    with torch.device("meta"):
+        model = create_model(arch)
+    counted = macs(model, 224)
+    assert counted.total == golden["macs_224"] == sum(counted.by_layer.values())
+
+
+def test_macs_agree_with_torchs_counter_layer_by_layer(tiny_vitae: dict[str, Any]) -> None:
+    model = create_model("vitae_basic", num_classes=3, **tiny_vitae)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(torch.zeros(1, 3, 32, 32))
+    counted = macs(model, 32)
+    assert counted == macs(model.to("meta"), 32)
+    assert counted.total == counter.get_total_flops() // 2
+    by_module = counter.get_flop_counts()
+    for name in ("head", "layers.1.NC.0.mlp.fc1", "layers.0.RC.PRM.convs.0.0"):
+        assert counted.by_layer[name] == sum(by_module[f"ViTAE.{name}"].values()) // 2
+
+
+def test_monarch_layer_counts_its_weights_for_each_token(tiny_vit: dict[str, Any]) -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    dense = macs(model, 32)
+    replace_linears(model, monarch_structure(model, ["blocks.0.mlp.fc1"], nblocks=4))
+    monarch = macs(model, 32)
+    tokens, weights = 17, 4 * 8 * 8 + 4 * 32 * 8
+    assert monarch.by_layer["blocks.0.mlp.fc1"] == tokens * weights
+    assert dense.total - monarch.total == tokens * (32 * 128 - weights)
+
+
+def test_counting_leaves_the_model_as_it_was(tiny_vitae: dict[str, Any]) -> None:
+    model = create_model("vitae_basic", num_classes=3, **tiny_vitae).train()
+    before = {key: (tensor.clone(), tensor.data_ptr()) for key, tensor in model.state_dict().items()}
+    with torch.inference_mode():
+        macs(model, 32)
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, before[key][0])
+        assert tensor.data_ptr() == before[key][1]
+    assert all(m.training and "forward" not in vars(m) for m in model.modules())
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
+
+
+def test_dense_equivalent_is_the_dense_model() -> None:
+    with torch.device("meta"):
+        dense, model = create_model("vitae_basic_tiny"), create_model("vitae_basic_tiny")
+        replace_linears(model, monarch_structure(model, select_linears(model, ["mlp", "qkv", "proj"]), 4))
+    assert dense_equivalent_parameters(model) == parameter_count(dense).total == 4_886_888
+    assert dense_equivalent_bytes(model) == dense_equivalent_bytes(dense)
+    assert dense_equivalent_bytes(dense) == sum(t.numel() * t.element_size() for t in dense.state_dict().values())
+
+
+def test_resident_bytes_count_shared_memory_once_and_views_whole() -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.Linear(4, 6))
+    assert resident_bytes(model) == 2 * (24 + 6) * 4
+    model[1].weight = model[0].weight
+    assert resident_bytes(model) == (24 + 6 + 6) * 4
+    model[0].bias = nn.Parameter(torch.zeros(600)[:6])
+    assert resident_bytes(model) == (24 + 600 + 6) * 4
+
+
+def test_resident_bytes_of_a_prepared_model_are_smaller_than_dense(tiny_vit: dict[str, Any]) -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    replace_linears(model, monarch_structure(model, select_linears(model, ["mlp"]), nblocks=4))
+    dense, stored = dense_equivalent_bytes(model), sum(p.numel() for p in model.parameters()) * 4
+    assert resident_bytes(model) == stored < dense
+    assert resident_bytes(prepare_for_inference(model)) >= stored  # packed weights are seen
+
+
+def test_layer_accounts_list_every_linear_layer(tiny_vit: dict[str, Any]) -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    replace_linears(model, monarch_structure(model, ["blocks.1.mlp.fc2"], nblocks=4))
+    accounts = {account.name: account for account in layer_accounts(model, 32)}
+    assert len(accounts) == 9
+    fc2, head = accounts["blocks.1.mlp.fc2"], accounts["head"]
+    assert (fc2.kind, fc2.in_features, fc2.out_features) == ("monarch", 128, 32)
+    assert (fc2.parameters, fc2.dense_parameters) == (1280 + 32, 4096 + 32)
+    assert fc2.macs == 17 * 1280
+    assert (head.kind, head.parameters, head.dense_parameters, head.macs) == ("dense", 99, 99, 96)

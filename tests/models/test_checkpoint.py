@@ -1,0 +1,185 @@
+"""Published checkpoint containers are read for their weights, and nothing in them is run."""
+
+import argparse
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from milkweed.models.checkpoint import read_checkpoint
+from milkweed.models.errors import CheckpointError
+
+WEIGHTS = {"head.weight": torch.arange(6.0).view(2, 3), "norm.bias": torch.ones(3)}
+EMA = {key: tensor + 10 for key, tensor in WEIGHTS.items()}
+
+
+class Payload:
+    """What an attacker puts into a pickle: unpickling it would create a file."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+def saved(path: Path, document: Any, **options: Any) -> Path:
+    torch.save(document, path, **options)
+    return path
+
+
+def same(state: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return list(state) == list(expected) and all(torch.equal(state[key], expected[key]) for key in expected)
+
+
+def refuse(path: Path, message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        read_checkpoint(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize(
+    ("document", "wrapper", "expected"),
+    [
+        ({"state_dict": WEIGHTS, "state_dict_ema": EMA, "epoch": 3}, "state_dict_ema", EMA),
+        ({"state_dict": WEIGHTS, "model": EMA}, "state_dict", WEIGHTS),
+        ({"model": WEIGHTS, "optimizer": {"state": {}}}, "model", WEIGHTS),
+        ({"state_dict_ema": None, "state_dict": OrderedDict(WEIGHTS)}, "state_dict", WEIGHTS),
+        (WEIGHTS, "", WEIGHTS),
+    ],
+)
+def test_unwraps_ema_first(tmp_path: Path, document: Any, wrapper: str, expected: Any, legacy: bool) -> None:
+    path = saved(tmp_path / "x.pth", document, _use_new_zipfile_serialization=not legacy)
+    state, info = read_checkpoint(path)
+    assert same(state, expected)
+    assert info.wrapper == wrapper
+    assert info.container == ("torch legacy" if legacy else "torch zip")
+    assert info.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_timms_own_container_with_a_namespace_inside(tmp_path: Path) -> None:
+    document = {
+        "epoch": 299,
+        "arch": "ViTAE_basic_Tiny",
+        "state_dict": {f"module.{key}": tensor for key, tensor in WEIGHTS.items()},
+        "optimizer": {"state": {0: {"step": 5, "exp_avg": torch.zeros(3)}}, "param_groups": [{"lr": 1e-3}]},
+        "version": 2,
+        "args": argparse.Namespace(lr=1e-3, model="ViTAE_basic_Tiny", mean=None),
+        "state_dict_ema": {f"module.{key}": tensor for key, tensor in EMA.items()},
+        "metric": 75.3,
+    }
+    state, info = read_checkpoint(saved(tmp_path / "model_best.pth.tar", document))
+    assert same(state, EMA)
+    assert info.stripped == ("module.",)
+    assert info.facts == {"epoch": 299, "arch": "ViTAE_basic_Tiny", "version": 2, "metric": 75.3}
+
+
+@pytest.mark.parametrize("prefix", ["module.", "model.", "module.model.", "model.module."])
+def test_prefixes_are_taken_off(tmp_path: Path, prefix: str) -> None:
+    path = saved(tmp_path / "x.ckpt", {"state_dict": {prefix + key: tensor for key, tensor in WEIGHTS.items()}})
+    state, info = read_checkpoint(path)
+    assert same(state, WEIGHTS)
+    assert "".join(info.stripped) == prefix
+
+
+def test_a_key_with_and_without_prefix_is_refused(tmp_path: Path) -> None:
+    refuse(
+        saved(tmp_path / "x.pth", {**WEIGHTS, "module.norm.bias": torch.zeros(3)}),
+        "'norm.bias' is there twice",
+    )
+
+
+def test_safetensors_by_content_whatever_the_name(tmp_path: Path) -> None:
+    for name in ("x.safetensors", "x.bin"):
+        save_file(WEIGHTS, tmp_path / name)
+        state, info = read_checkpoint(tmp_path / name)
+        assert {key: tensor.tolist() for key, tensor in state.items()} == {
+            key: tensor.tolist() for key, tensor in WEIGHTS.items()
+        }
+        assert (info.container, info.wrapper, info.facts) == ("safetensors", "", {})
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+@pytest.mark.parametrize("inside", ["state_dict", "extra"])
+def test_a_payload_is_refused_and_not_run(tmp_path: Path, legacy: bool, inside: str) -> None:
+    target = tmp_path / "pwned"
+    document = {"state_dict": dict(WEIGHTS), inside if inside == "extra" else "epoch": Payload(target)}
+    path = saved(tmp_path / "x.pth", document, _use_new_zipfile_serialization=not legacy)
+    refuse(path, "holds posix.mkdir, which is not weights: refused, nothing in the file was run")
+    assert not target.exists()
+    torch.load(path, weights_only=False)  # the payload is real
+    assert target.exists()
+
+
+def test_a_whole_pickled_model_and_a_plain_pickle_are_refused(tmp_path: Path) -> None:
+    refuse(
+        saved(tmp_path / "x.pth", torch.nn.Linear(2, 2)),
+        "holds torch.nn.modules.linear.Linear, which is not weights",
+    )
+    (tmp_path / "y.pth").write_bytes(pickle.dumps(Payload(tmp_path / "pwned")))
+    refuse(tmp_path / "y.pth", "")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_missing_files_folders_and_other_formats(tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere.pth", "no such file")
+    refuse(tmp_path / "deit_tiny_patch16_224", "milkweed fetches nothing: give a file, not the name of a model")
+    refuse(tmp_path, "is a folder")
+    (tmp_path / "x.pth").write_bytes(b"<html>quota exceeded</html>")
+    refuse(tmp_path / "x.pth", "not a checkpoint: neither a torch file nor safetensors (begins with b'<html>qu')")
+    (tmp_path / "e.pth").write_bytes(b"")
+    refuse(tmp_path / "e.pth", "not a checkpoint")
+    with zipfile.ZipFile(tmp_path / "z.pth", "w") as archive:
+        archive.writestr("readme.txt", "x")
+    refuse(tmp_path / "z.pth", "damaged or not a torch checkpoint")
+    np.savez(tmp_path / "n.npz", a=np.zeros(3))
+    refuse(tmp_path / "n.npz", "damaged or not a torch checkpoint")
+
+
+@pytest.mark.parametrize("keep", [3, 20, 300, -30])
+@pytest.mark.parametrize("legacy", [False, True])
+def test_truncated_files(tmp_path: Path, keep: int, legacy: bool) -> None:
+    path = saved(tmp_path / "x.pth", WEIGHTS, _use_new_zipfile_serialization=not legacy)
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(CheckpointError, match=r"^[^\n]*$"):
+        read_checkpoint(path)
+
+
+def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
+    save_file(WEIGHTS, tmp_path / "x.safetensors")
+    (tmp_path / "x.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-4])
+    refuse(tmp_path / "x.safetensors", "truncated: the header describes 36 bytes of tensors, the file holds 32")
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"optimizer": {}, "epoch": 3}, "no weights found: it holds 'optimizer', 'epoch'"),
+        ({"state_dict": {}}, "no weights found"),
+        ({}, "no weights found: it holds nothing"),
+        ([torch.zeros(2)], "holds a list, not a dict of weights"),
+        (torch.zeros(2), "holds a Tensor, not a dict of weights"),
+    ],
+)
+def test_files_without_weights(tmp_path: Path, document: Any, message: str) -> None:
+    refuse(saved(tmp_path / "x.pth", document), message)
+
+
+def test_facts_are_small_and_can_be_written_as_json(tmp_path: Path) -> None:
+    document = {"state_dict": WEIGHTS, "note": "x" * 9999, "loss": float("nan"), "best": float("inf"), 7: 1}
+    _, info = read_checkpoint(saved(tmp_path / "x.pth", document))
+    assert info.facts == {"note": "x" * 200}
+    json.dumps(info.facts, allow_nan=False)

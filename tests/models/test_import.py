@@ -1,0 +1,255 @@
+"""Importing a checkpoint writes a bundle that computes what its model computes, or says why not."""
+
+import argparse
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
+from milkweed.models.errors import CheckpointError
+from milkweed.models.families import detect_family
+from milkweed.models.structure import monarch_structure, replace_linears, select_linears
+
+
+def logits(model: nn.Module, size: int = 32) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0)))
+    return result
+
+
+def published(path: Path, state: dict[str, Tensor]) -> Path:
+    """The container timm writes, with weights that must not be taken beside the averaged ones."""
+    wrong = {f"module.{key}": tensor + 1 for key, tensor in state.items()}
+    ema = {f"module.{key}": tensor for key, tensor in state.items()}
+    args = argparse.Namespace(model="x")
+    torch.save({"epoch": 1, "args": args, "state_dict": wrong, "state_dict_ema": ema}, path)
+    return path
+
+
+@pytest.fixture
+def custom(tiny_vitae: dict[str, Any]) -> Callable[[], nn.Module]:
+    torch.manual_seed(5)
+    return lambda: create_model("vitae_basic", num_classes=4, **tiny_vitae)
+
+
+def test_published_container_to_bundle(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
+    model = custom()
+    path = published(tmp_path / "best.pth.tar", model.state_dict())
+    report = import_checkpoint(path, "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
+    loaded, config = load_bundle(tmp_path / "b")
+    assert torch.equal(logits(loaded), logits(model))
+    assert config == report.config
+    assert config.num_classes == 4
+    assert config.labels[2] == Label("2", "class 2")
+    source = config.provenance["source"]
+    assert (source["file"], source["weights_from"], source["stripped"]) == (
+        path.name,
+        "state_dict_ema",
+        ["module."],
+    )
+    assert source["sha256"] == report.info.sha256
+    assert config.provenance["commands"][0]["command"] == "import"
+    assert "torch" in config.provenance["commands"][0]["versions"]
+    assert any("averaged weights" in note for note in report.notes)
+
+
+def test_vitae_tiny_is_recognised_and_keeps_its_random_features(tmp_path: Path) -> None:
+    model = create_model("vitae_basic_tiny", num_classes=10)
+    save_file(model.state_dict(), tmp_path / "x.safetensors")
+    report = import_checkpoint(tmp_path / "x.safetensors", None, tmp_path / "b")
+    assert report.config.arch == "vitae_basic_tiny"
+    loaded, config = load_bundle(tmp_path / "b")
+    assert torch.equal(loaded.get_parameter("layers.0.RC.attn.w"), model.get_parameter("layers.0.RC.attn.w"))
+    assert config.preprocess["crop_pct"] == 0.9
+
+
+def test_deit_tiny_weights(tmp_path: Path, shared: Path) -> None:
+    import timm
+
+    file = shared / "weights" / "deit_tiny_patch16_224.safetensors"
+    labels = read_labels(shared / "data" / "imagenet_classes.tsv")
+    report = import_checkpoint(file, "deit_tiny_patch16_224", tmp_path / "b", labels=labels)
+    assert report.info.sha256 == "b2e17235172c1dcddacb55aa8914e2f8b4b95eb9bb7d7782f333bcbef77151b8"
+    loaded, config = load_bundle(tmp_path / "b")
+    assert config.labels[0] == Label("n01440764", "tench")
+    reference = timm.create_model("deit_tiny_patch16_224", checkpoint_path=str(file)).eval()
+    assert torch.equal(logits(loaded, 224), logits(reference, 224))
+    with pytest.raises(CheckpointError, match="fits vit_tiny_patch16_224 and deit_tiny_patch16_224, which differ only"):
+        import_checkpoint(file, None, tmp_path / "c")
+
+
+@pytest.mark.parametrize(("nblocks", "rank"), [(2, None), (4, None), (3, None), (2, 3), (1, 2)])
+def test_monarch_layers_in_the_checkpoint_become_structure(
+    tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any], nblocks: int, rank: int | None
+) -> None:
+    model = custom()
+    structure = monarch_structure(model, select_linears(model, ["mlp", "qkv"]), nblocks, rank)
+    replace_linears(model, structure)
+    path = published(tmp_path / "x.pth", model.state_dict())
+    report = import_checkpoint(path, "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
+    loaded, config = load_bundle(tmp_path / "b")
+    assert torch.equal(logits(loaded), logits(model))
+    assert {name: layer.nblocks for name, layer in config.structure.items()} == dict.fromkeys(structure, nblocks)
+    assert "6 Monarch layers in the checkpoint" in report.notes
+
+
+def test_monarch_factors_of_no_layer_are_refused(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
+    model = custom()
+    replace_linears(model, monarch_structure(model, ["layers.1.NC.0.mlp.fc1"], 2))
+    state = model.state_dict()
+    state["layers.1.NC.0.mlp.fc1.blkdiag2"] = torch.zeros(2, 17, 8)
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"blkdiag2 \[2, 17, 8\] are no Monarch layer of 16 inputs and 32"):
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
+
+
+def test_integer_buffers_and_half_precision_are_tolerated(
+    tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]
+) -> None:
+    model = custom()
+    state = {key: tensor.half() if tensor.is_floating_point() else tensor for key, tensor in model.state_dict().items()}
+    state = {key: tensor for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
+    state["layers.0.RC.attn.attn.relative_position_index"] = torch.zeros(49, 49, dtype=torch.int64)
+    torch.save(state, tmp_path / "x.pth")
+    report = import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
+    text = "; ".join(report.notes)
+    assert "left out 1 integer buffers" in text
+    assert "batch counters" in text
+    assert "from torch.float16" in text
+    assert torch.equal(logits(load_bundle(tmp_path / "b")[0]), logits(model.half().float()))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        (lambda s: s.pop("head.bias"), {}, "first missing head.bias"),
+        (lambda s: s.update({"odd\nkey": torch.zeros(1)}), {}, "first unexpected 'odd\\nkey'"),
+        (
+            lambda s: s.update({"layers.1.NC.1.norm1.weight": torch.zeros(9)}),
+            {},
+            "first of another shape layers.1.NC.1.norm1.weight [9], not [16]",
+        ),
+        (
+            lambda s: s["head.weight"].fill_(torch.nan),
+            {},
+            "head.weight holds 64 values that are NaN or infinite",
+        ),
+        (
+            lambda s: s.update({"head.bias": torch.zeros(4, dtype=torch.int64)}),
+            {},
+            "head.bias is torch.int64",
+        ),
+        (lambda s: None, {"num_classes": 7}, "the classifier has 4 classes, num_classes is 7"),
+        (lambda s: None, {"labels": [Label("a", "a")] * 3}, "3 labels given, the checkpoint has 4 classes"),
+    ],
+)
+def test_misfits_are_one_line(
+    tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any], change: Any, options: Any, message: str
+) -> None:
+    state = {key: tensor.clone() for key, tensor in custom().state_dict().items()}
+    change(state)
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae, **options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "b").exists()
+
+
+def golden_state(shared: Path, name: str) -> dict[str, Tensor]:
+    """The keys and shapes of a published model, without memory."""
+    golden = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())
+    return {
+        entry["key"]: torch.empty(entry["shape"], dtype=getattr(torch, entry["dtype"]), device="meta")
+        for entry in golden["keys"]
+    }
+
+
+@pytest.mark.parametrize(
+    "name",
+    [f"vitae_basic_{size}" for size in ("tiny", "6m", "13m", "small", "base", "large", "huge")]
+    + [f"vitaev2_{size}" for size in ("s", "48m", "b")]
+    + [f"t2t_vit_{size}" for size in ("7", "10", "12", "14", "19", "24", "t_14")]
+    + [
+        "mixer_s16_224",
+        "mixer_b16_224",
+        "vit_small_patch16_224",
+        "deit_tiny_patch16_224",
+        "deit_small_patch16_224",
+    ],
+)
+def test_every_published_family_is_recognised(name: str, shared: Path) -> None:
+    family = detect_family(golden_state(shared, name))
+    if name.startswith("vitae_basic"):
+        assert (family.name, family.looks_like, family.candidates) == ("vitae", name, (name,))
+    elif name.startswith(("vit_", "deit_")):
+        size = name.split("_")[1]
+        assert set(family.candidates) == {f"vit_{size}_patch16_224", f"deit_{size}_patch16_224"}
+    else:
+        assert (family.looks_like, family.candidates) == (name, ())
+
+
+@pytest.mark.parametrize(
+    ("arch", "candidates"),
+    [
+        ("vit_base_patch32_384", {"vit_base_patch32_384"}),
+        ("deit3_small_patch16_224", {"deit3_small_patch16_224"}),
+        ("deit_tiny_distilled_patch16_224", {"deit_tiny_distilled_patch16_224"}),
+        ("vit_huge_patch14_224", {"vit_huge_patch14_224"}),
+    ],
+)
+def test_timm_names_are_told_apart_by_shapes(arch: str, candidates: set[str]) -> None:
+    with torch.device("meta"):
+        state = create_model(arch).state_dict()
+    assert set(detect_family(state).candidates) == candidates
+
+
+@pytest.mark.parametrize(
+    ("key", "name"),
+    [
+        ("backbone.blocks.0.attn.qkv.weight", "vitdet"),
+        ("blocks.0.attn.rel_pos_h", "vitdet"),
+        ("blocks.0.attn.q_proj.weight", "fly"),
+        ("conv1.weight", "unknown"),
+    ],
+)
+def test_other_families_are_named(key: str, name: str) -> None:
+    assert detect_family({key: torch.zeros(1)}).name == name
+
+
+def test_diagnosis_names_what_it_looks_like(tmp_path: Path, shared: Path) -> None:
+    state = {
+        key: torch.zeros((), dtype=t.dtype).expand(t.shape) for key, t in golden_state(shared, "vitaev2_s").items()
+    }
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic_tiny", tmp_path / "b")
+    first = str(caught.value)
+    assert "this looks like vitaev2_s; you asked for vitae_basic_tiny; 264 keys expected, " in first
+    assert " in common; first missing layers.0.RC.PCM.2.weight" in first
+    assert "first unexpected '" in first
+    assert 1 <= len(caught.value.details) <= 9
+    assert "milkweed does not build vitaev2 models" in caught.value.details[-1]
+    with pytest.raises(CheckpointError, match="architecture not recognised: it looks like vitaev2_s; name one"):
+        import_checkpoint(tmp_path / "x.pth", None, tmp_path / "b")
+
+
+def test_diagnosis_suggests_the_variant_that_fits(tmp_path: Path) -> None:
+    torch.save(create_model("vitae_basic_6m").state_dict(), tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match="looks like vitae_basic_6m; you asked for vitae_basic_tiny") as caught:
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic_tiny", tmp_path / "b")
+    assert "try the architecture vitae_basic_6m" in caught.value.details
+
+
+def test_a_checkpoint_without_classifier_says_so(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
+    state = {key: tensor for key, tensor in custom().state_dict().items() if not key.startswith("head.")}
+    torch.save(state, tmp_path / "x.pth")
+    with pytest.raises(CheckpointError, match=r"first missing head\.weight") as caught:
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
+    assert any("no classifier" in line for line in caught.value.details)

@@ -1,0 +1,125 @@
+"""The registry builds the published architectures: keys, shapes, dtypes; and refuses unknown names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.models.registry import create_model, default_preprocess, list_models
+
+GOLDEN = [
+    "vitae_basic_tiny",
+    "vitae_basic_6m",
+    "vitae_basic_13m",
+    "vitae_basic_small",
+    "vitae_basic_base",
+    "vitae_basic_large",
+    "vitae_basic_huge",
+    "vit_small_patch16_224",
+    "deit_tiny_patch16_224",
+    "deit_small_patch16_224",
+]
+
+
+@pytest.mark.parametrize("arch", GOLDEN)
+def test_state_dict_is_the_published_one(arch: str, shared: Path) -> None:
+    golden = json.loads((shared / "golden" / "keys" / f"{arch}_keys.json").read_text())
+    with torch.device("meta"):
+        model = create_model(arch)
+    found = [(key, list(t.shape), str(t.dtype)) for key, t in model.state_dict().items()]
+    assert found == [(entry["key"], entry["shape"], f"torch.{entry['dtype']}") for entry in golden["keys"]]
+    frozen = {entry["key"] for entry in golden["keys"] if entry["kind"] == "parameter_frozen"}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+
+
+def test_list_models_names_both_families_and_every_name_builds() -> None:
+    names = list_models()
+    assert names == sorted(set(names))
+    assert {*GOLDEN, "vitae_basic", "vit_base_patch16_224", "vit_tiny_patch16_224"} <= set(names)
+    for name in names:
+        if name != "vitae_basic":
+            with torch.device("meta"):
+                assert create_model(name, num_classes=7).get_submodule("head").weight.shape[0] == 7
+            assert default_preprocess(name)["crop_pct"] > 0
+
+
+def test_model_is_in_eval_mode_and_answers(tiny_vitae: dict[str, Any], tiny_vit: dict[str, Any]) -> None:
+    for arch, args in (("vitae_basic", tiny_vitae), ("deit_tiny_patch16_224", tiny_vit)):
+        model = create_model(arch, num_classes=3, **args)
+        assert not model.training
+        with torch.no_grad():
+            logits = model(torch.randn(2, 3, 32, 32))
+        assert logits.shape == (2, 3)
+        assert torch.isfinite(logits).all()
+
+
+def test_seed_decides_the_weights(tiny_vitae: dict[str, Any]) -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(create_model("vitae_basic", num_classes=3, **tiny_vitae).state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize(
+    ("arch", "near"),
+    [
+        ("vitae_basic_tny", "vitae_basic_tiny"),
+        ("ViTAE_basic_Tiny", "vitae_basic_tiny"),
+        ("deit_tiny_patch16_225", "deit_tiny_patch16_224"),
+        ("zzz", "milkweed models"),
+    ],
+)
+def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
+    with pytest.raises(ValueError, match="unknown architecture") as caught:
+        create_model(arch)
+    assert repr(arch) in str(caught.value)
+    assert near in str(caught.value)
+    with pytest.raises(ValueError, match="unknown architecture"):
+        default_preprocess(arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "args", "message"),
+    [
+        ("deit_tiny_patch16_224", {"checkpoint_path": "/etc/passwd"}, "takes no argument 'checkpoint_path'"),
+        ("deit_tiny_patch16_224", {"pretrained": True}, "takes no argument 'pretrained'"),
+        ("deit_tiny_patch16_224", {"depth": 10**6}, "depth 1000000 must be between 0 and 256"),
+        ("deit_tiny_patch16_224", {"mlp_ratio": float("nan")}, "mlp_ratio nan must be between"),
+        ("deit_tiny_patch16_224", {"embed_dim": {}}, "embed_dim {} must be plain data"),
+        ("vitae_basic_tiny", {"depths": [0] * 17}, "at most 16 items"),
+        ("vitae_basic_tiny", {"depths": [0, 0, 257]}, "depths 257 must be between 0 and 256"),
+        ("vitae_basic", {}, "needs the arguments embed_dims, token_dims, depths"),
+        ("vitae_basic_tiny", {"num_classes": -1}, "num_classes -1 must be between 0"),
+    ],
+)
+def test_bad_arguments_are_refused(arch: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        create_model(arch, **args)
+    assert message in str(caught.value)
+
+
+def test_default_preprocess_is_the_published_one() -> None:
+    imagenet = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    half = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    common = {"size": 224, "crop_pct": 0.9, "interpolation": "bicubic"}
+    for arch in ("vitae_basic_tiny", "vitae_basic_huge", "vitae_basic", "deit_tiny_patch16_224"):
+        assert default_preprocess(arch) == {**common, **imagenet}
+    for arch in ("vit_small_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"):
+        assert default_preprocess(arch) == {**common, **half}
+    assert default_preprocess("vit_base_patch16_384")["size"] == 384
+    assert default_preprocess("vitae_basic", img_size=32)["size"] == 32
+
+
+def test_importing_and_building_vitae_leaves_timm_alone() -> None:
+    code = (
+        "import sys, milkweed.models as m\n"
+        "assert 'torch' not in sys.modules and 'create_model' in dir(m)\n"
+        "m.create_model('vitae_basic_tiny')\n"
+        "assert 'timm' not in sys.modules and 'torchvision' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,240 @@
+"""ViTAE v1 against logits recorded from the original code, and each known trap planted to show it is caught."""
+
+import importlib.util
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.vitae import VITAE_VARIANTS, ViTAE
+from milkweed.models.vitae.normal import Attention, NormalCell
+from milkweed.models.vitae.reduction import PerformerAttention, PerformerReduction
+
+# Small's logits are larger (17.7) and the original's own float32 is 5.9e-6 off; all others are within 1e-5.
+TOLERANCE = {name: 2e-5 if name == "vitae_basic_small" else 1e-5 for name in VITAE_VARIANTS}
+
+
+@pytest.fixture(scope="module")
+def fill(shared: Path) -> ModuleType:
+    """The module that derives weights from key names."""
+    spec = importlib.util.spec_from_file_location("fill_by_key", shared / "golden" / "fill_by_key.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def golden(shared: Path) -> dict[str, np.ndarray]:
+    with np.load(shared / "golden" / "vitae_fill_logits.npz") as data:
+        return {key.lower(): data[key] for key in data.files}
+
+
+@pytest.fixture(scope="module")
+def images(fill: ModuleType) -> Tensor:
+    return torch.from_numpy(fill.make_input())
+
+
+def build(name: str, fill: ModuleType) -> ViTAE:
+    """A variant with the golden weights; no time spent on an initialisation that is overwritten."""
+    with torch.device("meta"):
+        model = ViTAE(**VITAE_VARIANTS[name])
+    fill.fill(model.to_empty(device="cpu"))
+    return model.eval()
+
+
+# The variants that logits were recorded for; the other two are compared cell by cell below.
+RECORDED = [name for name in VITAE_VARIANTS if name not in ("vitae_basic_13m", "vitae_basic_large")]
+
+
+@pytest.mark.parametrize("name", RECORDED)
+def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
+    # Huge takes 7 s an image: one is enough.
+    count = 1 if name == "vitae_basic_huge" else 2
+    with torch.inference_mode():
+        got = build(name, fill)(images[:count]).numpy()
+    assert np.abs(got - golden[f"{name}__fp64"][:count]).max() <= TOLERANCE[name]
+
+
+@pytest.mark.parametrize("name", ["vitae_basic_13m", "vitae_basic_large"])
+def test_every_cell_gives_the_originals_values(shared: Path, name: str, fill: ModuleType, images: Tensor) -> None:
+    recorded = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())["cells_under_fill"]
+    model = build(name, fill)
+    got: dict[str, Tensor] = {}
+    for cell in recorded:
+        keep = partial(lambda cell, module, args, out: got.__setitem__(cell, out), cell)
+        model.get_submodule(cell).register_forward_hook(keep)
+    with torch.inference_mode():
+        model(images[:1])
+    assert len(recorded) >= 12
+    for cell, want in recorded.items():
+        first = got[cell].flatten()[:8].tolist()
+        assert first == pytest.approx(want["first8_image0"], abs=2e-5), cell
+
+
+@pytest.mark.parametrize("name", list(VITAE_VARIANTS))
+def test_state_dict_has_the_published_keys_in_order(shared: Path, name: str) -> None:
+    want = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())
+    with torch.device("meta"):
+        model = ViTAE(**VITAE_VARIANTS[name])
+    got = [(k, list(v.shape), str(v.dtype).removeprefix("torch.")) for k, v in model.state_dict().items()]
+    assert got == [(e["key"], e["shape"], e["dtype"]) for e in want["keys"]]
+    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    assert trainable == want["params_trainable"]
+    assert sum(p.numel() for p in model.parameters()) == want["params_total"]
+
+
+def set_norm_eps(kind: type[nn.Module], eps: float) -> Callable[[ViTAE], None]:
+    def plant(model: ViTAE) -> None:
+        for cell in model.modules():
+            if isinstance(cell, kind):
+                for norm in (m for m in cell.modules() if isinstance(m, nn.LayerNorm)):
+                    norm.eps = eps
+
+    return plant
+
+
+def swap_k_and_q(model: ViTAE) -> None:
+    for m in model.modules():
+        if isinstance(m, PerformerAttention):
+            k, q, v = m.kqv.weight.data.chunk(3)
+            m.kqv.weight.data = torch.cat([q, k, v])
+
+
+def scale_by_width(model: ViTAE) -> None:
+    for m in model.modules():
+        if isinstance(m, Attention):
+            dim = m.proj.in_features
+            # The same as attending with dim^-0.5 instead of head_dim^-0.5.
+            m.qkv.weight.data[:dim] *= m.num_heads**-0.5
+            m.qkv.bias.data[:dim] *= m.num_heads**-0.5
+
+
+def drop_last_activation(model: ViTAE) -> None:
+    for m in model.modules():
+        if isinstance(m, NormalCell):
+            m.PCM[-1] = nn.Identity()
+
+
+def use_tanh_gelu(model: ViTAE) -> None:
+    for m in model.modules():
+        if isinstance(m, nn.GELU):
+            m.approximate = "tanh"
+
+
+TRAPS: dict[str, Callable[[ViTAE], None]] = {
+    "normal cell norms with eps 1e-5": set_norm_eps(NormalCell, 1e-5),
+    "reduction cell norms with eps 1e-6": set_norm_eps(PerformerReduction, 1e-6),
+    "kqv read as q, k, v": swap_k_and_q,
+    "attention scaled by dim^-0.5": scale_by_width,
+    "no activation after the last convolution": drop_last_activation,
+    "tanh GELU": use_tanh_gelu,
+}
+
+
+@pytest.mark.parametrize("trap", list(TRAPS))
+def test_parity_catches_the_trap(trap: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
+    model = build("vitae_basic_tiny", fill)
+    TRAPS[trap](model)
+    with torch.inference_mode():
+        got = model(images).numpy()
+    assert np.abs(got - golden["vitae_basic_tiny__fp64"]).max() > 10 * TOLERANCE["vitae_basic_tiny"]
+
+
+def performer_by_definition(layer: PerformerAttention, x: Tensor, epsilon: float) -> Tensor:
+    """The attention of one image, token by token in float64: features, sums, quotient, projection, value skip."""
+    layer = layer.double()
+    x = x.double()
+    n, m, dim = len(x), layer.w.shape[0], layer.w.shape[1]
+    kqv = layer.kqv(layer.norm1(x))
+    k, q, v = kqv[:, :dim], kqv[:, dim : 2 * dim], kqv[:, 2 * dim :]
+
+    def phi(t: Tensor) -> Tensor:
+        return torch.stack([torch.exp(row @ t - t @ t / 2) for row in layer.w]) / m**0.5
+
+    keys, queries = [phi(t) for t in k], [phi(t) for t in q]
+    out = []
+    for i in range(n):
+        numerator = sum((queries[i] @ keys[j]) * v[j] for j in range(n))
+        denominator = sum(queries[i] @ keys[j] for j in range(n)) + epsilon
+        out.append(v[i] + layer.proj(numerator / denominator))
+    return torch.stack(out)
+
+
+def performer_with_small_features() -> tuple[PerformerAttention, Tensor]:
+    """|t|^2/2 around 9, so that the denominators are around 1e-8 and epsilon and 1/sqrt(m) show."""
+    g = torch.Generator().manual_seed(0)
+    layer = PerformerAttention(12, 16)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+        layer.norm1.weight.fill_(1)
+        layer.w.mul_(0.1)
+    return layer.eval(), torch.randn(5, 12, generator=g)
+
+
+def test_performer_follows_its_definition_where_denominators_vanish() -> None:
+    layer, x = performer_with_small_features()
+    with torch.inference_mode():
+        got = layer.attend(x[None])[0].double()
+        want = performer_by_definition(layer, x, 1e-8)
+        without_epsilon = performer_by_definition(layer, x, 0.0)
+    assert (got - want).abs().max() <= 1e-4
+    # The trap, planted: the two definitions are far apart here, so the line above sees a wrong epsilon.
+    assert (without_epsilon - want).abs().max() > 1e-2
+
+
+def test_performer_catches_a_missing_feature_scale() -> None:
+    layer, x = performer_with_small_features()
+    with torch.inference_mode():
+        got = layer.attend(x[None])[0].double()
+        m = layer.w.shape[0]
+        # Dropping 1/sqrt(m) twice is the same as epsilon / m.
+        unscaled = performer_by_definition(layer, x, 1e-8 / m)
+    assert (got - unscaled).abs().max() > 1e-2
+
+
+def test_performer_stays_float32_inside_a_bfloat16_model() -> None:
+    layer, x = performer_with_small_features()
+    w = layer.w.data.clone()
+    with torch.inference_mode():
+        features = layer.features(layer.kqv(layer.norm1(x[None])).chunk(3, -1)[0].bfloat16().float())
+    assert features.dtype == torch.float32
+    assert torch.equal(layer.w, w)
+
+
+def test_square_images_of_any_size_run_where_there_is_no_position_embedding() -> None:
+    model = ViTAE(**VITAE_VARIANTS["vitae_basic_tiny"], num_classes=3).eval()
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 192, 192)).shape == (1, 3)
+        with pytest.raises(ValueError, match="do not form a square grid"):
+            model(torch.zeros(1, 3, 192, 224))
+
+
+def test_base_refuses_another_size() -> None:
+    with torch.device("meta"):
+        model = ViTAE(**VITAE_VARIANTS["vitae_basic_base"])
+        with pytest.raises(ValueError, match=r"image \(192, 192\): this model takes 224x224 only"):
+            model(torch.zeros(1, 3, 192, 192))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depths": (0, 0)}, "per-stage lists of unequal length"),
+        ({"reductions": ("performer", "pooling", "performer_less")}, "unknown reduction kind 'pooling'"),
+        ({"downsample": (8, 2, 2)}, "downsample 8 of a performer cell"),
+        ({"embed_dims": (64, 64, 100)}, "token dim 256 of a performer_less cell"),
+        ({"num_heads": (1, 1, 3)}, "token dim 256 is not divisible by num_heads 3"),
+    ],
+)
+def test_wrong_configurations_are_named(change: dict[str, object], message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        ViTAE(**{**VITAE_VARIANTS["vitae_basic_tiny"], **change})
