@@ -1,0 +1,86 @@
+"""One batch through a per-image function: a result or an error a slot, neighbours never touched."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .base import LoadResult
+from .errors import InputError
+from .guard import Limits, inspect
+from .info import ImageInfo
+from .pillow_door import decoding_errors
+
+
+@dataclass
+class Stopwatch:
+    """CPU time of the calling thread by stage, seconds."""
+
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Add the CPU time of the block to `name`, failed or not."""
+        start = time.thread_time()
+        try:
+            yield
+        finally:
+            self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + time.thread_time() - start
+
+
+# bytes, header, where the normalised pixels go, clock
+LoadOne = Callable[[bytes, ImageInfo, Tensor, Stopwatch], None]
+
+
+def load_batch(
+    load_one: LoadOne,
+    items: Sequence[bytes],
+    infos: Sequence[ImageInfo | None] | None,
+    size: int,
+    limits: Limits,
+    pool: Executor | None,
+) -> LoadResult:
+    """Run `load_one` for every item, in `pool` where there is one; each writes its own row.
+
+    Raises:
+        ValueError: there are not as many infos as items.
+    """
+    infos = [None] * len(items) if infos is None else infos
+    if len(infos) != len(items):
+        raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
+    pixels = torch.empty(len(items), 3, size, size)
+
+    def run(index: int) -> tuple[InputError | None, Stopwatch]:
+        watch = Stopwatch()
+        try:
+            with decoding_errors("image"):
+                _load_slot(load_one, items[index], infos[index], pixels[index], limits, watch)
+        except InputError as error:
+            return error, watch
+        return None, watch
+
+    outcomes = list((map if pool is None else pool.map)(run, range(len(items))))
+    return _gather(pixels, outcomes)
+
+
+def _load_slot(
+    load_one: LoadOne, item: bytes, info: ImageInfo | None, out: Tensor, limits: Limits, watch: Stopwatch
+) -> None:
+    if info is None:
+        with watch.stage("inspect"):
+            info = inspect(item, limits)
+    load_one(item, info, out, watch)
+
+
+def _gather(pixels: Tensor, outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:
+    errors = {index: error for index, (error, _) in enumerate(outcomes) if error is not None}
+    ok = [index for index in range(len(outcomes)) if index not in errors]
+    seconds: dict[str, float] = {}
+    for _, watch in outcomes:
+        for stage, spent in watch.cpu_seconds.items():
+            seconds[stage] = seconds.get(stage, 0.0) + spent
+    return LoadResult(pixels[ok] if errors else pixels, ok, errors, seconds)

@@ -1,0 +1,30 @@
+"""The one error of this room: why an image body was refused, as a closed code and a line for people."""
+
+from typing import Literal, get_args
+
+InputCode = Literal["empty", "unsupported_format", "too_large", "too_many_pixels", "undecodable"]
+CODES: tuple[str, ...] = get_args(InputCode)
+
+
+class InputError(ValueError):
+    """An image that cannot be answered.
+
+    Args:
+        code: one of `CODES`; the server maps it to a status.
+        message: one line with the bad value and the limit; never holds image bytes.
+    """
+
+    def __init__(self, code: InputCode, message: str) -> None:
+        super().__init__(message)
+        self.code: InputCode = code
+        self.message = message
+
+
+def undecodable(what: str) -> InputError:
+    """The error of a body whose format is accepted but whose content is broken."""
+    return InputError("undecodable", what)
+
+
+def unsupported(what: str) -> InputError:
+    """The error of a body that is not an accepted image."""
+    return InputError("unsupported_format", what)

@@ -1,0 +1,1 @@
+"""Header readers: one file a format, no decoding, bounded work whatever the bytes are."""

@@ -1,0 +1,68 @@
+"""Which accepted format a body is, from its magic bytes alone."""
+
+from ..errors import unsupported
+from ..info import FORMATS, Format
+
+_BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
+_TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_AVIF_BRANDS = frozenset((b"avif", b"avis"))
+# Named in the message because people post them; everything else is only "not an accepted image".
+_KNOWN_OTHERS = (
+    (b"\xff\x0a", "JPEG XL"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\1\0", "ICO"),
+    (b"qoif", "QOI"),
+    (b"8BPS", "Photoshop"),
+    (b"%PDF", "PDF"),
+    (b"<svg", "SVG"),
+)
+
+
+def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
+    """The format of `data`; raises InputError "unsupported_format" for everything that is not accepted."""
+    head = bytes(data[:64])
+    found = _raster(head) or _boxed(head)
+    if found in accepted:
+        return found
+    name = found or _foreign_name(head)
+    said = f"{name} is not accepted" if name else "the body is not an accepted image"
+    raise unsupported(f"{said}: expected one of {', '.join(accepted)}")
+
+
+def _raster(head: bytes) -> Format | None:
+    if head.startswith(b"\xff\xd8\xff"):
+        return "JPEG"
+    if head.startswith(b"\x89PNG\r\n\x1a\n"):
+        return "PNG"
+    if head.startswith(_TIFF_MAGIC):
+        return "TIFF"
+    if head.startswith((b"GIF87a", b"GIF89a")):
+        return "GIF"
+    # two letters are not much of a magic, so the size of the next header must fit too
+    if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADER_BYTES:
+        return "BMP"
+    if len(head) > 2 and head[:1] == b"P" and head[1:2] in b"123456" and head[2:3] in b" \t\r\n\v\f#":
+        return "PPM"
+    return None
+
+
+def _boxed(head: bytes) -> Format | None:
+    if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
+        return "WEBP"
+    if head[4:8] == b"ftyp" and _AVIF_BRANDS & _brands(head):
+        return "AVIF"
+    return None
+
+
+def _brands(head: bytes) -> set[bytes]:
+    """Major and compatible brands of an ISO media file, as far as the first bytes hold them."""
+    end = min(int.from_bytes(head[:4], "big"), len(head))
+    return {head[8:12]} | {head[i : i + 4] for i in range(16, end - 3, 4)}
+
+
+def _foreign_name(head: bytes) -> str | None:
+    if head[4:8] == b"ftyp" and _brands(head) & {b"heic", b"heix", b"hevc", b"mif1", b"msf1"}:
+        return "HEIC"
+    return next((name for magic, name in _KNOWN_OTHERS if head.startswith(magic)), None)

@@ -1,0 +1,64 @@
+"""What the header of an encoded image says, before anything is decoded."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF"]
+FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF")
+
+# What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
+# jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,
+# png_deep = 16 bits a sample, interpreted = what Pillow decodes in Python (run-length BMP, plain PPM).
+CostClass = Literal[
+    "jpeg",
+    "jpeg_scans",
+    "jpeg_slow",
+    "png",
+    "png_deep",
+    "webp",
+    "avif",
+    "tiff",
+    "gif",
+    "bmp",
+    "ppm",
+    "interpreted",
+]
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """The header in plain data.
+
+    Args:
+        format: one of `FORMATS`, from the magic bytes, never from a file name or a Content-Type.
+        width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself.
+        mode: Pillow's name of the pixel layout, as far as the header tells.
+        orientation: EXIF orientation, 1..8; 1 is upright.
+        progressive: the JPEG needs several passes over its coefficients.
+        frames: number of pictures where the header says so (PNG, WebP, AVIF), else 1. The first one is used.
+        cost: the class its pixel limit comes from.
+        scans: number of JPEG scans, counted only where it matters (`progressive`).
+        turbo: simplejpeg decodes this JPEG exactly as Pillow does.
+    """
+
+    format: Format
+    width: int
+    height: int
+    mode: str
+    orientation: int = 1
+    progressive: bool = False
+    frames: int = 1
+    cost: CostClass = "jpeg"
+    scans: int = 1
+    turbo: bool = False
+
+    @property
+    def pixels(self) -> int:
+        """Number of pixels that a full decode makes."""
+        return self.width * self.height
+
+    def upright_size(self, apply_orientation: bool) -> tuple[int, int]:
+        """Width and height as seen by a person (apply_orientation) or as stored."""
+        if apply_orientation and self.orientation >= 5:
+            return self.height, self.width
+        return self.width, self.height

@@ -1,0 +1,74 @@
+"""How much an image may be before it is decoded: the numbers, and what they were measured from.
+
+No accepted body may cost more than 1 s of CPU or 300 MB on the fast loader. The dearest body found for each
+class at its limit, in a process of its own (AMD EPYC Zen 4, 1 thread, Pillow 13.0, simplejpeg 1.9):
+
+| class | limit | dearest body | CPU s | MB |
+|---|---|---|---|---|
+| jpeg | 50 MP | 4:4:4 noise | 0.66 | 161 |
+| jpeg_scans | 20 MP, 400 MP x scans | 4:4:4 noise, 10 scans | 0.44 | 181 |
+| jpeg_slow | 12 MP | progressive CMYK noise | 0.69 | 158 |
+| png | 20 MP | RGBA noise, Paeth filter, interlaced | 0.81 | 150 |
+| png_deep | 12 MP | 16-bit RGBA noise, Paeth filter | 0.73 | 96 |
+| webp | 12.5 MP, 12 MiB | lossy noise, quality 88 | 0.70 | 213 |
+| avif | 12.5 MP, 8 MiB | 4:4:4 noise | 0.75 | 143 |
+| tiff | 20 MP | deflated RGBA, turned by its tag | 0.29 | 155 |
+| gif | 20 MP | noise | 0.30 | 107 |
+| bmp, ppm | 20 MP | 1 bit a pixel | 0.23 | 86 |
+| interpreted | 1 MP, 1 MiB | PPM of 200 levels | 0.51 | 9 |
+
+Known gap: an AVIF whose AV1 stream is larger than its container says is decoded at the size of the stream
+(12000x12000 px in 1 KB: 0.36 s, 260 MB); `formats` can leave AVIF out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .info import FORMATS, CostClass, Format
+
+MIB = 1 << 20
+_MEGAPIXEL = 1_000_000
+
+MAX_PIXELS_BY_COST: Mapping[CostClass, int] = {
+    "jpeg": 50 * _MEGAPIXEL,
+    "jpeg_scans": 20 * _MEGAPIXEL,
+    "jpeg_slow": 12 * _MEGAPIXEL,
+    "png": 20 * _MEGAPIXEL,
+    "png_deep": 12 * _MEGAPIXEL,
+    "webp": 12_500_000,
+    "avif": 12_500_000,
+    "tiff": 20 * _MEGAPIXEL,
+    "gif": 20 * _MEGAPIXEL,
+    "bmp": 20 * _MEGAPIXEL,
+    "ppm": 20 * _MEGAPIXEL,
+    "interpreted": 1 * _MEGAPIXEL,
+}
+MAX_BYTES_BY_COST: Mapping[CostClass, int] = {"webp": 12 * MIB, "avif": 8 * MIB, "interpreted": 1 * MIB}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the guard lets through.
+
+    Args:
+        max_bytes: of one encoded body.
+        max_pixels: of any image, on top of `max_pixels_by_cost`.
+        max_side: longest side, px.
+        max_aspect: longest over shortest side.
+        max_scan_pixels: pixels x scans of a JPEG whose scans each pass over the whole picture.
+        max_pixels_by_cost: pixels per cost class.
+        max_bytes_by_cost: bytes per cost class, where that is less than `max_bytes`.
+        formats: what is accepted; the rest is "unsupported_format".
+    """
+
+    max_bytes: int = 20 * MIB
+    max_pixels: int = 50 * _MEGAPIXEL
+    max_side: int = 16384
+    max_aspect: float = 100.0
+    max_scan_pixels: int = 400 * _MEGAPIXEL
+    max_pixels_by_cost: Mapping[CostClass, int] = field(default_factory=lambda: MAX_PIXELS_BY_COST)
+    max_bytes_by_cost: Mapping[CostClass, int] = field(default_factory=lambda: MAX_BYTES_BY_COST)
+    formats: tuple[Format, ...] = FORMATS
+
+
+DEFAULT_LIMITS = Limits()

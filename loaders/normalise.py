@@ -1,0 +1,24 @@
+"""Levels 0..255 to model input: ToTensor and Normalize of torchvision, bit for bit."""
+
+import torch
+from torch import Tensor
+
+from .spec import PreprocessSpec
+
+
+class Normaliser:
+    """Writes (level / 255 - mean) / std, each step rounded to float32 as torchvision does."""
+
+    def __init__(self, spec: PreprocessSpec) -> None:
+        self._mean = torch.tensor(spec.mean, dtype=torch.float32).view(3, 1, 1)
+        self._std = torch.tensor(spec.std, dtype=torch.float32).view(3, 1, 1)
+
+    def write(self, levels: Tensor, out: Tensor) -> None:
+        """Normalise into `out`.
+
+        Args:
+            levels: uint8 (3, S, S), any strides.
+            out: float32 (3, S, S).
+        """
+        torch.div(levels, 255.0, out=out)
+        out.sub_(self._mean).div_(self._std)

@@ -1,0 +1,110 @@
+"""What a model wants of its pixels (`PreprocessSpec`) and where they come from in a source (`geometry`)."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Interpolation = Literal["bicubic", "bilinear"]
+Orientation = Literal["apply", "ignore"]
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class PreprocessSpec:
+    """timm's eval transform as data: resize the short side to floor(size / crop_pct), crop, normalise.
+
+    Args:
+        size: side of the square the model sees, px.
+        crop_pct: size over the resized short side; above 1 the crop is padded with black, as in timm.
+        mean, std: per channel, of values in 0..1.
+        orientation: "apply" turns photographs upright by their EXIF tag; "ignore" is what timm does.
+    """
+
+    size: int = 224
+    crop_pct: float = 0.875
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+    orientation: Orientation = "apply"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.size, bool) or not isinstance(self.size, int) or not 1 <= self.size <= 4096:
+            raise ValueError(f"size is {self.size!r}: expected an integer in 1..4096 px")
+        if not 0.1 <= self.crop_pct <= 4.0:
+            raise ValueError(f"crop_pct is {self.crop_pct!r}: expected a number in 0.1..4")
+        if self.interpolation not in ("bicubic", "bilinear"):
+            raise ValueError(f"interpolation is {self.interpolation!r}: expected bicubic or bilinear")
+        if self.orientation not in ("apply", "ignore"):
+            raise ValueError(f"orientation is {self.orientation!r}: expected apply or ignore")
+        for name in ("mean", "std"):
+            values = tuple(float(value) for value in getattr(self, name))
+            if len(values) != 3 or not all(math.isfinite(value) for value in values):
+                raise ValueError(f"{name} is {getattr(self, name)!r}: expected three finite numbers")
+            object.__setattr__(self, name, values)
+        if min(self.std) <= 0:
+            raise ValueError(f"std is {self.std!r}: expected numbers above 0")
+
+    @property
+    def resize_short(self) -> int:
+        """Length of the resized short side, px (timm's floor, not a rounding)."""
+        return math.floor(self.size / self.crop_pct)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "PreprocessSpec":
+        """Make a spec from the `preprocess` object of a bundle; unknown names are refused."""
+        unknown = set(values) - set(cls.__dataclass_fields__)
+        if unknown:
+            known = ", ".join(cls.__dataclass_fields__)
+            raise ValueError(f"unknown preprocess key {sorted(unknown)[0]!r}: expected {known}")
+        kwargs = dict(values)
+        for name in ("mean", "std"):
+            if name in kwargs:
+                kwargs[name] = _triple(name, kwargs[name])
+        return cls(**kwargs)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as plain JSON data; `from_dict` is its inverse."""
+        return {**asdict(self), "mean": list(self.mean), "std": list(self.std)}
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The crop: size px square at (left, top) of the image resized to resize_width x resize_height.
+
+    A negative left or top is so much black padding on that side.
+    """
+
+    resize_width: int
+    resize_height: int
+    left: int
+    top: int
+    size: int
+
+
+def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
+    """The integer geometry of torchvision's Resize(int) + CenterCrop for an upright width x height image."""
+    if width < 1 or height < 1:
+        raise ValueError(f"image is {width}x{height} px: expected at least 1x1")
+    short = spec.resize_short
+    if width <= height:
+        resized = short, int(short * height / width)  # truncates, as torchvision does
+    else:
+        resized = int(short * width / height), short
+    left, top = (_offset(length, spec.size) for length in resized)
+    return Geometry(resized[0], resized[1], left, top, spec.size)
+
+
+def _offset(length: int, size: int) -> int:
+    """Start of the centred crop along one axis: half to even when it fits, padding rounded down when not."""
+    if size > length:
+        return -((size - length) // 2)
+    return round((length - size) / 2.0)
+
+
+def _triple(name: str, value: Any) -> tuple[float, ...]:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return tuple(value)
+    raise ValueError(f"{name} is {value!r}: expected three numbers")

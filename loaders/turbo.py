@@ -1,0 +1,21 @@
+"""The door to simplejpeg: strict JPEG decoding, which refuses truncated and corrupt bodies."""
+
+import numpy as np
+import simplejpeg
+from numpy.typing import NDArray
+
+from .errors import undecodable
+from .info import ImageInfo
+from .pillow_door import decoding_errors
+
+
+def decode_jpeg(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
+    """Decode a JPEG whose header says `turbo` to RGB (height, width, 3), as stored, Pillow's bit for bit.
+
+    Any warning of libjpeg is an error here: Pillow would answer garbage for a corrupt scan.
+    """
+    with decoding_errors(f"JPEG of {info.width}x{info.height} px"):
+        pixels: NDArray[np.uint8] = simplejpeg.decode_jpeg(data, colorspace="RGB", strict=True)
+        if pixels.shape != (info.height, info.width, 3):
+            raise undecodable(f"JPEG is {pixels.shape[1]}x{pixels.shape[0]} px: its header says otherwise")
+        return pixels

@@ -1,0 +1,56 @@
+"""The 500 photographs: the reference equals timm, the fast loader agrees with the reference."""
+
+from collections.abc import Callable
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from milkweed.loaders import CpuLoader, PillowLoader, PreprocessSpec
+
+IGNORE = PreprocessSpec(orientation="ignore")
+
+
+@pytest.fixture(scope="module")
+def photos(shared: Path) -> list[bytes]:
+    folder = shared / "data" / "imagenet-sample"
+    bodies = [path.read_bytes() for path in sorted(folder.glob("*.JPEG"))]
+    if not bodies:
+        pytest.skip(f"no photographs in {folder}")
+    return bodies
+
+
+@pytest.fixture(scope="module")
+def timm_load() -> Callable[[bytes], torch.Tensor]:
+    transform = pytest.importorskip("timm.data").create_transform(
+        224, interpolation="bicubic", crop_pct=0.875, is_training=False
+    )
+    return lambda body: transform(Image.open(BytesIO(body)).convert("RGB"))
+
+
+def test_loaders_agree_with_timm_on_every_photo(photos, timm_load):
+    pillow, cpu = PillowLoader(IGNORE), CpuLoader(IGNORE)
+    level = torch.tensor(IGNORE.std).view(3, 1, 1) * 255
+    for body in photos:
+        expected = timm_load(body)
+        assert torch.equal(pillow.load([body]).pixels[0], expected)
+        difference = ((cpu.load([body]).pixels[0] - expected) * level).abs()
+        assert float(difference.mean()) <= 0.05
+        assert round(float(difference.max()), 2) <= 8
+
+
+def test_upright_photos_agree_too(photos, levels):
+    # one photograph of the sample lies on its side
+    spec = PreprocessSpec()
+    turned = [body for body in photos if _orientation(body) != 1]
+    for body in turned:
+        difference = np.abs(levels(CpuLoader(spec), body, spec) - levels(PillowLoader(spec), body, spec))
+        assert difference.mean() <= 0.05
+        assert difference.max() <= 8
+
+
+def _orientation(body: bytes) -> int:
+    return Image.open(BytesIO(body)).getexif().get(0x0112, 1)
