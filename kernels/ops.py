@@ -1,6 +1,5 @@
 """The public Monarch operations: check once, choose, launch."""
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -78,5 +77,5 @@ def _rows(x: Tensor, layer: PackedMonarch) -> Tensor:
 
 def _batched(rows: Tensor, layer: PackedMonarch) -> Tensor:
     padded = F.pad(rows, (0, layer.shape.in_extended - layer.in_features))
-    y = monarch_batched(padded, layer.w1, layer.w2)[:, : layer.out_features]
-    return y if layer.bias is None else torch.add(y, layer.bias.squeeze(1))
+    y = monarch_batched(padded, layer.w1, layer.factor2)[:, : layer.out_features]
+    return y if layer.bias is None else y + layer.bias

@@ -4,20 +4,27 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from .shapes import MonarchShape
 
 
 @dataclass(frozen=True)
 class PackedMonarch:
-    """A Monarch layer ready for inference: contiguous factors of one dtype, bias as a column.
+    """A Monarch layer ready for inference: contiguous factors of one dtype, the bias inside the second.
 
     Plain tensors that are derived from the checkpoint's, never stored instead of them.
+
+    Args:
+        w1: (K, q, p).
+        w2: (J, s, r), or (J, s, r + 1) where there is a bias: its last column, to be multiplied by ones, which costs
+            a product nothing and saves a pass over its result.
+        shape: of the factors, without that column.
+        in_features, out_features: widths of the layer.
     """
 
-    w1: Tensor  # (K, q, p)
-    w2: Tensor  # (J, s, r)
-    bias: Tensor | None  # (out_features, 1)
+    w1: Tensor
+    w2: Tensor
     shape: MonarchShape
     in_features: int
     out_features: int
@@ -25,6 +32,20 @@ class PackedMonarch:
     @property
     def dtype(self) -> torch.dtype:
         return self.w1.dtype
+
+    @property
+    def has_bias(self) -> bool:
+        return self.w2.shape[2] > self.shape.r
+
+    @property
+    def factor2(self) -> Tensor:
+        """The second factor alone, (J, s, r); a view."""
+        return self.w2[:, :, : self.shape.r]
+
+    @property
+    def bias(self) -> Tensor | None:
+        """(out_features,), or None."""
+        return self.w2[:, :, -1].t().flatten()[: self.out_features] if self.has_bias else None
 
 
 def pack_monarch(
@@ -56,5 +77,9 @@ def pack_monarch(
     def ready(tensor: Tensor) -> Tensor:
         return tensor.detach().to(dtype or w1.dtype).contiguous()
 
-    column = None if bias is None else ready(bias).unsqueeze(1)
-    return PackedMonarch(ready(w1), ready(w2), column, shape, width, out)
+    second = ready(w2)
+    if bias is not None:
+        # Output u*J + j is row u of block j: the same interleaving as the product's.
+        rows = F.pad(ready(bias), (0, shape.out_extended - out)).view(shape.s, shape.J)
+        second = torch.cat([second, rows.t().unsqueeze(2)], dim=2)
+    return PackedMonarch(ready(w1), second, shape, width, out)

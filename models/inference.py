@@ -20,7 +20,6 @@ class PackedLayer(nn.Module):
 
     w1: Tensor
     w2: Tensor
-    bias: Tensor | None
 
     def __init__(self, layer: MonarchLinear, dtype: torch.dtype) -> None:
         super().__init__()
@@ -34,12 +33,11 @@ class PackedLayer(nn.Module):
         )
         self.register_buffer("w1", packed.w1)
         self.register_buffer("w2", packed.w2)
-        self.register_buffer("bias", packed.bias)
         self._shape, self._in, self._out = packed.shape, packed.in_features, packed.out_features
 
     def packed(self) -> PackedMonarch:
         """The layer as the kernels take it, on whatever device the buffers are now."""
-        return PackedMonarch(self.w1, self.w2, self.bias, self._shape, self._in, self._out)
+        return PackedMonarch(self.w1, self.w2, self._shape, self._in, self._out)
 
 
 class PackedLinear(PackedLayer):

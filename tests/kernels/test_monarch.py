@@ -21,6 +21,7 @@ from milkweed.kernels import (
 )
 from milkweed.kernels.batched import monarch_batched
 from milkweed.kernels.feature_major import feature_major_linear
+from milkweed.kernels.ops import _batched
 
 Case = dict[str, np.ndarray]
 Path_ = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
@@ -213,7 +214,25 @@ def test_bfloat16_is_as_exact_as_the_batched_path() -> None:
 def test_packing_converts_once_and_shares_when_it_can() -> None:
     w1, w2 = torch.randn(2, 4, 3), torch.randn(2, 5, 4)
     assert pack_monarch(w1, w2).w1.data_ptr() == w1.data_ptr()
+    assert pack_monarch(w1, w2).w2.data_ptr() == w2.data_ptr()
     assert pack_monarch(w1, w2, dtype=torch.bfloat16).w2.dtype == torch.bfloat16
+
+
+def test_packed_parts_come_apart_again() -> None:
+    w1, w2, bias = torch.randn(2, 4, 3), torch.randn(2, 5, 4), torch.randn(9)
+    packed = pack_monarch(w1, w2, bias, out_features=9)
+    assert torch.equal(packed.factor2, w2)
+    assert packed.bias is not None
+    assert torch.equal(packed.bias, bias)
+    assert pack_monarch(w1, w2).bias is None
+
+
+def test_packed_batched_path_agrees() -> None:
+    g = torch.Generator().manual_seed(8)
+    w1, w2, bias = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 4, 5), (2, 7, 6), (13,)))
+    packed = pack_monarch(w1, w2, bias, in_features=14, out_features=13)
+    x = torch.randn(6, 14, generator=g, dtype=torch.float64)
+    torch.testing.assert_close(_batched(x, packed), feature_major_linear(x, packed), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(

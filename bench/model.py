@@ -1,0 +1,297 @@
+"""Dense against Monarch on this machine: whole forwards and the MLP block alone, interleaved in one run.
+
+Both sides compute the same function: the dense one is the Monarch one densified. Calls alternate, so that
+whatever else the machine does hits both; medians of wall time, and of CPU time over all threads.
+"""
+
+import copy
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..kernels import decide, pack_monarch, packed_mlp
+from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
+from ..models.compress import densify_layer
+from ..models.inference import prepare_for_inference
+from ..models.monarch import MonarchLinear
+from ..models.provenance import library_versions
+from ..models.structure import monarch_structure, structure_of
+
+DEFAULT_OUT = Path("bench/results/model.json")
+
+ARCHS = ("vitae_basic_tiny", "deit_tiny_patch16_224")
+"""Measured with random weights where neither a bundle nor an architecture is named."""
+
+MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}
+"""Width and hidden width of the published models."""
+
+MLP_ROWS = 8 * 197
+"""Tokens of eight images at 224 px, patch 16, with the class token."""
+
+WARM_UP_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 7, 300
+_ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
+
+Call = Callable[[], Tensor]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One side of a row: medians over rounds, and the distance between the quartiles of wall time."""
+
+    wall_ms: float
+    wall_iqr_ms: float
+    cpu_ms: float
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison; ratios are dense over Monarch, above 1 where Monarch is faster.
+
+    Args:
+        what: `forward` or `mlp`.
+        images: of one call; for an MLP the images whose tokens are the rows.
+        relative_difference: |monarch - dense| / |dense| of the outputs, Frobenius.
+        macs_dense, macs_monarch: of one image.
+    """
+
+    what: str
+    name: str
+    dtype: str
+    images: int
+    rounds: int
+    dense: Timing
+    monarch: Timing
+    ratio_wall: float
+    ratio_cpu: float
+    relative_difference: float
+    macs_dense: int
+    macs_monarch: int
+
+
+@dataclass(frozen=True)
+class Pair:
+    """What a row compares: two calls that compute the same."""
+
+    what: str
+    name: str
+    dtype: str
+    images: int
+    dense: Call
+    monarch: Call
+    macs_dense: int
+    macs_monarch: int
+
+
+def run(
+    bundle: Path | None = None,
+    *,
+    archs: Sequence[str] | None = None,
+    layers: Sequence[str] = ("mlp",),
+    nblocks: int = 4,
+    rank: int | None = None,
+    batch_sizes: Sequence[int] = (1, 8),
+    dtypes: Sequence[str] = ("float32", "bfloat16"),
+    threads: int = 1,
+    seconds: float = 3.0,
+    mlp: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, Any]:
+    """Measure on the CPU; the result is plain data: machine, versions, settings, rows.
+
+    Args:
+        bundle: with Monarch layers; compared with itself densified.
+        archs: measured with random weights, `layers` of them Monarch; ARCHS when None and there is no bundle.
+        seconds: of measuring a row, at least LEAST_ROUNDS rounds.
+        mlp: measure the MLP blocks of MLPS too.
+        progress: called with rows done and in all.
+
+    Raises:
+        ValueError: a bundle without Monarch layers, or arguments the models do not take.
+    """
+    if archs is None:
+        archs = () if bundle else ARCHS
+    makers: list[Callable[[str], Iterator[Pair]]] = []
+    if bundle:
+        makers.append(partial(_bundle_pairs, bundle, batch_sizes))
+    makers += [partial(_arch_pairs, arch, (layers, nblocks, rank), batch_sizes) for arch in archs]
+    if mlp:
+        makers.append(partial(_mlp_pairs, nblocks, rank))
+    total = ((len(archs) + bool(bundle)) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
+    load_before, rows = os.getloadavg(), []
+    with _threads(threads), torch.inference_mode():
+        for make in makers:
+            for dtype in dtypes:
+                for pair in make(dtype):
+                    rows.append(_measure(pair, seconds))
+                    if progress:
+                        progress(len(rows), total)
+    return {
+        "benchmark": "model",
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": library_versions(),
+        "settings": {
+            "bundle": str(bundle) if bundle else None,
+            "archs": list(archs),
+            "layers": list(layers),
+            "nblocks": nblocks,
+            "rank": rank,
+            "threads": threads,
+            "seconds_per_row": seconds,
+            "mlp_rows": MLP_ROWS,
+            "kernel": str(decide(torch.device("cpu"), differentiable=False)),
+        },
+        "rows": [asdict(row) for row in rows],
+    }
+
+
+def machine() -> dict[str, Any]:
+    """What the figures belong to: processor, cores, and the variables that change them."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "bfloat16_instructions": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)},
+    }
+
+
+def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
+    model, config = load_bundle(bundle)
+    if not structure_of(model):
+        raise ValueError(f"bundle {bundle}: has no Monarch layer, nothing to compare: compress it first")
+    yield from _forward_pairs(
+        f"{config.arch} {config.version}", model, int(config.preprocess["size"]), dtype, batch_sizes
+    )
+
+
+def _arch_pairs(
+    arch: str, structure: tuple[Sequence[str], int, int | None], batch_sizes: Sequence[int], dtype: str
+) -> Iterator[Pair]:
+    layers, nblocks, rank = structure
+    with torch.device("meta"):
+        dense = create_model(arch)
+    chosen = monarch_structure(dense, select_linears(dense, layers), nblocks, rank)
+    torch.manual_seed(0)
+    model = create_model(arch, structure=chosen)
+    yield from _forward_pairs(arch, model, int(default_preprocess(arch)["size"]), dtype, batch_sizes)
+
+
+def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_sizes: Sequence[int]) -> Iterator[Pair]:
+    """Serving forms of `model` and of the dense model that computes the same."""
+    numbers = getattr(torch, dtype)
+    dense = copy.deepcopy(model)
+    for layer_name, layer in list(dense.named_modules()):
+        if isinstance(layer, MonarchLinear):
+            dense.set_submodule(layer_name, densify_layer(layer))
+    cost = macs(dense, size).total, macs(model, size).total
+    dense = prepare_for_inference(dense, dtype=numbers)
+    monarch = prepare_for_inference(copy.deepcopy(model), dtype=numbers)
+    for count in batch_sizes:
+        x = torch.randn(count, 3, size, size, generator=torch.Generator().manual_seed(0)).to(numbers)
+        yield Pair("forward", name, dtype, count, partial(dense, x), partial(monarch, x), *cost)
+
+
+def _mlp_pairs(nblocks: int, rank: int | None, dtype: str) -> Iterator[Pair]:
+    """fc2(GELU(fc1(x))): two F.linear against the fused kernel, same weights."""
+    numbers = getattr(torch, dtype)
+    for name, (width, hidden) in MLPS.items():
+        torch.manual_seed(0)
+        fc1, fc2 = (
+            MonarchLinear(width, hidden, True, nblocks, rank),
+            MonarchLinear(hidden, width, True, nblocks, rank),
+        )
+        packed1, packed2 = (
+            pack_monarch(
+                fc.blkdiag1,
+                fc.blkdiag2,
+                fc.bias,
+                in_features=fc.in_features,
+                out_features=fc.out_features,
+                dtype=numbers,
+            )
+            for fc in (fc1, fc2)
+        )
+        dense1, dense2 = (densify_layer(fc).to(numbers) for fc in (fc1, fc2))
+        x = torch.randn(MLP_ROWS, width).to(numbers)
+        tokens = MLP_ROWS // 8
+        yield Pair(
+            "mlp",
+            f"{name} mlp {width}-{hidden}",
+            dtype,
+            8,
+            lambda x=x, fc1=dense1, fc2=dense2: fc2(F.gelu(fc1(x))),  # type: ignore[misc]
+            lambda x=x, fc1=packed1, fc2=packed2: packed_mlp(x, fc1, fc2),  # type: ignore[misc]
+            tokens * 2 * width * hidden,
+            tokens * sum(fc.blkdiag1.numel() + fc.blkdiag2.numel() for fc in (fc1, fc2)),
+        )
+
+
+def _measure(pair: Pair, seconds: float) -> Row:
+    """Alternate the two calls, each first in every other round, until the time is used up."""
+    dense, monarch = pair.dense().double(), pair.monarch().double()
+    difference = float((monarch - dense).norm() / dense.norm())
+    calls = {"dense": pair.dense, "monarch": pair.monarch}
+    for _ in range(WARM_UP_ROUNDS):
+        for call in calls.values():
+            call()
+    wall: dict[str, list[float]] = {side: [] for side in calls}
+    cpu: dict[str, list[float]] = {side: [] for side in calls}
+    end = time.perf_counter() + seconds
+    rounds = 0
+    while rounds < MOST_ROUNDS and (rounds < LEAST_ROUNDS or time.perf_counter() < end):
+        order = list(calls) if rounds % 2 else list(reversed(calls))
+        for side in order:
+            wall_start, cpu_start = time.perf_counter(), time.process_time()
+            calls[side]()
+            cpu[side].append((time.process_time() - cpu_start) * 1e3)
+            wall[side].append((time.perf_counter() - wall_start) * 1e3)
+        rounds += 1
+    sides = {side: _timing(wall[side], cpu[side]) for side in calls}
+    return Row(
+        pair.what,
+        pair.name,
+        pair.dtype,
+        pair.images,
+        rounds,
+        sides["dense"],
+        sides["monarch"],
+        round(sides["dense"].wall_ms / sides["monarch"].wall_ms, 3),
+        round(sides["dense"].cpu_ms / sides["monarch"].cpu_ms, 3),
+        float(f"{difference:.3g}"),
+        pair.macs_dense,
+        pair.macs_monarch,
+    )
+
+
+def _timing(wall: Sequence[float], cpu: Sequence[float]) -> Timing:
+    low, _, high = quantiles(wall, n=4)
+    return Timing(round(median(wall), 4), round(high - low, 4), round(median(cpu), 4))
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """torch's own threads of this process, put back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,106 @@
+"""Puts the app together: one service, its routes, its middleware, its OpenAPI document."""
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from . import schemas
+from .errors import ServiceError
+from .metrics import package_version
+from .middleware import RequestMiddleware
+from .responses import error_response
+from .routes.classify import Classify
+from .routes.classify_doc import classify_path
+from .routes.health import health_routes
+from .routes.home import home_routes
+from .routes.metrics import metric_routes
+from .routes.models import model_routes
+from .served import OpenModel, open_model
+from .service import Service
+from .settings import Settings
+from .trace import trace_of
+
+_DOCUMENTED: tuple[type[BaseModel], ...] = (
+    schemas.ClassifyAnswer,
+    schemas.ClassifyFailure,
+    schemas.ClassifyJson,
+    schemas.ErrorAnswer,
+)
+
+
+def create_app(
+    settings: Settings,
+    bundles: Mapping[str, Path],
+    *,
+    open_model: OpenModel = open_model,
+    on_prepared: Callable[[BaseException | None], None] | None = None,
+) -> FastAPI:
+    """The app; its service is `app.state.service`. The models load once its lifespan starts.
+
+    Args:
+        bundles: where each served model lies, by name; the first one is the default.
+        open_model: makes a warm model of a bundle.
+        on_prepared: called when the models are warm, or with why they are not.
+    """
+    service = Service(settings, bundles, open_model=open_model)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        service.start(on_prepared)
+        yield
+        app.state.stopped_clean = await service.stop()
+
+    app = FastAPI(
+        title="milkweed", version=package_version(), lifespan=lifespan, redoc_url=None, redirect_slashes=False
+    )
+    app.state.service = service
+    app.state.stopped_clean = True
+    app.router.routes.insert(0, Route("/classify", Classify(service), methods=["POST"], name="classify"))
+    routers = (health_routes(service), model_routes(service), metric_routes(service), home_routes())
+    routes = [*app.routes, *(route for router in routers for route in router.routes)]
+    templates = [path for route in routes if (path := getattr(route, "path", None))]
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(RequestMiddleware, service=service, routes=templates)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = lambda: _document(app, settings)  # type: ignore[method-assign]
+    return app
+
+
+async def _http_error(request: Request, exception: Exception) -> Response:
+    """What the router refuses (404, 405), in our shape."""
+    assert isinstance(exception, HTTPException)
+    where = f"{request.method[:10]} {request.url.path[:80]}"
+    if exception.status_code == 405:
+        error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
+    elif exception.status_code == 404:
+        error = ServiceError("not_found", f"{where}: there is no such path, see /docs")
+    else:
+        error = ServiceError("bad_request", str(exception.detail))
+    trace_of(request.scope).code = error.code
+    response = error_response(request, error, status=exception.status_code)
+    response.headers.update(exception.headers or {})
+    return response
+
+
+def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
+    """FastAPI's OpenAPI document with the hand-written route in it; made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document["paths"] = {"/classify": classify_path(settings), **document["paths"]}
+        _, definitions = models_json_schema(
+            [(model, "serialization") for model in _DOCUMENTED],
+            ref_template="#/components/schemas/{model}",
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        app.openapi_schema = document
+    return app.openapi_schema

@@ -1,0 +1,86 @@
+"""Reads a request's body in chunks, never more than a limit, and bounds what all bodies hold together."""
+
+from types import TracebackType
+
+from starlette.types import Receive
+
+from .errors import ClientGone, ServiceError
+
+
+class HeldBytes:
+    """How many bytes of bodies are in memory, and how many may be. Belongs to the event loop."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.total = 0
+
+    def hold(self) -> "Hold":
+        """The share of one request, given back at the end of a `with`."""
+        return Hold(self)
+
+
+class Hold:
+    """What one request holds."""
+
+    __slots__ = ("_bytes", "_held")
+
+    def __init__(self, held: HeldBytes) -> None:
+        self._held = held
+        self._bytes = 0
+
+    def __enter__(self) -> "Hold":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._held.total -= self._bytes
+
+    def take(self, count: int) -> None:
+        """Hold `count` bytes more.
+
+        Raises:
+            ServiceError: `overloaded` when all bodies together would exceed their limit.
+        """
+        held = self._held
+        if held.total + count > held.limit:
+            raise ServiceError(
+                "overloaded",
+                f"bodies hold {held.total} bytes and {count} more exceed the limit of {held.limit}",
+                retry_after_seconds=1,
+                close=True,
+            )
+        held.total += count
+        self._bytes += count
+
+
+async def read_body(receive: Receive, declared: int | None, limit: int, hold: Hold) -> bytes:
+    """The whole body.
+
+    Args:
+        declared: its Content-Length; None where there is none.
+        limit: bytes; a longer body is refused as soon as that is known.
+    Raises:
+        ServiceError: `too_large`, `overloaded`.
+        ClientGone: the client closed the connection first.
+    """
+    if declared is not None and declared > limit:
+        raise _too_large(f"{declared} bytes", limit)
+    chunks: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone("receive")
+        chunk: bytes = message.get("body", b"")
+        size += len(chunk)
+        if size > limit:
+            raise _too_large(f"at least {size} bytes", limit)
+        hold.take(len(chunk))
+        chunks.append(chunk)
+        if not message.get("more_body"):
+            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def _too_large(what: str, limit: int) -> ServiceError:
+    return ServiceError("too_large", f"the body has {what}; the limit is {limit}", close=True)

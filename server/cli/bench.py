@@ -1,0 +1,186 @@
+"""`milkweed bench`: measures this machine. The one place in the server room that knows the bench room."""
+
+import json as json_format
+import shlex
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .bundles import demo_bundle, installed_demo
+from .failure import FAILED, Failure
+from .options import Json, number_option, split_list
+from .output import flattened, note, print_fields, print_json, print_rich, print_table
+from .progress import progress
+
+app = typer.Typer(
+    help="Measure this machine: forward, decoding, HTTP.\n\n\b\nExample:\n  milkweed bench model --threads 2",
+    rich_markup_mode=None,
+)
+
+HTTP_OUT = Path("bench/results/http_overhead.json")
+
+MADE_IMAGES = 12
+"""JPEGs made for `bench decode` where no photographs are given."""
+
+OutFile = Annotated[
+    Path | None,
+    typer.Option("--out", metavar="FILE", help="Where the JSON goes; bench/results/ if not given."),
+]
+MaybeBundle = Annotated[
+    Path | None,
+    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given."),
+]
+
+
+@app.command()
+def model(
+    bundle: Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A bundle with Monarch layers.")] = None,
+    arch: Annotated[
+        list[str] | None,
+        typer.Option("--arch", metavar="NAME", help="Measure this architecture, random weights; repeatable."),
+    ] = None,
+    layers: Annotated[str, typer.Option("--layers", metavar="LIST", help="With --arch: layers made Monarch.")] = "mlp",
+    nblocks: Annotated[int, number_option("--nblocks", "Blocks, of --arch and of the MLPs.")] = 4,
+    threads: Annotated[int, number_option("--threads", "Of one forward.")] = 1,
+    seconds: Annotated[
+        float, number_option("--seconds", "Of measuring a row; at least 7 rounds.", least=0, kind=float)
+    ] = 3.0,
+    mlp: Annotated[bool, typer.Option("--mlp/--no-mlp", help="The MLP blocks of ViT-S and ViT-B as well.")] = True,
+    out: OutFile = None,
+    json: Json = False,
+) -> None:
+    """Compare dense with Monarch: forwards, and MLPs alone.
+
+    Both compute the same; the calls alternate in one run. Ratios above 1: Monarch is faster. Without BUNDLE
+    and --arch: the demo model, and two architectures with random weights.
+
+    \b
+    Example:
+      milkweed bench model ./deit-monarch --threads 2
+    """
+    from ...bench.model import ARCHS, DEFAULT_OUT, run
+
+    chosen = bundle is not None or arch is not None
+    with progress("bench model", "rows") as update:
+        document = run(
+            bundle if chosen else installed_demo(),
+            archs=(arch or ()) if chosen else ARCHS,
+            layers=split_list(layers),
+            nblocks=nblocks,
+            threads=threads,
+            seconds=seconds,
+            mlp=mlp,
+            progress=update,
+        )
+    _finish(document, out or DEFAULT_OUT, json)
+    if not json:
+        _print_model(document)
+
+
+@app.command()
+def decode(
+    images: Annotated[
+        Path | None,
+        typer.Argument(metavar="IMAGES", help="Folder of JPEGs; made ones, unlike photographs, if not given."),
+    ] = None,
+    rounds: Annotated[int, number_option("--rounds", "Passes over the images a method.")] = 5,
+    limit: Annotated[int, number_option("--limit", "Images, in order of their names.")] = 200,
+    out: OutFile = None,
+    json: Json = False,
+) -> None:
+    """Compare ways from JPEG bytes to model input.
+
+    One thread; ours, timm's, torchvision's and OpenCV's where they are installed.
+
+    \b
+    Example:
+      milkweed bench decode ./photos --rounds 5
+    """
+    from ...bench.decode import DEFAULT_OUT, run, table
+
+    with tempfile.TemporaryDirectory() as folder:
+        document = run(images or _made_jpegs(Path(folder)), out=None, rounds=rounds, limit=limit)
+    document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
+    _finish(document, out or DEFAULT_OUT, json)
+    if not json:
+        print_rich(table(document))
+
+
+@app.command()
+def http(
+    bundle: MaybeBundle = None,
+    requests: Annotated[int, number_option("--requests", "Posted in all.", least=2)] = 2000,
+    concurrency: Annotated[int, number_option("--concurrency", "Connections at once.")] = 32,
+    body_bytes: Annotated[int, number_option("--body-bytes", "Size of the JPEG posted.", least=10_000)] = 110_000,
+    out: OutFile = None,
+    json: Json = False,
+) -> None:
+    """Measure what the server itself costs a request.
+
+    CPU time without decode and forward; latency, memory, errors.
+
+    \b
+    Example:
+      milkweed bench http --requests 2000 --concurrency 32
+    """
+    from ...bench.http_overhead import run
+
+    document = run(bundle or demo_bundle(), requests=requests, concurrency=concurrency, body_bytes=body_bytes)
+    _finish(document, out or HTTP_OUT, json)
+    if not json:
+        print_fields(flattened(document))
+    if document["errors"]:
+        raise Failure(f"{document['errors']} of {document['requests']} requests failed", FAILED)
+
+
+def _made_jpegs(folder: Path) -> Path:
+    """JPEGs of the usual size of ImageNet's, upright and lying."""
+    from ...bench.http_overhead import make_jpeg
+
+    for number in range(MADE_IMAGES):
+        sides = (500, 375) if number % 2 else (375, 500)
+        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(60_000 + 8_000 * number, *sides))
+    return folder
+
+
+def _finish(document: dict[str, Any], out: Path, json: bool) -> None:
+    """Write the JSON file, with the command that made it, and print it where asked."""
+    document["command"] = shlex.join(["milkweed", *sys.argv[1:]])
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json_format.dumps(document, indent=1) + "\n")
+    if json:
+        print_json(document)
+    else:
+        note(f"wrote {out}")
+
+
+def _print_model(document: Mapping[str, Any]) -> None:
+    machine, settings = document["machine"], document["settings"]
+    print(
+        f"{machine['processor']}, threads {settings['threads']}, {machine['cpu_capability']}; "
+        f"ms an operation: wall (CPU), medians; ratio = dense / Monarch"
+    )
+    print_table(
+        ("what", "dtype", " images", " dense ms", " Monarch ms", " ratio", " CPU ratio", " MACs ratio"),
+        (
+            (
+                row["name"],
+                row["dtype"],
+                row["images"],
+                _times(row["dense"]),
+                _times(row["monarch"]),
+                f"{row['ratio_wall']:.2f}",
+                f"{row['ratio_cpu']:.2f}",
+                f"{row['macs_dense'] / row['macs_monarch']:.2f}",
+            )
+            for row in document["rows"]
+        ),
+    )
+
+
+def _times(side: Mapping[str, float]) -> str:
+    return f"{side['wall_ms']:.2f} ({side['cpu_ms']:.2f})"

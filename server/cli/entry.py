@@ -1,0 +1,61 @@
+"""Entry point of the `milkweed` command: runs it, turns what goes wrong into one line and an exit code."""
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import typer
+
+from .app import build_app
+from .failure import INTERRUPTED, details, explain
+
+DEBUG = "--debug"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+
+    Args:
+        argv: without the program's name; that of the process when None.
+    """
+    args = list(sys.argv[1:] if argv is None else argv)
+    # --debug may stand anywhere: who adds it does so to the end of the line that failed.
+    debug = DEBUG in args
+    try:
+        code = _run([arg for arg in args if arg != DEBUG])
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        return _reader_gone()
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        return _fail(error, debug)
+
+
+def _run(args: list[str]) -> int:
+    command = typer.main.get_command(build_app(next((arg for arg in args if not arg.startswith("-")), "")))
+    try:
+        code = command.main(args=args, prog_name="milkweed", standalone_mode=False)
+    except SystemExit as exit:  # click's own way out where a pipe is broken
+        if exit.code:
+            raise BrokenPipeError from exit
+        return 0
+    return code if isinstance(code, int) else 0
+
+
+def _fail(error: Exception, debug: bool) -> int:
+    if debug:
+        traceback.print_exception(error)
+        for line in details(error):
+            print(f"milkweed: {line}", file=sys.stderr)
+    message, code = explain(error)
+    print(f"milkweed: error: {message}", file=sys.stderr, flush=True)
+    return code
+
+
+def _reader_gone() -> int:
+    """Whoever read the output stopped (`| head`): nothing to say, and nobody to say it to at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1

@@ -1,0 +1,36 @@
+"""Options that several commands share, and numbers with a limit: all are spelled and refused alike."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
+Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one."),
+]
+Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
+Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new bundle.", show_default=False)]
+
+
+def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | type[float] = int) -> Any:
+    """An option that takes a number from `least` on, and says which one it got when it refuses."""
+
+    def parse(text: str) -> int | float:
+        try:
+            value = kind(text)
+        except ValueError:
+            words = "a whole number" if kind is int else "a number"
+            raise typer.BadParameter(f"{text!r}: must be {words}") from None
+        if not value >= least:
+            raise typer.BadParameter(f"{text}: must be at least {least:g}")
+        return value
+
+    return typer.Option(flag, metavar="N", help=help, parser=parse)
+
+
+def split_list(text: str) -> list[str]:
+    """The parts of a value with commas between."""
+    return [part.strip() for part in text.split(",") if part.strip()]

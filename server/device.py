@@ -1,0 +1,59 @@
+"""Which device, number type and CPU cores the service uses, decided once from settings and machine."""
+
+import math
+import os
+from pathlib import Path
+
+import torch
+
+_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+
+
+class DeviceError(ValueError):
+    """A device or number type that this machine does not have; the message is one line."""
+
+
+def resolve_device(name: str) -> torch.device:
+    """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here.
+
+    Raises:
+        DeviceError: CUDA was asked for and is not there.
+    """
+    if name == "auto":
+        return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        index = device.index or 0
+        if index >= count:
+            raise DeviceError(f"device {name}: this machine has {count} CUDA devices")
+        return torch.device("cuda", index)
+    return device
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """The number type that `float32`, `bfloat16` or `auto` means on `device`."""
+    if name == "float32":
+        return torch.float32
+    if name == "bfloat16" or _computes_in_bfloat16(device):
+        return torch.bfloat16
+    return torch.float32
+
+
+def _computes_in_bfloat16(device: torch.device) -> bool:
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, bounded by the container's CPU quota; at least 1."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    try:
+        quota, period = _CPU_QUOTA.read_text().split()
+        if quota != "max":
+            cores = min(cores, math.ceil(int(quota) / int(period)))
+    except (OSError, ValueError):
+        return max(1, cores)  # no cgroup v2 here: affinity is all there is to know
+    return max(1, cores)

@@ -1,0 +1,90 @@
+"""The three forms of a classify body, and the encoded images that each holds."""
+
+import base64
+import binascii
+from typing import Any, Literal
+
+from pydantic_core import from_json
+
+from .errors import ServiceError
+from .multipart import boundary_of, file_parts
+
+Form = Literal["raw", "multipart", "json"]
+
+# An image, or why there is none in its place.
+Encoded = bytes | ServiceError
+
+# curl --data-binary says this of a photograph unless told otherwise; the bytes tell better.
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
+_ACCEPTED = "image/*, application/octet-stream, multipart/form-data or application/json"
+
+
+def form_of(headers: dict[bytes, bytes]) -> Form:
+    """Which form a request's headers announce; no Content-Type means raw.
+
+    Raises:
+        ServiceError: `unsupported_format` for a type or an encoding that no form has.
+    """
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        raise ServiceError(
+            "unsupported_format",
+            f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is",
+        )
+    content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if content_type.startswith(b"image/") or content_type in _RAW_TYPES:
+        return "raw"
+    if content_type == b"multipart/form-data":
+        return "multipart"
+    if content_type == b"application/json":
+        return "json"
+    raise ServiceError("unsupported_format", f"Content-Type {_shown(content_type)} is not accepted: use {_ACCEPTED}")
+
+
+def images_in(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
+    """The images of a body, in order.
+
+    Raises:
+        ServiceError: `bad_request`, `empty`, `too_many_images`.
+    """
+    if not body:
+        raise ServiceError("empty", "the body is empty: send an image")
+    if form == "raw":
+        return [body]
+    images: list[Encoded] = []
+    if form == "multipart":
+        images += file_parts(body, boundary_of(content_type), max_parts=max_images)
+    else:
+        images += _json_images(body, max_images)
+    if not images:
+        where = "file part" if form == "multipart" else "entry in images"
+        raise ServiceError("empty", f"the request has no image: no {where}")
+    return images
+
+
+def _json_images(body: bytes, max_images: int) -> list[Encoded]:
+    try:
+        # Three to eight times as fast as json.loads, which would stop all threads for 0.2 s on 60 MB.
+        document: Any = from_json(body, cache_strings=False)
+    except ValueError as error:
+        raise ServiceError("bad_request", f"the body is not JSON: {error}") from None
+    images = document.get("images") if isinstance(document, dict) else None
+    if not isinstance(images, list):
+        raise ServiceError("bad_request", 'the body must be {"images": ["<base64>", ...]}')
+    if len(images) > max_images:
+        raise ServiceError("too_many_images", f"the request has {len(images)} images; the limit is {max_images}")
+    return [_from_base64(image, place) for place, image in enumerate(images)]
+
+
+def _from_base64(image: Any, place: int) -> Encoded:
+    """One image; what is not base64 is an error in its own place."""
+    if not isinstance(image, str):
+        return ServiceError("bad_request", f"images[{place}] is {type(image).__name__}: expected base64 text")
+    try:
+        return base64.b64decode(image, validate=True)
+    except (binascii.Error, ValueError):
+        return ServiceError("bad_request", f"images[{place}] is not base64")
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))

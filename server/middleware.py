@@ -1,0 +1,111 @@
+"""Around every request, in plain ASGI: its id, its clock, its metrics, the answer to what is raised."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ClientGone, ServiceError, error_body, error_headers, internal_error
+from .metrics import Metrics
+from .service import Service
+from .trace import SCOPE_KEY, Trace
+
+logger = logging.getLogger("milkweed.http")
+
+CLIENT_GONE = 499  # nginx's word for it; never sent, only counted
+
+# A refused request's unread body: this much is read away to keep the connection, else it is closed; and for
+# so long a closing connection still reads, because a reset would destroy the answer in the client's hands.
+KEEP_UNREAD_BYTES = 1 << 20
+LINGER_SECONDS = 2.0
+
+
+class RequestMiddleware:
+    """The outermost layer of the app."""
+
+    def __init__(self, app: ASGIApp, service: Service, routes: Iterable[str]) -> None:
+        self._app = app
+        self._service = service
+        self._metrics: Metrics = service.metrics
+        self._routes = frozenset(routes)
+        self._in_flight = {route: self._metrics.in_flight.labels(route) for route in (*self._routes, "other")}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        trace = scope[SCOPE_KEY] = Trace(scope["headers"])
+        route = scope["path"] if scope["path"] in self._routes else "other"
+
+        async def send_traced(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                trace.status = message["status"]
+                message["headers"] = self._headers(message.get("headers", ()), trace)
+            await send(message)
+
+        self._in_flight[route].inc()
+        try:
+            await self._answer(scope, receive, send_traced, trace)
+        finally:
+            self._in_flight[route].dec()
+            end = time.perf_counter()
+            trace.observe_stages(end)
+            self._metrics.observe_http(route, scope["method"], trace.status or CLIENT_GONE, end - trace.started)
+            if trace.code is not None:
+                self._metrics.rejected[trace.code].inc()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, trace: Trace) -> None:
+        try:
+            await self._app(scope, receive, send)
+            return
+        except ClientGone as gone:
+            self._metrics.cancelled[gone.stage].inc()
+            return
+        except ServiceError as error:
+            refusal = error
+        except Exception:
+            logger.exception("a request failed", extra={"request_id": trace.request_id.decode()})
+            refusal = internal_error()
+        if trace.status:  # the answer has begun: nothing can be said any more
+            raise refusal
+        trace.code = refusal.code
+        await _refuse(refusal, receive, send, trace)
+
+    def _headers(self, headers: Iterable[tuple[bytes, bytes]], trace: Trace) -> list[tuple[bytes, bytes]]:
+        out = [*headers, (b"x-request-id", trace.request_id)]
+        if self._service.draining and not any(name == b"connection" for name, _ in out):
+            out.append((b"connection", b"close"))  # the client's next request goes to a server that stays
+        return out
+
+
+async def _refuse(error: ServiceError, receive: Receive, send: Send, trace: Trace) -> None:
+    """Answer with an error; close the connection if much of the body is still to come."""
+    body = error_body(error.code, error.message, trace.request_id.decode())
+    length = trace.headers.get(b"content-length", b"")
+    unread = not trace.ends  # the first stage is the reading of the body
+    if unread and (b"transfer-encoding" in trace.headers or (length.isdigit() and int(length) > KEEP_UNREAD_BYTES)):
+        error.close = True
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", b"%d" % len(body)),
+        *error_headers(error),
+    ]
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
+    await send({"type": "http.response.body", "body": body, "more_body": error.close})
+    if error.close:
+        await _linger(receive)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _linger(receive: Receive) -> None:
+    """Read a body away, for a bounded time, so that the client can read our answer before the close."""
+    try:
+        async with asyncio.timeout(LINGER_SECONDS):
+            while True:
+                message = await receive()
+                if message["type"] != "http.request" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return

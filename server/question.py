@@ -1,0 +1,63 @@
+"""What a classify request asks for beside its images: which model, how many classes, by when."""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from .errors import ServiceError
+from .served import ServedModel, find_model
+from .settings import Settings
+
+PARAMETERS = ("model", "top_k")
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The model that answers, classes an answer, seconds the whole may take."""
+
+    model: ServedModel
+    top_k: int
+    timeout_seconds: float
+
+
+def read_question(
+    query: bytes, headers: dict[bytes, bytes], models: dict[str, ServedModel], settings: Settings
+) -> Question:
+    """The question in a request's URL and headers.
+
+    Raises:
+        ServiceError: `bad_request` for a parameter that cannot be, naming it, its value and the limit;
+            `unknown_model`.
+    """
+    name, top_k = (None, None) if not query else _parameters(query)
+    model = find_model(models, name)
+    num_classes = model.pipeline.num_classes
+    classes = min(settings.top_k, num_classes)
+    if top_k is not None:
+        classes = _whole_number("top_k", top_k, 1, num_classes)
+    timeout = headers.get(b"x-request-timeout-ms")
+    if timeout is None:
+        timeout_ms = settings.timeout_ms
+    else:
+        timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
+    return Question(model, classes, timeout_ms / 1e3)
+
+
+def _parameters(query: bytes) -> tuple[str | None, str | None]:
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        raise ServiceError("bad_request", "the query is not key=value pairs, at most 16") from None
+    values: dict[str, str] = {}
+    for key, value in pairs:
+        if key not in PARAMETERS:
+            raise ServiceError("bad_request", f"no parameter {key[:40]!r}; there are: {', '.join(PARAMETERS)}")
+        if key in values:
+            raise ServiceError("bad_request", f"parameter {key} is given twice")
+        values[key] = value
+    return values.get("model"), values.get("top_k")
+
+
+def _whole_number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+        raise ServiceError("bad_request", f"{name} is {text[:40]!r}: expected a whole number {least}..{most}")
+    return int(text)

@@ -1,0 +1,20 @@
+"""GET /v1/models: what is served, on what, and what it costs in bytes."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from ..schemas import ModelList
+from ..service import Service
+
+
+def model_routes(service: Service) -> APIRouter:
+    """The model listing of one service."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models", response_model=ModelList)
+    async def list_models() -> JSONResponse:
+        """Every served model, the default one first; empty while they load."""
+        models = [{**model.describe(), "default": place == 0} for place, model in enumerate(service.models.values())]
+        return JSONResponse({"models": models})
+
+    return router

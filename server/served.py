@@ -1,0 +1,165 @@
+"""A model as it is served: its pipeline, its identity, and its label texts already in JSON."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from ..kernels import decide
+from ..loaders.guard import DEFAULT_LIMITS, Limits
+from ..models.bundle import load_bundle
+from ..models.config import BundleConfig
+from .errors import ServiceError
+from .pipeline import Outcome, Pipeline, Predictions, build_pipeline
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One warm model behind a name."""
+
+    name: str
+    config: BundleConfig
+    pipeline: Pipeline
+    limits: Limits
+    max_batch_size: int
+    load_seconds: float = 0.0
+    warmup_seconds: float = 0.0
+    # Made once from the above: each prediction up to its score, and the beginning of every answer.
+    label_json: tuple[bytes, ...] = field(init=False, repr=False)
+    head_json: bytes = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        labels = tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.config.labels))
+        head = b'{"model": %b, "version": %b, "request_id": "' % (
+            _json(self.name),
+            _json(self.config.version),
+        )
+        object.__setattr__(self, "label_json", labels)
+        object.__setattr__(self, "head_json", head)
+
+    @property
+    def kernels(self) -> str:
+        """The implementation that the structured layers run on, and why."""
+        if not self.config.structure:
+            return "dense: no structured layer"
+        return str(decide(self.pipeline.device, differentiable=False))
+
+    @property
+    def parameter_bytes(self) -> dict[str, int]:
+        """Bytes of the parameters by form."""
+        return {
+            "dense_equivalent": self.pipeline.dense_bytes,
+            "resident": self.pipeline.resident_bytes,
+            "on_disk": self.config.bytes_on_disk,
+        }
+
+    @property
+    def dtype(self) -> str:
+        """The number type of the forward, as settings spell it."""
+        return str(self.pipeline.dtype).removeprefix("torch.")
+
+    @property
+    def loader(self) -> str:
+        """The loader and why it is this one."""
+        return self.pipeline.loader.description
+
+    def result_json(self, outcome: Outcome, where: str) -> bytes:
+        """One entry of `results`; `where` begins an error's message where a request has several images."""
+        if not isinstance(outcome, Predictions):
+            error = {"code": outcome.code, "message": where + outcome.message}
+            return json.dumps({"error": error}, ensure_ascii=False).encode()
+        parts = map(self._prediction_json, outcome.index, outcome.score)
+        return b'{"predictions": [' + b", ".join(parts) + b"]}"
+
+    def _prediction_json(self, index: int, score: float) -> bytes:
+        return b"%b%a}" % (self.label_json[index], score)
+
+    def describe(self) -> dict[str, Any]:
+        """What /v1/models says about it."""
+        config, pipeline = self.config, self.pipeline
+        return {
+            "name": self.name,
+            "version": config.version,
+            "ready": True,
+            "arch": config.arch,
+            "num_classes": config.num_classes,
+            "preprocess": dict(config.preprocess),
+            "monarch_layers": len(config.structure),
+            "parameter_bytes": self.parameter_bytes,
+            "metrics": dict(config.metrics),
+            "device": str(pipeline.device),
+            "dtype": self.dtype,
+            "loader": self.loader,
+            "kernels": self.kernels,
+            "lanes": str(pipeline.plan),
+            "max_batch_size": self.max_batch_size,
+            "load_seconds": round(self.load_seconds, 3),
+            "warmup_seconds": round(self.warmup_seconds, 3),
+        }
+
+
+OpenModel = Callable[[str, Path, Settings], ServedModel]
+
+
+def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
+    """Load a bundle, verify it, warm it up. Runs on the thread that will own the device.
+
+    Raises:
+        ValueError: (BundleError, DeviceError) one line that says what is wrong.
+    """
+    started = time.perf_counter()
+    model, config = load_bundle(path)
+    limits = image_limits(settings)
+    pipeline = build_pipeline(
+        model,
+        config,
+        device=settings.device,
+        dtype=settings.dtype,
+        loader=settings.loader,
+        decode_threads=settings.decode_threads,
+        lanes=settings.lanes,
+        threads_per_lane=settings.threads_per_lane,
+        micro_batch=settings.micro_batch,
+        limits=limits,
+    )
+    loaded = time.perf_counter()
+    batch_size = settings.max_batch_size or pipeline.default_batch_size
+    pipeline.warm_up((1, batch_size))
+    return ServedModel(
+        name=name,
+        config=config,
+        pipeline=pipeline,
+        limits=limits,
+        max_batch_size=batch_size,
+        load_seconds=loaded - started,
+        warmup_seconds=time.perf_counter() - loaded,
+    )
+
+
+def image_limits(settings: Settings) -> Limits:
+    """What one image may be."""
+    return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes)
+
+
+def find_model(models: dict[str, ServedModel], name: str | None) -> ServedModel:
+    """The model of that name; the first one where no name is given.
+
+    Raises:
+        ServiceError: `unknown_model`.
+    """
+    if name is None:
+        return next(iter(models.values()))
+    if name not in models:
+        raise ServiceError("unknown_model", f"no model {name[:80]!r}; there are: {', '.join(models)}")
+    return models[name]
+
+
+def _json(value: str) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _label_json(index: int, id: str, label: str) -> bytes:
+    return b'{"index": %d, "id": %b, "label": %b, "score": ' % (index, _json(id), _json(label))

@@ -1,0 +1,218 @@
+"""The running service: its models, queue and engine, and where it is in its life."""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from ..loaders.info import ImageInfo
+from .batcher import Batch, Batcher, Ticket
+from .body import HeldBytes
+from .engine import Engine
+from .errors import ServiceError
+from .memory import StageCpu, collect_gpu_memory, collect_process_memory
+from .metrics import CPU_STAGES, Metrics
+from .pipeline import BatchResult, Pipeline, formats_of
+from .served import OpenModel, ServedModel, open_model
+from .settings import Settings
+
+logger = logging.getLogger("milkweed.service")
+
+LAG_TICK_SECONDS = 0.25
+
+
+class Service:
+    """Made once by `create_app` and passed to whoever needs it. Belongs to the event loop, where not said.
+
+    Args:
+        bundles: where each served model lies, by name; the first one answers requests that name none.
+        open_model: makes a warm model of a bundle, on the engine thread.
+    """
+
+    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
+        if not bundles:
+            raise ValueError("no bundle to serve")
+        self.settings = settings
+        self.bundles = dict(bundles)
+        self.models: dict[str, ServedModel] = {}
+        self.metrics = Metrics()
+        self.held = HeldBytes(settings.max_held_bytes)
+        self.batcher = Batcher(max_queue_images=settings.max_queue_images)
+        self.engine = Engine(
+            self.batcher,
+            prepare=self._open_models,
+            deliver=self._deliver,
+            stall_seconds=settings.engine_stall_seconds,
+        )
+        self.draining = False
+        self._accepting = True
+        self._open_model = open_model
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._lag_timer: asyncio.TimerHandle | None = None
+        self._tickets: set[Ticket] = set()
+        self._image_seconds = 0.0  # moving mean of the time a batch takes, per image
+        self._cpu = StageCpu(CPU_STAGES)
+        for collect in (
+            *(self.batcher.collect_metrics, self._cpu.collect, self._collect_engine),
+            *(collect_process_memory, collect_gpu_memory),
+        ):
+            self.metrics.collect_with(collect)
+        self.metrics.held_bytes.set_function(lambda: self.held.total)
+
+    def start(self, on_prepared: Callable[[BaseException | None], None] | None = None) -> None:
+        """Start the engine, which loads the models; returns at once.
+
+        Args:
+            on_prepared: called on the event loop once the models are warm, or with why they are not.
+        """
+        self._loop = asyncio.get_running_loop()
+        loop = self._loop
+        self.engine.prepared.add_done_callback(
+            lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
+        )
+        self.engine.start()
+        self._tick(loop.time())
+
+    def begin_drain(self) -> None:
+        """Say not ready, but go on: whoever routes requests here needs a moment to hear of it."""
+        self.draining = True
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests; those in flight go on."""
+        self.draining = True
+        self._accepting = False
+
+    def abandon(self) -> None:
+        """Fail every request in flight: the time to drain is over."""
+        self.batcher.abandon()
+        for ticket in list(self._tickets):
+            ticket.fail(ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1))
+
+    async def stop(self) -> bool:
+        """End the engine; False when it did not end in time."""
+        self.stop_accepting()
+        if self._lag_timer is not None:
+            self._lag_timer.cancel()
+        return await asyncio.to_thread(self.engine.stop, self.settings.drain_seconds)
+
+    def check_accepting(self) -> None:
+        """Raises ServiceError `not_ready` or `draining` where a request cannot be taken."""
+        if not self._accepting:
+            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1, close=True)
+        if not self.models:
+            raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+        if self.engine.ended:
+            raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
+
+    def check_ready(self) -> None:
+        """Raises ServiceError where no new traffic should be routed here."""
+        if self.draining:
+            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
+        self.check_accepting()
+        if not self.engine.alive:
+            raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
+
+    def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+        """Queue a request.
+
+        Raises:
+            ServiceError: `overloaded` with an estimate of when there is room, `draining`.
+        """
+        try:
+            self.batcher.submit(ticket, images)
+        except ServiceError as error:
+            error.retry_after_seconds = self.retry_after_seconds()
+            raise
+        self._tickets.add(ticket)
+
+    def forget(self, ticket: Ticket) -> None:
+        """A request is over, answered or not; what of it still waits is dropped."""
+        self._tickets.discard(ticket)
+        if ticket.missing:
+            self.batcher.discard(ticket)
+
+    def retry_after_seconds(self) -> int:
+        """When the images that wait now will be done."""
+        return max(1, min(60, math.ceil(self.batcher.depth * self._image_seconds)))
+
+    def _open_models(self) -> dict[str, Pipeline]:
+        """On the engine thread: every model, loaded and warm; published together, so that ready means all."""
+        opened: dict[str, ServedModel] = {}
+        for name, path in self.bundles.items():
+            model = opened[name] = self._open_model(name, path, self.settings)
+            self.batcher.add_model(
+                name, max_batch_size=model.max_batch_size, max_batch_pixels=self.settings.max_batch_pixels
+            )
+            self._describe_model(model)
+        self.models = opened
+        return {name: model.pipeline for name, model in opened.items()}
+
+    def _describe_model(self, model: ServedModel) -> None:
+        metrics, version = self.metrics, model.config.version
+        metrics.model(model.name)
+        for form, value in model.parameter_bytes.items():
+            metrics.parameter_bytes.labels(model.name, version, form).set(value)
+        metrics.load_seconds.labels(model.name, version).set(model.load_seconds)
+        metrics.warmup_seconds.labels(model.name, version).set(model.warmup_seconds)
+        metrics.model_ready.labels(model.name, version).set(1)
+        blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
+        metrics.model_info.labels(
+            *(model.name, version, model.config.arch, model.dtype, str(model.pipeline.device)),
+            *(model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
+        ).set(1)
+
+    def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
+        """On the engine thread: one hop to the event loop for the whole batch, then the books."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived, batch, result)
+        if result is not None:
+            self._account(batch, result)
+
+    def _arrived(self, batch: Batch, result: BatchResult | None) -> None:
+        for ticket in batch.expired:
+            ticket.fail(TimeoutError())
+        if result is not None:
+            for item, outcome in zip(batch.items, result.outcomes, strict=True):
+                item.ticket.put(item.place, outcome, result)
+
+    def _account(self, batch: Batch, result: BatchResult) -> None:
+        count, seconds = len(batch.items), result.finished - result.started
+        model = self.models[batch.model]
+        bound = self.metrics.model(batch.model)
+        bound.batch_size.observe(count)
+        bound.batches[batch.release].inc()
+        bound.padding.inc(result.padding)
+        self.metrics.engine_busy.labels(str(model.pipeline.device)).inc(seconds)
+        for stage, spent in result.cpu_seconds.items():
+            self._cpu.add(stage, spent)
+        backend = model.pipeline.loader.name
+        for format in formats_of([item.info for item in batch.items], result.outcomes):
+            self.metrics.decode_backend.labels(backend, format).inc()
+        self._image_seconds += 0.2 * (seconds / count - self._image_seconds)
+
+    def _collect_engine(self) -> Iterator[Metric]:
+        family = GaugeMetricFamily(
+            "milkweed_engine_heartbeat_timestamp_seconds",
+            "Unix time of the engine's last sign of life; now, while it is idle.",
+            labels=["device"],
+        )
+        device = next((str(model.pipeline.device) for model in self.models.values()), "none")
+        family.add_metric([device], time.time() - self.engine.silent_seconds())
+        yield family
+
+    def _tick(self, due: float) -> None:
+        """Measure how late the loop is, on a timer of its own."""
+        assert self._loop is not None
+        now = self._loop.time()
+        self.metrics.loop_lag.observe(max(0.0, now - due))
+        due = now + LAG_TICK_SECONDS
+        self._lag_timer = self._loop.call_at(due, self._tick, due)
+
+
+def _log_failure(error: BaseException | None) -> None:
+    if error is not None:
+        logger.error("the models could not be loaded: %s", error)

@@ -1,0 +1,151 @@
+"""Every knob of the service: one frozen object, read once from flags, environment (MILKWEED_*) and file."""
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+ENV_PREFIX = "MILKWEED_"
+
+MIB = 1 << 20
+
+
+class SettingsError(ValueError):
+    """A knob has a value that cannot be; the message is one line with the knob, the value and the limit."""
+
+
+class Settings(BaseSettings):
+    """The knobs. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port of the service; 0 = any free one")
+    metrics_port: int = Field(default=8001, ge=0, le=65535, description="TCP port of /metrics alone; 0 = off")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
+        description="auto, cpu, cuda or cuda:N; auto = cuda if there",
+    )
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        default="float32",
+        description="numbers of the forward; auto = bfloat16 where the device computes in it",
+    )
+    loader: Literal["auto", "cpu", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
+    decode_threads: int = Field(default=0, ge=0, le=256, description="threads that decode; 0 = one a core")
+    lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
+    threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
+    micro_batch: int = Field(default=0, ge=0, le=256, description="CPU: images of one forward, fixed; 0 = auto")
+
+    max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
+    max_batch_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        le=10**12,
+        description="decoded pixels of one batch at most (one image may exceed it)",
+    )
+    max_queue_images: int = Field(
+        default=256, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
+    )
+    max_images_per_request: int = Field(
+        default=64, ge=1, le=4096, description="images of one request at most; beyond it 413"
+    )
+    max_body_bytes: int = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
+    max_image_bytes: int = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
+    max_held_bytes: int = Field(
+        default=512 * MIB,
+        ge=1024,
+        le=1 << 40,
+        description="bytes of all bodies in memory at most; beyond it 503",
+    )
+    top_k: int = Field(default=5, ge=1, le=100_000, description="classes in an answer that did not ask for a number")
+
+    timeout_ms: int = Field(default=30_000, ge=1, le=3_600_000, description="milliseconds a request may take")
+    max_timeout_ms: int = Field(
+        default=300_000, ge=1, le=3_600_000, description="milliseconds X-Request-Timeout-Ms may ask for"
+    )
+    keep_alive_seconds: int = Field(default=75, ge=1, le=3600, description="seconds an idle connection is kept")
+    drain_grace_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        le=600,
+        description="seconds it still accepts after SIGTERM while it says not ready",
+    )
+    drain_seconds: float = Field(default=30.0, ge=0, le=3600, description="seconds for requests in flight to finish")
+    engine_stall_seconds: float = Field(
+        default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Settings":
+        """Limits that contradict each other are refused at start, not met by the first unlucky request."""
+        if self.max_images_per_request > self.max_queue_images:
+            raise ValueError(
+                f"max_images_per_request = {self.max_images_per_request} is above max_queue_images = "
+                f"{self.max_queue_images}: such a request could never be admitted"
+            )
+        if self.timeout_ms > self.max_timeout_ms:
+            raise ValueError(f"timeout_ms = {self.timeout_ms} is above max_timeout_ms = {self.max_timeout_ms}")
+        if self.max_body_bytes > self.max_held_bytes:
+            raise ValueError(f"max_body_bytes = {self.max_body_bytes} is above max_held_bytes = {self.max_held_bytes}")
+        if self.port and self.port == self.metrics_port:
+            raise ValueError(f"port and metrics_port are both {self.port}")
+        return self
+
+
+def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
+    """The settings from flags, MILKWEED_* variables, `file`, defaults: the first that has a value.
+
+    Args:
+        flags: values from the command line by field name; `None` means not given.
+        file: TOML, keys are field names.
+    Raises:
+        SettingsError: one line that names the flag, variable or key, its value and the limit.
+    """
+    given = {name: value for name, value in (flags or {}).items() if value is not None}
+    from_file = _read_file(file) if file else {}
+    below = {name: value for name, value in from_file.items() if _variable(name) not in _upper_environment()}
+    try:
+        return Settings(**{**below, **given})
+    except ValidationError as error:
+        raise SettingsError(_one_line(error, given, below, file)) from None
+
+
+def _read_file(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"config file {file}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"config file {file} is not TOML: {error}") from None
+
+
+def _variable(field: str) -> str:
+    return (ENV_PREFIX + field).upper()
+
+
+def _upper_environment() -> dict[str, str]:
+    return {name.upper(): value for name, value in os.environ.items()}
+
+
+def _one_line(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> str:
+    """The first complaint, with the place the value came from in that place's own spelling."""
+    first = error.errors(include_url=False)[0]
+    if not first["loc"]:
+        return str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
+    name = str(first["loc"][0])
+    reason = first["msg"][0].lower() + first["msg"][1:]
+    if name in flags:
+        source, value = "--" + name.replace("_", "-"), flags[name]
+    elif name in file:
+        source, value = f"{path}: {name}", file[name]
+    else:
+        source, value = _variable(name), _upper_environment().get(_variable(name), first["input"])
+    if name not in Settings.model_fields:
+        return f"{source} = {value!r}: there is no such setting"
+    return f"{source} = {value!r}: {reason} ({Settings.model_fields[name].description})"

@@ -1,0 +1,81 @@
+"""What is known of one HTTP request while it is answered: its id, its clock, how it ended."""
+
+import random
+import re
+import time
+from typing import Any
+
+from .errors import ServiceError
+from .metrics import STAGES, ModelMetrics
+
+SCOPE_KEY = "milkweed.trace"
+
+# What may stand in a header, a JSON string and a log line as it is.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
+
+# Names as Server-Timing spells them, made once.
+_TIMINGS = tuple(stage + ";dur=%.3f" for stage in STAGES[:-1])
+
+
+def _new_id() -> bytes:
+    """An id nobody else has. Not os.urandom: it gives the interpreter lock away and waits to get it back."""
+    return b"%032x" % random.getrandbits(128)
+
+
+class Trace:
+    """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
+
+    __slots__ = ("code", "ends", "headers", "model", "request_id", "started", "status")
+
+    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+        self.started = time.perf_counter()
+        self.headers = dict(headers)
+        given = self.headers.get(b"x-request-id", b"")
+        self.request_id = given if _REQUEST_ID.fullmatch(given) else _new_id()
+        self.ends: list[float] = []  # of STAGES in order, the last one excepted
+        self.status = 0
+        self.code: str | None = None  # the error that the whole request ended with
+        self.model: ModelMetrics | None = None  # set once the request has passed every stage
+
+    def mark(self) -> None:
+        """The stage that runs ends now."""
+        self.ends.append(time.perf_counter())
+
+    def server_timing(self) -> bytes:
+        """The header: every finished stage and the total so far, ms."""
+        previous = self.started
+        parts = []
+        for text, end in zip(_TIMINGS, self.ends, strict=False):
+            parts.append(text % ((end - previous) * 1e3))
+            previous = end
+        now = time.perf_counter()
+        parts.append(f"respond;dur={(now - previous) * 1e3:.3f}, total;dur={(now - self.started) * 1e3:.3f}")
+        return ", ".join(parts).encode()
+
+    def observe_stages(self, end: float) -> None:
+        """Record the stages of a request that passed them all."""
+        if self.model is None:
+            return
+        previous = self.started
+        for child, stage_end in zip(self.model.stages, (*self.ends, end), strict=True):
+            child.observe(stage_end - previous)
+            previous = stage_end
+
+    def content_length(self) -> int | None:
+        """The declared length of the body; None where there is none (chunked, or no body).
+
+        Raises:
+            ServiceError: `bad_request` when it is not a number.
+        """
+        text = self.headers.get(b"content-length")
+        if text is None:
+            return None
+        if not text.isdigit() or len(text) > 18:
+            raise ServiceError("bad_request", "Content-Length is not a number", close=True)
+        return int(text)
+
+
+def trace_of(scope: Any) -> Trace:
+    """The trace that the middleware put into a scope."""
+    trace: Trace = scope[SCOPE_KEY]
+    return trace

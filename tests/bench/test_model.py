@@ -1,0 +1,147 @@
+"""The model benchmark: both sides compute the same, figures are what they say, the command writes them."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.bench import model as bench
+from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
+from milkweed.models.labels import default_labels
+from milkweed.models.structure import monarch_structure
+from milkweed.server.cli import main
+
+SMALL: dict[str, Any] = {
+    "img_size": 32,
+    "embed_dims": [8, 8, 16],
+    "token_dims": [8, 16, 32],
+    "downsample": [2, 2, 1],
+    "kernel_sizes": [3, 3, 3],
+    "depths": [0, 0, 2],
+    "num_heads": [1, 1, 2],
+    "mlp_ratio": 2,
+    "groups": [1, 1, 8],
+}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture
+def make_bundle(tmp_path: Path) -> Callable[[bool], Path]:
+    def make(monarch: bool) -> Path:
+        torch.manual_seed(0)
+        dense = create_model("vitae_basic", num_classes=5, **SMALL)
+        structure = monarch_structure(dense, select_linears(dense, ["mlp"])) if monarch else {}
+        config = BundleConfig(
+            arch="vitae_basic",
+            arch_args={"num_classes": 5, **SMALL},
+            structure=structure,
+            preprocess=PREPROCESS,
+        )
+        model = create_model("vitae_basic", num_classes=5, structure=structure, **SMALL)
+        save_bundle(tmp_path / "bundle", model, config, default_labels(5))
+        return tmp_path / "bundle"
+
+    return make
+
+
+def test_a_bundle_is_compared_with_itself_densified(make_bundle: Callable[[bool], Path]) -> None:
+    threads = torch.get_num_threads()
+    seen: list[tuple[int, int]] = []
+    document = bench.run(
+        make_bundle(True),
+        batch_sizes=(1, 3),
+        seconds=0,
+        mlp=False,
+        progress=lambda done, total: seen.append((done, total)),
+    )
+    assert torch.get_num_threads() == threads
+    rows = document["rows"]
+    assert [(row["dtype"], row["images"]) for row in rows] == [
+        ("float32", 1),
+        ("float32", 3),
+        ("bfloat16", 1),
+        ("bfloat16", 3),
+    ]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    for row in rows:
+        assert row["rounds"] == bench.LEAST_ROUNDS
+        assert row["relative_difference"] < (1e-5 if row["dtype"] == "float32" else 5e-2)
+        assert row["relative_difference"] > 0  # two computations, not one twice
+        assert row["macs_dense"] - row["macs_monarch"] == 64 * 4 * (32 * 64 - 768)
+        assert row["ratio_wall"] == pytest.approx(row["dense"]["wall_ms"] / row["monarch"]["wall_ms"], rel=1e-2)
+    assert document["settings"]["archs"] == []
+    assert document["machine"]["cores"] >= 1
+
+
+def test_an_architecture_gets_monarch_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
+    document = bench.run(archs=("deit_tiny_patch16_224",), batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+    (row,) = document["rows"]
+    saved = 12 * 197 * (2 * 192 * 768 - 2 * 192 * (192 + 768) // 4)
+    assert row["macs_dense"] - row["macs_monarch"] == saved
+    assert row["relative_difference"] < 1e-5
+
+
+def test_the_mlp_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "MLPS", {"tiny": (32, 64)})
+    document = bench.run(archs=(), seconds=0, nblocks=2)
+    assert [row["name"] for row in document["rows"]] == ["tiny mlp 32-64"] * 2
+    for row in document["rows"]:
+        assert row["macs_dense"] == 197 * 2 * 32 * 64
+        assert row["macs_monarch"] == 197 * 2 * (32 + 64) * 16
+        assert row["relative_difference"] < (1e-5 if row["dtype"] == "float32" else 2e-2)
+
+
+def test_calls_alternate_and_medians_are_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    clock = {"now": 0.0}
+
+    def call(side: str, seconds: float) -> Callable[[], torch.Tensor]:
+        def run() -> torch.Tensor:
+            order.append(side)
+            clock["now"] += seconds
+            return torch.ones(2)
+
+        return run
+
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock["now"])
+    monkeypatch.setattr(bench.time, "process_time", lambda: clock["now"] / 2)
+    pair = bench.Pair("mlp", "x", "float32", 1, call("dense", 0.030), call("monarch", 0.010), 6, 2)
+    row = bench._measure(pair, seconds=0.4)
+    assert (row.rounds, row.dense.wall_ms, row.monarch.wall_ms) == (10, 30, 10)
+    assert (row.dense.cpu_ms, row.monarch.cpu_ms, row.ratio_wall, row.ratio_cpu) == (15, 5, 3, 3)
+    assert row.dense.wall_iqr_ms == pytest.approx(0, abs=1e-9)
+    measured = order[2 + 2 * bench.WARM_UP_ROUNDS :]
+    assert measured[:4] == ["monarch", "dense", "dense", "monarch"]
+
+
+def test_the_command_writes_json(
+    make_bundle: Callable[[bool], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, out = make_bundle(True), tmp_path / "results" / "model.json"
+    arguments = ["bench", "model", str(path), "--seconds", "0", "--no-mlp", "--out", str(out)]
+    assert main([*arguments, "--json"]) == 0
+    printed, err = capfd.readouterr()
+    document = json.loads(printed)
+    assert err == ""
+    assert document == json.loads(out.read_text())
+    assert document["benchmark"] == "model"
+    assert document["command"].startswith("milkweed ")
+    assert document["settings"]["bundle"] == str(path)
+    assert main(arguments) == 0
+    printed, err = capfd.readouterr()
+    assert err == f"milkweed: wrote {out}\n"
+    assert len([line for line in printed.splitlines() if "bfloat16" in line]) == 2
+
+
+def test_a_dense_bundle_is_refused(
+    make_bundle: Callable[[bool], Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = make_bundle(False)
+    assert main(["bench", "model", str(path), "--out", str(tmp_path / "x.json")]) == 1
+    want = f"milkweed: error: bundle {path}: has no Monarch layer, nothing to compare: compress it first\n"
+    assert capfd.readouterr() == ("", want)
+    assert not (tmp_path / "x.json").exists()

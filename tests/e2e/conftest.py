@@ -1,0 +1,164 @@
+"""A real server process on a real socket, around a tiny model."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from milkweed.models.bundle import save_bundle
+from milkweed.models.config import BundleConfig
+from milkweed.models.labels import default_labels
+from milkweed.models.registry import create_model
+
+START_SECONDS = 60.0
+
+_SERVE = """
+import json, sys
+from pathlib import Path
+from milkweed.server.serve import run_server
+from milkweed.server.settings import load_settings
+bundles = {name: Path(path) for name, path in json.loads(sys.argv[2]).items()}
+sys.exit(run_server(load_settings(json.loads(sys.argv[1])), bundles))
+"""
+
+
+class Server:
+    """One server process; its output is collected as it comes."""
+
+    def __init__(self, bundles: dict[str, Path], settings: dict[str, object]) -> None:
+        arguments = [
+            json.dumps({"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}),
+            json.dumps({name: str(path) for name, path in bundles.items()}),
+        ]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**environment, "OMP_NUM_THREADS": "1"},
+        )
+        self.log: list[str] = []
+        self.url = self.line = self.metrics_url = ""
+        self._logged = threading.Condition()
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._logged:
+                self.log.append(line)
+                self._logged.notify_all()
+
+    def wait_ready(self) -> str:
+        """Wait for the line that is printed once the models are warm; the URL in it."""
+        assert self.process.stdout is not None
+        self.line = self.process.stdout.readline()
+        found = re.search(r"http://\S+", self.line)
+        assert found, f"no start: {self.exit()} {self.log}"
+        self.url = found[0]
+        return self.url
+
+    def wait_log(self, words: str) -> str:
+        """Wait for a line on stderr."""
+        with self._logged:
+            found = self._logged.wait_for(lambda: [line for line in self.log if words in line], START_SECONDS)
+        assert found, f"{words!r} not in {self.log}"
+        return found[0]
+
+    def metric(self, sample: str, url: str | None = None) -> float:
+        """A sample as it is written in the exposition; 0 where it is not."""
+        text = httpx.get((url or self.url) + "/metrics").text
+        found = re.search(rf"^{re.escape(sample)} (\S+)$", text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def exit(self) -> int:
+        """Wait for the end; the exit code."""
+        code = self.process.wait(START_SECONDS)
+        self._reader.join(START_SECONDS)
+        return code
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="session")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of a ViT that takes a millisecond."""
+    torch.manual_seed(0)
+    arch_args: dict[str, Any] = {
+        "num_classes": 10,
+        "embed_dim": 32,
+        "depth": 1,
+        "num_heads": 2,
+        "img_size": 32,
+        "patch_size": 8,
+    }
+    config = BundleConfig(
+        arch="deit_tiny_patch16_224",
+        arch_args=arch_args,
+        preprocess={
+            "size": 32,
+            "crop_pct": 1.0,
+            "interpolation": "bicubic",
+            "mean": [0.5, 0.5, 0.5],
+            "std": [0.5, 0.5, 0.5],
+        },
+    )
+    path = tmp_path_factory.mktemp("bundles") / "tiny"
+    save_bundle(path, create_model(config.arch, **arch_args), config, default_labels(10))
+    return path
+
+
+Serve = Callable[..., AbstractContextManager[Server]]
+
+
+@contextmanager
+def _serving(bundles: dict[str, Path], **settings: object) -> Iterator[Server]:
+    server = Server(bundles, settings)
+    try:
+        yield server
+    finally:
+        if server.process.poll() is None:
+            server.process.kill()
+        server.exit()
+        assert server.process.stdout is not None
+        assert server.process.stderr is not None
+        server.process.stdout.close()
+        server.process.stderr.close()
+
+
+@pytest.fixture
+def serving(tiny_bundle: Path) -> Serve:
+    """`with serving(port=...) as server:` a process that has just been started; settings as given."""
+    return lambda bundles=None, **settings: _serving(bundles or {"tiny": tiny_bundle}, **settings)
+
+
+@pytest.fixture(scope="module")
+def server(tiny_bundle: Path) -> Iterator[Server]:
+    """One warm server for the tests of a file that do not stop it; the metrics port is on."""
+    port = free_port()
+    with _serving({"tiny": tiny_bundle}, metrics_port=port) as running:
+        running.wait_ready()
+        running.metrics_url = f"http://127.0.0.1:{port}"
+        yield running

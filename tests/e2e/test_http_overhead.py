@@ -1,0 +1,23 @@
+"""The overhead benchmark, small: its figures are there and hang together."""
+
+from pathlib import Path
+
+import pytest
+
+from milkweed.bench.http_overhead import make_jpeg, run
+
+
+def test_figures_hang_together(tiny_bundle: Path) -> None:
+    result = run(tiny_bundle, requests=60, concurrency=4, body_bytes=20_000)
+    assert (result["requests"], result["errors"], result["statuses"]) == (60, 0, {"200": 60})
+    parts = ("decode_cpu_ms_per_request", "forward_cpu_ms_per_request", "overhead_cpu_ms_per_request")
+    assert sum(result[part] for part in parts) == pytest.approx(result["cpu_ms_per_request"], abs=0.01)
+    assert result["decode_cpu_ms_per_request"] > 0
+    assert result["forward_cpu_ms_per_request"] > 0
+    assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
+    assert result["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize("size_bytes", [30_000, 110_000])
+def test_body_has_the_size_asked_for(size_bytes: int) -> None:
+    assert len(make_jpeg(size_bytes)) == pytest.approx(size_bytes, rel=0.1)

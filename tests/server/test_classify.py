@@ -1,0 +1,158 @@
+"""POST /classify where it succeeds: three forms, several models, bad neighbours, headers."""
+
+import base64
+import json
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+JPEG = {"content-type": "image/jpeg"}
+
+
+def files(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
+    return [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
+
+
+def as_json(*images: bytes) -> dict[str, list[str]]:
+    return {"images": [base64.b64encode(image).decode() for image in images]}
+
+
+async def test_three_forms_give_the_same_answer(running: Any, kit: ModuleType) -> None:
+    image = kit.encoded("JPEG")
+    async with running() as app:
+        answers = [
+            await app.client.post("/classify", content=image, headers=JPEG),
+            await app.client.post("/classify", content=image, headers={"content-type": "application/octet-stream"}),
+            await app.client.post("/classify", content=image),
+            await app.client.post("/classify", files=files(image)),
+            await app.client.post("/classify", json=as_json(image)),
+        ]
+        [expected] = app.service.models["held"].pipeline.classify([image])
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.headers["content-type"] == "application/json"
+        body = answer.json()
+        assert list(body) == ["model", "version", "request_id", "results"]
+        assert body["model"] == "held"
+        assert body["version"] == kit.make_config().version
+        assert body["request_id"] == answer.headers["x-request-id"]
+        assert body["results"] == answers[0].json()["results"]
+    predictions = answers[0].json()["results"][0]["predictions"]
+    assert [p["index"] for p in predictions] == list(expected.index)
+    assert [p["score"] for p in predictions] == list(expected.score)
+    assert predictions[0] == {
+        "index": expected.index[0],
+        "id": f"n{expected.index[0]:03d}",
+        "label": f'label "{expected.index[0]}" ü',
+        "score": expected.score[0],
+    }
+
+
+async def test_top_k_and_model_are_chosen_by_query(running: Any, kit: ModuleType) -> None:
+    async with running(names=("first", "second")) as app:
+        default = await app.client.post("/classify?top_k=1", content=kit.encoded())
+        named = await app.client.post("/classify?model=second&top_k=7", content=kit.encoded())
+    assert (default.json()["model"], len(default.json()["results"][0]["predictions"])) == ("first", 1)
+    assert (named.json()["model"], len(named.json()["results"][0]["predictions"])) == ("second", 7)
+
+
+async def test_default_top_k_shrinks_to_the_classes(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"top_k": 100}) as app:
+        answer = await app.client.post("/classify", content=kit.encoded())
+    assert len(answer.json()["results"][0]["predictions"]) == kit.CLASSES
+
+
+async def test_bad_neighbours_change_no_byte_of_good_answers(running: Any, kit: ModuleType) -> None:
+    good = [kit.encoded(seed=seed) for seed in range(16)]
+    bad = [kit.broken(), b"", b"text", kit.encoded()[:9]] * 4
+    mixed = [image for pair in zip(good, bad, strict=True) for image in pair]
+    async with running(settings={"max_batch_size": 5}) as app:
+        together = await app.client.post("/classify", files=files(*mixed))
+        alone = [await app.client.post("/classify", content=image) for image in good]
+        assert app.value("images_total", model="held", outcome="ok") == 32
+        assert app.value("images_total", model="held", outcome="invalid") == 16
+    assert together.status_code == 200
+    results = together.json()["results"]
+    assert len(results) == 32
+    for place, answer in enumerate(alone):
+        assert json.dumps(results[2 * place]) == json.dumps(answer.json()["results"][0])
+    codes = [result["error"]["code"] for result in results[1::2]]
+    assert codes == ["undecodable", "empty", "unsupported_format", "undecodable"] * 4
+    assert results[1]["error"]["message"].startswith("image 1: ")
+
+
+async def test_json_with_one_bad_string_keeps_the_others(running: Any, kit: ModuleType) -> None:
+    body: dict[str, list[Any]] = {"images": [as_json(kit.encoded())["images"][0], "not base64!", 7]}
+    async with running() as app:
+        answer = await app.client.post("/classify", json=body)
+    assert answer.status_code == 200
+    good, text, number = answer.json()["results"]
+    assert len(good["predictions"]) == 5
+    assert text["error"] == {"code": "bad_request", "message": "image 1: images[1] is not base64"}
+    assert number["error"]["code"] == "bad_request"
+
+
+async def test_large_forms_are_parsed_off_the_event_loop(running: Any, kit: ModuleType) -> None:
+    large = kit.encoded("BMP", size=(500, 400))  # 600 kB each
+    async with running() as app:
+        multipart = await app.client.post("/classify", files=files(large, large))
+        as_text = await app.client.post("/classify", json=as_json(large, large))
+    assert multipart.status_code == as_text.status_code == 200
+    assert multipart.json()["results"] == as_text.json()["results"]
+
+
+async def test_request_id_comes_back_or_is_made(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        kept = await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-ID": "abc-1.2/3"})
+        made = [
+            await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-ID": bad})
+            for bad in ('quote"quote', "x" * 129, "two words", "ü".encode("latin-1"), "")
+        ]
+    assert kept.headers["x-request-id"] == kept.json()["request_id"] == "abc-1.2/3"
+    ids = [answer.headers["x-request-id"] for answer in made]
+    assert all(len(request_id) == 32 for request_id in ids)
+    assert len(set(ids)) == len(ids)
+
+
+async def test_server_timing_has_every_stage_and_adds_up(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        answer = await app.client.post("/classify", content=kit.encoded())
+    stages = kit.timings(answer)
+    assert list(stages) == [
+        *("receive", "parse", "queue", "decode", "forward", "postprocess", "deliver", "respond", "total")
+    ]
+    total = stages.pop("total")
+    assert sum(stages.values()) == pytest.approx(total, abs=0.01)
+
+
+async def test_requests_of_one_moment_share_a_batch(running: Any, kit: ModuleType) -> None:
+    import asyncio
+
+    async with running() as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        others = [asyncio.create_task(app.client.post("/classify", content=kit.encoded(seed=s))) for s in range(5)]
+        await kit.until(lambda: app.service.batcher.depth == 5)
+        app.model.gate.set()
+        answers = await asyncio.gather(first, *others)
+        assert app.model.sizes == [1, 5]
+        alone = [await app.client.post("/classify", content=kit.encoded(seed=s)) for s in range(5)]
+    assert all(answer.status_code == 200 for answer in answers)
+    assert [a.json()["results"] for a in answers[1:]] == [a.json()["results"] for a in alone]
+
+
+async def test_models_listing_tells_bytes_and_decisions(running: Any, kit: ModuleType) -> None:
+    async with running(names=("first", "second")) as app:
+        answer: httpx.Response = await app.client.get("/v1/models")
+    first, second = answer.json()["models"]
+    assert (first["name"], first["default"], second["default"]) == ("first", True, False)
+    assert first["num_classes"] == 7
+    assert first["parameter_bytes"] == {"dense_equivalent": 4000, "resident": 28 * 4, "on_disk": 1234}
+    assert (first["device"], first["dtype"]) == ("cpu", "float32")
+    assert first["loader"].startswith("pillow: ")
+    assert first["kernels"] == "dense: no structured layer"

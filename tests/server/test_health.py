@@ -1,0 +1,89 @@
+"""The three probes over the life of the service, and what else answers a GET."""
+
+import asyncio
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def probes(app: Any) -> tuple[int, ...]:
+    return tuple([(await app.client.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")])
+
+
+async def test_probes_over_a_life(running: Any, kit: ModuleType) -> None:
+    gate = threading.Event()
+    async with running(wait=False, open_gate=gate) as app:
+        assert await probes(app) == (200, 503, 503)
+        gate.set()
+        await asyncio.wrap_future(app.service.engine.prepared)
+        assert await probes(app) == (200, 200, 200)
+        app.service.begin_drain()
+        assert await probes(app) == (200, 503, 200)
+        unready = await app.client.get("/readyz")
+        assert unready.json()["error"]["code"] == "draining"
+        assert unready.headers["retry-after"] == "1"
+        assert app.value("requests_rejected_total", reason="draining") == 0  # a probe is no refused request
+
+
+async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
+    async with running(wait=False, open_error=ValueError("bundle x: bad hash")) as app:
+        with pytest.raises(ValueError, match="bad hash"):
+            await asyncio.wrap_future(app.service.engine.prepared)
+        assert await probes(app) == (503, 503, 503)
+        assert (await app.client.get("/v1/models")).json() == {"models": []}
+
+
+async def test_hanging_engine_is_neither_live_nor_ready(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"engine_stall_seconds": 0.05}) as app:
+        app.model.gate.clear()
+        stuck = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        await kit.until(lambda: app.service.engine.silent_seconds() > 0.05)
+        assert await probes(app) == (503, 503, 200)
+        app.model.gate.set()
+        await stuck
+        assert await probes(app) == (200, 200, 200)
+
+
+async def test_home_links_the_docs_and_escapes_the_host(running: Any) -> None:
+    async with running() as app:
+        page = await app.client.get("/", headers={"host": 'a"><script>:80'})
+    assert page.status_code == 200
+    assert 'href="docs"' in page.text
+    assert "curl -F image=@dog.jpg http://" in page.text
+    assert "<script>" not in page.text
+
+
+async def test_openapi_documents_classify_in_full(running: Any) -> None:
+    async with running() as app:
+        document = (await app.client.get("/openapi.json")).json()
+        docs = await app.client.get("/docs")
+    assert docs.status_code == 200
+    post = document["paths"]["/classify"]["post"]
+    assert set(post["requestBody"]["content"]) == {
+        *("image/*", "application/octet-stream", "multipart/form-data", "application/json")
+    }
+    assert set(post["responses"]) == {"200", "400", "404", "413", "415", "422", "500", "503", "504"}
+    assert {p["name"] for p in post["parameters"]} == {
+        "model",
+        "top_k",
+        "X-Request-ID",
+        "X-Request-Timeout-Ms",
+    }
+    assert {"/livez", "/readyz", "/startupz", "/v1/models", "/metrics"} <= set(document["paths"])
+    references = set(_references(document))
+    assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert "#/components/schemas/ClassifyAnswer" in references
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [ref for child in node.values() for ref in _references(child)]
+    if isinstance(node, list):
+        return [ref for child in node for ref in _references(child)]
+    return []
