@@ -19,7 +19,9 @@ from .info import Format, ImageInfo
 
 # What decoders raise for broken bytes. Everything else is answered in the same way but also logged.
 EXPECTED: tuple[type[Exception], ...] = (OSError, ValueError, SyntaxError, EOFError, LookupError)
+# libavif reports everything as RuntimeError, a track without a clock as a division by zero.
 EXPECTED += (TypeError, OverflowError, struct.error, zlib.error, Image.DecompressionBombError)
+EXPECTED += (RuntimeError, ZeroDivisionError)
 
 _QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as `warnings` stores it
 _EXACT_MODES = frozenset(("1", "L", "P", "RGB", "RGBA", "RGBX", "LA", "PA", "CMYK", "YCbCr", "I;16", "I;16B"))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import undecodable
 
-MAX_OBUS = 1024  # of one sample; a picture of 12 megapixels has a tile group for each of some 64 tiles
+MAX_UNITS = 256  # of one sample; dav1d takes as many tile groups
 _MAX_HEADER_BYTES = 1024  # 32 operating points take less than 400
 _SEQUENCE, _FRAME_HEADER, _FRAME, _REDUNDANT_HEADER = 1, 3, 6, 7
 _CHOSEN_PER_FRAME = 2  # SELECT_SCREEN_CONTENT_TOOLS and SELECT_INTEGER_MV
@@ -37,11 +37,12 @@ class Sequence:
 
 @dataclass(frozen=True)
 class Stream:
-    """One sample: the size of its pictures, px, and the samples of all that are decoded on the way."""
+    """One sample: the size of its pictures, px, the samples of all that are decoded, the units gone through."""
 
     width: int
     height: int
     samples: int
+    units: int
 
 
 class _Bits:
@@ -58,13 +59,13 @@ class _Bits:
         return self.value >> self.left & ((1 << count) - 1)
 
 
-def read_stream(data: bytes) -> Stream:
+def read_stream(data: bytes | memoryview) -> Stream:
     """Size and cost of the pictures in one sample; raises InputError where the headers do not tell."""
     sequence: Sequence | None = None
-    frames = 0
-    for kind, body in _units(data):
+    frames, units = 0, _units(data)
+    for kind, body in units:
         if kind == _SEQUENCE:
-            found = _read_sequence(_Bits(body[:_MAX_HEADER_BYTES]))
+            found = _read_sequence(_Bits(body))
             if sequence not in (None, found):
                 raise undecodable("AV1 stream has two different sequence headers")
             sequence = found
@@ -72,16 +73,17 @@ def read_stream(data: bytes) -> Stream:
             if sequence is None:
                 raise undecodable("AV1 stream has a frame before its sequence header")
             frames += 1
-            if _overrides_size(_Bits(body[:_MAX_HEADER_BYTES]), sequence):
+            if _overrides_size(_Bits(body), sequence):
                 raise undecodable("AV1 stream has a frame of another size than its sequence header says")
     if sequence is None or not frames:
         raise undecodable("AV1 stream has no picture")
-    return Stream(sequence.width, sequence.height, sequence.samples * frames)
+    return Stream(sequence.width, sequence.height, sequence.samples * frames, len(units))
 
 
-def _units(data: bytes) -> list[tuple[int, bytes]]:
+def _units(data: bytes | memoryview) -> list[tuple[int, bytes]]:
     """Type and content of each open bitstream unit, of the content only as much as a header can take."""
-    units, position = [], 0
+    units: list[tuple[int, bytes]] = []
+    position = 0
     while position < len(data):
         header = data[position]
         position += 2 if header & 4 else 1
@@ -90,14 +92,14 @@ def _units(data: bytes) -> list[tuple[int, bytes]]:
             size, position = _leb128(data, position)
         if size < 0 or position + size > len(data):
             raise undecodable("AV1 stream is cut off")
-        if len(units) >= MAX_OBUS:
-            raise undecodable(f"AV1 stream has more than {MAX_OBUS} units")
-        units.append((header >> 3 & 15, data[position : position + min(size, _MAX_HEADER_BYTES)]))
+        if len(units) >= MAX_UNITS:
+            raise undecodable(f"AV1 stream has more than {MAX_UNITS} units")
+        units.append((header >> 3 & 15, bytes(data[position : position + min(size, _MAX_HEADER_BYTES)])))
         position += size
     return units
 
 
-def _leb128(data: bytes, position: int) -> tuple[int, int]:
+def _leb128(data: bytes | memoryview, position: int) -> tuple[int, int]:
     """A little-endian base-128 number and the position behind it (section 4.10.5)."""
     value = 0
     for i in range(8):
@@ -160,8 +162,9 @@ def _skip_uvlc(bits: _Bits) -> None:
     zeros = 0
     while not bits.take(1):
         zeros += 1
-    if zeros < 32:
-        bits.take(zeros)
+        if zeros == 32:  # decoders differ on what follows, and no honest stream has it
+            raise undecodable("AV1 header has a number of impossible length")
+    bits.take(zeros)
 
 
 def _read_motion_tools(bits: _Bits) -> tuple[int, int]:

@@ -16,8 +16,10 @@ from .avif_tracks import read_tracks
 from .exif import orientation as exif_orientation
 
 MAX_SAMPLES = 50_000_000  # 12.5 megapixels in 4:4:4 with alpha
+MAX_UNITS = 8192  # a grid of 1024 tiles has three for each
 
 _Size = tuple[int, int]
+_Picture = tuple[bytes | memoryview, _Size]
 
 
 def read_avif(data: bytes) -> ImageInfo:
@@ -43,42 +45,45 @@ def _declared_sizes(data: bytes) -> list[_Size]:
     boxes = file_boxes(data)
     meta, moov = one(boxes, b"meta"), one(boxes, b"moov")
     sizes: list[_Size] = []
-    samples = 0
     if meta is not None:
         items = read_items(data, meta)
-        samples += _check_items(data, items)
+        _check_streams(_pictures(data, items))
         primary = items.by_id.get(items.primary)
         if primary is not None and primary.size is not None:
             sizes.append(primary.size)
-    for track in read_tracks(data, moov) if moov is not None else []:
-        if track.meta is not None:
-            _check_items(data, read_items(data, track.meta))
-        samples += _check_stream(track.sample, track.size)
-        sizes.append(track.size)
-    if samples > MAX_SAMPLES:
-        raise undecodable(f"AVIF decodes to {samples} samples: limit {MAX_SAMPLES}")
+    if moov is not None:
+        tracks = read_tracks(data, moov)
+        for track in tracks:
+            if track.meta is not None:
+                _pictures(data, read_items(data, track.meta))
+        _check_streams([(track.sample, track.size) for track in tracks])
+        sizes += [track.size for track in tracks]
     return sizes
 
 
-def _check_items(data: bytes, items: Items) -> int:
-    """Hold each picture against its ispe and each EXIF block against its bound; returns the samples."""
-    samples = 0
+def _pictures(data: bytes, items: Items) -> list[_Picture]:
+    """Stream and declared size of every coded picture, thumbnails too; metadata is checked on the way."""
+    pictures: list[_Picture] = []
     for number, item in items.by_id.items():
         if item.type == b"sato":
             raise undecodable("AVIF is computed from several pictures (sato): expected one")
         if item.type == b"Exif":
-            check_exif(item.read(data)[4:])
-        if item.type != b"av01" or not item.length:
-            continue
-        if item.size is None:
-            raise undecodable(f"AVIF item {number} has no size")
-        samples += _check_stream(item.read(data), item.size)
-    return samples
+            check_exif(bytes(item.read(data)[4:]))
+        if item.type == b"av01" and item.length:
+            if item.size is None:
+                raise undecodable(f"AVIF item {number} has no size")
+            pictures.append((item.read(data), item.size))
+    return pictures
 
 
-def _check_stream(sample: bytes, size: _Size) -> int:
-    """Samples that a stream decodes to; raises InputError where its size is not the declared one."""
-    stream = read_stream(sample)
-    if (stream.width, stream.height) != size:
-        raise undecodable(f"AVIF says {size[0]}x{size[1]} px but its stream is {stream.width}x{stream.height} px")
-    return stream.samples
+def _check_streams(pictures: list[_Picture]) -> None:
+    """Raise InputError where a stream is not of its declared size or all together cost too much."""
+    samples = units = 0
+    for stream, size in pictures:
+        found = read_stream(stream)
+        if (found.width, found.height) != size:
+            raise undecodable(f"AVIF says {size[0]}x{size[1]} px but its stream is {found.width}x{found.height} px")
+        samples += found.samples
+        units += found.units
+        if samples > MAX_SAMPLES or units > MAX_UNITS:
+            raise undecodable(f"AVIF takes {samples} samples in {units} units: limit {MAX_SAMPLES} and {MAX_UNITS}")

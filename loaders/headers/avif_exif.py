@@ -1,6 +1,7 @@
 """A bound on the EXIF block of an AVIF, which Pillow parses whole while it opens the file.
 
-It copies what every tag refers to: 65,535 tags that all point at the same megabyte are 64 GB.
+Before version 13 it copies what every tag refers to, the same bytes again and again; since then 65,535 small
+tags still cost it 0.6 s.
 """
 
 from typing import Literal
@@ -10,6 +11,7 @@ from ..errors import undecodable
 MAX_BLOCK_BYTES = 1 << 20
 MAX_ENTRIES = 512  # of a directory
 _POINTERS = (0x8769, 0x8825, 0xA005)  # Exif, GPS and interoperability directories
+_MAGIC = (b"II*\0", b"MM\0*")
 _TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 
 
@@ -19,6 +21,10 @@ def check_exif(block: bytes) -> None:
         raise undecodable(f"AVIF has an EXIF block of {len(block)} bytes: limit {MAX_BLOCK_BYTES}")
     while block.startswith(b"Exif\0\0"):
         block = block[6:]
+    if not block:
+        return
+    if block[:4] not in _MAGIC:
+        raise undecodable("AVIF has an EXIF block that is not one")
     order: Literal["little", "big"] = "big" if block.startswith(b"MM") else "little"
     directories, todo = 0, [int.from_bytes(block[4:8], order)]
     while todo:

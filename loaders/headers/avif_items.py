@@ -27,8 +27,11 @@ class Item:
         """Bytes of the item, all extents together."""
         return sum(length for _, length in self.extents)
 
-    def read(self, data: bytes) -> bytes:
-        """The content of the item."""
+    def read(self, data: bytes) -> bytes | memoryview:
+        """The content of the item, copied only where it is in pieces."""
+        if len(self.extents) == 1:
+            start, length = self.extents[0]
+            return memoryview(data)[start : start + length]
         return b"".join(data[start : start + length] for start, length in self.extents)
 
 

@@ -3,6 +3,7 @@
 import base64
 import struct
 import time
+from contextlib import suppress
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -35,6 +36,12 @@ def said_to_be(body: bytes, box: bytes, width: int, height: int) -> bytes:
     return body
 
 
+def see_through(image: Image.Image) -> Image.Image:
+    """The image with its own grey as alpha: libavif writes no alpha where all is opaque."""
+    image.putalpha(image.convert("L"))
+    return image
+
+
 def with_brand(body: bytes, brand: bytes) -> bytes:
     """The body with another major brand."""
     return body[:8] + brand + body[12:]
@@ -49,12 +56,12 @@ def loader():
 
 @pytest.fixture(scope="module")
 def still(picture, encoded) -> bytes:
-    return encoded(picture(60, 40).convert("RGBA"), "AVIF", speed=10)
+    return encoded(see_through(picture(60, 40)), "AVIF", speed=10)
 
 
 @pytest.fixture(scope="module")
 def moving(picture, encoded) -> bytes:
-    frames = [picture(60, 40, seed).convert("RGBA") for seed in range(3)]
+    frames = [see_through(picture(60, 40, seed)) for seed in range(3)]
     return encoded(frames[0], "AVIF", speed=10, save_all=True, append_images=frames[1:], duration=40)
 
 
@@ -68,7 +75,8 @@ def refusal(body: bytes) -> InputError:
 @pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
 @pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:0:0"])
 def test_encoded_pictures_are_accepted(picture, encoded, loader, size, mode, subsampling):
-    body = encoded(picture(*size).convert(mode), "AVIF", speed=10, subsampling=subsampling)
+    image = see_through(picture(*size)) if mode == "RGBA" else picture(*size).convert(mode)
+    body = encoded(image, "AVIF", speed=10, subsampling=subsampling)
     info = inspect(body)
     assert (info.width, info.height, info.frames, info.cost) == (*size, 1, "avif")
     assert loader.load([body]).ok == [0]
@@ -130,11 +138,12 @@ def test_cut_off_bodies_are_undecodable(still, moving, loader):
         st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=4)), min_size=1, max_size=4
     ),
 )
-def test_changed_bodies_raise_nothing_else(still, moving, loader, caplog, moves, changes):
+def test_changed_bodies_raise_nothing_else(still, moving, loader, moves, changes):
     body = bytearray(moving if moves else still)
     for where, what in changes:
         at = 24 + int(where * (min(len(body), 2000) - 28))
         body[at : at + len(what)] = what
+    with suppress(InputError):  # our own readers let nothing else out
+        inspect(bytes(body))
     result = loader.load([bytes(body)])
     assert not result.errors or result.errors[0].code in ("undecodable", "too_many_pixels")
-    assert "unexpected" not in caplog.text

@@ -26,7 +26,7 @@ def grid(tile: bytes, tile_size: tuple[int, int], rows: int, columns: int, size:
     associations += b"".join(struct.pack(">HBBBB", tile, 3, 2, 3, 0x84) for tile in tiles)
 
     def meta(offset: int) -> bytes:
-        places = struct.pack(">HHHHHII", 1, 1, 0, 1, 0, 0, len(shape))[:10] + struct.pack(">II", 0, len(shape))
+        places = struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(shape))
         places += b"".join(struct.pack(">HHHHII", tile, 0, 0, 1, offset, len(stream)) for tile in tiles)
         return _full(
             b"meta",
@@ -57,10 +57,12 @@ def animation_of_many(body: bytes, copies: int) -> bytes:
     return bytes(patched) + _box(b"mdat", stream + inter)
 
 
-def exif_bomb(tags: int, size: int) -> bytes:
-    """An EXIF block whose tags all refer to the same `size` bytes."""
-    entries = b"".join(struct.pack("<HHII", 40000 + i, 7, size, 8) for i in range(tags))
-    return b"Exif\0\0II*\0" + struct.pack("<IH", 8, tags) + entries + bytes(4 + size)
+def with_exif(body: bytes, tags: int, size: int) -> bytes:
+    """The body with its EXIF block made one whose tags all refer to the same `size` bytes."""
+    at = body.rindex(b"MM\0*")
+    entries = b"".join(struct.pack(">HHII", 40000 + i, 7, size, 8) for i in range(tags))
+    block = b"MM\0*" + struct.pack(">IH", 8, tags) + entries
+    return body[:at] + block + body[at + len(block) :]
 
 
 def _ispe(size: tuple[int, int]) -> bytes:
@@ -107,5 +109,9 @@ def test_frames_before_the_first_shown_one_count(encoded):
 
 
 def test_exif_that_refers_to_the_same_bytes_again_and_again_is_refused(picture, encoded):
-    body = encoded(picture(8, 8), "AVIF", speed=10, exif=exif_bomb(tags=400, size=100_000))
-    assert refusal(body).message.startswith("AVIF EXIF refers to 4")
+    exif = Image.Exif()
+    exif[0x010E] = "a" * 10_000
+    body = encoded(picture(8, 8), "AVIF", speed=10, exif=exif)
+    assert inspect(with_exif(body, tags=3, size=5000)).pixels == 64
+    assert refusal(with_exif(body, tags=100, size=5000)).message.startswith("AVIF EXIF refers to 500000 bytes")
+    assert refusal(with_exif(body, tags=600, size=1)).message.endswith("in 600 tags")
