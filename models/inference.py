@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from ..kernels import PackedMonarch, pack_monarch, packed_linear, packed_mlp
+from ..kernels import PackedMonarch, decide, pack_monarch, packed_linear, packed_mlp
 from .monarch import MonarchLinear
 from .vitae.reduction import PerformerAttention
 
@@ -80,6 +80,11 @@ def prepare_for_inference(model: nn.Module, *, dtype: torch.dtype = torch.float3
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
     return model
+
+
+def kernel_decision(device: torch.device) -> str:
+    """What a prepared model's Monarch layers run on there, and why, in words."""
+    return str(decide(device, differentiable=False))
 
 
 def _pack(model: nn.Module, dtype: torch.dtype) -> None:

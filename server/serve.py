@@ -46,15 +46,14 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         bundles: where each served model lies, by name; the first one is the default.
 
     Returns:
-        0 after a clean end; 1 when a port is in use, a model cannot be loaded, or the engine did not end.
+        0 after a clean end; 1 when a model cannot be loaded, after one line that says why, or when the engine did
+        not end.
+
+    Raises:
+        PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
-    try:
-        listener = _listen(settings.host, settings.port)
-    except PortError as error:
-        print(f"milkweed: {error}", file=sys.stderr)
-        return 1
-    with listener:
+    with _listen(settings.host, settings.port) as listener:
         return _Run(settings, bundles, listener).run()
 
 
@@ -91,11 +90,7 @@ class _Run:
         self._server = _Server(self._config(), self)
 
     def run(self) -> int:
-        try:
-            metrics_server = self._serve_metrics()
-        except PortError as error:
-            print(f"milkweed: {error}", file=sys.stderr)
-            return 1
+        metrics_server = self._serve_metrics()
         logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
         try:
             self._server.run(sockets=[self._listener])
@@ -150,7 +145,7 @@ class _Run:
         if error is not None:
             self._failed = True
             if isinstance(error, ValueError | OSError):
-                logger.error("%s", error)
+                print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
             else:
                 logger.error("the models could not be loaded", exc_info=error)
             self._server.should_exit = True

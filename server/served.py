@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..kernels import decide
 from ..loaders.guard import DEFAULT_LIMITS, Limits
 from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
+from ..models.inference import kernel_decision
 from .errors import ServiceError
 from .pipeline import Outcome, Pipeline, Predictions, build_pipeline
 from .settings import Settings
@@ -45,7 +45,7 @@ class ServedModel:
         """The implementation that the structured layers run on, and why."""
         if not self.config.structure:
             return "dense: no structured layer"
-        return str(decide(self.pipeline.device, differentiable=False))
+        return kernel_decision(self.pipeline.device)
 
     @property
     def parameter_bytes(self) -> dict[str, int]:

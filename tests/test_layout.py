@@ -12,7 +12,7 @@ MAY_IMPORT = {
     "kernels": set(),
     "loaders": set(),
     "models": {"kernels"},
-    "server": {"models", "loaders", "kernels"},
+    "server": {"models", "loaders"},
     "bench": {"server", "models", "loaders", "kernels"},
 }
 # The command `milkweed bench` is the one place that knows the bench room.

@@ -1,6 +1,5 @@
 """A real server process on a real socket, around a tiny model."""
 
-import json
 import os
 import re
 import signal
@@ -24,27 +23,19 @@ from milkweed.models.registry import create_model
 
 START_SECONDS = 60.0
 
-_SERVE = """
-import json, sys
-from pathlib import Path
-from milkweed.server.serve import run_server
-from milkweed.server.settings import load_settings
-bundles = {name: Path(path) for name, path in json.loads(sys.argv[2]).items()}
-sys.exit(run_server(load_settings(json.loads(sys.argv[1])), bundles))
-"""
+_MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
 
 
 class Server:
     """One server process; its output is collected as it comes."""
 
     def __init__(self, bundles: dict[str, Path], settings: dict[str, object]) -> None:
-        arguments = [
-            json.dumps({"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}),
-            json.dumps({name: str(path) for name, path in bundles.items()}),
-        ]
+        settings = {"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}
+        arguments = [f"{name}={path}" for name, path in bundles.items()]
+        arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, *arguments],
+            [sys.executable, "-c", _MILKWEED, "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
