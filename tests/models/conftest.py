@@ -1,10 +1,14 @@
 """Fixtures of the model tests: tiny models of each family, and a bundle of one."""
 
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from milkweed.models.bundle import save_bundle
 from milkweed.models.config import BundleConfig
@@ -61,3 +65,25 @@ def tiny_bundle(tmp_path: Path, tiny_config: BundleConfig) -> Path:
     model = create_model(tiny_config.arch, structure=tiny_config.structure, **tiny_config.arch_args)
     save_bundle(tmp_path / "tiny", model, tiny_config)
     return tmp_path / "tiny"
+
+
+@pytest.fixture(scope="session")
+def fill(shared: Path) -> ModuleType:
+    """The module that derives weights from key names."""
+    spec = importlib.util.spec_from_file_location("fill_by_key", shared / "golden" / "fill_by_key.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def golden(shared: Path) -> dict[str, np.ndarray]:
+    with np.load(shared / "golden" / "vitae_fill_logits.npz") as data:
+        return {key.lower(): data[key] for key in data.files}
+
+
+@pytest.fixture(scope="session")
+def images(fill: ModuleType) -> Tensor:
+    return torch.from_numpy(fill.make_input())

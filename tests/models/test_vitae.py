@@ -1,6 +1,5 @@
 """ViTAE v1 against logits recorded from the original code, and each known trap planted to show it is caught."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from functools import partial
@@ -18,28 +17,6 @@ from milkweed.models.vitae.reduction import PerformerAttention, PerformerReducti
 
 # Small's logits are larger (17.7) and the original's own float32 is 5.9e-6 off; all others are within 1e-5.
 TOLERANCE = {name: 2e-5 if name == "vitae_basic_small" else 1e-5 for name in VITAE_VARIANTS}
-
-
-@pytest.fixture(scope="module")
-def fill(shared: Path) -> ModuleType:
-    """The module that derives weights from key names."""
-    spec = importlib.util.spec_from_file_location("fill_by_key", shared / "golden" / "fill_by_key.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def golden(shared: Path) -> dict[str, np.ndarray]:
-    with np.load(shared / "golden" / "vitae_fill_logits.npz") as data:
-        return {key.lower(): data[key] for key in data.files}
-
-
-@pytest.fixture(scope="module")
-def images(fill: ModuleType) -> Tensor:
-    return torch.from_numpy(fill.make_input())
 
 
 def build(name: str, fill: ModuleType) -> ViTAE:
