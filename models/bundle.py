@@ -130,8 +130,9 @@ def _read_config(path: Path) -> BundleConfig:
         raise BundleError("no such folder")
     if not path.is_dir():
         raise BundleError("is a file, a bundle is a folder")
+    document = _read_json_file(path / CONFIG)
     try:
-        config = BundleConfig.from_dict(parse_json(_read_json_file(path / CONFIG)))
+        config = BundleConfig.from_dict(parse_json(document))
     except ValueError as error:
         raise BundleError(f"{CONFIG}: {error}") from None
     data = _read_json_file(path / LABELS)

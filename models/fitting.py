@@ -1,6 +1,6 @@
 """Fits a checkpoint to an architecture: structure and classes are the file's, misfits are explained."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,9 @@ def fit_checkpoint(
     structure = _monarch_layers(source, model, state)
     with weightless():
         replace_linears(model, structure)
+    own_keys = state.keys()
     state, notes = _tolerate(model, state)
-    _check_fit(source, arch, family, model, state)
+    _check_fit(source, arch, family, model, state, own_keys)
     model.load_state_dict(_as_expected(source, model, state, notes), strict=True, assign=True)
     if structure:
         notes.append(f"{len(structure)} Monarch layers in the checkpoint")
@@ -139,19 +140,21 @@ def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, 
 _WEIGHTLESS = ("num_batches_tracked", "relative_position_index")
 
 
-def _check_fit(source: str, arch: str, family: Family, model: nn.Module, state: Mapping[str, Tensor]) -> None:
+def _check_fit(
+    source: str, arch: str, family: Family, model: nn.Module, state: Mapping[str, Tensor], own_keys: Collection[str]
+) -> None:
     expected = model.state_dict()
     missing = [key for key in expected if key not in state]
     unexpected = [key for key in state if key not in expected]
     wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
     if not (missing or unexpected or wrong):
         return
-    common = len(expected) - len(missing)
+    common = sum(key in own_keys for key in expected)  # what was filled in is not the file's
     problems = [f"first missing {missing[0]}"] if missing else []
     problems += [f"first unexpected {quoted(unexpected[0])}"] if unexpected else []
     problems += [f"first of another shape {_shapes(wrong[0], expected, state)}"] if wrong else []
     raise CheckpointError(
-        f"{source}: {_verdict(arch, family)}; {len(expected)} keys expected, {len(state)} found, "
+        f"{source}: {_verdict(arch, family)}; {len(expected)} keys expected, {len(own_keys)} found, "
         f"{common} in common; {'; '.join(problems)}",
         _details(arch, family, missing, unexpected, [_shapes(key, expected, state) for key in wrong]),
     )
