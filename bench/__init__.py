@@ -1,1 +1,1 @@
-"""milkweed.bench."""
+"""What measures: decoding, forward, HTTP; and what made the demo model."""

@@ -1,1 +1,1 @@
-"""milkweed.server."""
+"""Everything that knows HTTP, time or load, and the `milkweed` command."""
