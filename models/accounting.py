@@ -19,6 +19,14 @@ from torch.utils.flop_counter import flop_registry
 
 from .monarch import MonarchLinear
 
+# torch 2.10 has no formula for the CPU's attention; it is that of the others.
+_FORMULAS = {
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        torch.ops.aten._scaled_dot_product_efficient_attention
+    ],
+    **flop_registry,
+}
+
 
 @dataclass(frozen=True)
 class ParameterCount:
@@ -150,7 +158,7 @@ class _MacCounter(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        formula = flop_registry.get(func._overloadpacket)
+        formula = _FORMULAS.get(func._overloadpacket)
         if formula is not None:
             self.add(formula(*args, **kwargs, out_val=result) // 2)
         return result
