@@ -144,7 +144,7 @@ def run(
         "load_average": {"before": load_before, "after": os.getloadavg()},
         "versions": library_versions(),
         "settings": {
-            "bundle": str(bundle) if bundle else None,
+            "bundle": bundle.name if bundle else None,
             "archs": list(archs),
             "layers": list(layers),
             "nblocks": nblocks,
