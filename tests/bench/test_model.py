@@ -130,7 +130,7 @@ def test_the_command_writes_json(
     assert document == json.loads(out.read_text())
     assert document["benchmark"] == "model"
     assert document["command"].startswith("milkweed ")
-    assert document["settings"]["bundle"] == str(path)
+    assert document["settings"]["bundle"] == path.name
     assert main(arguments) == 0
     printed, err = capfd.readouterr()
     assert err == f"milkweed: wrote {out}\n"

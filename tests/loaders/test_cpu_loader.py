@@ -195,7 +195,7 @@ def test_metadata_bombs_never_reach_the_decoder(picture, encoded, levels):
     assert np.array_equal(levels(CpuLoader(SPEC), stuffed, SPEC), levels(CpuLoader(SPEC), body, SPEC))
 
 
-@pytest.mark.parametrize("error", [MemoryError, SystemError, RuntimeError, AttributeError])
+@pytest.mark.parametrize("error", [MemoryError, SystemError, AttributeError])
 def test_unexpected_error_stays_in_its_slot_and_is_logged_once(error, picture, encoded, monkeypatch, caplog):
     bodies = [encoded(picture(30, 30, seed), "PNG") for seed in range(3)]
     expected = CpuLoader(SPEC).load([bodies[0], bodies[2]]).pixels
