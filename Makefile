@@ -6,7 +6,7 @@ BIN := .venv/bin
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check bench lock clean
+.PHONY: serve test check bench image lock clean
 
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
@@ -23,6 +23,9 @@ bench: .venv/.installed-bench
 	$(BIN)/milkweed bench model
 	$(BIN)/milkweed bench decode
 	$(BIN)/milkweed bench http
+
+image:
+	docker build --tag milkweed .
 
 # The stamps make the second run quick: nothing is installed again until what they depend on changes.
 .venv/bin/python:

@@ -43,8 +43,14 @@ def load_batch(
     size: int,
     limits: Limits,
     pool: Executor | None,
+    workers: int = 1,
 ) -> LoadResult:
-    """Run `load_one` for every item, in `pool` where there is one; each writes its own row.
+    """Run `load_one` for every item; each writes its own row.
+
+    Args:
+        pool: where it runs; the calling thread when None.
+        workers: threads of `pool`. Each takes item after item: one hand-over a thread, not one an image, which
+            would cost 0.06 ms each.
 
     Raises:
         ValueError: there are not as many infos as items.
@@ -63,8 +69,19 @@ def load_batch(
             return error, watch
         return None, watch
 
-    outcomes = list((map if pool is None else pool.map)(run, range(len(items))))
-    return _gather(pixels, outcomes)
+    outcomes: dict[int, tuple[InputError | None, Stopwatch]] = {}
+    turns = iter(range(len(items)))  # shared: a free thread takes the next
+
+    def work() -> None:
+        for index in turns:
+            outcomes[index] = run(index)
+
+    if pool is None:
+        work()
+    else:
+        for worker in [pool.submit(work) for _ in range(min(workers, len(items)))]:
+            worker.result()
+    return _gather(pixels, [outcomes[index] for index in range(len(items))])
 
 
 def _load_slot(

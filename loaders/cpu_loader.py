@@ -44,7 +44,7 @@ class CpuLoader:
 
     def load(self, items: Sequence[bytes], infos: Sequence[ImageInfo | None] | None = None) -> LoadResult:
         """See `Loader.load`. May be called from several threads; they share the pool."""
-        return load_batch(self._load_one, items, infos, self.spec.size, self.limits, self._pool)
+        return load_batch(self._load_one, items, infos, self.spec.size, self.limits, self._pool, self.num_threads)
 
     def close(self) -> None:
         """Let the running images end and give the threads back."""

@@ -22,8 +22,8 @@ from ..trace import Trace, trace_of
 # Parsing more than this happens on another thread, so that the event loop goes on.
 INLINE_PARSE_BYTES = 1 << 20
 
-# A client that leaves sooner than this is noticed no earlier: its answer is nearly there.
-WATCH_AFTER_SECONDS = 0.1
+# A client that leaves sooner than this is noticed no earlier: its answer is nearly there, and watching costs a task.
+WATCH_AFTER_SECONDS = 0.5
 
 Inspected = tuple[bytes, ImageInfo] | InputError | ServiceError
 
