@@ -1,6 +1,7 @@
 """The model benchmark: both sides compute the same, figures are what they say, the command writes them."""
 
 import json
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -119,17 +120,21 @@ def test_calls_alternate_and_medians_are_taken(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_writes_json(
-    make_bundle: Callable[[bool], Path], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    make_bundle: Callable[[bool], Path],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     path, out = make_bundle(True), tmp_path / "results" / "model.json"
     arguments = ["bench", "model", str(path), "--seconds", "0", "--no-mlp", "--out", str(out)]
-    assert main([*arguments, "--json"]) == 0
+    monkeypatch.setattr("sys.argv", ["/somewhere/bin/milkweed", *arguments, "--json"])
+    assert main() == 0
     printed, err = capfd.readouterr()
     document = json.loads(printed)
     assert err == ""
     assert document == json.loads(out.read_text())
     assert document["benchmark"] == "model"
-    assert document["command"].startswith("milkweed ")
+    assert document["command"] == shlex.join(["milkweed", *arguments, "--json"])
     assert document["settings"]["bundle"] == path.name
     assert main(arguments) == 0
     printed, err = capfd.readouterr()
