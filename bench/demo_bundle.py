@@ -19,7 +19,8 @@ from ..models.config import BundleConfig
 from ..models.labels import Label
 from ..models.provenance import add_step
 from ..models.structure import structure_of
-from ..server.evaluate import evaluate, find_samples
+from ..server.dataset import find_samples
+from ..server.evaluate import evaluate
 from ..server.pipeline import build_pipeline
 from .demo_model import ARCH_ARGS, MEAN, STD, build
 

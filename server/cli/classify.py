@@ -112,7 +112,7 @@ def _read(path: Path) -> bytes | Result:
 
 def _expanded(paths: Sequence[Path]) -> Iterator[Path]:
     """Folders replaced by the images in them, by name."""
-    from ..evaluate import IMAGE_SUFFIXES
+    from ..dataset import IMAGE_SUFFIXES
 
     for path in paths:
         if not path.is_dir():

@@ -16,7 +16,8 @@ from .progress import progress
 from .record import record_evaluation
 
 if TYPE_CHECKING:
-    from ..evaluate import DataSet, Evaluation
+    from ..dataset import DataSet
+    from ..evaluate import Evaluation
     from ..served import ServedModel
 
 Data = Annotated[
@@ -54,7 +55,8 @@ def evaluate(
       milkweed evaluate ./deit ./imagenet/val --limit 5000
     """
     from ...models import read_config
-    from ..evaluate import evaluate, find_samples
+    from ..dataset import find_samples
+    from ..evaluate import evaluate
     from ..served import open_model
     from ..settings import load_settings
 

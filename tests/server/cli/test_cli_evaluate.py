@@ -10,7 +10,8 @@ import pytest
 
 from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
-from milkweed.server.evaluate import DataError, evaluate, find_samples, read_image
+from milkweed.server.dataset import DataError, find_samples, read_image
+from milkweed.server.evaluate import evaluate
 from milkweed.server.pipeline import Pipeline, Predictions, build_pipeline
 
 TINY = 1 << 20
