@@ -6,7 +6,6 @@ least; images a second are wall time. One thread.
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from rich.table import Table
 from ..loaders import CpuLoader, PillowLoader, PreprocessSpec, geometry
 from ..loaders.normalise import Normaliser
 from ..loaders.resize import resize_crop
+from .machine import machine
 
 SPEC = PreprocessSpec(orientation="ignore")
 DEFAULT_OUT = Path("bench/results/decode.json")
@@ -57,7 +57,7 @@ def run(images: Path, out: Path | None = DEFAULT_OUT, rounds: int = 5, limit: in
     report = {
         "benchmark": "decode",
         "command": " ".join(["python -m milkweed.bench.decode", *sys.argv[1:]]),
-        "machine": _machine(),
+        "machine": machine(),
         "versions": _versions(),
         "spec": SPEC.to_dict(),
         "images": len(bodies),
@@ -247,24 +247,6 @@ def _row(name: str, seconds: list[tuple[float, float]], count: int, worst: tuple
         "mean_difference_levels": round(worst[0], 4),
         "max_difference_levels": round(worst[1], 2),
     }
-
-
-def _machine() -> dict[str, Any]:
-    cpu = next(
-        (line.split(":", 1)[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")),
-        platform.processor(),
-    )
-    capability = torch.backends.cpu.get_cpu_capability()
-    return {
-        "cpu": cpu,
-        "capability": capability,
-        "python": platform.python_version(),
-        "system": platform.system(),
-    }
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines() if Path(path).exists() else []
 
 
 def _versions() -> dict[str, str]:

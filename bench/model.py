@@ -6,7 +6,6 @@ whatever else the machine does hits both; medians of wall time, and of CPU time 
 
 import copy
 import os
-import platform
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from ..models.inference import prepare_for_inference
 from ..models.monarch import MonarchLinear
 from ..models.provenance import library_versions
 from ..models.structure import monarch_structure, structure_of
+from .machine import machine
 
 DEFAULT_OUT = Path("bench/results/model.json")
 
@@ -41,7 +41,6 @@ MLP_ROWS = 8 * 197
 """Tokens of eight images at 224 px, patch 16, with the class token."""
 
 WARM_UP_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 7, 300
-_ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
 
 Call = Callable[[], Tensor]
 
@@ -155,21 +154,6 @@ def run(
             "kernel": str(decide(torch.device("cpu"), differentiable=False)),
         },
         "rows": [asdict(row) for row in rows],
-    }
-
-
-def machine() -> dict[str, Any]:
-    """What the figures belong to: processor, cores, and the variables that change them."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "system": platform.platform(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "bfloat16_instructions": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
-        "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)},
     }
 
 

@@ -25,6 +25,7 @@ from milkweed.loaders.spec import PreprocessSpec
 from milkweed.models.config import BundleConfig
 from milkweed.models.labels import Label
 from milkweed.server.app import create_app
+from milkweed.server.errors import KINDS
 from milkweed.server.lanes import LanePlan
 from milkweed.server.pipeline import Pipeline
 from milkweed.server.served import ServedModel, image_limits
@@ -177,6 +178,29 @@ Start = Callable[..., AbstractAsyncContextManager[Running]]
 def running() -> Start:
     """`async with running(settings={...}) as app:` an app that is warm, unless told otherwise."""
     return lambda **plan: _running(Plan(**plan))
+
+
+@asynccontextmanager
+async def one_reason(app: Any, code: str, count: int = 1) -> AsyncIterator[None]:
+    """Within, exactly `count` requests are counted as rejected, all for the reason of `code`."""
+
+    def counts() -> dict[str, float]:
+        return {kind.reason: app.value("requests_rejected_total", reason=kind.reason) for kind in KINDS.values()}
+
+    before = counts()
+    yield
+    moved = {reason: n - before[reason] for reason, n in counts().items() if n != before[reason]}
+    assert moved == {KINDS[code].reason: count}
+
+
+def check_error(answer: httpx.Response, status: int, code: str, *words: str) -> None:
+    assert answer.status_code == status
+    body = answer.json()
+    assert body["error"]["code"] == code
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert "\n" not in body["error"]["message"]
+    for word in words:
+        assert word in body["error"]["message"]
 
 
 @pytest.fixture
