@@ -233,6 +233,7 @@ class _Server(uvicorn.Server):
 def _accept_all(listener: socket.socket) -> list[socket.socket]:
     """The connections that wait to be accepted; closing the listener would reset them."""
     listener.setblocking(False)
+    listener.listen(0)  # from here on the kernel takes hardly anybody in: who comes between now and the close is reset
     accepted = []
     with contextlib.suppress(BlockingIOError):
         while True:
