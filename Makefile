@@ -6,7 +6,7 @@ BIN := .venv/bin
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check bench image lock clean
+.PHONY: serve test check bench kernels image lock clean
 
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
@@ -23,6 +23,10 @@ bench: .venv/.installed-bench
 	$(BIN)/milkweed bench model
 	$(BIN)/milkweed bench decode
 	$(BIN)/milkweed bench http
+
+# The CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.
+kernels: .venv/.installed
+	$(BIN)/python -m milkweed.kernels.native.build $(if $(ARCH),--arch $(ARCH))
 
 image:
 	docker build --tag milkweed .

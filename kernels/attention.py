@@ -1,0 +1,79 @@
+"""Softmax attention from packed qkv: what the short kernel takes, its definition in torch, and torch's own backends."""
+
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+MAX_TOKENS = 256
+"""Keys and values of one head lie in shared memory, and a row of scores in registers: no longer ones do."""
+
+HEAD_DIMS = (32, 64)
+
+MAX_BATCH = 65535
+"""Images are the second dimension of the launch grid."""
+
+SDPA_BACKENDS = {
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "math": SDPBackend.MATH,
+}
+
+
+def attention_refusal(batch: int, tokens: int, head_dim: int, scale: float, dtype: torch.dtype) -> str | None:
+    """Why the `short_attention` kernel does not take this problem, whatever its tile; None when it does."""
+    if dtype not in (torch.bfloat16, torch.float16):
+        return f"{dtype} attention: the short kernel takes bfloat16 and float16"
+    if head_dim not in HEAD_DIMS:
+        return f"head dim {head_dim}: the short kernel takes {' and '.join(map(str, HEAD_DIMS))}"
+    if not 1 <= tokens <= MAX_TOKENS:
+        return f"{tokens} tokens: the short kernel takes 1 to {MAX_TOKENS}"
+    if batch > MAX_BATCH:
+        return f"batch {batch}: the short kernel takes at most {MAX_BATCH} images"
+    if not scale > 0:
+        return f"scale {scale}: the short kernel takes positive ones"
+    return None
+
+
+def attention_reference(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
+    """softmax(scale q k^T) v by the definition: qkv (B, N, 3*H*D) -> (B, N, H*D), any device and dtype.
+
+    Args:
+        qkv: order q, k, v; then heads; then head dim.
+
+    Raises:
+        ValueError: a width that is not three times num_heads heads.
+    """
+    q, k, v = _split(qkv, num_heads)
+    scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(qkv.dtype, torch.float32)) * scale
+    return _merge(torch.softmax(scores, dim=-1).to(v.dtype) @ v)
+
+
+def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | None = None) -> Tensor:
+    """The same by torch's scaled_dot_product_attention, pinned to a backend of `SDPA_BACKENDS`; None: torch chooses.
+
+    Raises:
+        ValueError: an unknown backend, or a width that does not fit.
+        RuntimeError: the backend does not take this shape, dtype or device.
+    """
+    if backend is not None and backend not in SDPA_BACKENDS:
+        raise ValueError(f"attention backend {backend!r}: must be one of {', '.join(SDPA_BACKENDS)}")
+    q, k, v = _split(qkv, num_heads)
+    with nullcontext() if backend is None else sdpa_kernel(SDPA_BACKENDS[backend]):
+        return _merge(F.scaled_dot_product_attention(q, k, v, scale=scale))
+
+
+def _split(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, N, 3*H*D) -> q, k, v, each a (B, H, N, D) view."""
+    if qkv.dim() != 3 or num_heads < 1 or qkv.shape[2] % (3 * num_heads):
+        raise ValueError(f"qkv of shape {tuple(qkv.shape)} is not (B, N, 3 * {num_heads} heads * head dim)")
+    q, k, v = qkv.unflatten(2, (3, num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def _merge(heads: Tensor) -> Tensor:
+    """(B, H, N, D) -> (B, N, H*D), contiguous."""
+    return heads.transpose(1, 2).flatten(2).contiguous()

@@ -1,0 +1,152 @@
+"""The Monarch layout of the CUDA and Triton kernels: both permutations folded into the order of the weights.
+
+With K = J = nb blocks, intermediate a = k*q + v belongs to output block j = a mod nb, as its column a div nb
+(`reference`). Sorting the rows of each input block by output block makes what an output block reads contiguous:
+
+    t[j*R + k*c + i]  is the i-th v of input block k with (k*q + v) mod nb = j,     R = nb*c
+
+where c, the slots that one input block has in one output block, is padded so that R is a multiple of 16. Padded rows
+of w1 and columns of w2 are zero.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .shapes import MonarchShape
+
+NBLOCKS = (2, 4, 8)
+DTYPES = (torch.bfloat16, torch.float16)
+DEPTH = 16
+"""Columns that one tensor core instruction multiplies."""
+VECTOR = 8
+"""Numbers in a 16-byte access."""
+
+
+class Activation(IntEnum):
+    """What is applied to the product with its bias; the numbers are those of the kernels."""
+
+    NONE = 0
+    GELU = 1  # the exact one, by erf
+    SILU = 2
+
+
+@dataclass(frozen=True)
+class BlockedMonarch:
+    """A Monarch layer in that layout, on one device.
+
+    Args:
+        w1: (nblocks, nblocks*c, p rounded up to 16), dtype of the inputs.
+        w2: (nblocks, s, nblocks*c), the same dtype.
+        bias: (out_features,), float32, or None.
+        in_features: nblocks*p.
+    """
+
+    w1: Tensor
+    w2: Tensor
+    bias: Tensor | None
+    in_features: int
+
+    @property
+    def nblocks(self) -> int:
+        return self.w1.shape[0]
+
+    @property
+    def out_features(self) -> int:
+        return self.nblocks * self.w2.shape[1]
+
+    @property
+    def c(self) -> int:
+        """Slots of one input block in one output block, padding included."""
+        return self.w1.shape[1] // self.nblocks
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.w1.dtype
+
+
+def block_monarch(
+    w1: Tensor, w2: Tensor, bias: Tensor | None, in_features: int, out_features: int, dtype: torch.dtype
+) -> BlockedMonarch:
+    """Lay out a layer's factors (nb, q, p) and (nb, s, r) for the kernels; any q, so any rank.
+
+    Raises:
+        ValueError: a layer that the kernels do not take (`blocked_refusal`), or a bias that does not fit.
+    """
+    shape = MonarchShape.of(w1, w2)
+    refusal = blocked_refusal(shape, in_features, out_features, dtype)
+    if refusal is not None:
+        raise ValueError(refusal)
+    if bias is not None and bias.shape != (out_features,):
+        raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {out_features} outputs")
+    nb, c = shape.K, slots(shape)
+    block = torch.arange(nb, device=w1.device).view(nb, 1).expand(nb, shape.q)  # k of each row of w1
+    row = torch.arange(shape.q, device=w1.device).expand(nb, shape.q)  # v
+    output_block = (block * shape.q + row) % nb  # j
+    column = (block * shape.q + row) // nb
+    slot = row // nb  # rows that belong to one j are nb apart
+
+    first = w1.new_zeros((nb, nb * c, -(-shape.p // DEPTH) * DEPTH), dtype=dtype)
+    first[block, output_block * c + slot, : shape.p] = w1.detach().to(dtype)
+    second = w2.new_zeros((nb, nb * c, shape.s), dtype=dtype)
+    second[output_block, block * c + slot] = w2.detach().to(dtype).transpose(1, 2)[output_block, column]
+    ready = None if bias is None else bias.detach().float().contiguous()
+    return BlockedMonarch(first, second.transpose(1, 2).contiguous(), ready, in_features)
+
+
+def slots(shape: MonarchShape) -> int:
+    """c: the most rows of an input block that one output block reads, rounded up to make nb*c a multiple of 16."""
+    step = DEPTH // shape.K
+    return -(-shape.q // (shape.K * step)) * step
+
+
+def blocked_refusal(shape: MonarchShape, in_features: int, out_features: int, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot take such a layer, with the value and the limit; None when they can."""
+    if dtype not in DTYPES:
+        return f"dtype {dtype}: bfloat16 or float16 is needed"
+    if shape.K != shape.J:
+        return f"{shape.K} input blocks and {shape.J} output blocks: they must be as many"
+    if shape.K not in NBLOCKS:
+        return f"nblocks {shape.K}: 2, 4 or 8 is needed"
+    if in_features != shape.in_extended:
+        return f"in_features {in_features}: exactly the {shape.in_extended} inputs of w1 are needed"
+    if out_features != shape.out_extended:
+        return f"out_features {out_features}: exactly the {shape.out_extended} outputs of w2 are needed"
+    if shape.p % VECTOR:
+        return f"input blocks of {shape.p} features: a multiple of {VECTOR} is needed"
+    if shape.s % 2:
+        return f"output blocks of {shape.s} features: an even number is needed"
+    if out_features % VECTOR:
+        return f"out_features {out_features}: a multiple of {VECTOR} is needed"
+    return None
+
+
+def blocked_reference(x: Tensor, layer: BlockedMonarch, act: int, residual: Tensor | None) -> Tensor:
+    """act(M x + bias) + residual from the laid out tensors, as the kernels compute it, in plain PyTorch.
+
+    Sums in float32 and rounds to the layer's dtype where the kernels do: between the factors and at the end.
+
+    Args:
+        x: (M, in_features), the layer's dtype.
+        act: an `Activation`.
+        residual: (M, out_features) or None.
+    """
+    nb, c, rows = layer.nblocks, layer.c, x.shape[0]
+    p = layer.in_features // nb
+    chunks = x.float().view(rows, nb, p).transpose(0, 1)  # (k, M, p)
+    t = torch.bmm(chunks, layer.w1[:, :, :p].float().transpose(1, 2)).to(layer.dtype)  # (k, M, j*c)
+    t = t.view(nb, rows, nb, c).permute(2, 1, 0, 3).reshape(nb, rows, nb * c)  # (j, M, k*c)
+    y = torch.bmm(t.float(), layer.w2.float().transpose(1, 2))  # (j, M, s)
+    y = y.permute(1, 2, 0).reshape(rows, layer.out_features)
+    if layer.bias is not None:
+        y = y + layer.bias
+    if act == Activation.GELU:
+        y = F.gelu(y)
+    elif act == Activation.SILU:
+        y = F.silu(y)
+    if residual is not None:
+        y = y + residual.float()
+    return y.to(layer.dtype)

@@ -1,0 +1,289 @@
+"""Packs a Monarch MLP for the one-launch CUDA kernel (csrc/monarch_mlp.cuh), and computes it from the packed tensors.
+
+Both permutations of both layers become layout, so the kernel walks its weights from first byte to last. With nb blocks
+of P = width / nb features, padded with zeros to the kernel's block width Q, a factor is stored as 16x16 pieces in the
+order in which a warp holds them in registers (`_fragments`):
+
+    factor1 (nb, Q/16, Q/16, 32, 8)          fc1's first factor; rows sorted by the block that reads them
+    stream  (nb, nb, G, 2, Q/16, 32, 8)      [k, l]: the hidden columns that fc1's output block l hands to fc2's input
+                                             block k, 16 at a time: fc1's second factor, then fc2's first
+    bias1   (nb, nb, G, 16) float32          of those columns; padding has zero weights and zero bias
+    factor2 (P/8, nb*Q/32, 32, 8)            fc2's second factor, 8 outputs of every block at a time
+    bias2   (width,) float32
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .shapes import MonarchShape
+
+Layer = tuple[Tensor, Tensor, Tensor | None]
+"""A Monarch layer as in a checkpoint: w1 (K, q, p), w2 (J, s, r), bias (J*s,) or None."""
+
+Norm = tuple[Tensor, Tensor, float]
+"""LayerNorm: weight (width,), bias (width,), eps."""
+
+BLOCK_WIDTHS = {2: (96, 128, 192), 4: (48, 64, 80, 96), 8: (32, 48)}
+"""The block widths Q that the kernel is compiled for, by nblocks."""
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+TILES = range(4)
+"""Tile variants: 0 for few rows, 1 for little shared memory, 2 for most, 3 for many rows; not all for each Q."""
+
+
+@dataclass(frozen=True)
+class BlockedMlp:
+    """The packed tensors of an MLP, as the operator takes them; shapes above. Derived from a checkpoint's."""
+
+    factor1: Tensor
+    stream: Tensor
+    factor2: Tensor
+    bias1: Tensor
+    bias2: Tensor
+
+    @property
+    def nblocks(self) -> int:
+        return self.factor1.shape[0]
+
+    @property
+    def block_width(self) -> int:
+        """Features of a block, padding included (Q)."""
+        return 16 * self.factor1.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Input and output features."""
+        return self.bias2.shape[0]
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        return self.factor1, self.stream, self.factor2, self.bias1, self.bias2
+
+
+SHARED_LIMITS = (99 * 1024, 163 * 1024, 227 * 1024)
+"""Bytes a block may have on sm_86, 89 and 120; on sm_80; on sm_90 and 100."""
+
+
+def mlp_refusal(fc1: Layer, fc2: Layer, dtype: torch.dtype, features: tuple[int, int] | None = None) -> str | None:
+    """Why the kernel cannot run these layers, in a few words; None when it can.
+
+    Args:
+        features: (width, hidden) of the MLP, where the factors may be padded beyond them.
+    """
+    if dtype not in DTYPES:
+        return f"fused MLP: {dtype}, not bfloat16 or float16"
+    return _shape_refusal(MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2]), features)
+
+
+def _shape_refusal(first: MonarchShape, second: MonarchShape, features: tuple[int, int] | None = None) -> str | None:
+    nblocks = first.K
+    if {first.J, second.K, second.J} != {nblocks} or nblocks not in BLOCK_WIDTHS:
+        counts = f"{first.K}, {first.J}, {second.K}, {second.J}"
+        return f"fused MLP: nblocks {counts}; all must be one of {sorted(BLOCK_WIDTHS)}"
+    width, hidden = first.in_extended, first.out_extended
+    if second.in_extended != hidden or second.out_extended != width:
+        return f"fused MLP: {width}-{hidden} and {second.in_extended}-{second.out_extended} features do not close"
+    if features is not None and features != (width, hidden):
+        return f"fused MLP: {features[0]}-{features[1]} features in factors of {width}-{hidden}"
+    if first.p % 8:
+        return f"fused MLP: blocks of {first.p} features, not a multiple of 8"
+    if _block_width(first, second) is None:
+        return f"fused MLP: width {width} with ranks {first.q} and {second.q} is more than {BLOCK_WIDTHS[nblocks][-1]}"
+    return None
+
+
+def _block_width(first: MonarchShape, second: MonarchShape) -> int | None:
+    """The narrowest Q that holds a block's features, and what it hands to each block of the next factor."""
+    nblocks = first.K
+    needed = max(first.p, *(nblocks * -(-shape.q // nblocks) for shape in (first, second)))
+    return next((width for width in BLOCK_WIDTHS[nblocks] if width >= needed), None)
+
+
+def tile_refusal(nblocks: int, block_width: int, tile: int, shared_limit: int) -> str | None:
+    """Why a tile variant cannot run on a device whose blocks may have `shared_limit` bytes of shared memory."""
+    needed = tile_shared_bytes(nblocks, block_width, tile)
+    if needed is None:
+        return f"fused MLP: no tile {tile} for nblocks {nblocks} and block width {block_width}"
+    if needed > shared_limit:
+        return f"fused MLP: tile {tile} needs {needed} bytes of shared memory, the device has {shared_limit}"
+    return None
+
+
+def tile_shared_bytes(nblocks: int, block_width: int, tile: int) -> int | None:
+    """Shared memory of a block of threads, as csrc/monarch_mlp_tiles.cuh has it; None where there is no such tile."""
+    shape = _tile_shape(nblocks, block_width, tile)
+    if shape is None:
+        return None
+    rows, members = shape
+    buffers = 2 * rows * (nblocks * block_width + 8) * 2
+    stage = members * ((128 if nblocks == 8 else 64) * block_width + 64)
+    # As many stages, up to 4, as fit on the smallest kind of device on which two do.
+    stages = next(n for limit in SHARED_LIMITS if (n := (limit - buffers) // stage) >= 2)
+    return buffers + min(stages, 4) * stage
+
+
+def _tile_shape(nblocks: int, block_width: int, tile: int) -> tuple[int, int] | None:
+    """Rows of a block of threads, and warps that share them."""
+    wide = nblocks * block_width > 256
+    if nblocks == 2:
+        return {1: (32, 2), 2: (64, 2)}.get(tile)
+    shapes = {0: (16, 4), 2: (64, 4 if wide else 2)}
+    if nblocks == 4:
+        shapes[3] = (128, 2)
+        if wide:
+            shapes[1] = (32, 4)
+    return shapes.get(tile)
+
+
+def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
+    """Pack y = fc2(gelu(fc1(x))) on the device of the factors.
+
+    Args:
+        dtype: of the packed factors; biases are float32. (float64 packs, biases too, for tests of this packing.)
+
+    Raises:
+        ValueError: layers that `mlp_refusal` refuses, or biases that do not fit.
+    """
+    first, second = MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2])
+    refusal = _shape_refusal(first, second)
+    width = _block_width(first, second) if refusal is None else None
+    if width is None:
+        raise ValueError(refusal)
+    a1, a2 = _blocked(fc1, first, width)
+    c1, c2 = _blocked(fc2, second, width)
+    rows, columns = _hidden_columns(first, second)
+    rows, columns = rows.to(a2.device), columns.to(a2.device)  # (nb, nb, G * 16), of block l and of block k
+    to_hidden = torch.stack([_pad(a2, 1)[l][rows[:, l]] for l in range(first.J)], dim=1)  # (nb, nb, G*16, Q)
+    from_hidden = torch.stack([_pad(c1, 2)[k][:, columns[k]] for k in range(second.K)])  # (nb, Q, nb, G*16)
+    bias1, bias2 = (_bias(layer, shape, dtype) for layer, shape in ((fc1, first), (fc2, second)))
+    groups = rows.shape[2] // 16
+    from_hidden = from_hidden.permute(0, 2, 1, 3).unflatten(3, (groups, 16)).permute(0, 1, 3, 2, 4)
+    parts = (
+        _fragments(to_hidden.unflatten(2, (groups, 16))).squeeze(3),
+        _fragments(from_hidden).squeeze(4),
+    )
+    by_block = _pad(bias1.view(first.s, first.J).T, 1)  # (J, s + 1)
+    return BlockedMlp(
+        factor1=_fragments(F.pad(a1, (0, width - first.p))).to(dtype),
+        stream=torch.stack(parts, dim=3).to(dtype),
+        factor2=_output_fragments(c2).to(dtype),
+        bias1=torch.stack([by_block[l][rows[:, l]] for l in range(first.J)], dim=1).unflatten(2, (groups, 16)),
+        bias2=bias2,
+    )
+
+
+def _blocked(layer: Layer, shape: MonarchShape, width: int) -> tuple[Tensor, Tensor]:
+    """The factors (nb, Q, p) and (nb, s, Q): the first's rows sorted by reader, the second's columns to match."""
+    nblocks, sub = shape.K, width // shape.K
+    w1 = layer[0].new_zeros(nblocks, width, shape.p)
+    w2 = layer[1].new_zeros(nblocks, shape.s, width)
+    for k in range(nblocks):
+        for j in range(nblocks):
+            # Rows v of block k with k*q + v = j mod nb; what they make is column (k*q + v) div nb of block j.
+            v = range((j - k * shape.q) % nblocks, shape.q, nblocks)
+            w1[k, j * sub : j * sub + len(v)] = layer[0][k, v.start :: nblocks].detach()
+            first = (k * shape.q + v.start) // nblocks
+            w2[j, :, k * sub : k * sub + len(v)] = layer[1][j, :, first : first + len(v)].detach()
+    return w1, w2
+
+
+def _hidden_columns(first: MonarchShape, second: MonarchShape) -> tuple[Tensor, Tensor]:
+    """Hidden column h = u*nb + l = k*p + i at [k, l, n]: u and i, or s and p (one past the end) where padded."""
+    nblocks, p = second.K, second.p
+    groups = -(-p // (16 * nblocks))  # of up to 16 columns
+    rows = torch.full((nblocks, nblocks, groups * 16), first.s)
+    columns = torch.full_like(rows, p)
+    for k in range(nblocks):
+        for l in range(nblocks):
+            i = torch.arange((l - k * p) % nblocks, p, nblocks)
+            columns[k, l, : len(i)] = i
+            rows[k, l, : len(i)] = (k * p + i) // nblocks
+    return rows, columns
+
+
+def _bias(layer: Layer, shape: MonarchShape, dtype: torch.dtype) -> Tensor:
+    bias = layer[2]
+    if bias is None:
+        bias = layer[0].new_zeros(shape.out_extended)
+    if bias.shape != (shape.out_extended,):
+        raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {shape.out_extended} outputs")
+    return bias.detach().to(torch.promote_types(dtype, torch.float32), copy=True)
+
+
+def _pad(tensor: Tensor, dim: int) -> Tensor:
+    """One zero more at the end of a dimension."""
+    return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, 1))
+
+
+def _fragments(w: Tensor) -> Tensor:
+    """(..., N, K) -> (..., N/16, K/16, 32, 8): B operands of mma.m16n8k16, two n8 tiles a piece.
+
+    Lane 4g + t holds W[n + g, k + 2t + e] with (n, k) = (0, 0), (0, 8), (8, 0), (8, 8) and e = 0, 1, in that order.
+    """
+    pieces = w.unflatten(-1, (-1, 2, 4, 2)).unflatten(-5, (-1, 2, 8))  # N/16, n, g, K/16, k, t, e
+    order = (-7, -4, -5, -2, -6, -3, -1)  # N/16, K/16, g, t, n, k, e
+    moved = pieces.permute(*range(pieces.dim() - 7), *(pieces.dim() + axis for axis in order))
+    return moved.flatten(-3).flatten(-3, -2).contiguous()
+
+
+def _matrix(fragments: Tensor) -> Tensor:
+    """The inverse of `_fragments`."""
+    pieces = fragments.unflatten(-2, (8, 4)).unflatten(-1, (2, 2, 2))  # N/16, K/16, g, t, n, k, e
+    order = (-7, -3, -5, -6, -2, -4, -1)  # N/16, n, g, K/16, k, t, e
+    moved = pieces.permute(*range(pieces.dim() - 7), *(pieces.dim() + axis for axis in order))
+    return moved.flatten(-4).flatten(-4, -2)
+
+
+def _output_fragments(w: Tensor) -> Tensor:
+    """(nb, P, Q) -> (P/8, nb*Q/32, 32, 8): n8 tiles, output blocks innermost, two (k16 step, block) a piece."""
+    tiles = w.unflatten(1, (-1, 8)).unflatten(3, (-1, 2, 4, 2))  # j, P/8, g, Q/16, k, t, e
+    steps = tiles.permute(1, 3, 0, 2, 5, 4, 6).flatten(1, 2).unflatten(1, (-1, 2))  # P/8, nb*Q/32, 2, g, t, k, e
+    return steps.permute(0, 1, 3, 4, 2, 5, 6).flatten(4).flatten(2, 3).contiguous()
+
+
+def _output_matrix(fragments: Tensor, nblocks: int) -> Tensor:
+    """The inverse of `_output_fragments`."""
+    steps = fragments.unflatten(2, (8, 4)).unflatten(4, (2, 2, 2))  # P/8, nb*Q/32, g, t, 2, k, e
+    tiles = steps.permute(0, 1, 4, 2, 3, 5, 6).flatten(1, 2).unflatten(1, (-1, nblocks))
+    return tiles.permute(2, 0, 3, 1, 5, 4, 6).flatten(3).flatten(1, 2)
+
+
+def mlp_reference(x: Tensor, packed: BlockedMlp, residual: Tensor | None = None, norm: Norm | None = None) -> Tensor:
+    """What the kernel computes, from what it computes it from, in plain torch: the operator's CPU implementation.
+
+    It rounds to the dtype of x where the kernel does, and accumulates in float32 (float64 where x is float64).
+
+    Args:
+        x: (M, width).
+        residual: (M, width) or None.
+        norm: applied to x first, not to the residual.
+
+    Returns:
+        (M, width), dtype of x.
+    """
+    nblocks, width = packed.nblocks, packed.block_width
+    wide = torch.promote_types(x.dtype, torch.float32)
+
+    def rounded(tensor: Tensor) -> Tensor:
+        return tensor.to(x.dtype).to(wide)
+
+    def handed_on(tensor: Tensor) -> Tensor:  # (M, nb, Q) -> (M, nb, Q): from each block to each block
+        return tensor.unflatten(2, (nblocks, -1)).transpose(1, 2).flatten(2)
+
+    rows = x.to(wide)
+    if norm is not None:
+        rows = rounded(F.layer_norm(rows, rows.shape[1:], norm[0].to(wide), norm[1].to(wide), norm[2]))
+    rows = rows.unflatten(1, (nblocks, -1))
+    rows = F.pad(rows, (0, width - rows.shape[2]))
+    t = handed_on(rounded(torch.einsum("knp,mkp->mkn", _matrix(packed.factor1).to(wide), rows)))
+    to_hidden = _matrix(packed.stream[:, :, :, 0].unsqueeze(3)).to(wide)  # (nb, nb, G, 16, Q)
+    from_hidden = _matrix(packed.stream[:, :, :, 1].unsqueeze(4)).to(wide)  # (nb, nb, G, Q, 16)
+    hidden = torch.einsum("klgnq,mlq->mklgn", to_hidden, t) + packed.bias1.to(wide)
+    u = handed_on(rounded(torch.einsum("klgqn,mklgn->mkq", from_hidden, rounded(F.gelu(hidden)))))
+    y = torch.einsum("jsq,mjq->msj", _output_matrix(packed.factor2, nblocks).to(wide), u).flatten(1)
+    y = y + packed.bias2.to(wide)
+    return (y if residual is None else y + residual.to(wide)).to(x.dtype)

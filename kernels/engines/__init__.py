@@ -1,0 +1,1 @@
+"""The engines that run segments of a chain; `all_engines` in registry.py lists them."""

@@ -1,0 +1,134 @@
+"""Loads the compiled kernels, once and on request, and says in one line why not where it cannot.
+
+The operators themselves (`ops`) exist without the library: their CPU and fake implementations are Python.
+"""
+
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from .ops import conv_branch, monarch_linear, monarch_mlp, performer_attention, short_attention
+from .stamp import LIBRARY, LibraryStamp, file_sha256, read_stamp, source_hash
+
+__all__ = [
+    "LibraryError",
+    "NativeStatus",
+    "conv_branch",
+    "load_library",
+    "monarch_linear",
+    "monarch_mlp",
+    "native_status",
+    "performer_attention",
+    "short_attention",
+]
+
+VARIABLE = "MILKWEED_KERNELS"
+"""Names another library file than the package's own."""
+
+
+@dataclass(frozen=True)
+class NativeStatus:
+    """Whether the CUDA kernels can be used on a device, and why.
+
+    Args:
+        loaded: they can.
+        reason: one line for people, either way.
+        arch: the code that the device runs, `90a`, or PTX that its driver translates, `compute_90`.
+    """
+
+    loaded: bool
+    reason: str
+    arch: str | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+class LibraryError(RuntimeError):
+    """Why a library is not loaded, in one line."""
+
+
+# A library stays in the process once it is loaded, so that it was is the process's state too.
+_lock = threading.Lock()
+_loaded: dict[Path, LibraryStamp] = {}
+
+
+def native_status(device: torch.device | int | None = None) -> NativeStatus:
+    """Load the library if that has not happened yet; whether its kernels run on `device`.
+
+    Never raises: a library that is missing, stale or of another CUDA is a reason, and PyTorch's own operations are
+    used instead. Thread-safe. Not for compiled regions: ask before.
+
+    Args:
+        device: a CUDA device, its index, or None for the current one.
+    """
+    if torch.version.cuda is None:
+        return NativeStatus(False, "this PyTorch is built without CUDA")
+    if isinstance(device, torch.device) and device.type != "cuda":
+        return NativeStatus(False, f"device is {device.type}: the kernels are CUDA's")
+    if not torch.cuda.is_available():
+        return NativeStatus(False, "no CUDA device")
+    path = library_path()
+    try:
+        stamp = load_library(path)
+    except LibraryError as error:
+        return NativeStatus(False, str(error))
+    capability = torch.cuda.get_device_capability(device)
+    arch = stamp.arch_for(capability)
+    if arch is None:
+        built = ", ".join(stamp.archs)
+        number = "{}.{}".format(*capability)
+        return NativeStatus(False, f"no code for compute capability {number}: {path.name} was built for {built}")
+    return NativeStatus(True, f"{path.name} ({arch}, CUDA {stamp.nvcc})", arch)
+
+
+def library_path() -> Path:
+    """Where the library is expected."""
+    return Path(os.environ.get(VARIABLE) or LIBRARY).resolve()
+
+
+def load_library(path: Path) -> LibraryStamp:
+    """Check a library against these sources and this PyTorch and load it; needs no device. Again is cheap.
+
+    Raises:
+        LibraryError: it is missing or does not fit.
+    """
+    with _lock:
+        if path not in _loaded:
+            stamp = _checked_stamp(path)
+            if _loaded:
+                raise LibraryError(f"another library is loaded already: {next(iter(_loaded))}")
+            try:
+                torch.ops.load_library(path)
+            except OSError as error:
+                raise LibraryError(f"{path.name} does not load: {str(error).splitlines()[0]}") from None
+            _loaded[path] = stamp
+        return _loaded[path]
+
+
+def _checked_stamp(path: Path) -> LibraryStamp:
+    """The stamp of a library that fits.
+
+    Raises:
+        LibraryError: it does not.
+    """
+    if not path.is_file():
+        if os.environ.get(VARIABLE):
+            raise LibraryError(f"{VARIABLE} = {path}: no such file")
+        raise LibraryError("not built: run `make kernels`")
+    try:
+        stamp = read_stamp(path)
+    except ValueError as error:
+        raise LibraryError(f"unusable library: {error}") from None
+    if stamp.source_hash != source_hash():
+        raise LibraryError(f"{path.name} was built from other sources: run `make kernels`")
+    if stamp.library_sha256 != file_sha256(path):
+        raise LibraryError(f"{path.name} is not the file that {path.stem}.json describes: run `make kernels`")
+    if str(stamp.cuda_major) != str(torch.version.cuda).partition(".")[0]:
+        raise LibraryError(
+            f"{path.name} was built for CUDA {stamp.cuda_major}, this PyTorch for CUDA {torch.version.cuda}"
+        )
+    return stamp

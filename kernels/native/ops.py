@@ -1,0 +1,261 @@
+"""The operators of namespace `milkweed`: schemas, fake and CPU implementations, and a typed function for each.
+
+The CUDA implementations come with the compiled library (`native`). The CPU ones compute the same function from the
+same packed tensors in plain PyTorch, so that models that use these operators run, compile and export without a GPU.
+They are for inference: none has a derivative.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..attention import attention_reference
+from ..blocked import BlockedMonarch, blocked_reference
+from ..blocked_mlp import BlockedMlp, mlp_reference
+from ..conv_branch import conv_branch_reference
+from ..performer import performer_reference
+
+NAMESPACE = "milkweed"
+
+_library = torch.library.Library(NAMESPACE, "DEF")
+
+
+def monarch_linear(
+    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int = 0, tile: int = 0
+) -> Tensor:
+    """act(M x + bias) + residual, M a Monarch matrix as `blocked` packs it.
+
+    Args:
+        x: (M, in_features), bfloat16 or float16, contiguous; every tensor but bias has its dtype.
+        w1, w2, bias: of a `BlockedMonarch`.
+        residual: (M, out_features) or None.
+        act: a `blocked.Activation`.
+        tile: variant of the kernel; no matter on a CPU.
+
+    Returns:
+        (M, out_features).
+
+    Raises:
+        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+    """
+    return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
+
+
+def _monarch_linear_cpu(
+    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, tile: int
+) -> Tensor:
+    return blocked_reference(x, BlockedMonarch(w1, w2, bias, x.shape[1]), act, residual)
+
+
+def _monarch_linear_fake(
+    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, tile: int
+) -> Tensor:
+    return x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1])
+
+
+def monarch_mlp(
+    x: Tensor,
+    factor1: Tensor,
+    stream: Tensor,
+    factor2: Tensor,
+    bias1: Tensor,
+    bias2: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float = 1e-5,
+    tile: int = 0,
+) -> Tensor:
+    """fc2(gelu(fc1(norm(x)))) + residual, layers as `blocked_mlp` packs them.
+
+    Args:
+        x, residual: (M, width), bfloat16 or float16, contiguous; residual may be None.
+        factor1, stream, factor2, bias1, bias2: a `BlockedMlp`'s tensors.
+        norm_weight, norm_bias: (width,) float32 of a LayerNorm over x, or both None.
+        eps: of that LayerNorm.
+        tile: variant of the kernel; no matter on a CPU.
+
+    Returns:
+        (M, width).
+
+    Raises:
+        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+    """
+    weights = (factor1, stream, factor2, bias1, bias2)
+    return torch.ops.milkweed.monarch_mlp(x, *weights, residual, norm_weight, norm_bias, eps, tile)
+
+
+def _monarch_mlp_cpu(
+    x: Tensor,
+    factor1: Tensor,
+    stream: Tensor,
+    factor2: Tensor,
+    bias1: Tensor,
+    bias2: Tensor,
+    residual: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    eps: float,
+    tile: int,
+) -> Tensor:
+    if (norm_weight is None) != (norm_bias is None):
+        raise ValueError("monarch_mlp: norm_weight and norm_bias come together")
+    norm = None if norm_weight is None or norm_bias is None else (norm_weight, norm_bias, eps)
+    return mlp_reference(x, BlockedMlp(factor1, stream, factor2, bias1, bias2), residual, norm)
+
+
+def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) -> Tensor:
+    """softmax(scale q k^T) v of at most 256 tokens.
+
+    Args:
+        qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
+        num_heads: heads; head_dim is 32 or 64.
+        scale: of the scores, positive.
+        tile: variant of the kernel; no matter on a CPU.
+
+    Returns:
+        (B, N, num_heads * head_dim).
+
+    Raises:
+        RuntimeError: (CUDA) a tensor that the kernel does not take; nothing was launched.
+    """
+    return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
+
+
+def _short_attention_cpu(qkv: Tensor, num_heads: int, scale: float, tile: int) -> Tensor:
+    return attention_reference(qkv, num_heads, scale)
+
+
+def _short_attention_fake(qkv: Tensor, num_heads: int, scale: float, tile: int) -> Tensor:
+    return qkv.new_empty(qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3)
+
+
+def performer_attention(
+    kqv: Tensor,
+    weights: Tensor,
+    biases: Tensor,
+    parallel: Tensor | None,
+    eps: float,
+    norm_eps: float = 0.0,
+    tile: int = 0,
+) -> Tensor:
+    """The performer attention of a reduction cell, its projection, and its MLP where `biases` has three rows.
+
+    Args:
+        kqv: (B, N, 3 * dim), bfloat16 or float16, contiguous: keys, queries, values.
+        weights, biases, eps, norm_eps: of a `PackedPerformer`.
+        parallel: (B, N, dim), added after the projection, or None.
+        tile: variant of the kernel (`performer_tile`); no matter on a CPU.
+
+    Returns:
+        (B, N, dim).
+
+    Raises:
+        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+    """
+    return torch.ops.milkweed.performer_attention(kqv, weights, biases, parallel, eps, norm_eps, tile)
+
+
+def _performer_attention_cpu(
+    kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float, tile: int
+) -> Tensor:
+    return performer_reference(kqv, weights, biases, parallel, eps, norm_eps)
+
+
+def _performer_attention_fake(
+    kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float, tile: int
+) -> Tensor:
+    return kqv.new_empty(kqv.shape[0], kqv.shape[1], kqv.shape[2] // 3)
+
+
+def conv_branch(
+    tokens: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    weight3: Tensor | None,
+    bias3: Tensor | None,
+    residual: Tensor | None,
+    groups: int,
+    class_token: bool,
+    tile: int = 0,
+) -> Tensor:
+    """ViTAE's convolution branch over tokens, layers as `conv_branch.pack_conv_branch` packs them.
+
+    Args:
+        tokens, residual: (B, class_token + side * side, C), bfloat16 or float16, contiguous; residual may be None.
+        weight1, bias1, weight2, bias2, weight3, bias3, groups: of a `ConvBranch`.
+        class_token: the first token is no pixel; it gets the residual alone, or zeros.
+        tile: variant of the kernel; no matter on a CPU.
+
+    Returns:
+        The shape of tokens.
+
+    Raises:
+        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+    """
+    layers = (weight1, bias1, weight2, bias2, weight3, bias3)
+    return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)
+
+
+def _conv_branch_cpu(
+    tokens: Tensor,
+    weight1: Tensor,
+    bias1: Tensor,
+    weight2: Tensor,
+    bias2: Tensor,
+    weight3: Tensor | None,
+    bias3: Tensor | None,
+    residual: Tensor | None,
+    groups: int,
+    class_token: bool,
+    tile: int,
+) -> Tensor:
+    layers = (weight1, bias1, weight2, bias2, weight3, bias3)
+    return conv_branch_reference(tokens, *layers, residual, groups, class_token)
+
+
+def _like_first(first: Tensor, *_: object) -> Tensor:
+    """The fake implementation of operators whose result is like their first tensor."""
+    return first.new_empty(first.shape)
+
+
+def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]) -> None:
+    """Make an operator known to PyTorch, all but its CUDA implementation."""
+    # The kernels take contiguous tensors: a compiler must hand them over with the strides of the traced program.
+    _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
+    name = schema.partition("(")[0]
+    _library.impl(name, cpu, "CPU")
+    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+
+
+_define(
+    "monarch_linear(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int act, int tile) -> Tensor",
+    _monarch_linear_cpu,
+    _monarch_linear_fake,
+)
+_define(
+    "monarch_mlp(Tensor x, Tensor factor1, Tensor stream, Tensor factor2, Tensor bias1, Tensor bias2, "
+    "Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, float eps, int tile) -> Tensor",
+    _monarch_mlp_cpu,
+    _like_first,
+)
+_define(
+    "short_attention(Tensor qkv, int num_heads, float scale, int tile) -> Tensor",
+    _short_attention_cpu,
+    _short_attention_fake,
+)
+_define(
+    "performer_attention(Tensor kqv, Tensor weights, Tensor biases, Tensor? parallel, float eps, float norm_eps, "
+    "int tile) -> Tensor",
+    _performer_attention_cpu,
+    _performer_attention_fake,
+)
+_define(
+    "conv_branch(Tensor tokens, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor? weight3, "
+    "Tensor? bias3, Tensor? residual, int groups, bool class_token, int tile) -> Tensor",
+    _conv_branch_cpu,
+    _like_first,
+)

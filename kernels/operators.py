@@ -1,0 +1,220 @@
+"""The operators of a chain (a block's half), and their plain evaluation: the oracle of every engine and of the tuner.
+
+A chain acts on tokens x (B, N, C) and may add one residual tensor. An operator holds a checkpoint's tensors as they
+are; engines derive what they run on from it (`packed` in engines/base.py).
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .reference import monarch_reference
+from .shapes import MonarchShape
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Where and on how much a chain runs: `batch` images of `tokens` tokens."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Rows of the matrix products, batch * tokens."""
+        return self.batch * self.tokens
+
+    def describe(self) -> str:
+        """For cache keys: numbers and size, not the device, which names the cache's file."""
+        return f"{str(self.dtype).removeprefix('torch.')},{self.batch}x{self.tokens}"
+
+
+class Packed:
+    """Tensors that an engine made from operators; shared by all runners that need them, gone with the last."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self.tensors = tuple(tensors)
+
+
+Layouts = WeakValueDictionary[Hashable, Packed]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerNorm:
+    """Layer norm over the last dimension: weight and bias (C,)."""
+
+    weight: Tensor
+    bias: Tensor
+    eps: float
+    layouts: Layouts = field(default_factory=WeakValueDictionary, init=False, repr=False)
+    kind: ClassVar[str] = "norm"
+
+    def describe(self) -> str:
+        return f"norm({len(self.weight)},{self.eps:g})"
+
+
+@dataclass(frozen=True, eq=False)
+class Dense:
+    """y = W x + bias: weight (out, in), bias (out,) or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+    layouts: Layouts = field(default_factory=WeakValueDictionary, init=False, repr=False)
+    kind: ClassVar[str] = "dense"
+
+    @property
+    def in_features(self) -> int:
+        return self.weight.shape[1]
+
+    @property
+    def out_features(self) -> int:
+        return self.weight.shape[0]
+
+    def describe(self) -> str:
+        return f"dense({self.in_features}>{self.out_features}{_bias(self.bias)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Monarch:
+    """y = M x + bias: factors w1 (K, q, p) and w2 (J, s, r), bias (out_features,) or None.
+
+    Raises:
+        ValueError: shapes that do not fit each other.
+    """
+
+    w1: Tensor
+    w2: Tensor
+    bias: Tensor | None
+    in_features: int
+    out_features: int
+    layouts: Layouts = field(default_factory=WeakValueDictionary, init=False, repr=False)
+    kind: ClassVar[str] = "monarch"
+
+    def __post_init__(self) -> None:
+        self.shape.check(self.in_features, self.out_features)
+
+    @cached_property
+    def shape(self) -> MonarchShape:
+        return MonarchShape.of(self.w1, self.w2)
+
+    def describe(self) -> str:
+        factors = ",".join("x".join(map(str, w.shape)) for w in (self.w1, self.w2))
+        return f"monarch({self.in_features}>{self.out_features},{factors}{_bias(self.bias)})"
+
+
+@dataclass(frozen=True, eq=False)
+class Gelu:
+    """GELU by the error function."""
+
+    kind: ClassVar[str] = "gelu"
+
+    def describe(self) -> str:
+        return "gelu"
+
+
+@dataclass(frozen=True, eq=False)
+class Attention:
+    """Softmax attention on packed qkv: (B, N, 3*H*D), order q, k, v, then heads -> (B, N, H*D)."""
+
+    num_heads: int
+    head_dim: int
+    scale: float
+    kind: ClassVar[str] = "attention"
+
+    def describe(self) -> str:
+        return f"attention({self.num_heads}x{self.head_dim},{self.scale:g})"
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """y = x + residual."""
+
+    kind: ClassVar[str] = "add"
+
+    def describe(self) -> str:
+        return "add"
+
+
+Linear = Dense | Monarch
+Operator = LayerNorm | Dense | Monarch | Gelu | Attention | Add
+
+
+def _bias(bias: Tensor | None) -> str:
+    return "" if bias is None else ",bias"
+
+
+def kinds(segment: Sequence[Operator]) -> tuple[str, ...]:
+    """The kinds in order: what engines match on."""
+    return tuple(operator.kind for operator in segment)
+
+
+def describe(segment: Sequence[Operator]) -> str:
+    """Shapes and constants of a run of operators, never values: equal text, equal cost."""
+    return "+".join(operator.describe() for operator in segment)
+
+
+def adds_residual(segment: Sequence[Operator]) -> bool:
+    """True when it reads the residual."""
+    return any(isinstance(operator, Add) for operator in segment)
+
+
+def evaluate(chain: Sequence[Operator], x: Tensor, residual: Tensor | None = None) -> Tensor:
+    """The chain's value by the definitions, in the dtype of `x` (float64 for an oracle).
+
+    Args:
+        x: (B, N, C) or (M, C); the first where the chain has an attention.
+        residual: what each Add adds; needed when there is one.
+    """
+    for operator in chain:
+        x = _value(operator, x, residual)
+    return x
+
+
+def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
+    match operator:
+        case LayerNorm(weight, bias, eps):
+            return F.layer_norm(x, x.shape[-1:], weight.to(x), bias.to(x), eps)
+        case Dense(weight, bias):
+            return F.linear(x, weight.to(x), None if bias is None else bias.to(x))
+        case Monarch(w1, w2, bias):
+            wide = F.pad(x, (0, operator.shape.in_extended - x.shape[-1]))
+            y = monarch_reference(wide, w1.to(x), w2.to(x))[..., : operator.out_features]
+            return y if bias is None else y + bias.to(x)
+        case Gelu():
+            return F.gelu(x)
+        case Attention(_, _, scale):
+            q, k, v = split_heads(x, operator)
+            return merge_heads(torch.softmax(scale * (q @ k.transpose(-2, -1)), dim=-1) @ v)
+        case Add():
+            return x + needed(residual).to(x)
+
+
+def needed(residual: Tensor | None) -> Tensor:
+    """The residual of a segment that adds one.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if residual is None:
+        raise ValueError("the chain adds a residual, but none was given")
+    return residual
+
+
+def split_heads(qkv: Tensor, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, N, 3*H*D) -> q, k, v, each a (B, H, N, D) view."""
+    packed = qkv.unflatten(-1, (3, attention.num_heads, attention.head_dim))
+    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
+    return q, k, v
+
+
+def merge_heads(y: Tensor) -> Tensor:
+    """(B, H, N, D) -> (B, N, H*D)."""
+    return y.transpose(1, 2).flatten(-2)

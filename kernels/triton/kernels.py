@@ -1,0 +1,231 @@
+"""The Triton kernels of a Monarch layer: products of blocks, its permutations as column numbers; the door to triton.
+
+Written for triton 3.6 and later. Tuples hold what a program has several of: they are unrolled when compiled.
+"""
+
+# mypy: ignore-errors
+# ruff: noqa: RUF005
+# Triton's language only looks like Python: its types are not those that a checker sees, and tuples do not unpack.
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+__all__ = ["block_product", "descriptor", "interleaved_product"]
+
+
+def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
+    """What the tensor memory accelerator needs to load tiles of a contiguous matrix; outside of it are zeros."""
+    return TensorDescriptor.from_tensor(matrix, [block_rows, block_columns])
+
+
+@triton.jit(do_not_specialize=["rows"])
+def block_product(
+    x,  # (rows, IN), or its descriptor
+    w,  # (BLOCKS, N, DEPTH), or the descriptor of (BLOCKS*N, DEPTH)
+    bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
+    residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
+    y,  # (rows, OUT)
+    rows,
+    IN: tl.constexpr,
+    P: tl.constexpr,  # columns of x in a block; DEPTH is P rounded up
+    DEPTH: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    N: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    BETWEEN_SEGMENTS: tl.constexpr,
+    BETWEEN_BLOCKS: tl.constexpr,
+    STEP: tl.constexpr,
+    OUT: tl.constexpr,
+    ACT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    PARTS: tl.constexpr,
+    BK: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Row n of block b of w, times block b of x, goes to the column that `_column` names.
+
+    A program computes BM rows and PARTS * BN columns of one block: the parts share what it loads of x, and make widths
+    that are no power of two.
+    """
+    TILES: tl.constexpr = (N + PARTS * BN - 1) // (PARTS * BN)
+    # Programs next to each other read the same rows of x; all of w stays in the second-level cache anyway.
+    program = tl.program_id(0)
+    first_n = program % TILES * (PARTS * BN)
+    block = program // TILES % BLOCKS
+    first_row = program // (TILES * BLOCKS) * BM
+    row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    row_exists = first_row + row < rows
+
+    if not TMA:
+        x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
+        w_tile = w + ((block * N + first_n + n)[None, :] * DEPTH + k[:, None])
+    sums = ()
+    for _ in tl.static_range(PARTS):
+        sums = sums + (tl.zeros((BM, BN), tl.float32),)
+    for start in range(0, P, BK):
+        if TMA:
+            a = x.load([first_row, block * P + start])
+        else:
+            there = row_exists[:, None]
+            if P % BK != 0:
+                there = there & (start + k < P)[None, :]
+            if IN != BLOCKS * P:
+                there = there & (block * P + start + k < IN)[None, :]
+            a = tl.load(x_tile + start, mask=there, other=0.0)
+        added = ()
+        for i in tl.static_range(PARTS):
+            if TMA:
+                b = w.load([block * N + first_n + i * BN, start]).T
+            else:
+                there = (first_n + i * BN + n < N)[None, :]
+                if P % BK != 0:
+                    there = there & (start + k < P)[:, None]
+                b = tl.load(w_tile + i * BN * DEPTH + start, mask=there, other=0.0)
+            added = added + (tl.dot(a, b, sums[i], input_precision=PRECISION),)
+        sums = added
+
+    in_tile = first_row.to(tl.int64) * OUT
+    for i in tl.static_range(PARTS):
+        mine = first_n + i * BN + n
+        value = _with_bias(sums[i], bias + block * N + mine, mine < N, HAS_BIAS)
+        value = _activate(value, ACT, y.dtype.element_ty)
+        column = _column(block, mine, N, SEGMENT, BETWEEN_SEGMENTS, BETWEEN_BLOCKS, STEP)
+        at = in_tile + (row[:, None] * OUT + column[None, :])
+        there = row_exists[:, None] & ((mine < N) & (column < OUT))[None, :]
+        if HAS_RESIDUAL:
+            value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+        tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def interleaved_product(
+    x,  # (rows, BLOCKS*P), or its descriptor
+    w,  # (BLOCKS, N, P), or the descriptor of (BLOCKS*N, P)
+    bias,  # (BLOCKS, N) float32, any pointer without HAS_BIAS
+    residual,  # (rows, OUT), any pointer without HAS_RESIDUAL
+    y,  # (rows, OUT)
+    rows,
+    P: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    N: tl.constexpr,
+    OUT: tl.constexpr,
+    ACT: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+    BM: tl.constexpr,
+    BN: tl.constexpr,
+    BK: tl.constexpr,
+    TMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Row n of block b of w, times block b of x, goes to column n*BLOCKS + b.
+
+    A program computes BM rows and BN columns of every block: together they are neighbours in y.
+    """
+    TILES: tl.constexpr = (N + BN - 1) // BN
+    program = tl.program_id(0)
+    first_n = program % TILES * BN
+    first_row = program // TILES * BM
+    row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    row_exists = first_row + row < rows
+
+    if not TMA:
+        x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
+        w_tile = w + ((first_n + n)[None, :] * P + k[:, None])
+    sums = ()
+    for _ in tl.static_range(BLOCKS):
+        sums = sums + (tl.zeros((BM, BN), tl.float32),)
+    for start in range(0, P, BK):
+        added = ()
+        for block in tl.static_range(BLOCKS):
+            if TMA:
+                a = x.load([first_row, block * P + start])
+                b = w.load([block * N + first_n, start]).T
+            else:
+                there_x, there_w = row_exists[:, None], (first_n + n < N)[None, :]
+                if P % BK != 0:
+                    there_x = there_x & (start + k < P)[None, :]
+                    there_w = there_w & (start + k < P)[:, None]
+                a = tl.load(x_tile + block * P + start, mask=there_x, other=0.0)
+                b = tl.load(w_tile + block * N * P + start, mask=there_w, other=0.0)
+            added = added + (tl.dot(a, b, sums[block], input_precision=PRECISION),)
+        sums = added
+
+    parts = ()
+    for block in tl.static_range(BLOCKS):
+        value = _with_bias(sums[block], bias + block * N + first_n + n, first_n + n < N, HAS_BIAS)
+        parts = parts + (_activate(value, ACT, y.dtype.element_ty),)
+    value = _interleave(parts, BLOCKS)
+    column = first_n * BLOCKS + tl.arange(0, BLOCKS * BN)
+    at = first_row.to(tl.int64) * OUT + (row[:, None] * OUT + column[None, :])
+    there = row_exists[:, None] & (column < OUT)[None, :]
+    if HAS_RESIDUAL:
+        value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _column(
+    block, n, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr
+):
+    """Where row n of a block goes: rows come in segments, which may lie apart, as may the blocks and the rows."""
+    if SEGMENT == N:
+        return block * BLOCKS + n * STEP
+    return n // SEGMENT * SEGMENTS + block * BLOCKS + n % SEGMENT * STEP
+
+
+@triton.jit
+def _with_bias(value, bias, there, HAS_BIAS: tl.constexpr):
+    if HAS_BIAS:
+        value += tl.load(bias, mask=there, other=0.0)[None, :]
+    return value
+
+
+@triton.jit
+def _interleave(parts, COUNT: tl.constexpr):
+    """Element n*COUNT + i of the result is element n of part i; COUNT is 1, 2, 4 or 8."""
+    if COUNT == 1:
+        return parts[0]
+    elif COUNT == 2:
+        return tl.interleave(parts[0], parts[1])
+    elif COUNT == 4:
+        return tl.interleave(tl.interleave(parts[0], parts[2]), tl.interleave(parts[1], parts[3]))
+    else:
+        even = _interleave((parts[0], parts[2], parts[4], parts[6]), 4)
+        odd = _interleave((parts[1], parts[3], parts[5], parts[7]), 4)
+        return tl.interleave(even, odd)
+
+
+@triton.jit
+def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
+    """A `blocked.Activation`, to the rounding of dtype."""
+    if ACT == 1:
+        return _gelu(x, dtype)
+    elif ACT == 2:
+        return x / (1.0 + tl.exp2(-1.4426950408889634 * x))
+    else:
+        return x
+
+
+@triton.jit
+def _gelu(x, dtype: tl.constexpr):
+    """x times the normal distribution's CDF; for 16-bit numbers by the polynomial of csrc/primitives.cuh."""
+    if dtype == tl.float32:
+        return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    square = tl.minimum(x * x, 49.0)
+    logit = x * (1.59501577 + square * (7.40112921e-2 + square * -7.03033584e-4))
+    if dtype == tl.bfloat16:
+        half = 0.5 * x
+        # One special function instead of two.
+        tanh = tl.inline_asm_elementwise(
+            "tanh.approx.f32 $0, $1;", "=f,f", [0.5 * logit], dtype=tl.float32, is_pure=True, pack=1
+        )
+        return half + half * tanh
+    return x / (1.0 + tl.exp2(-1.4426950408889634 * logit))

@@ -1,0 +1,180 @@
+"""The launches of a Monarch layer and MLP on Triton: which kernel, on what, cut how, storing where."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..blocked import Activation
+from .layout import SortedMonarch
+from .tiles import SMALLEST_DEPTH, Device, Product, Tile, Variant, choose_tile
+
+INTERLEAVED = (1, 2, 4, 8)
+"""Output blocks that one program computes side by side; of other numbers each is stored on its own."""
+
+MOST_PROGRAMS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Where row n of block b of w is stored.
+
+    Column n // segment * between_segments + b * between_blocks + n % segment * step.
+    """
+
+    segment: int
+    between_segments: int
+    between_blocks: int
+    step: int
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch, ready to run.
+
+    Args:
+        kernel: its name in `kernels`.
+        x, w, bias, residual, y: its tensors; bias and residual may be None.
+        product: what it computes.
+        tile: how it is cut.
+        shape: its other compile-time numbers.
+    """
+
+    kernel: str
+    x: Tensor
+    w: Tensor
+    bias: Tensor | None
+    residual: Tensor | None
+    y: Tensor
+    product: Product
+    tile: Tile
+    shape: dict[str, int]
+
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The kernel's compile-time arguments."""
+        flags = {"HAS_BIAS": self.bias is not None, "HAS_RESIDUAL": self.residual is not None, "TMA": self.tile.tma}
+        tile = {"BM": self.tile.BM, "BN": self.tile.BN, "BK": self.tile.BK}
+        return self.shape | flags | tile | {"PRECISION": "ieee" if self.x.dtype == torch.float32 else None}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The compiler's."""
+        return {"num_warps": self.tile.warps, "num_stages": self.tile.stages, "enable_fp_fusion": True}
+
+    def run(self) -> None:
+        """Launch it on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; nothing for no rows.
+
+        Raises:
+            ValueError: more rows than a launch can have.
+            ModuleNotFoundError: triton is not installed.
+        """
+        from . import kernels  # here: the package needs triton for nothing else
+
+        programs = self.tile.programs(self.product)
+        if programs > MOST_PROGRAMS:
+            raise ValueError(f"{self.product.rows} rows: {programs} programs are more than a launch can have")
+        if not programs:
+            return
+        x, w = self.x, self.w
+        if self.tile.tma:
+            x = x if x.data_ptr() % 16 == 0 else x.clone()
+            x = kernels.descriptor(x, self.tile.BM, self.tile.BK)
+            w = kernels.descriptor(w.view(-1, w.shape[2]), self.tile.BN, self.tile.BK)
+        bias = self.y if self.bias is None else self.bias
+        residual = self.y if self.residual is None else self.residual
+        kernel = getattr(kernels, self.kernel)
+        kernel[(programs,)](x, w, bias, residual, self.y, self.product.rows, **self.constants, **self.options)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """What tiles are chosen by."""
+
+    variant: Variant | None
+    device: Device
+
+
+def linear_launches(
+    x: Tensor,
+    layer: SortedMonarch,
+    residual: Tensor | None,
+    act: int,
+    y: Tensor,
+    variant: Variant | None,
+    device: Device,
+) -> Iterator[Launch]:
+    """y = act(M x + bias) + residual, tensors as `triton_linear` checks them; to be run in order."""
+    cut = _Cut(variant, device)
+    first = _first_factor(x, layer, cut)
+    yield first
+    yield _natural_factor(first.y, layer, residual, act, y, cut)
+
+
+def mlp_launches(
+    x: Tensor,
+    fc1: SortedMonarch,
+    fc2: SortedMonarch,
+    residual: Tensor | None,
+    y: Tensor,
+    variant: Variant | None,
+    device: Device,
+) -> Iterator[Launch]:
+    """y = fc2(gelu(fc1(x))) + residual, layers of `sort_mlp`; to be run in order."""
+    cut = _Cut(variant, device)
+    first = _first_factor(x, fc1, cut)
+    yield first
+    hidden = x.new_empty(len(x), fc1.out_features)
+    segment = fc1.w2.shape[1] // fc2.K
+    columns = Columns(segment, fc2.p, segment, 1)
+    yield _blocks(first.y, fc1.w2, fc1.w2.shape[2], fc1.bias, None, Activation.GELU, hidden, columns, cut)
+    third = _first_factor(hidden, fc2, cut)
+    yield third
+    yield _natural_factor(third.y, fc2, residual, Activation.NONE, y, cut)
+
+
+def _first_factor(x: Tensor, layer: SortedMonarch, cut: _Cut) -> Launch:
+    """t (M, J*K*c): what an output block reads lies together."""
+    read = layer.K * layer.c
+    t = x.new_empty(len(x), layer.J * read)
+    columns = Columns(layer.c, read, layer.c, 1)
+    return _blocks(x, layer.w1, layer.p, None, None, Activation.NONE, t, columns, cut)
+
+
+def _natural_factor(t: Tensor, layer: SortedMonarch, residual: Tensor | None, act: int, y: Tensor, cut: _Cut) -> Launch:
+    """The second factor with its outputs interleaved: row u of block j is output u*J + j."""
+    J, s, depth = layer.w2.shape
+    if J not in INTERLEAVED:
+        return _blocks(t, layer.w2, depth, layer.bias, residual, act, y, Columns(s, 0, 1, J), cut)
+    product = _product(t, layer.w2, depth, interleaved=True)
+    shape = {"P": depth, "BLOCKS": J, "N": s, "OUT": y.shape[1], "ACT": int(act)}
+    tile = choose_tile(cut.variant, product, cut.device)
+    return Launch("interleaved_product", t, layer.w2, layer.bias, residual, y, product, tile, shape)
+
+
+def _blocks(
+    x: Tensor,
+    w: Tensor,
+    p: int,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    act: int,
+    y: Tensor,
+    columns: Columns,
+    cut: _Cut,
+) -> Launch:
+    """Every block of p columns of x times its block of w."""
+    blocks, n, depth = w.shape
+    product = _product(x, w, p, interleaved=False)
+    tile = choose_tile(cut.variant, product, cut.device)
+    shape = {"IN": x.shape[1], "P": p, "DEPTH": depth, "BLOCKS": blocks, "N": n, "OUT": y.shape[1], "ACT": int(act)}
+    shape |= {"SEGMENT": columns.segment, "BETWEEN_SEGMENTS": columns.between_segments}
+    shape |= {"BETWEEN_BLOCKS": columns.between_blocks, "STEP": columns.step, "PARTS": tile.parts}
+    return Launch("block_product", x, w, bias, residual, y, product, tile, shape)
+
+
+def _product(x: Tensor, w: Tensor, p: int, *, interleaved: bool) -> Product:
+    tma = x.shape[1] * x.element_size() % 16 == 0 and p % SMALLEST_DEPTH == 0
+    return Product(len(x), len(w), w.shape[1], p, x.element_size(), interleaved, tma)

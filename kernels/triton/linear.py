@@ -1,0 +1,201 @@
+"""Monarch layers and MLPs on Triton: two launches a layer, the permutations in the order of weights and of stores.
+
+The second engine beside the CUDA library: products of blocks that are large enough for the wide tensor core
+instructions (wgmma, tcgen05), and any shape that the library refuses.
+
+The operators are opaque to the compiler (`custom_op`, not `triton_op`): a launch picks its tile from the device and
+makes tensor descriptors on the host, neither of which can be traced, and inductor would have nothing to fuse.
+"""
+
+import os
+import shutil
+import sysconfig
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..blocked import Activation
+from ..shapes import MonarchShape
+from .launch import linear_launches, mlp_launches
+from .layout import DTYPES, SortedMonarch, sorted_mlp_reference, sorted_reference
+from .tiles import VARIANTS, device_of
+
+
+def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why Triton's kernels cannot run a layer there; None when they can. Launches nothing."""
+    if dtype not in DTYPES:
+        return f"dtype {dtype}: bfloat16, float16 or float32 is needed"
+    if device.type != "cuda":
+        return f"device is {device.type}: these Triton kernels are CUDA's"
+    if torch.version.hip is not None:
+        return "these Triton kernels are CUDA's, this PyTorch is of ROCm"
+    missing = _missing()
+    if missing is not None:
+        return missing
+    capability = torch.cuda.get_device_capability(device)
+    if capability < (8, 0):
+        return "compute capability {}.{}: 8.0 or later is needed".format(*capability)
+    if min(shape.K, shape.q, shape.p, shape.J, shape.s) < 1:
+        return f"nothing to compute: {shape}"
+    return None
+
+
+def _missing() -> str | None:
+    """What triton needs and is not there: it compiles a C module for each kernel, on its first launch."""
+    if find_spec("triton") is None:
+        return "the package triton is not installed"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "no C compiler: triton needs gcc, clang or $CC"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+        return "no Python.h: triton needs the headers of this Python"
+    return None
+
+
+def triton_linear(
+    x: Tensor, layer: SortedMonarch, residual: Tensor | None = None, act: int = Activation.NONE, tile: int = 0
+) -> Tensor:
+    """act(M x + bias) + residual, two launches.
+
+    Args:
+        x: (M, in_features), contiguous, the layer's dtype.
+        layer: of `sort_layer`.
+        residual: (M, out_features), contiguous, or None.
+        act: a `blocked.Activation`.
+        tile: a number of `tiles.VARIANTS`; no matter on a CPU, where this is plain PyTorch.
+
+    Raises:
+        ValueError: tensors that do not fit; nothing was launched.
+        ModuleNotFoundError: (CUDA) triton is not installed.
+    """
+    return torch.ops.milkweed.triton_monarch_linear(
+        x, layer.w1, layer.w2, layer.bias, residual, layer.p, layer.out_features, act, tile
+    )
+
+
+def triton_mlp(
+    x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, residual: Tensor | None = None, tile: int = 0
+) -> Tensor:
+    """fc2(gelu(fc1(x))) + residual, four launches; arguments as of `triton_linear`, the layers of `sort_mlp`."""
+    return torch.ops.milkweed.triton_monarch_mlp(
+        x, fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, residual, fc1.p, fc2.out_features, tile
+    )
+
+
+@torch.library.custom_op(
+    "milkweed::triton_monarch_linear",
+    mutates_args=(),
+    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int p, int out_features, int act, "
+    "int tile) -> Tensor",
+)
+def _linear(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    p: int,
+    out_features: int,
+    act: int,
+    tile: int,
+) -> Tensor:
+    layer = SortedMonarch(w1, w2, bias, p, out_features)
+    _check(x, (layer,), residual, tile)
+    if x.device.type == "cpu":
+        return sorted_reference(x, layer, act, residual)
+    y = x.new_empty(len(x), out_features)
+    with torch.cuda.device(x.device):
+        for launch in linear_launches(x, layer, residual, act, y, VARIANTS[tile], device_of(x.device)):
+            launch.run()
+    return y
+
+
+@torch.library.custom_op(
+    "milkweed::triton_monarch_mlp",
+    mutates_args=(),
+    schema="(Tensor x, Tensor w1, Tensor w2, Tensor? bias1, Tensor w3, Tensor w4, Tensor? bias2, Tensor? residual, "
+    "int p, int out_features, int tile) -> Tensor",
+)
+def _mlp(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    w3: Tensor,
+    w4: Tensor,
+    bias2: Tensor | None,
+    residual: Tensor | None,
+    p: int,
+    out_features: int,
+    tile: int,
+) -> Tensor:
+    fc1 = SortedMonarch(w1, w2, bias1, p, w2.shape[0] * w2.shape[1])
+    fc2 = SortedMonarch(w3, w4, bias2, fc1.out_features // max(1, len(w3)), out_features)
+    _check(x, (fc1, fc2), residual, tile)
+    if x.device.type == "cpu":
+        return sorted_mlp_reference(x, fc1, fc2, residual)
+    y = x.new_empty(len(x), out_features)
+    with torch.cuda.device(x.device):
+        for launch in mlp_launches(x, fc1, fc2, residual, y, VARIANTS[tile], device_of(x.device)):
+            launch.run()
+    return y
+
+
+@_linear.register_fake
+def _linear_fake(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    p: int,
+    out_features: int,
+    act: int,
+    tile: int,
+) -> Tensor:
+    return x.new_empty(x.shape[0], out_features)
+
+
+@_mlp.register_fake
+def _mlp_fake(
+    x: Tensor,
+    w1: Tensor,
+    w2: Tensor,
+    bias1: Tensor | None,
+    w3: Tensor,
+    w4: Tensor,
+    bias2: Tensor | None,
+    residual: Tensor | None,
+    p: int,
+    out_features: int,
+    tile: int,
+) -> Tensor:
+    return x.new_empty(x.shape[0], out_features)
+
+
+def _check(x: Tensor, layers: tuple[SortedMonarch, ...], residual: Tensor | None, tile: int) -> None:
+    """Refuse what the kernels would read wrongly.
+
+    Raises:
+        ValueError: it says which tensor.
+    """
+    if x.device.type not in ("cpu", "cuda"):
+        raise ValueError(f"x is on {x.device}: these Triton kernels are CUDA's")
+    for layer in layers:
+        layer.check()
+    first, last = layers[0], layers[-1]
+    if x.dtype not in DTYPES or x.dim() != 2 or not 0 < x.shape[1] <= first.K * first.p:
+        raise ValueError(f"x {tuple(x.shape)} of {x.dtype}: (M, n) with n <= {first.K * first.p} is needed")
+    if residual is not None and residual.shape != (len(x), last.out_features):
+        raise ValueError(f"residual {tuple(residual.shape)}: {(len(x), last.out_features)} is needed")
+    if not 0 <= tile < len(VARIANTS):
+        raise ValueError(f"tile {tile}: there are {len(VARIANTS)}")
+    biases = [layer.bias for layer in layers if layer.bias is not None]
+    if any(bias.dtype != torch.float32 for bias in biases):
+        raise ValueError("bias: float32 is needed")
+    others = [x, *(w for layer in layers for w in (layer.w1, layer.w2)), *([] if residual is None else [residual])]
+    if any(tensor.dtype != x.dtype for tensor in others):
+        raise ValueError(f"x is {x.dtype}, other tensors are {sorted({str(tensor.dtype) for tensor in others})}")
+    if any(tensor.device != x.device or not tensor.is_contiguous() for tensor in [*others, *biases]):
+        raise ValueError("tensors on one device and contiguous are needed")

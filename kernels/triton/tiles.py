@@ -1,0 +1,189 @@
+"""Tiles of the Triton kernels: a few explicit variants for the tuner, and how one fits a product and a device.
+
+By the roofline a launch is bound by what streams from the second-level cache into the multiprocessors, so wide tiles
+come first: a program of BM rows and n columns reads BM + n numbers for every BM * n multiplications.
+"""
+
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+SMALLEST_DEPTH = 16
+DEPTHS = (64, 32, SMALLEST_DEPTH)
+ROWS_OF_LOW_TILES = 4096
+"""More rows than this fill the GPU with tiles of 128 rows, which read the weights half as often as those of 64."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a GPU has, as far as tiles go.
+
+    Args:
+        capability: (major, minor).
+        shared_bytes: shared memory that a program may have.
+        multiprocessors: how many run programs.
+    """
+
+    capability: tuple[int, int]
+    shared_bytes: int
+    multiprocessors: int
+
+    @property
+    def accumulates_apart(self) -> bool:
+        """Tensor cores that read both operands from shared memory (wgmma, tcgen05) leave registers free."""
+        return self.capability[0] in (9, 10)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A family of tiles.
+
+    Args:
+        rows: of a tile, BM.
+        columns: at most, of all parts or blocks that a program computes.
+        warps: of a program.
+        resident: programs that are to share a multiprocessor.
+        tma: tiles are loaded by the tensor memory accelerator, which Hopper and later have.
+    """
+
+    rows: int
+    columns: int
+    warps: int
+    resident: int
+    tma: bool = False
+
+
+WIDE = Variant(128, 256, 8, 1)
+SQUARE = Variant(128, 128, 4, 2)
+LOW = Variant(64, 128, 4, 2)
+SMALL = Variant(32, 64, 4, 3)
+BY_ROWS = (WIDE, SQUARE, LOW, SMALL)
+
+VARIANTS = (None, *BY_ROWS, replace(WIDE, tma=True), replace(SQUARE, tma=True))
+"""What a tile number means. The first one is chosen among the plain ones by the number of rows."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """One launch: every block of x (rows, blocks*p) times its block of w (blocks, n, p)."""
+
+    rows: int
+    blocks: int
+    n: int
+    p: int
+    itemsize: int
+    interleaved: bool
+    """A program computes all blocks, not one."""
+    tma: bool
+    """The tensor memory accelerator can load its tiles: rows of 16 bytes, and none that ends in the next block."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How a launch is cut: BM rows, `parts` times BN columns, BK deep; the names are the kernels'."""
+
+    BM: int
+    BN: int
+    parts: int
+    BK: int
+    warps: int
+    stages: int
+    tma: bool
+
+    def programs(self, product: Product) -> int:
+        """Programs of the launch."""
+        columns = -(-product.n // (self.BN * self.parts))
+        return -(-product.rows // self.BM) * columns * (1 if product.interleaved else product.blocks)
+
+
+@cache
+def device_of(device: torch.device) -> Device:
+    """Read a CUDA device's properties."""
+    properties = torch.cuda.get_device_properties(device)
+    return Device(
+        (properties.major, properties.minor),
+        properties.shared_memory_per_block_optin,
+        properties.multi_processor_count,
+    )
+
+
+def tile_refusal(tile: int, rows: int, capability: tuple[int, int], dtype: torch.dtype) -> str | None:
+    """Why a variant is not for so many rows there, whatever the layer; None when it is."""
+    if not 0 <= tile < len(VARIANTS):
+        return f"tile {tile}: there are {len(VARIANTS)}"
+    variant = VARIANTS[tile]
+    if variant is None:
+        return None
+    if dtype == torch.float32:
+        return "float32 has one tile"
+    if variant.tma and capability[0] < 9:
+        return f"compute capability {capability[0]}.{capability[1]} has no tensor memory accelerator"
+    if rows > ROWS_OF_LOW_TILES and variant.rows < WIDE.rows:
+        return f"tiles of {variant.rows} rows are not for {rows} rows"
+    if rows < variant.rows:
+        return f"tiles of {variant.rows} rows are not for {rows} rows"
+    return None
+
+
+def choose_tile(variant: Variant | None, product: Product, device: Device) -> Tile:
+    """The variant's tile for a product; without one, of the widest that gives every multiprocessor a program."""
+    if product.itemsize == 4:
+        return _float32_tile(product)
+    if variant is not None:
+        return _fit(variant, product, device)
+    tiles = [_fit(each, product, device) for each in BY_ROWS if each.rows <= max(product.rows, SMALL.rows)]
+    busy = (tile for tile in tiles if tile.programs(product) >= device.multiprocessors)
+    return next(busy, tiles[-1])
+
+
+def _fit(variant: Variant, product: Product, device: Device) -> Tile:
+    tma = variant.tma and product.tma
+    warps, BN, parts = _columns(variant, product, device)
+    across = product.blocks if product.interleaved else 1
+    operands = across * variant.rows + across * BN * parts  # rows of x and w that a step multiplies
+    budget = device.shared_bytes // variant.resident - 1024
+    depths = [BK for BK in DEPTHS if not tma or product.p % BK == 0]
+    fitting = [BK for BK in depths if 2 * operands * BK * product.itemsize <= budget]
+    # A last step that is partly beyond p costs as much as a whole one, and each step a little of its own.
+    BK = min(fitting or depths[-1:], key=lambda BK: (-(-product.p // BK) * (BK + 8), -BK))
+    steps = -(-product.p // BK)
+    buffers = max(2, min(4, steps, budget // (operands * BK * product.itemsize)))
+    # Without wgmma one of the steps that num_stages counts is in registers.
+    return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma)
+
+
+def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, int, int]:
+    """Warps, and BN and parts of least cost: what is read, and half of what is multiplied, for padding too."""
+    warps, limit = variant.warps, _accumulators(product, device)
+    if warps < 8 and variant.rows * variant.columns > limit * 32 * warps:
+        warps *= 2
+    most = min(variant.columns, limit * 32 * warps // variant.rows)
+    if product.interleaved:
+        options = [(BN, 1) for BN in (128, 64, 32, 16) if BN * product.blocks <= most] or [(16, 1)]
+    else:
+        options = [(BN, 1) for BN in (256, 128, 64, 32, 16) if most >= BN]
+        options += [(64, 3)] if most >= 192 else []
+
+    def cost(option: tuple[int, int]) -> float:
+        width = option[0] * option[1]
+        programs = -(-product.n // width)
+        return programs * variant.rows + programs * width / 2
+
+    return (warps, *min(options, key=cost))
+
+
+def _accumulators(product: Product, device: Device) -> int:
+    """Sums that a thread may hold: as many as spill nothing when compiled for that architecture (a test does)."""
+    if device.capability[0] == 9:
+        return 128
+    if product.interleaved:
+        return 64
+    return 128 if device.capability[0] == 10 else 96
+
+
+def _float32_tile(product: Product) -> Tile:
+    """Exact float32 has no tensor cores: operands pass through registers, so tiles are small."""
+    if product.interleaved:
+        return Tile(32, 16, 1, 16, 4, 2, False)
+    return Tile(32, 32, 1, 32, 4, 2, False)

@@ -1,0 +1,135 @@
+"""What the tuner found, kept from one start to the next: a JSON file a device, shared by processes.
+
+The file is a cache: whatever is wrong with it is said once, by name, and costs a measurement, never a start. Presets
+are files of the same form that ship with the package and are only read.
+"""
+
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from filelock import FileLock, Timeout
+
+logger = logging.getLogger("milkweed.tuner")
+
+DIRECTORY_VARIABLE = "MILKWEED_TUNING_CACHE"
+PRESETS = Path(__file__).parents[1] / "presets"
+FORMAT = "milkweed-tuning-1"
+LOCK_SECONDS = 10
+
+
+class TuningCache:
+    """Plans by key. What is not there, or is not what it should be, is a miss.
+
+    Args:
+        path: the file; None keeps everything in memory.
+        presets: files that are read where `path` has no such key.
+    """
+
+    def __init__(self, path: Path | None = None, presets: Sequence[Path] = ()) -> None:
+        self.path = path
+        self._presets = presets
+        self._own: dict[str, Any] | None = None
+        self._preset: dict[str, Any] | None = None
+        self._warned: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        """The value, or None."""
+        if self._own is None:
+            self._own = self._read(self.path) if self.path else {}
+        if key in self._own:
+            return self._own[key]
+        if self._preset is None:
+            self._preset = {}
+            for path in self._presets:
+                self._preset |= self._read(path)
+        return self._preset.get(key)
+
+    def put(self, key: str, value: Any) -> None:
+        """Keep a value, in the file too; what other processes wrote there meanwhile stays."""
+        if self._own is None:
+            self._own = {}
+        self._own[key] = value
+        if self.path is None:
+            return
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{self.path}.lock", timeout=LOCK_SECONDS):
+                entries = {**self._read(self.path), key: value}
+                _replace(self.path, json.dumps({"format": FORMAT, "entries": entries}, indent=1))
+        except (OSError, Timeout) as error:
+            self._warn(self.path, f"cannot be written ({error}): what was measured is lost with this process")
+            return
+        self._own = {**entries, **self._own}
+
+    def _read(self, path: Path) -> dict[str, Any]:
+        """A file's entries; none where there is no file, or not one of ours."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            self._warn(path, f"cannot be read ({error.strerror})")
+            return {}
+        except ValueError:
+            self._warn(path, "is not JSON: ignored")
+            return {}
+        match content:
+            case {"format": "milkweed-tuning-1", "entries": dict(entries)}:
+                return entries
+        self._warn(path, f"is not of the form {FORMAT}: ignored")
+        return {}
+
+    def _warn(self, path: Path, what: str) -> None:
+        """Once for each file and complaint."""
+        line = f"tuning cache {path} {what}"
+        if line not in self._warned:
+            self._warned.add(line)
+            logger.warning(line)
+
+
+def device_cache(device: torch.device, environment: Mapping[str, str] = os.environ) -> TuningCache:
+    """The cache of a device: its file in the cache directory, its preset of the package."""
+    name = device_file_name(device)
+    directory = cache_directory(environment)
+    return TuningCache(None if directory is None else directory / name, (PRESETS / name,))
+
+
+def cache_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """MILKWEED_TUNING_CACHE, or `milkweed/tune` in the user's cache; None where there is no home for it."""
+    if chosen := environment.get(DIRECTORY_VARIABLE):
+        return Path(chosen)
+    base = environment.get("XDG_CACHE_HOME", "")
+    if not Path(base).is_absolute():  # the standard says to ignore it then
+        home = environment.get("HOME")
+        if not home:
+            return None
+        base = f"{home}/.cache"
+    return Path(base) / "milkweed" / "tune"
+
+
+def device_file_name(device: torch.device) -> str:
+    """`nvidia-h200-sm90.json`, `cpu.json`: figures of one kind of device."""
+    if device.type != "cuda":
+        return f"{device.type}.json"
+    properties = torch.cuda.get_device_properties(device)
+    slug = re.sub(r"[^a-z0-9]+", "-", properties.name.lower()).strip("-")
+    return f"{slug}-sm{properties.major}{properties.minor}.json"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

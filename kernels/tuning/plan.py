@@ -1,0 +1,109 @@
+"""How a chain is cut into segments: a bit string, what runs each segment, and the cheapest ways to cut.
+
+Bit i is a cut after operator i. Printed as a number is: bit 0 is the last digit, so `0b0010` cuts five operators into
+the first two and the other three. A chain of n operators has n - 1 places to cut.
+"""
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Span = tuple[int, int]
+"""A segment's first operator and the one after its last."""
+
+Path = tuple[Span, ...]
+"""Spans that follow each other from the first operator to the last."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A segmentation and the engine of each segment.
+
+    Args:
+        length: operators of the chain.
+        cuts: the bits.
+        engines: one name for each segment.
+
+    Raises:
+        ValueError: bits that no such chain has, or not one engine a segment.
+    """
+
+    length: int
+    cuts: int
+    engines: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.length < 1 or not 0 <= self.cuts < 1 << (self.length - 1):
+            raise ValueError(f"cuts {self.cuts:#b}: a chain of {self.length} operators has {self.length - 1} places")
+        if len(self.engines) != len(self.spans):
+            raise ValueError(f"{len(self.engines)} engines for {len(self.spans)} segments ({self.bits})")
+
+    @property
+    def spans(self) -> Path:
+        """The segments in order."""
+        return spans_of(self.cuts, self.length)
+
+    @property
+    def bits(self) -> str:
+        """The cuts as text, one digit a place: `0b0010`; `0b` for a chain of one operator."""
+        return "0b" + "".join(str(self.cuts >> i & 1) for i in reversed(range(self.length - 1)))
+
+    def __str__(self) -> str:
+        return f"{self.bits} {' | '.join(self.engines)}"
+
+    def as_json(self) -> dict[str, Any]:
+        """What `from_json` reads."""
+        return {"cuts": self.bits, "engines": list(self.engines)}
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Plan":
+        """Read a plan from a file.
+
+        Raises:
+            ValueError: it is not a plan.
+        """
+        match value:
+            case {"cuts": str(bits), "engines": [*engines]} if bits.startswith("0b"):
+                if all(isinstance(name, str) for name in engines):
+                    return cls(len(bits) - 1, int(bits[2:] or "0", 2), tuple(engines))
+        raise ValueError(f"not a plan: {value!r:.100}")
+
+
+def spans_of(cuts: int, length: int) -> Path:
+    """The segments that the bits cut `length` operators into."""
+    ends = [i + 1 for i in range(length - 1) if cuts >> i & 1]
+    return tuple(zip([0, *ends], [*ends, length], strict=True))
+
+
+def cuts_of(path: Path) -> int:
+    """The bits of a segmentation."""
+    return sum(1 << (end - 1) for _, end in path[:-1])
+
+
+def every_span(length: int) -> list[Span]:
+    """All n(n+1)/2 segments of a chain, the longer of those that begin together last."""
+    return [(start, end) for start in range(length) for end in range(start + 1, length + 1)]
+
+
+def cheapest(costs: Mapping[Span, float], length: int, count: int = 1) -> list[tuple[float, Path]]:
+    """The `count` segmentations of least total cost, cheapest first; fewer where there are fewer.
+
+    Segments run one after the other on one stream, so a segmentation costs the sum of its segments: the cheapest is a
+    shortest path over the places to cut, the next ones too, and measuring n(n+1)/2 segments decides among 2^(n-1)
+    segmentations.
+
+    Args:
+        costs: of the segments that can run; others are left out.
+        length: operators of the chain.
+    """
+    best: list[list[tuple[float, Path]]] = [[(0.0, ())]]
+    for end in range(1, length + 1):
+        ways = (
+            (cost + costs[start, end], (*path, (start, end)))
+            for start in range(end)
+            if (start, end) in costs
+            for cost, path in best[start]
+        )
+        best.append(heapq.nsmallest(count, ways))
+    return best[length]

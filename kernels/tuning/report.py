@@ -1,0 +1,57 @@
+"""What the tuner measured, as rows to print and to keep."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .plan import Plan, Span
+
+
+@dataclass(frozen=True)
+class Row:
+    """What became of one engine on one segment.
+
+    Args:
+        span: the segment's first operator and the one after its last.
+        operators: its kinds, `norm+monarch`.
+        seconds: None where it was not measured.
+        resident_bytes: what it keeps on the device.
+        refused: why it was not measured, by the engine, by its launch, or by its result; None where it was.
+        discarded: it ran, and was found wrong.
+    """
+
+    span: Span
+    operators: str
+    engine: str
+    seconds: float | None = None
+    resident_bytes: int = 0
+    refused: str | None = None
+    discarded: bool = False
+
+    def __str__(self) -> str:
+        what = self.refused if self.seconds is None else f"{self.seconds * 1e6:.1f} us, {self.resident_bytes} bytes"
+        return f"{self.span[0]}:{self.span[1]} {self.operators:32} {self.engine:20} {what}"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan timed end to end.
+
+    Args:
+        predicted_seconds: the sum of its segments.
+    """
+
+    plan: Plan
+    predicted_seconds: float
+    seconds: float
+    resident_bytes: int
+
+    def __str__(self) -> str:
+        times = f"{self.seconds * 1e6:.1f} us (sum of segments {self.predicted_seconds * 1e6:.1f})"
+        return f"{times}, {self.resident_bytes} bytes: {self.plan}"
+
+
+def report(rows: Iterable[Row], trials: Iterable[Trial]) -> str:
+    """Rows of what ran, fastest first in each segment, then the trials; refusals last."""
+    ran = sorted((row for row in rows if row.seconds is not None), key=lambda row: (row.span, row.seconds))
+    refused = [row for row in rows if row.seconds is None]
+    return "\n".join(map(str, [*ran, *trials, *refused]))

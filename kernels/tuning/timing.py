@@ -1,0 +1,121 @@
+"""Times a call on a device: medians, inputs that rotate, CUDA graphs where there is a CUDA."""
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from statistics import median
+
+import torch
+from torch import Tensor
+
+from ..engines.base import Call
+
+Inputs = tuple[Tensor, Tensor | None]
+Measure = Callable[[Callable[[], object]], float]
+"""Seconds that one call takes; the calls that the tuner gives it have a text, what they are."""
+
+CPU_ROUNDS, CPU_SECONDS = (5, 50), 0.05
+GRAPH_CALLS, GRAPH_ROUNDS = (3, 20), (7, 50)
+GRAPH_SECONDS = 0.002
+"""What one replay should take: long enough for the clock, short enough for many."""
+
+MEASURING_SECONDS = 0.03
+"""Of one candidate's replays, where their least number takes no longer."""
+
+
+class Timed:
+    """A runner's call on the next of its inputs, so that no cache holds what it reads only because it just did.
+
+    Args:
+        label: what it is, its text.
+        run: the work.
+        inputs: taken in turn.
+    """
+
+    def __init__(self, label: str, run: Call, inputs: Sequence[Inputs]) -> None:
+        self.label = label
+        self._run = run
+        self._inputs = itertools.cycle(inputs)
+
+    def __call__(self) -> Tensor:
+        return self._run(*next(self._inputs))
+
+    def __str__(self) -> str:
+        return self.label
+
+
+def timer_for(device: torch.device) -> Measure:
+    """The timer of a device."""
+    return partial(graph_seconds, device) if device.type == "cuda" else host_seconds
+
+
+def host_seconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
+    """Median time of a call that returns when its work is done."""
+    call()
+    taken: list[float] = []
+    while len(taken) < CPU_ROUNDS[0] or (sum(taken) < CPU_SECONDS and len(taken) < CPU_ROUNDS[1]):
+        started = clock()
+        call()
+        taken.append(clock() - started)
+    return median(taken)
+
+
+def graph_seconds(device: torch.device, call: Callable[[], object]) -> float:
+    """Median time of a call within a CUDA graph of many: as it runs in the captured forward, without Python's time.
+
+    Raises:
+        RuntimeError: the call cannot be captured; then the forward could not be either.
+    """
+    with torch.cuda.device(device):
+        calls = _between(GRAPH_CALLS, GRAPH_SECONDS / _warm_up(call))
+        graph = _capture(call, calls)
+        taken = _replay(graph, GRAPH_ROUNDS[0])
+        rounds = _between(GRAPH_ROUNDS, MEASURING_SECONDS / max(median(taken), 1e-6))
+        taken += _replay(graph, rounds - len(taken))
+    return median(taken) / calls
+
+
+def _between(bounds: tuple[int, int], value: float) -> int:
+    return max(bounds[0], min(bounds[1], int(value)))
+
+
+def _warm_up(call: Callable[[], object]) -> float:
+    """Some calls on a stream of their own, so that what a first call allocates or chooses stays out of the graph.
+
+    Returns:
+        Seconds of the last one, launching included.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+        side.synchronize()
+        started = time.perf_counter()
+        call()
+        side.synchronize()
+        seconds = time.perf_counter() - started
+    torch.cuda.current_stream().wait_stream(side)
+    return max(seconds, 1e-6)
+
+
+def _capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(calls):
+            call()
+    graph.replay()
+    torch.cuda.synchronize()
+    return graph
+
+
+def _replay(graph: torch.cuda.CUDAGraph, rounds: int) -> list[float]:
+    """Seconds of each replay."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
+    for start, end in events:
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in events]

@@ -1,0 +1,141 @@
+"""The blocked layout against the definition of the Monarch product, and what it refuses."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from milkweed.kernels.blocked import (
+    Activation,
+    BlockedMonarch,
+    block_monarch,
+    blocked_reference,
+    blocked_refusal,
+    slots,
+)
+from milkweed.kernels.reference import monarch_reference
+from milkweed.kernels.shapes import MonarchShape
+
+
+def factors(nb: int, q: int, p: int, s: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    w1 = torch.randn(nb, q, p, generator=generator, dtype=torch.float64)
+    w2 = torch.randn(nb, s, q, generator=generator, dtype=torch.float64)
+    return w1.bfloat16().double(), w2.bfloat16().double()
+
+
+def through_layout(x: Tensor, layer: BlockedMonarch) -> Tensor:
+    """The product by the layout's own words, in float64: t[j*R + k*c + i], then output u*nb + j."""
+    nb, c = layer.nblocks, layer.c
+    p, R = layer.in_features // nb, nb * c
+    t = x.new_zeros(len(x), nb * R)
+    for k in range(nb):
+        padded = F.pad(x[:, k * p : (k + 1) * p], (0, layer.w1.shape[2] - p))
+        rows = padded @ layer.w1[k].double().T
+        for j in range(nb):
+            t[:, j * R + k * c : j * R + (k + 1) * c] = rows[:, j * c : (j + 1) * c]
+    y = x.new_zeros(len(x), layer.out_features)
+    for j in range(nb):
+        y[:, j::nb] = t[:, j * R : (j + 1) * R] @ layer.w2[j].double().T
+    return y
+
+
+@given(st.sampled_from([2, 4, 8]), st.integers(1, 40), st.sampled_from([8, 16, 24, 40]), st.sampled_from([4, 8, 20]))
+@settings(deadline=None, max_examples=60)
+def test_layout_is_the_definition(nb: int, q: int, p: int, s: int) -> None:
+    w1, w2 = factors(nb, q, p, s)
+    layer = block_monarch(w1, w2, None, nb * p, nb * s, torch.bfloat16)
+    assert layer.w1.shape == (nb, nb * layer.c, -(-p // 16) * 16)
+    assert layer.w2.shape == (nb, s, nb * layer.c)
+    assert (nb * layer.c) % 16 == 0
+    assert layer.c % 2 == 0
+    assert layer.c * nb >= q
+    x = torch.randn(3, nb * p, dtype=torch.float64)
+    torch.testing.assert_close(through_layout(x, layer), monarch_reference(x, w1, w2), rtol=1e-12, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("nb", "in_features", "out_features", "rank"),
+    [
+        (4, 768, 3072, None),
+        (4, 3072, 768, None),
+        (4, 192, 576, None),
+        (4, 320, 640, None),
+        (4, 384, 1152, None),
+        (4, 768, 768, 18),  # q not a multiple of nb
+        (8, 512, 2048, None),
+        (2, 256, 512, 31),
+    ],
+)
+def test_layout_of_model_widths(nb: int, in_features: int, out_features: int, rank: int | None) -> None:
+    p, s = in_features // nb, out_features // nb
+    w1, w2 = factors(nb, rank or min(p, s), p, s)
+    layer = block_monarch(w1, w2, None, in_features, out_features, torch.float16)
+    x = torch.randn(2, in_features, dtype=torch.float64)
+    expected = monarch_reference(x, w1.half().double(), w2.half().double())
+    torch.testing.assert_close(through_layout(x, layer), expected, rtol=1e-11, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("act", list(Activation))
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_reference_is_the_definition(dtype: torch.dtype, act: Activation, with_bias: bool) -> None:
+    w1, w2 = (w / w.shape[2] ** 0.5 for w in factors(4, 18, 24, 20))
+    w1, w2 = w1.to(dtype), w2.to(dtype)
+    bias = torch.randn(80) if with_bias else None
+    x, residual = torch.randn(37, 96).to(dtype), torch.randn(37, 80).to(dtype)
+    y = monarch_reference(x.double(), w1.double(), w2.double())
+    y = y if bias is None else y + bias
+    y = {Activation.NONE: lambda v: v, Activation.GELU: F.gelu, Activation.SILU: F.silu}[act](y) + residual
+    layer = block_monarch(w1, w2, bias, 96, 80, dtype)
+    got = blocked_reference(x, layer, act, residual)
+    assert got.dtype == dtype
+    assert (got - y).norm() / y.norm() <= (4e-3 if dtype == torch.bfloat16 else 1e-3)
+
+
+def test_bias_stays_float32() -> None:
+    w1, w2 = factors(2, 8, 8, 8)
+    bias = torch.randn(16, dtype=torch.float64)
+    layer = block_monarch(w1, w2, bias, 16, 16, torch.bfloat16)
+    assert layer.bias is not None
+    assert torch.equal(layer.bias, bias.float())
+    assert (layer.dtype, layer.in_features, layer.out_features, layer.nblocks) == (torch.bfloat16, 16, 16, 2)
+
+
+def test_slots_are_the_least_that_fill_the_instruction() -> None:
+    assert [slots(MonarchShape(4, q, 8, 4, 8, q)) for q in (1, 16, 17, 192)] == [4, 4, 8, 48]
+    assert [slots(MonarchShape(2, q, 8, 2, 8, q)) for q in (1, 16, 17)] == [8, 8, 16]
+    assert [slots(MonarchShape(8, q, 8, 8, 8, q)) for q in (1, 16, 17)] == [2, 2, 4]
+
+
+@pytest.mark.parametrize(
+    ("shape", "widths", "dtype", "words"),
+    [
+        (MonarchShape(4, 8, 8, 4, 8, 8), (32, 32), torch.float32, ("float32", "bfloat16 or float16")),
+        (MonarchShape(4, 8, 8, 2, 8, 16), (32, 16), torch.bfloat16, ("4 input blocks", "2 output blocks")),
+        (MonarchShape(3, 8, 8, 3, 8, 8), (24, 24), torch.bfloat16, ("nblocks 3", "2, 4 or 8")),
+        (MonarchShape(4, 8, 8, 4, 8, 8), (30, 32), torch.bfloat16, ("in_features 30", "32")),
+        (MonarchShape(4, 8, 8, 4, 8, 8), (32, 24), torch.bfloat16, ("out_features 24", "32")),
+        (MonarchShape(4, 49, 49, 4, 96, 49), (196, 384), torch.bfloat16, ("49", "multiple of 8")),
+        (MonarchShape(8, 8, 8, 8, 3, 8), (64, 24), torch.bfloat16, ("blocks of 3", "even")),
+        (MonarchShape(2, 8, 8, 2, 6, 8), (16, 12), torch.bfloat16, ("out_features 12", "multiple of 8")),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_value(
+    shape: MonarchShape, widths: tuple[int, int], dtype: torch.dtype, words: tuple[str, ...]
+) -> None:
+    refusal = blocked_refusal(shape, *widths, dtype)
+    assert refusal is not None
+    for word in words:
+        assert word in refusal
+    w1, w2 = torch.zeros(shape.K, shape.q, shape.p), torch.zeros(shape.J, shape.s, shape.r)
+    with pytest.raises(ValueError, match=words[0]):
+        block_monarch(w1, w2, None, *widths, dtype)
+
+
+def test_a_bias_that_does_not_fit_is_refused() -> None:
+    w1, w2 = factors(2, 8, 8, 8)
+    with pytest.raises(ValueError, match=r"bias of shape \(8,\): the layer has 16 outputs"):
+        block_monarch(w1, w2, torch.zeros(8), 16, 16, torch.bfloat16)

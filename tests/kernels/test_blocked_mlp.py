@@ -1,0 +1,129 @@
+"""The packing of the fused MLP against the composition of the definition of its layers, in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from milkweed.kernels.blocked_mlp import Layer, block_mlp, mlp_reference, mlp_refusal, tile_refusal
+from milkweed.kernels.reference import monarch_reference
+
+SHAPES = [(192, 768), (256, 512), (256, 1024), (320, 640), (384, 1152), (384, 1536)]
+
+
+def make_layer(nblocks: int, features: int, outputs: int, rank: int | None, seed: int, bias: bool = True) -> Layer:
+    """fly's shapes, or an explicit rank of each block; values of variance 1 in, about 1 out."""
+    g = torch.Generator().manual_seed(seed)
+    p, s = features // nblocks, outputs // nblocks
+    q = min(p, s) if rank is None else rank
+    w1 = torch.randn(nblocks, q, p, generator=g, dtype=torch.float64) / p**0.5
+    w2 = torch.randn(nblocks, s, q, generator=g, dtype=torch.float64) / q**0.5
+    return w1, w2, torch.randn(outputs, generator=g, dtype=torch.float64) if bias else None
+
+
+def make_mlp(nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int | None] = (None, None)) -> list[Layer]:
+    return [
+        make_layer(nblocks, width, hidden, ranks[0], seed=width + nblocks),
+        make_layer(nblocks, hidden, width, ranks[1], seed=hidden + nblocks),
+    ]
+
+
+def definition(x: Tensor, fc1: Layer, fc2: Layer) -> Tensor:
+    def linear(x: Tensor, layer: Layer) -> Tensor:
+        y = monarch_reference(x, *layer[:2])
+        return y if layer[2] is None else y + layer[2]
+
+    return linear(F.gelu(linear(x, fc1)), fc2)
+
+
+@pytest.mark.parametrize("nblocks", [2, 4, 8])
+@pytest.mark.parametrize(("width", "hidden"), SHAPES)
+def test_packed_mlp_is_its_two_layers(nblocks: int, width: int, hidden: int) -> None:
+    fc1, fc2 = make_mlp(nblocks, width, hidden)
+    assert mlp_refusal(fc1, fc2, torch.bfloat16) is None
+    x = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    residual = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64), residual)
+    torch.testing.assert_close(got, definition(x, fc1, fc2) + residual, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("nblocks", "width", "hidden", "ranks"),
+    [
+        (4, 256, 512, (32, 64)),
+        (4, 256, 512, (5, 3)),  # what a block hands on differs from block to block
+        (4, 384, 1152, (96, 50)),
+        (2, 192, 250, (7, 96)),  # hidden blocks of 125 columns: 63 or 62 for each reader
+        (8, 256, 328, (17, 32)),
+        (4, 64, 48, (1, 2)),
+    ],
+)
+def test_any_rank_and_uneven_blocks(nblocks: int, width: int, hidden: int, ranks: tuple[int, int]) -> None:
+    fc1, fc2 = make_mlp(nblocks, width, hidden)
+    g = torch.Generator().manual_seed(3)
+    fc1, fc2 = (
+        # K*q = J*r with K = J: the rank is q = r.
+        (*(torch.randn(*size, generator=g, dtype=torch.float64) / size[2] ** 0.5 for size in sizes), layer[2])
+        for layer, sizes in (
+            (fc1, ((nblocks, ranks[0], width // nblocks), (nblocks, hidden // nblocks, ranks[0]))),
+            (fc2, ((nblocks, ranks[1], hidden // nblocks), (nblocks, width // nblocks, ranks[1]))),
+        )
+    )
+    x = torch.randn(3, width, dtype=torch.float64, generator=g)
+    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
+    torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
+
+
+def test_norm_comes_first_and_leaves_the_residual() -> None:
+    fc1, fc2 = make_mlp(4, 192, 768)
+    g = torch.Generator().manual_seed(4)
+    x, weight, bias = (torch.randn(*size, dtype=torch.float64, generator=g) for size in ((6, 192), (192,), (192,)))
+    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64), x, (weight, bias, 1e-6))
+    want = x + definition(F.layer_norm(x, (192,), weight, bias, 1e-6), fc1, fc2)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_layers_without_bias() -> None:
+    fc1, fc2 = make_layer(4, 64, 128, None, 1, bias=False), make_layer(4, 128, 64, None, 2, bias=False)
+    x = torch.randn(3, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
+    torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
+
+
+def test_packing_costs_only_what_padding_adds() -> None:
+    # 384-1536, nblocks 4: no padding at all, so as many numbers as in the factors.
+    fc1, fc2 = make_mlp(4, 384, 1536)
+    packed = block_mlp(fc1, fc2, torch.bfloat16)
+    assert sum(t.numel() for t in packed.tensors[:3]) == sum(w.numel() for layer in (fc1, fc2) for w in layer[:2])
+    assert packed.factor1.dtype == packed.stream.dtype == packed.factor2.dtype == torch.bfloat16
+    assert packed.bias1.dtype == packed.bias2.dtype == torch.float32
+    assert all(t.is_contiguous() for t in packed.tensors)
+    assert (packed.nblocks, packed.block_width, packed.width) == (4, 96, 384)
+
+
+def test_refusals_say_why() -> None:
+    fc1, fc2 = make_mlp(4, 192, 768)
+    assert mlp_refusal(fc1, fc2, torch.float32) == "fused MLP: torch.float32, not bfloat16 or float16"
+    cases = [
+        (make_mlp(4, 768, 3072), "width 768 with ranks 192 and 192 is more than 96"),
+        (make_mlp(4, 48, 96), "blocks of 12 features, not a multiple of 8"),
+        (make_mlp(3, 192, 768), "nblocks 3, 3, 3, 3; all must be one of [2, 4, 8]"),
+        ([fc1, make_layer(2, 768, 192, None, 1)], "nblocks 4, 4, 2, 2"),
+        ([fc1, make_layer(4, 512, 192, None, 1)], "192-768 and 512-192 features do not close"),
+        (make_mlp(4, 256, 512, (100, 64)), "width 256 with ranks 100 and 64 is more than 96"),
+    ]
+    for (first, second), reason in cases:
+        assert reason in str(mlp_refusal(first, second, torch.float16))
+        with pytest.raises(ValueError, match="fused MLP"):
+            block_mlp(first, second, torch.float16)
+    assert "190-768 features in factors of 192-768" in str(mlp_refusal(fc1, fc2, torch.float16, (190, 768)))
+    with pytest.raises(ValueError, match=r"bias of shape \(5,\): the layer has 768 outputs"):
+        block_mlp((*fc1[:2], torch.zeros(5)), fc2, torch.float16)
+
+
+def test_tiles_that_do_not_exist_or_fit_are_refused() -> None:
+    assert tile_refusal(4, 96, 3, 227 * 1024) is None
+    assert tile_refusal(4, 96, 0, 99 * 1024) is None
+    needs = "fused MLP: tile 3 needs 225536 bytes of shared memory, the device has 166912"
+    assert tile_refusal(4, 96, 3, 163 * 1024) == needs
+    assert tile_refusal(8, 32, 3, 227 * 1024) == "fused MLP: no tile 3 for nblocks 8 and block width 32"

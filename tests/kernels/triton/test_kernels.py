@@ -1,0 +1,175 @@
+"""The Triton kernels: interpreted against float64, compiled for GPUs that are not there, and run on one that is."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.kernels.triton.launch import Launch, linear_launches, mlp_launches
+from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
+from milkweed.kernels.triton.tiles import VARIANTS, Device, Variant
+
+SCRIPT = Path(__file__).parent / "triton_cases.py"
+MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 1e-5}
+
+GPUS = {
+    80: Device((8, 0), 166912, 108),
+    90: Device((9, 0), 232448, 132),
+    100: Device((10, 0), 232448, 148),
+    120: Device((12, 0), 101376, 170),
+}
+MULTIPLIES_BY = {80: "mma.sync", 90: "wgmma.mma_async", 100: "tcgen05.mma", 120: "mma.sync"}
+MODELS = {"ViT-B": (768, 3072, 4), "ViT-S": (384, 1536, 4), "ViTAE-S": (384, 1152, 4), "ViTAE-T": (256, 512, 4)}
+TMA = [variant for variant in VARIANTS if variant and variant.tma]
+
+
+def results(device: str, **environment: str) -> list[dict[str, Any]]:
+    """What triton_cases.py prints."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), device], env={**os.environ, **environment}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-6000:]
+    found: list[dict[str, Any]] = json.loads(done.stdout)
+    return found
+
+
+def judge(found: list[dict[str, Any]]) -> None:
+    wrong = [row for row in found if not (row["error"] <= MOST_ERROR[row["dtype"]] and row["own_row_only"])]
+    assert not wrong
+
+
+def test_interpreted_kernels_give_the_product() -> None:
+    found = results("cpu", TRITON_INTERPRET="1")
+    judge(found)
+    assert len(found) >= 24
+    assert {row["dtype"] for row in found} == {"float16", "float32"}
+
+
+@pytest.mark.gpu
+def test_kernels_on_a_gpu_give_the_product() -> None:
+    found = results("cuda", CUBLAS_WORKSPACE_CONFIG=":4096:8", TRITON_INTERPRET="0")
+    judge(found)
+    assert {row["dtype"] for row in found} == {"bfloat16", "float16", "float32"}
+
+
+def mlp(model: str, gpu: int, variant: Variant | None, dtype: torch.dtype = torch.bfloat16) -> list[Launch]:
+    """The launches of a model's MLP on 128 images, on tensors without memory."""
+    d, h, nb = MODELS[model]
+    narrow, wide = d // nb, h // nb
+    fc1 = without_memory(nb, narrow, narrow, wide, dtype)
+    fc2 = without_memory(nb, narrow, wide, narrow, dtype)
+    fc1, fc2 = (meta(layer) for layer in sort_mlp(fc1, fc2, h))
+    x = torch.empty(197 * 128, d, dtype=dtype, device="meta")
+    return list(mlp_launches(x, fc1, fc2, x, torch.empty_like(x), variant, GPUS[gpu]))
+
+
+def without_memory(nb: int, q: int, p: int, s: int, dtype: torch.dtype) -> SortedMonarch:
+    return sort_layer(torch.empty(nb, q, p), torch.empty(nb, s, q), torch.zeros(nb * s), nb * s, dtype)
+
+
+def meta(layer: SortedMonarch) -> SortedMonarch:
+    assert layer.bias is not None
+    w1, w2, bias = (tensor.to("meta") for tensor in (layer.w1, layer.w2, layer.bias))
+    return SortedMonarch(w1, w2, bias, layer.p, layer.out_features)
+
+
+class Compiled:
+    """A launch compiled for an architecture, and what the assembler says of it."""
+
+    def __init__(self, launch: Launch, gpu: int) -> None:
+        triton = pytest.importorskip("triton", reason="triton is not installed")
+        from triton.backends.compiler import GPUTarget
+        from triton.compiler import ASTSource
+
+        from milkweed.kernels.triton import kernels
+
+        kernel = getattr(kernels, launch.kernel)
+        number = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}[launch.x.dtype]
+        signature = dict.fromkeys(("x", "w", "residual", "y"), f"*{number}")
+        signature |= {"bias": f"*{number}" if launch.bias is None else "*fp32", "rows": "i32"}
+        if launch.tile.tma:
+            signature["x"] = f"tensordesc<{number}[{launch.tile.BM},{launch.tile.BK}]>"
+            signature["w"] = f"tensordesc<{number}[{launch.tile.BN},{launch.tile.BK}]>"
+        aligned = [i for i, name in enumerate(kernel.arg_names) if signature.get(name, "").startswith("*")]
+        source = ASTSource(
+            fn=kernel,
+            signature=signature | dict.fromkeys(launch.constants, "constexpr"),
+            constexprs=launch.constants,
+            attrs={(i,): [["tt.divisibility", 16]] for i in aligned},
+        )
+        made = triton.compile(source, target=GPUTarget("cuda", gpu, 32), options=launch.options)
+        self.ptx: str = made.asm["ptx"]
+        self.shared_bytes: int = made.metadata.shared
+        self.registers, self.stack = self._resources(Path(triton.__file__).parent, made.asm["cubin"])
+
+    @staticmethod
+    def _resources(triton: Path, cubin: bytes) -> tuple[int, int]:
+        with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+            file.write(cubin)
+            file.flush()
+            command = [str(triton / "backends/nvidia/bin/cuobjdump"), "-res-usage", file.name]
+            said = subprocess.run(command, capture_output=True, text=True, check=True)
+        found = re.search(r"REG:(\d+) STACK:(\d+)", said.stdout + said.stderr)
+        assert found
+        return int(found[1]), int(found[2])
+
+
+@pytest.fixture(autouse=True)
+def _cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What triton compiles is kept apart from the user's; the same sources are compiled once a machine."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"milkweed-triton-{os.getuid()}"))
+
+
+def check(launch: Launch, gpu: int, spilled_bytes: int = 0) -> None:
+    """The launch fits the GPU, uses its tensor cores, and neither spills nor stores less than 16 bytes."""
+    compiled = Compiled(launch, gpu)
+    stores = re.findall(r"st\.global\S*", compiled.ptx)
+    small = launch.tile.BM < 64  # below what wgmma and tcgen05 multiply
+    said = f"sm_{gpu} {launch.kernel} {launch.tile}: {compiled.registers} registers, {compiled.shared_bytes} bytes"
+    assert compiled.shared_bytes <= GPUS[gpu].shared_bytes, said
+    assert ("mma.sync" if small else MULTIPLIES_BY[gpu]) in compiled.ptx, said
+    assert compiled.stack <= spilled_bytes, said
+    assert stores, said
+    assert all(".v4" in store for store in stores), said
+    assert ("cp.async.bulk.tensor" in compiled.ptx) == launch.tile.tma, said
+
+
+@pytest.mark.parametrize("gpu", GPUS)
+@pytest.mark.parametrize("number", range(4))
+def test_mlp_compiles_for_gpus_that_are_not_there(gpu: int, number: int) -> None:
+    check(mlp("ViT-B", gpu, None)[number], gpu)
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_mlp_compiles_with_descriptors(number: int) -> None:
+    check(mlp("ViT-B", 90, TMA[0])[number], 90)
+
+
+def test_every_tile_of_every_model_compiles(every_shape: bool) -> None:
+    if not every_shape:
+        pytest.skip("minutes: set MILKWEED_EMULATE=full")
+    for gpu in GPUS:
+        for model in MODELS:
+            for variant in VARIANTS[1:]:
+                assert variant
+                if not (variant.tma and gpu < 90):
+                    for launch in mlp(model, gpu, variant):
+                        # ptxas may put a few values that live through the loop on the stack, before it.
+                        check(launch, gpu, spilled_bytes=64)
+
+
+def test_float32_compiles() -> None:
+    layer = meta(without_memory(4, 49, 49, 96, torch.float32))
+    x = torch.empty(512, 196, device="meta")
+    y = torch.empty(512, 384, device="meta")
+    for launch in linear_launches(x, layer, None, 1, y, None, GPUS[90]):
+        compiled = Compiled(launch, 90)
+        assert "mma" not in compiled.ptx  # tensor cores would round to tf32

@@ -1,0 +1,298 @@
+"""Monarch layers on Triton, all but the kernels: layout, operators, tiles, engines, and what they refuse."""
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from milkweed.kernels.blocked import Activation
+from milkweed.kernels.engines.base import OTHER_KIND
+from milkweed.kernels.engines.triton import TritonLinear, TritonMlp, triton_engines
+from milkweed.kernels.operators import Add, Dense, Gelu, Monarch, Problem, evaluate
+from milkweed.kernels.reference import monarch_reference
+from milkweed.kernels.shapes import MonarchShape
+from milkweed.kernels.triton import linear as triton_module
+from milkweed.kernels.triton.layout import (
+    SortedMonarch,
+    sort_layer,
+    sort_mlp,
+    sorted_mlp_reference,
+    sorted_reference,
+)
+from milkweed.kernels.triton.linear import triton_linear, triton_mlp, triton_refusal
+from milkweed.kernels.triton.tiles import BY_ROWS, VARIANTS, Device, Product, choose_tile, tile_refusal
+
+CPU = torch.device("cpu")
+HOPPER = Device((9, 0), 232448, 132)
+SMALL_SHARED = Device((8, 6), 101376, 84)
+
+
+def factors(K: int, q: int, p: int, J: int, s: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    w1 = torch.randn(K, q, p, generator=generator) / p**0.5
+    w2 = torch.randn(J, s, K * q // J, generator=generator) / (K * q / J) ** 0.5
+    return w1, w2
+
+
+def product(x: Tensor, w1: Tensor, w2: Tensor, out: int) -> Tensor:
+    wide = F.pad(x.double(), (0, w1.shape[0] * w1.shape[2] - x.shape[1]))
+    return monarch_reference(wide, w1.double(), w2.double())[:, :out]
+
+
+def monarch(K: int, q: int, p: int, J: int, s: int, *, bias: bool = True, seed: int = 0) -> Monarch:
+    w1, w2 = factors(K, q, p, J, s, seed)
+    return Monarch(w1, w2, torch.randn(J * s) if bias else None, K * p, J * s)
+
+
+blocks = st.sampled_from([1, 2, 3, 4, 8])
+
+
+@given(blocks, blocks, st.integers(1, 9), st.integers(1, 20), st.integers(1, 20), st.booleans(), st.data())
+@settings(deadline=None, max_examples=60)
+def test_layout_is_the_definition(K: int, J: int, r: int, p: int, s: int, bias: bool, data: st.DataObject) -> None:
+    w1, w2 = factors(K, J * r, p, J, s)
+    width = data.draw(st.integers((K - 1) * p + 1, K * p))
+    out = data.draw(st.integers((J - 1) * s + 1, J * s))
+    b = torch.randn(out) if bias else None
+    layer = sort_layer(w1, w2, b, out, torch.float32)
+    layer.check()
+    assert layer.c % 8 == 0
+    x = torch.randn(3, width)
+    want = product(x, w1, w2, out) + (0 if b is None else b.double())
+    torch.testing.assert_close(sorted_reference(x, layer, 0, None).double(), want, rtol=1e-4, atol=1e-5)
+
+
+@given(blocks, blocks, blocks, st.integers(1, 40), st.integers(1, 6), st.data())
+@settings(deadline=None, max_examples=60)
+def test_layout_of_an_mlp_is_the_definition(J: int, K2: int, J2: int, s: int, r: int, data: st.DataObject) -> None:
+    hidden = data.draw(st.integers(max(1, (J - 1) * s + 1), J * s))
+    p2 = -(-hidden // K2)
+    first, second = factors(J, J * r, 5, J, s), factors(K2, J2 * r, p2, J2, 3, seed=1)
+    bias = torch.randn(hidden)
+    fc1, fc2 = sort_mlp(
+        sort_layer(*first, bias, hidden, torch.float32),
+        sort_layer(*second, None, J2 * 3, torch.float32),
+        hidden,
+    )
+    fc1.check()
+    fc2.check()
+    x = torch.randn(3, J * 5)
+    want = product(F.gelu(product(x, *first, hidden) + bias.double()), *second, J2 * 3)
+    torch.testing.assert_close(sorted_mlp_reference(x, fc1, fc2, None).double(), want, rtol=1e-4, atol=1e-5)
+
+
+def test_model_widths_are_not_padded() -> None:
+    """ViT-B's and ViT-S's blocks fill their slots, so that no launch reads or writes more than it must."""
+    for d, h in ((768, 3072), (384, 1536)):
+        narrow, wide = d // 4, h // 4
+        fc1 = sort_layer(*factors(4, narrow, narrow, 4, wide), None, h, torch.bfloat16)
+        fc2 = sort_layer(*factors(4, narrow, wide, 4, narrow), None, d, torch.bfloat16)
+        first, second = sort_mlp(fc1, fc2, h)
+        assert (first.w2.shape, first.out_features, second.p) == ((4, wide, narrow), h, wide)
+
+
+def test_layers_that_do_not_fit_are_refused() -> None:
+    w1, w2 = factors(4, 8, 8, 4, 8)
+    with pytest.raises(ValueError, match=r"bias of shape \(8,\): the layer has 32 outputs"):
+        sort_layer(w1, w2, torch.zeros(8), 32, torch.float16)
+    layer = sort_layer(w1, w2, None, 32, torch.float16)
+    with pytest.raises(ValueError, match="fc1 gives 32 features, fc2 takes 40 of 32"):
+        sort_mlp(layer, layer, 40)
+    for wrong in (replace(layer, p=17), replace(layer, out_features=33), replace(layer, w2=layer.w2[:, :, 1:])):
+        with pytest.raises(ValueError, match="not a sorted Monarch layer"):
+            wrong.check()
+
+
+@pytest.fixture
+def layer() -> SortedMonarch:
+    return sort_layer(*factors(4, 18, 12, 4, 10), torch.randn(40), 40, torch.float32)
+
+
+@pytest.fixture
+def mlp() -> tuple[SortedMonarch, SortedMonarch]:
+    fc1 = sort_layer(*factors(2, 8, 12, 2, 15), torch.randn(30), 30, torch.float32)
+    fc2 = sort_layer(*factors(3, 8, 10, 4, 6), None, 24, torch.float32)
+    return sort_mlp(fc1, fc2, 30)
+
+
+def test_operators_on_a_cpu(layer: SortedMonarch, mlp: tuple[SortedMonarch, SortedMonarch]) -> None:
+    x, residual = torch.randn(5, 48), torch.randn(5, 40)
+    got = triton_linear(x, layer, residual, Activation.SILU, 3)
+    assert torch.equal(got, sorted_reference(x, layer, Activation.SILU, residual))
+    x, residual = torch.randn(5, 24), torch.randn(5, 24)
+    assert torch.equal(triton_mlp(x, *mlp, residual), sorted_mlp_reference(x, *mlp, residual))
+    assert triton_linear(torch.empty(0, 48), layer).shape == (0, 40)
+    assert triton_mlp(torch.empty(0, 24), *mlp).shape == (0, 24)
+
+
+def test_operators_keep_their_contract(layer: SortedMonarch, mlp: tuple[SortedMonarch, SortedMonarch]) -> None:
+    x, residual = torch.randn(5, 48), torch.randn(5, 40)
+    args = (x, layer.w1, layer.w2, layer.bias, residual, layer.p, 40, 1, 0)
+    torch.library.opcheck(torch.ops.milkweed.triton_monarch_linear.default, args)
+    fc1, fc2 = mlp
+    args = (torch.randn(5, 24), fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, None, fc1.p, 24, 0)
+    torch.library.opcheck(torch.ops.milkweed.triton_monarch_mlp.default, args)
+
+
+def test_operators_compile_and_export(layer: SortedMonarch) -> None:
+    class Model(torch.nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return triton_linear(x + 1, layer, act=Activation.GELU) * 2
+
+    x = torch.randn(5, 48)
+    want = Model()(x)
+    compiled = torch.compile(Model(), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x), want)
+    assert torch.equal(torch.export.export(Model(), (x,)).module()(x), want)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"x": torch.randn(5, 49)}, r"x \(5, 49\) of torch.float32: .* n <= 48"),
+        ({"x": torch.randn(5, 48, dtype=torch.float64)}, "x .* of torch.float64"),
+        ({"x": torch.randn(5, 48).half()}, "x is torch.float16, other tensors are"),
+        ({"x": torch.randn(48, 5).t()}, "contiguous"),
+        ({"residual": torch.randn(5, 39)}, r"residual \(5, 39\): \(5, 40\) is needed"),
+        ({"tile": 99}, "tile 99: there are"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(layer: SortedMonarch, change: dict[str, Tensor], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        triton_linear(**({"x": torch.randn(5, 48), "layer": layer} | change))
+
+
+def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape, cuda = MonarchShape(4, 8, 8, 4, 8, 8), torch.device("cuda")
+    assert "cpu" in str(triton_refusal(shape, torch.bfloat16, CPU))
+    assert "float64" in str(triton_refusal(shape, torch.float64, cuda))
+    monkeypatch.setattr(triton_module, "_missing", lambda: None)
+    for capability, words in (((7, 5), "7.5: 8.0 or later"), ((9, 0), "None")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+        assert words in str(triton_refusal(shape, torch.bfloat16, cuda))
+    assert "nothing to compute" in str(triton_refusal(MonarchShape(4, 0, 8, 4, 8, 0), torch.bfloat16, cuda))
+
+
+def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refusal() -> str | None:
+        return triton_refusal(MonarchShape(4, 8, 8, 4, 8, 8), torch.bfloat16, torch.device("cuda"))
+
+    monkeypatch.setattr(triton_module, "find_spec", lambda name: object())
+    monkeypatch.setenv("CC", "/usr/bin/cc")
+    monkeypatch.setattr(triton_module.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    assert refusal() == "no Python.h: triton needs the headers of this Python"
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(triton_module.shutil, "which", lambda name: None)
+    assert refusal() == "no C compiler: triton needs gcc, clang or $CC"
+    monkeypatch.setattr(triton_module, "find_spec", lambda name: None)
+    assert refusal() == "the package triton is not installed"
+
+
+def test_triton_is_not_imported_before_it_launches() -> None:
+    code = (
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch\n"
+        "from milkweed.kernels.engines.triton import triton_engines\n"
+        "from milkweed.kernels.triton.layout import sort_layer\n"
+        "from milkweed.kernels.triton.linear import triton_linear\n"
+        "layer = sort_layer(torch.ones(2, 8, 8), torch.ones(2, 8, 8), None, 16, torch.float32)\n"
+        "print(len(triton_engines()), float(triton_linear(torch.ones(1, 16), layer)[0, 0]))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == [str(2 * len(VARIANTS)), "64.0"], done.stderr
+
+
+@given(
+    st.sampled_from([*BY_ROWS, None, *(variant for variant in VARIANTS if variant and variant.tma)]),
+    st.sampled_from([HOPPER, SMALL_SHARED]),
+    st.integers(1, 30_000),
+    st.sampled_from([1, 2, 4, 8]),
+    st.integers(1, 2000),
+    st.integers(1, 2000),
+    st.sampled_from([2, 4]),
+    st.booleans(),
+)
+@settings(deadline=None, max_examples=300)
+def test_tiles_fit_and_cover(
+    variant: object, device: Device, rows: int, blocks: int, n: int, p: int, itemsize: int, interleaved: bool
+) -> None:
+    problem = Product(rows, blocks, n, p, itemsize, interleaved, tma=p % 16 == 0)
+    tile = choose_tile(variant, problem, device)  # type: ignore[arg-type]
+    across = blocks if interleaved else 1
+    buffers = tile.stages - (0 if device.accumulates_apart else 1)
+    shared = buffers * across * (tile.BM + tile.parts * tile.BN) * tile.BK * itemsize
+    assert shared <= device.shared_bytes
+    assert all(size & (size - 1) == 0 and size >= 16 for size in (tile.BM, tile.BN, tile.BK))
+    assert not tile.tma or p % tile.BK == 0
+    programs = -(-rows // tile.BM) * -(-n // (tile.BN * tile.parts)) * (1 if interleaved else blocks)
+    assert tile.programs(problem) == programs
+
+
+def test_tiles_of_vit_b_waste_nothing() -> None:
+    rows = 197 * 128
+    first, hidden, last = (
+        choose_tile(None, Product(rows, 4, n, 192, 2, interleaved, True), HOPPER)
+        for n, interleaved in ((192, False), (768, False), (192, True))
+    )
+    assert (first.BM, first.parts * first.BN, first.BK) == (128, 192, 64)
+    assert (hidden.BM, hidden.parts * hidden.BN, hidden.BK) == (128, 256, 64)
+    assert (last.BM, last.BN * 4, last.BK) == (128, 256, 64)
+
+
+def test_one_image_gets_small_tiles() -> None:
+    tile = choose_tile(None, Product(197, 4, 192, 192, 2, False, True), HOPPER)
+    assert tile.BM < 128
+    assert tile.programs(Product(197, 4, 192, 192, 2, False, True)) >= 64
+
+
+def test_tiles_are_refused_where_they_make_no_sense() -> None:
+    hopper, ampere, low = (9, 0), (8, 0), torch.bfloat16
+    tma = next(i for i, variant in enumerate(VARIANTS) if variant and variant.tma)
+    small = next(i for i, variant in enumerate(VARIANTS) if variant and variant.rows < 64)
+    assert all(tile_refusal(0, rows, ampere, low) is None for rows in (1, 100_000))
+    assert tile_refusal(tma, 10_000, hopper, low) is None
+    assert "memory accelerator" in str(tile_refusal(tma, 10_000, ampere, low))
+    assert "10000 rows" in str(tile_refusal(small, 10_000, hopper, low))
+    assert "are not for 5 rows" in str(tile_refusal(1, 5, hopper, low))
+    assert "float32" in str(tile_refusal(1, 10_000, hopper, torch.float32))
+    assert "tile 99" in str(tile_refusal(99, 1, hopper, low))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_engines_give_the_chain(bias: bool) -> None:
+    problem = Problem(CPU, torch.float32, 2, 5)
+    fc1, fc2 = monarch(4, 8, 6, 4, 24, bias=bias), monarch(4, 8, 24, 4, 6, seed=1)
+    x, hidden = torch.randn(2, 5, 24), torch.randn(2, 5, 96)
+    for engine, segment, residual in (
+        (TritonLinear(0, on_cpu=True), [fc1], None),
+        (TritonLinear(0, on_cpu=True), [fc1, Gelu()], None),
+        (TritonLinear(0, on_cpu=True), [fc1, Add()], hidden),
+        (TritonMlp(0, on_cpu=True), [fc1, Gelu(), fc2], None),
+        (TritonMlp(0, on_cpu=True), [fc1, Gelu(), fc2, Add()], x),
+    ):
+        assert engine.refuses(segment, problem) is None
+        runner = engine.build(segment, problem)
+        got = runner(x, residual)
+        torch.testing.assert_close(got, evaluate(segment, x, residual), rtol=1e-4, atol=1e-5)
+        assert runner.tensors[0] is engine.build(segment, replace(problem, batch=9)).tensors[0]
+
+
+def test_engines_say_what_they_are_not_for() -> None:
+    problem = Problem(CPU, torch.float32, 2, 5)
+    layer = monarch(4, 8, 6, 4, 6)
+    dense = Dense(torch.zeros(24, 24), None)
+    engines = triton_engines()
+    assert len({engine.name for engine in engines}) == len(engines) == 2 * len(VARIANTS)
+    for engine in engines:
+        assert engine.refuses([dense], problem) == OTHER_KIND
+        assert engine.refuses([Gelu()], problem) == OTHER_KIND
+        segment = [layer] if isinstance(engine, TritonLinear) else [layer, Gelu(), layer]
+        assert "device is cpu" in str(engine.refuses(segment, problem))
+        assert engine.refuses([layer, layer], problem) == OTHER_KIND
