@@ -70,7 +70,7 @@ def prepare_for_inference(model: nn.Module, *, dtype: torch.dtype = torch.float3
         The model in eval mode, without gradients, taking normalised images (B, 3, H, W) of `dtype`.
     """
     model = model.eval().requires_grad_(False)
-    _fold_batch_norms(model)
+    fold_batch_norms(model)
     _pack(model, dtype)
     features = {m: m.w.detach().float() for m in model.modules() if isinstance(m, PerformerAttention)}
     model = model.to(dtype)
@@ -80,6 +80,18 @@ def prepare_for_inference(model: nn.Module, *, dtype: torch.dtype = torch.float3
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
     return model
+
+
+def fold_batch_norms(model: nn.Module) -> None:
+    """Fold every BatchNorm2d that follows a convolution in a Sequential into that convolution."""
+    for module in model.modules():
+        if not isinstance(module, nn.Sequential):
+            continue
+        for i in range(len(module) - 1):
+            conv, norm = module[i], module[i + 1]
+            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+                module[i] = fuse_conv_bn_eval(conv, norm)
+                module[i + 1] = nn.Identity()
 
 
 def kernel_decision(device: torch.device) -> str:
@@ -111,15 +123,3 @@ def _is_monarch_mlp(module: nn.Module) -> bool:
         and act.approximate == "none"
         and all(isinstance(other, nn.Identity | nn.Dropout) for other in children.values())
     )
-
-
-def _fold_batch_norms(model: nn.Module) -> None:
-    """Fold every BatchNorm2d that follows a convolution in a Sequential into that convolution."""
-    for module in model.modules():
-        if not isinstance(module, nn.Sequential):
-            continue
-        for i in range(len(module) - 1):
-            conv, norm = module[i], module[i + 1]
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
-                module[i] = fuse_conv_bn_eval(conv, norm)
-                module[i + 1] = nn.Identity()

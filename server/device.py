@@ -31,6 +31,12 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def use_device(device: torch.device) -> None:
+    """Make a CUDA device the calling thread's current one, which libraries that are told none launch on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The number type that `float32`, `bfloat16` or `auto` means on `device`."""
     if name == "float32":

@@ -66,7 +66,7 @@ class Engine:
     @property
     def alive(self) -> bool:
         """False when the thread ended, or a batch runs or an image waits longer than anything explains."""
-        if not self._thread.is_alive():
+        if self.ended or not self._thread.is_alive():
             return False
         return not self.prepared.done() or self.silent_seconds() < self._stall_seconds
 
@@ -81,6 +81,7 @@ class Engine:
         try:
             self._pipelines = self._prepare()
         except BaseException as error:
+            self.ended = True  # before anyone hears of the error: the thread itself ends a moment later
             self.prepared.set_exception(error)
             return
         self.prepared.set_result(None)

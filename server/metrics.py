@@ -134,6 +134,11 @@ class Metrics:
         self.load_seconds = self._gauge("model_load_duration_seconds", "Time to read the bundle.", model)
         self.warmup_seconds = self._gauge("model_warmup_duration_seconds", "Time of the first forwards.", model)
         self.model_ready = self._gauge("model_ready", "1 once the model is loaded and warm.", model)
+        self.kernel_fallbacks = self._gauge(
+            "model_kernel_fallbacks",
+            "What of a GPU's forward does not run as it was meant to, by kind; /v1/models says why.",
+            (*model, "kind"),
+        )
         self.build_info = self._gauge("build_info", "Always 1: what is running.", ("version", "torch"))
         self.build_info.labels(package_version(), torch.__version__).set(1)
 

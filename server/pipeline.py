@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,15 +19,21 @@ from ..loaders.select import create_loader
 from ..loaders.spec import PreprocessSpec
 from ..models.accounting import dense_equivalent_bytes, macs, resident_bytes
 from ..models.config import BundleConfig
-from ..models.inference import prepare_for_inference
-from .device import resolve_device, resolve_dtype, usable_cores
+from ..models.fused.report import FusionReport
+from .device import resolve_device, resolve_dtype, usable_cores, use_device
 from .errors import ServiceError, internal_error
+from .forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
 from .lanes import LanePlan, Lanes, batches, plan_lanes
+
+if TYPE_CHECKING:
+    from ..models.graphs import GraphedForward
 
 logger = logging.getLogger("milkweed.pipeline")
 
 # Images decoded and held at once by `classify`; the engine brings batches of its own size.
 CLASSIFY_BATCH = 32
+
+DEFAULT_FORWARD = ForwardOptions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +67,14 @@ class Pipeline:
     """A loader and a model, joined. Called by one thread at a time, which then owns the device.
 
     Args:
-        model: as `prepare_for_inference` gives it: takes images of `dtype`, returns logits.
+        model: takes normalised images of `dtype`, returns logits.
         num_classes: of the model.
         size: side of the model's input, px.
         loader: bytes to pixels.
         plan: how batches are cut.
         dense_bytes: what the parameters would take with every layer dense, in `dtype`.
+        fusion: what became of the model where it was fused.
+        graph_batch_sizes: batch buckets that `warm_up` captures the forward for; none on a CPU.
     """
 
     def __init__(
@@ -79,6 +88,8 @@ class Pipeline:
         device: torch.device,
         dtype: torch.dtype,
         dense_bytes: int = 0,
+        fusion: FusionReport | None = None,
+        graph_batch_sizes: Sequence[int] = (),
     ) -> None:
         self.num_classes = num_classes
         self.loader = loader
@@ -87,6 +98,9 @@ class Pipeline:
         self.dtype = dtype
         self.dense_bytes = dense_bytes
         self.resident_bytes = resident_bytes(model)
+        self.fusion = fusion
+        self.graphs: GraphedForward | None = None
+        self._graph_batch_sizes = tuple(graph_batch_sizes)
         self._size = size
         self._lanes = Lanes(model, plan, device=device, dtype=dtype)
 
@@ -94,11 +108,13 @@ class Pipeline:
     def default_batch_size(self) -> int:
         """Images of a batch that keep the device busy; more only adds waiting."""
         if self.device.type != "cpu":
-            return 64
+            return GPU_BATCH_SIZE
         return max(8, self.plan.lanes * self.plan.micro_batch)
 
     def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
-        """Run the forward on blank images, so that no request pays for first calls."""
+        """Capture the forward where that is wanted, and run it on blank images: no request pays for first calls."""
+        if self._graph_batch_sizes and self.graphs is None:
+            self.graphs = self._lanes.capture(self._size, self._graph_batch_sizes)
         for count in sorted(set(batch_sizes)):
             self._lanes.run(torch.zeros(count, 3, self._size, self._size))
 
@@ -220,16 +236,27 @@ def build_pipeline(
     lanes: int = 0,
     threads_per_lane: int = 0,
     micro_batch: int = 0,
+    max_batch_size: int = 0,
+    forward: ForwardOptions = DEFAULT_FORWARD,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline:
     """The pipeline of a bundle as `load_bundle` gives it; arguments are the settings of the same names."""
     where = resolve_device(device)
+    use_device(where)
     numbers = resolve_dtype(dtype, where)
     spec = PreprocessSpec.from_dict(config.preprocess)
     cost = macs(model, spec.size).total
     dense_bytes = dense_equivalent_bytes(model) * numbers.itemsize // torch.float32.itemsize
+    form = serving_form(
+        model,
+        device=where,
+        dtype=numbers,
+        size=spec.size,
+        max_batch_size=max_batch_size or GPU_BATCH_SIZE,
+        options=forward,
+    )
     return Pipeline(
-        prepare_for_inference(model, dtype=numbers),
+        form.model,
         num_classes=config.num_classes,
         size=spec.size,
         loader=create_loader(loader, spec, limits, num_threads=decode_threads or usable_cores()),
@@ -237,6 +264,8 @@ def build_pipeline(
         device=where,
         dtype=numbers,
         dense_bytes=dense_bytes,
+        fusion=form.report,
+        graph_batch_sizes=form.graph_batch_sizes,
     )
 
 

@@ -1,6 +1,6 @@
 """The shapes of what the service says, for its OpenAPI document; /classify writes its answers by hand."""
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
@@ -67,6 +67,57 @@ class Health(BaseModel):
     status: str = Field(examples=["ok"])
 
 
+class KernelPlan(BaseModel):
+    """What runs one part of the model at one batch size; `cuts` are its segments, empty where it is one piece."""
+
+    batch: int
+    cuts: str = Field(examples=["0b0011"])
+    engines: list[str] = Field(examples=[["torch", "native_linear:0", "native_attention:1"]])
+    microseconds: float | None = Field(description="measured at start or before; null where it never was")
+    source: Literal["measured", "cached", "untuned"]
+
+
+class KernelPart(BaseModel):
+    """Equal parts of the model, their plans, and the engines made for them that run nothing of them."""
+
+    kind: str = Field(examples=["attention", "mlp", "branch", "performer"])
+    shapes: str
+    tokens: int
+    count: int
+    plans: list[KernelPlan]
+    refused: dict[str, str]
+
+
+class KernelFallback(BaseModel):
+    """Something that does not run as it was meant to."""
+
+    kind: str = Field(examples=["library", "block", "engine"])
+    reason: str
+
+
+class Fusion(BaseModel):
+    """What became of the model's blocks."""
+
+    native: str = Field(description="the state of the compiled kernels")
+    parts: list[KernelPart]
+    fallbacks: list[KernelFallback]
+    seconds: float = Field(description="that it took at start, measuring included")
+
+
+class CudaGraphs(BaseModel):
+    """The batch sizes that the forward is captured for, or why it is not."""
+
+    batch_sizes: list[int]
+    reason: str | None
+
+
+class KernelPlans(BaseModel):
+    """What a GPU runs; null where it was turned off."""
+
+    fusion: Fusion | None
+    cuda_graphs: CudaGraphs | None
+
+
 class Model(BaseModel):
     """A served model."""
 
@@ -85,7 +136,8 @@ class Model(BaseModel):
     device: str
     dtype: str
     loader: str
-    kernels: str
+    kernels: str = Field(description="what the layers run on, in a line")
+    kernel_plans: KernelPlans | None = Field(description="of a GPU's forward; null on a CPU")
     lanes: str
     max_batch_size: int
     load_seconds: float

@@ -12,6 +12,7 @@ from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
 from ..models.inference import kernel_decision
 from .errors import ServiceError
+from .forward import ForwardOptions
 from .pipeline import Outcome, Pipeline, Predictions, build_pipeline
 from .settings import Settings
 
@@ -42,10 +43,33 @@ class ServedModel:
 
     @property
     def kernels(self) -> str:
-        """The implementation that the structured layers run on, and why."""
-        if not self.config.structure:
-            return "dense: no structured layer"
-        return kernel_decision(self.pipeline.device)
+        """What the blocks run on where they are fused; else the implementation of the structured layers, and why."""
+        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
+        if fusion is not None:
+            what = fusion.summary
+        elif self.config.structure:
+            what = kernel_decision(self.pipeline.device)
+        else:
+            what = "dense: no structured layer"
+        return what if graphs is None else f"{what}; {graphs.summary}"
+
+    @property
+    def kernel_plans(self) -> dict[str, Any] | None:
+        """What became of the model on its way to a GPU, as plain data; None on a CPU."""
+        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
+        if fusion is None and graphs is None:
+            return None
+        return {
+            "fusion": None if fusion is None else fusion.as_json(),
+            "cuda_graphs": None if graphs is None else graphs.as_json(),
+        }
+
+    @property
+    def kernel_fallbacks(self) -> dict[str, int]:
+        """How many parts of a GPU's forward do not run as they were meant to, by kind; nothing on a CPU."""
+        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
+        counts = {} if fusion is None else fusion.fallback_counts
+        return counts if graphs is None else {**counts, "graph": int(graphs.reason is not None)}
 
     @property
     def parameter_bytes(self) -> dict[str, int]:
@@ -94,6 +118,7 @@ class ServedModel:
             "dtype": self.dtype,
             "loader": self.loader,
             "kernels": self.kernels,
+            "kernel_plans": self.kernel_plans,
             "lanes": str(pipeline.plan),
             "max_batch_size": self.max_batch_size,
             "load_seconds": round(self.load_seconds, 3),
@@ -123,6 +148,8 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
         lanes=settings.lanes,
         threads_per_lane=settings.threads_per_lane,
         micro_batch=settings.micro_batch,
+        max_batch_size=settings.max_batch_size,
+        forward=forward_options(settings),
         limits=limits,
     )
     loaded = time.perf_counter()
@@ -137,6 +164,11 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
         load_seconds=loaded - started,
         warmup_seconds=time.perf_counter() - loaded,
     )
+
+
+def forward_options(settings: Settings) -> ForwardOptions:
+    """What settings say of a GPU's forward."""
+    return ForwardOptions(settings.fusion, settings.tuning, settings.tuning_cache, settings.cuda_graphs)
 
 
 def image_limits(settings: Settings) -> Limits:

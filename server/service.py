@@ -156,6 +156,8 @@ class Service:
         metrics.model(model.name)
         for form, value in model.parameter_bytes.items():
             metrics.parameter_bytes.labels(model.name, version, form).set(value)
+        for kind, count in model.kernel_fallbacks.items():
+            metrics.kernel_fallbacks.labels(model.name, version, kind).set(count)
         metrics.load_seconds.labels(model.name, version).set(model.load_seconds)
         metrics.warmup_seconds.labels(model.name, version).set(model.warmup_seconds)
         metrics.model_ready.labels(model.name, version).set(1)

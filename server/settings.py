@@ -40,6 +40,16 @@ class Settings(BaseSettings):
     lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
     threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
     micro_batch: int = Field(default=0, ge=0, le=256, description="CPU: images of one forward, fixed; 0 = auto")
+    fusion: Literal["auto", "off"] = Field(
+        default="auto", description="CUDA: auto = blocks on our kernels; off = plain PyTorch"
+    )
+    tuning: Literal["auto", "off", "force"] = Field(
+        default="auto", description="CUDA: kernels measured at start: auto = those not in the cache, off, force = all"
+    )
+    tuning_cache: str = Field(
+        default="auto", min_length=1, description="CUDA: folder of what was measured; auto = in the user's cache"
+    )
+    cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
 
     max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
     max_batch_pixels: int = Field(

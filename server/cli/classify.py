@@ -81,7 +81,8 @@ def _bundle(path: Path | None, top_k: int | None, device: str | None, identity: 
     from ..served import open_model
     from ..settings import load_settings
 
-    settings = load_settings({"device": device})
+    # A few images are not worth a measurement; what a server has measured here is used.
+    settings = load_settings({"device": device, "tuning": "off", "cuda_graphs": False})
     path = path or demo_bundle()
     served = open_model(path.resolve().name, path, settings)
     with closing(served.pipeline):

@@ -82,4 +82,6 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 def _metavar(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return "|".join(get_args(annotation))
+    if annotation is bool:
+        return "true|false"
     return "TEXT" if annotation is str else "N"

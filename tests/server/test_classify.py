@@ -156,3 +156,4 @@ async def test_models_listing_tells_bytes_and_decisions(running: Any, kit: Modul
     assert (first["device"], first["dtype"]) == ("cpu", "float32")
     assert first["loader"].startswith("pillow: ")
     assert first["kernels"] == "dense: no structured layer"
+    assert first["kernel_plans"] is None  # nothing of it on a CPU

@@ -15,6 +15,7 @@ EXPECTED = {
     *("request_stage_duration_seconds", "batch_size", "batches", "batch_padding_images"),
     *("queue_depth_images", "queue_bytes", "queue_oldest_age_seconds", "images", "requests_rejected"),
     *("requests_cancelled", "decode_backend_images", "model_parameter_bytes", "model_info", "model_ready"),
+    *("model_kernel_fallbacks",),
     *("model_load_duration_seconds", "model_warmup_duration_seconds", "engine_busy_seconds"),
     *("engine_heartbeat_timestamp_seconds", "event_loop_lag_seconds", "process_memory_bytes"),
     *("stage_cpu_seconds", "build_info", "http_held_body_bytes"),

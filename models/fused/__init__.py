@@ -1,0 +1,1 @@
+"""The fused forward: a loaded model taken apart into chains that the kernels run. Used where there is a GPU."""

@@ -1,0 +1,103 @@
+"""What became of a model when it was fused, as plain data: for the log, /v1/models and a metric."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+Source = Literal["measured", "cached", "untuned"]
+
+FALLBACK_KINDS = ("library", "block", "engine")
+"""What can fall back: the compiled kernels are not there, a block runs its own forward, an engine gave wrong values."""
+
+
+@dataclass(frozen=True)
+class PlanReport:
+    """What runs a part of the model at one batch bucket.
+
+    Args:
+        cuts: the segments as a bit string; empty for a part that is not a chain.
+        engines: of the segments, in order.
+        microseconds: of one call, when it was measured.
+        source: where the plan is from.
+    """
+
+    batch: int
+    cuts: str
+    engines: tuple[str, ...]
+    microseconds: float | None
+    source: Source
+
+    @property
+    def what(self) -> tuple[str, tuple[str, ...]]:
+        """The plan alone: equal where buckets run alike."""
+        return self.cuts, self.engines
+
+
+@dataclass(frozen=True)
+class PartReport:
+    """Equal parts of a model and how they run.
+
+    Args:
+        kind: attention, mlp, branch, performer.
+        shapes: of its operators; parts of equal text share their plans.
+        tokens: N of an image.
+        count: how many of the model are like this.
+        plans: by batch bucket, ascending.
+        refused: engines made for it that run nothing of it, and why.
+    """
+
+    kind: str
+    shapes: str
+    tokens: int
+    count: int
+    plans: tuple[PlanReport, ...]
+    refused: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Fallback:
+    """Something that does not run as it was meant to."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What became of a model.
+
+    Args:
+        native: the state of the native library, in words.
+        parts: what was fused.
+        fallbacks: what was not, or not as meant.
+        seconds: that fusing took, measuring included.
+    """
+
+    native: str
+    parts: tuple[PartReport, ...]
+    fallbacks: tuple[Fallback, ...]
+    seconds: float
+
+    @property
+    def summary(self) -> str:
+        """One line: the engines of each kind of part at the largest batch, and how many fallbacks there are."""
+        kinds = dict.fromkeys(part.kind for part in self.parts)
+        words = [f"{kind} {_engines(part for part in self.parts if part.kind == kind)}" for kind in kinds]
+        words = words or ["nothing"]
+        if self.fallbacks:
+            words.append(f"{len(self.fallbacks)} fallback{'s' * (len(self.fallbacks) > 1)}")
+        return "fused: " + "; ".join(words)
+
+    @property
+    def fallback_counts(self) -> dict[str, int]:
+        """How many of each kind, zeros too."""
+        return {kind: sum(one.kind == kind for one in self.fallbacks) for kind in FALLBACK_KINDS}
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+def _engines(parts: Iterable[PartReport]) -> str:
+    """The engines of the largest bucket in each of the parts, those of equal plans once."""
+    return ", ".join(dict.fromkeys("+".join(part.plans[-1].engines) for part in parts))

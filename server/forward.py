@@ -1,0 +1,75 @@
+"""Brings a bundle's model into the form it is served in: on a CPU packed, on a GPU fused and tuned for each batch size.
+
+Everything that takes long happens here, while the model loads: no request ever waits for a measurement or a capture.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..models.fused.report import FusionReport
+from ..models.inference import prepare_for_inference
+
+GPU_BATCH_SIZE = 64
+"""Images of a batch that keep a GPU busy."""
+
+
+@dataclass(frozen=True)
+class ForwardOptions:
+    """The settings of the same names; they say nothing about a CPU."""
+
+    fusion: Literal["auto", "off"] = "auto"
+    tuning: Literal["auto", "off", "force"] = "auto"
+    tuning_cache: str = "auto"
+    cuda_graphs: bool = True
+
+
+@dataclass(frozen=True)
+class ServingForm:
+    """A model as it runs.
+
+    Args:
+        model: takes normalised images of the dtype on the device, returns logits.
+        report: what became of it where it was fused.
+        graph_batch_sizes: the batch buckets to capture CUDA graphs for; none where it is not captured.
+    """
+
+    model: nn.Module
+    report: FusionReport | None = None
+    graph_batch_sizes: tuple[int, ...] = ()
+
+
+def serving_form(
+    model: nn.Module,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    max_batch_size: int,
+    options: ForwardOptions,
+) -> ServingForm:
+    """The form for a device; `model` as `load_bundle` gives it is used up.
+
+    Args:
+        size: side of the model's input, px.
+        max_batch_size: images of one batch at most.
+    """
+    if device.type != "cuda":
+        return ServingForm(prepare_for_inference(model, dtype=dtype))
+    # A machine without a GPU pays for none of it, not even in memory.
+    from ..models.fused.fuse import fuse
+    from ..models.fused.tuning import Tuning, open_cache
+    from ..models.graphs import batch_buckets
+
+    batch_sizes = batch_buckets(max_batch_size)
+    graphs = batch_sizes if options.cuda_graphs else ()
+    if options.fusion == "off":
+        return ServingForm(prepare_for_inference(model, dtype=dtype), None, graphs)
+    folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
+    tuning = Tuning(options.tuning, open_cache(device, options.tuning, folder))
+    report = fuse(model, device=device, dtype=dtype, image_size=size, batch_sizes=batch_sizes, tuning=tuning)
+    torch.cuda.empty_cache()  # what measuring needed and serving does not
+    return ServingForm(model, report, graphs)
