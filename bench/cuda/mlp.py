@@ -1,0 +1,221 @@
+"""Rows of the MLP: dense and Monarch peers, each of our engines at its best, and what the tuner chose."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...kernels.batched import monarch_batched
+from ...kernels.engines.base import OTHER_KIND, Engine
+from ...kernels.operators import Dense, Gelu, Monarch, Operator, Problem, evaluate
+from ...kernels.reference import monarch_to_dense
+from ...kernels.tuning.chain import Chain, CompiledChain, compile_plan
+from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of
+from .ceilings import Ceilings
+from .rows import TOLERANCE, Candidate, Row, measure
+from .shapes import MlpShape
+from .timing import Timer, Timing, relative_error
+
+Tune = Callable[[Chain, Problem], CompiledChain]
+
+WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
+"""fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
+
+PEERS = ("dense", "batched", "torch")
+"""Engine families that anybody has: densified cuBLAS with its GELU epilogue, batched products, the plain operators."""
+
+
+def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Monarch]:
+    """Random Monarch fc1 and fc2 with fly's shapes, scaled so that activations keep their size."""
+
+    def layer(width: int, out: int) -> Monarch:
+        p, s = width // nblocks, out // nblocks
+        q = min(p, s)
+        w1 = torch.randn(nblocks, q, p, device=problem.device) / p**0.5
+        w2 = torch.randn(nblocks, s, q, device=problem.device) / q**0.5
+        bias = torch.randn(out, device=problem.device)
+        return Monarch(w1.to(problem.dtype), w2.to(problem.dtype), bias.to(problem.dtype), width, out)
+
+    return layer(shape.width, shape.hidden), layer(shape.hidden, shape.width)
+
+
+def mlp_rows(
+    shape: MlpShape,
+    batch: int,
+    *,
+    nblocks: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    engines: Sequence[Engine],
+    timer: Timer,
+    ceilings: Ceilings,
+    tune: Tune | None,
+    compile_seconds_left: Callable[[], float],
+) -> list[Row]:
+    """All rows of one shape and batch.
+
+    Args:
+        tune: the tuner on a chain; its choice is a row of its own.
+        compile_seconds_left: time there is for torch.compile; its rows say so where it has run out.
+    """
+    problem = Problem(device, dtype, batch, shape.tokens)
+    fc1, fc2 = layers(shape, nblocks, problem)
+    chain = Chain((fc1, Gelu(), fc2))
+    rows = problem.rows
+    monarch_floor = ceilings.floor_us(
+        shape.monarch_flops(rows, nblocks), shape.activation_bytes(rows) + shape.monarch_weight_bytes(nblocks)
+    )
+    dense_floor = ceilings.floor_us(
+        shape.dense_flops(rows), shape.activation_bytes(rows) + shape.hidden_bytes(rows) + shape.dense_weight_bytes()
+    )
+
+    def make_input() -> Tensor:
+        return torch.randn(batch, shape.tokens, shape.width, device=device).to(dtype)
+
+    candidates = [
+        Candidate("dense eager", False, dense_eager(fc1, fc2, problem), dense_floor),
+        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch_floor),
+    ]
+    skipped: dict[str, str] = {}
+    for name, forward, floor in (
+        ("dense, torch.compile", candidates[0].forward, dense_floor),
+        ("Monarch bmm, torch.compile", candidates[1].forward, monarch_floor),
+    ):
+        compiled = compile_forward(forward, make_input(), compile_seconds_left, device)
+        if isinstance(compiled, str):
+            skipped[name] = compiled
+        else:
+            candidates.append(Candidate(name, False, compiled, floor))
+    for family, members in families(engines).items():
+        plan = best_plan(chain, problem, members, make_input(), timer)
+        if plan is None:
+            continue
+        if isinstance(plan, str):
+            skipped[family] = plan
+            continue
+        forward = compile_plan(chain, plan, problem, members)
+        floor = dense_floor if family == "dense" else monarch_floor
+        candidates.append(Candidate(family, family not in PEERS, forward, floor, str(plan)))
+    if tune is not None:
+        tuned = tune(chain, problem)
+        candidates.append(Candidate("tuned", True, tuned, monarch_floor, str(tuned.plan)))
+
+    def truth(x: Tensor) -> Tensor:
+        return evaluate(chain.operators, x.double())
+
+    return measure(
+        "mlp",
+        f"{shape.name} {shape.width}-{shape.hidden}",
+        batch,
+        candidates,
+        make_input,
+        truth,
+        timer=timer,
+        ceilings=ceilings,
+        skipped=skipped,
+    )
+
+
+def dense_eager(fc1: Monarch, fc2: Monarch, problem: Problem) -> Callable[[Tensor], Tensor]:
+    """Linear, GELU, Linear of the same function, as everybody writes it."""
+    first, second = (densified(layer, problem) for layer in (fc1, fc2))
+
+    def forward(x: Tensor) -> Tensor:
+        return F.linear(F.gelu(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
+
+    return forward
+
+
+def densified(layer: Monarch, problem: Problem) -> Dense:
+    """The dense layer of the same function, rounded to the problem's dtype."""
+    weight = monarch_to_dense(layer.w1.float(), layer.w2.float(), layer.out_features, layer.in_features)
+    return Dense(weight.to(problem.dtype), layer.bias)
+
+
+def bmm_eager(fc1: Monarch, fc2: Monarch) -> Callable[[Tensor], Tensor]:
+    """Two batched products and two permutation copies a layer, as Monarch code in PyTorch is written."""
+
+    def linear(x: Tensor, layer: Monarch) -> Tensor:
+        y = monarch_batched(x, layer.w1, layer.w2)
+        return y if layer.bias is None else y + layer.bias
+
+    def forward(x: Tensor) -> Tensor:
+        rows = x.reshape(-1, x.shape[-1])
+        return linear(F.gelu(linear(rows, fc1)), fc2).view(*x.shape[:-1], -1)
+
+    return forward
+
+
+def compile_forward(
+    forward: Callable[[Tensor], Tensor], x: Tensor, seconds_left: Callable[[], float], device: torch.device
+) -> Callable[[Tensor], Tensor] | str:
+    """torch.compile at its strongest, compiled now; the reason where it cannot."""
+    if device.type != "cuda":
+        return "dry run: nothing is compiled"
+    if seconds_left() < 0:
+        return "skipped: the time for torch.compile is used up"
+    torch.compiler.reset()
+    compiled = torch.compile(forward, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
+    try:
+        with torch.inference_mode():
+            compiled(x)
+    except Exception as error:  # a peer that does not compile is a row that says so
+        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+    return compiled
+
+
+def families(engines: Sequence[Engine]) -> dict[str, list[Engine]]:
+    """Engines by name up to the colon: the tile variants of one kernel belong together."""
+    grouped: dict[str, list[Engine]] = {}
+    for engine in engines:
+        grouped.setdefault(engine.name.partition(":")[0], []).append(engine)
+    return grouped
+
+
+def best_plan(chain: Chain, problem: Problem, engines: Sequence[Engine], x: Tensor, timer: Timer) -> Plan | str | None:
+    """The fastest way to run the chain on these engines alone, whole or in two halves.
+
+    Returns:
+        The plan; the reason where they cannot; None where they are made for something else.
+    """
+    reasons: list[str] = []
+    ways: list[tuple[float, Plan]] = []
+    for path in (WHOLE, HALVES):
+        found = [_fastest(chain, problem, span, engines, x, timer, reasons) for span in path]
+        picked = [one for one in found if one is not None]
+        if len(picked) == len(path):
+            names = tuple(name for _, name in picked)
+            ways.append((sum(us for us, _ in picked), Plan(len(chain), cuts_of(path), names)))
+    if not ways:
+        return "; ".join(dict.fromkeys(reasons))[:300] or None
+    return min(ways, key=lambda way: way[0])[1]
+
+
+def _fastest(
+    chain: Chain, problem: Problem, span: Span, engines: Sequence[Engine], x: Tensor, timer: Timer, reasons: list[str]
+) -> tuple[float, str] | None:
+    segment: Sequence[Operator] = chain.segment(span)
+    width = chain.widths[span[0]]
+    given = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, device=x.device).to(x.dtype)
+    expected = evaluate(segment, given.double())
+    calls: dict[str, list[Callable[[], object]]] = {}
+    for engine in engines:
+        reason = engine.refuses(segment, problem)
+        if reason is not None:
+            reasons += [reason] * (reason != OTHER_KIND)
+            continue
+        try:
+            runner = engine.build(segment, problem)
+            error = relative_error(runner(given), expected)
+        except Exception as failure:  # said where no other tile does it
+            reasons.append(f"{engine.name}: {type(failure).__name__}: {failure}".splitlines()[0][:200])
+            continue
+        if error > TOLERANCE[x.dtype]:
+            reasons.append(f"{engine.name}: wrong, relative error {error:.2e}")
+            continue
+        calls[engine.name] = [lambda runner=runner: runner(given)]  # type: ignore[misc]
+    timings = timer(calls)
+    reasons += [f"{name}: {timing}" for name, timing in timings.items() if not isinstance(timing, Timing)]
+    timed = [(timing.us, name) for name, timing in timings.items() if isinstance(timing, Timing)]
+    return min(timed) if timed else None

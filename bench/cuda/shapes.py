@@ -1,0 +1,83 @@
+"""The published shapes that are measured, and the work they cannot avoid."""
+
+from dataclasses import dataclass
+
+BATCHES = (1, 8, 32, 128)
+
+
+@dataclass(frozen=True)
+class MlpShape:
+    """An MLP of width `width` and hidden width `hidden` on `tokens` tokens an image.
+
+    `goal` is the speed over the best dense row that the project asks for from batch 32 on; None where it asks none.
+    """
+
+    name: str
+    width: int
+    hidden: int
+    tokens: int
+    goal: float | None = None
+
+    def dense_flops(self, rows: int) -> float:
+        return 4.0 * rows * self.width * self.hidden
+
+    def monarch_flops(self, rows: int, nblocks: int) -> float:
+        """Four factors: of each layer (narrow x narrow + narrow x wide) / nblocks."""
+        narrow = min(self.width, self.hidden)
+        return 4.0 * rows * narrow * (self.width + self.hidden) / nblocks
+
+    def dense_weight_bytes(self) -> float:
+        return 2.0 * 2 * self.width * self.hidden
+
+    def monarch_weight_bytes(self, nblocks: int) -> float:
+        return 2.0 * 2 * min(self.width, self.hidden) * (self.width + self.hidden) / nblocks
+
+    def activation_bytes(self, rows: int) -> float:
+        """Input read once, output written once, 16 bits: what one launch cannot avoid."""
+        return 2.0 * 2 * rows * self.width
+
+    def hidden_bytes(self, rows: int) -> float:
+        """Hidden activations written and read back: what two launches add."""
+        return 2.0 * 2 * rows * self.hidden
+
+
+MLP_SHAPES = (
+    MlpShape("ViT-B", 768, 3072, 197, goal=2.0),
+    MlpShape("ViT-S", 384, 1536, 197, goal=2.0),
+    MlpShape("ViTAE-S, T2T-14", 384, 1152, 196, goal=2.0),
+    MlpShape("ViTAE-13M", 320, 640, 196),
+    MlpShape("ViTAE-T, T2T-7", 256, 512, 196, goal=1.3),
+    MlpShape("Mixer-S channels", 512, 2048, 196),
+    MlpShape("ViT-T, DeiT-T", 192, 768, 197),
+)
+
+DRY_MLP = MlpShape("dry run", 64, 128, 17)
+"""Of dry runs, which prove the script and give no figure."""
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """`heads` heads of `head_dim` over `tokens` tokens."""
+
+    name: str
+    heads: int
+    head_dim: int
+    tokens: int
+
+    def flops(self, batch: int) -> float:
+        return 4.0 * batch * self.heads * self.tokens**2 * self.head_dim
+
+    def moved_bytes(self, batch: int) -> float:
+        """q, k, v read once, the output written once."""
+        return 2.0 * 4 * batch * self.tokens * self.heads * self.head_dim
+
+
+ATTENTION_SHAPES = (
+    AttentionShape("ViT-B", 12, 64, 197),
+    AttentionShape("ViT-S", 6, 64, 197),
+    AttentionShape("ViT-T", 3, 64, 197),
+    AttentionShape("ViTAE-T", 4, 64, 196),
+    AttentionShape("8 heads of 32", 8, 32, 197),
+)
+
+DRY_ATTENTION = AttentionShape("dry run", 2, 32, 17)

@@ -1,0 +1,142 @@
+"""Times candidates against each other: CUDA graphs of many calls, taken in turn, medians; a CPU clock for dry runs."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median, quantiles
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+REPEATS = 20
+"""Calls of one graph: the time of a replay is divided by them, so that launching the graph costs little."""
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Microseconds of one call: the median over samples and the distance between the quartiles."""
+
+    us: float
+    iqr_us: float
+    samples: int
+
+
+class Timer(Protocol):
+    """Times candidates that are lists of calls, one for each input set, so that inputs rotate."""
+
+    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
+        """A timing each, or the reason why there is none, in a few words."""
+
+
+def summary(samples: Sequence[float]) -> Timing:
+    """Samples in microseconds -> their median and quartile distance."""
+    quarters = quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
+    return Timing(median(samples), quarters[2] - quarters[0], len(samples))
+
+
+class CudaTimer:
+    """Graph replays between events, candidates interleaved: whatever else the machine does hits all of them.
+
+    Args:
+        samples: replays of each candidate, at most.
+        seconds: after which no further round of samples begins (never fewer than 5).
+    """
+
+    def __init__(self, device: torch.device, *, samples: int = 50, seconds: float = 2.0) -> None:
+        self.device = device
+        self.samples = samples
+        self.seconds = seconds
+
+    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
+        results: dict[str, Timing | str] = {}
+        graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        for name, calls in candidates.items():
+            try:
+                graphs[name] = self._capture(calls)
+            except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
+                results[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                torch.cuda.synchronize(self.device)
+        results |= self._replay(graphs)
+        return {name: results[name] for name in candidates}
+
+    def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            for i in range(3):  # libraries choose algorithms and allocate on first calls
+                calls[i % len(calls)]()
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        torch.cuda.synchronize(self.device)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for i in range(REPEATS):
+                calls[i % len(calls)]()
+        graph.replay()
+        torch.cuda.synchronize(self.device)
+        return graph
+
+    def _replay(self, graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, Timing | str]:
+        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
+        began = time.perf_counter()
+        for taken in range(self.samples):
+            for name, graph in graphs.items():
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start.record()
+                graph.replay()
+                end.record()
+                events[name].append((start, end))
+            torch.cuda.synchronize(self.device)
+            if taken >= 4 and time.perf_counter() - began > self.seconds:
+                break
+        return {
+            name: summary([start.elapsed_time(end) * 1e3 / REPEATS for start, end in pairs])
+            for name, pairs in events.items()
+        }
+
+
+class HostTimer:
+    """The same on a CPU's clock: for dry runs of the script, never for a GPU figure."""
+
+    def __init__(self, *, samples: int = 3) -> None:
+        self.samples = samples
+
+    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
+        taken: dict[str, list[float]] = {name: [] for name in candidates}
+        failed: dict[str, str] = {}
+        for _ in range(self.samples):
+            for name, calls in candidates.items():
+                if name in failed:
+                    continue
+                try:
+                    began = time.perf_counter()
+                    for call in calls:
+                        call()
+                    taken[name].append((time.perf_counter() - began) * 1e6 / len(calls))
+                except Exception as error:
+                    failed[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return {name: failed[name] if name in failed else summary(taken[name]) for name in candidates}
+
+
+def input_sets(make: Callable[[], Tensor], cache_bytes: int, most: int = REPEATS) -> list[Tensor] | None:
+    """Inputs that rotate so that no call finds its own in the cache; None where `most` of them would still fit in it.
+
+    Args:
+        make: a fresh random input.
+        cache_bytes: of the level-2 cache.
+    """
+    first = make()
+    needed = max(3, -(-2 * cache_bytes // first.nbytes))
+    if needed > most:
+        return None
+    return [first, *(make() for _ in range(needed - 1))]
+
+
+def relative_error(y: Tensor, truth: Tensor) -> float:
+    """Frobenius norm of the difference over that of the truth, in float64; infinite where y is not finite."""
+    difference = y.double() - truth.double()
+    if not bool(difference.isfinite().all()):
+        return float("inf")
+    return float(difference.norm() / truth.double().norm())
