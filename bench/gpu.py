@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from ..kernels.engines.base import Engine
 from ..kernels.engines.native import native_engines
 from ..kernels.engines.registry import all_engines
 from ..kernels.operators import Problem
-from ..kernels.tuning.chain import Chain, CompiledChain
+from ..kernels.tuning.chain import Chain
+from ..kernels.tuning.tuner import TunedChain, tune_chain
 from ..models.provenance import library_versions
 from .cuda.attention import attention_rows
 from .cuda.ceilings import Ceilings, clocks, device_facts, measure_ceilings
@@ -38,6 +40,7 @@ from .cuda.forward import BATCHES as FORWARD_BATCHES
 from .cuda.forward import MODELS, forward_rows
 from .cuda.library import ready_library
 from .cuda.mlp import mlp_rows
+from .cuda.precompile import precompile, triton_tasks
 from .cuda.report import goal_lines, goals, plot_roofline, table
 from .cuda.rows import Row
 from .cuda.shapes import ATTENTION_SHAPES, BATCHES, DRY_ATTENTION, DRY_MLP, MLP_SHAPES
@@ -46,8 +49,11 @@ from .machine import machine
 
 SECTIONS = ("check", "mlp", "attention", "cells", "model")
 
-SHARE = {"check": 0.2, "mlp": 0.65, "attention": 0.78, "cells": 0.85, "model": 1.0}
+SHARE = {"check": 0.25, "mlp": 0.7, "attention": 0.8, "cells": 0.87, "model": 1.0}
 """Of the time limit: when each section must be done; what is not reached by then is listed as skipped."""
+
+PRECOMPILE_SECONDS = 90
+"""For Triton, at most; what is left then is compiled when it is needed."""
 
 
 @dataclass
@@ -61,6 +67,7 @@ class Run:
     limit_seconds: float
     compile_seconds: float
     timer: Timer
+    check_rows: Sequence[int] = ROWS
     began: float = field(default_factory=time.perf_counter)
     rows: list[Row] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
@@ -95,7 +102,7 @@ def _run(options: argparse.Namespace) -> int:
     device = torch.device("cpu") if dry else torch.device("cuda", torch.cuda.current_device())
     dtype = getattr(torch, options.dtype)
     timer: Timer = HostTimer() if dry else CudaTimer(device)
-    run = Run(device, dtype, dry, options.nblocks, options.limit_seconds, options.compile_seconds, timer)
+    run = Run(device, dtype, dry, options.nblocks, options.limit_seconds, options.compile_seconds, timer, options.rows)
     torch.manual_seed(0)
     facts = device_facts(device)
     run.say(", ".join(f"{name} {value}" for name, value in facts.items()))
@@ -134,7 +141,7 @@ def _check(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
         engines,
         nblocks=run.nblocks,
         shapes=[DRY_MLP] if run.dry else MLP_SHAPES,
-        rows=ROWS[:2] if run.dry else ROWS,
+        rows=ROWS[:2] if run.dry else run.check_rows,
         out_of_time=lambda: run.out_of_time("check"),
     ):
         run.checks.append(check)
@@ -150,14 +157,19 @@ def _check(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
 def _mlp(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
     compile_until = run.seconds() + run.compile_seconds
     # Goals first, largest batches first: what matters most is there if time runs out.
-    shapes = sorted(MLP_SHAPES, key=lambda shape: shape.goal is None)
-    for batch in (2, 1) if run.dry else (32, 128, 8, 1):
-        for shape in [DRY_MLP] if run.dry else shapes:
+    shapes = [DRY_MLP] if run.dry else sorted(MLP_SHAPES, key=lambda shape: shape.goal is None)
+    batches = (2, 1) if run.dry else (32, 128, 8, 1)
+    if not run.dry:
+        tasks = triton_tasks(shapes, batches, nblocks=run.nblocks, device=run.device, dtype=run.dtype)
+        run.say(f"Triton: {precompile(tasks, PRECOMPILE_SECONDS)}")
+    for batch in batches:
+        for shape in shapes:
             if run.out_of_time("mlp"):
                 run.skipped.append(f"mlp {shape.name} batch {batch}: out of time")
                 continue
             compile_it = batch >= 32 and shape.goal is not None
-            rows = mlp_rows(
+            measured = partial(
+                mlp_rows,
                 shape,
                 batch,
                 nblocks=run.nblocks,
@@ -171,7 +183,7 @@ def _mlp(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
                     compile_until - run.seconds() if wanted else -1.0
                 ),
             )
-            _add(run, rows)
+            _add(run, f"mlp {shape.name} batch {batch}", measured)
 
 
 def _attention(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
@@ -180,18 +192,17 @@ def _attention(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
             if run.out_of_time("attention"):
                 run.skipped.append(f"attention {shape.name} batch {batch}: out of time")
                 continue
-            _add(
-                run,
-                attention_rows(
-                    shape,
-                    batch,
-                    device=run.device,
-                    dtype=run.dtype,
-                    engines=engines,
-                    timer=run.timer,
-                    ceilings=ceilings,
-                ),
+            measured = partial(
+                attention_rows,
+                shape,
+                batch,
+                device=run.device,
+                dtype=run.dtype,
+                engines=engines,
+                timer=run.timer,
+                ceilings=ceilings,
             )
+            _add(run, f"attention {shape.name} batch {batch}", measured)
 
 
 def _cells(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
@@ -199,10 +210,10 @@ def _cells(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
         if run.out_of_time("cells"):
             run.skipped.append(f"cells batch {batch}: out of time")
             continue
-        _add(
-            run,
-            cell_rows(batch, device=run.device, dtype=run.dtype, timer=run.timer, ceilings=ceilings, tiny=run.dry),
+        measured = partial(
+            cell_rows, batch, device=run.device, dtype=run.dtype, timer=run.timer, ceilings=ceilings, tiny=run.dry
         )
+        _add(run, f"cells batch {batch}", measured)
 
 
 def _model(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
@@ -217,10 +228,17 @@ def _model(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
         batches=(1,) if run.dry else FORWARD_BATCHES,
     )
     run.skipped += skipped
-    _add(run, rows)
+    _add(run, "models", lambda: rows)
 
 
-def _add(run: Run, rows: Sequence[Row]) -> None:
+def _add(run: Run, what: str, measured: Callable[[], list[Row]]) -> None:
+    """Measure, keep and print rows; where that fails, say so and go on with the next."""
+    try:
+        rows = measured()
+    except Exception as error:
+        traceback.print_exc()
+        run.skipped.append(f"{what}: {type(error).__name__}: {error}"[:300])
+        return
     run.rows += rows
     for line in table(rows):
         print(line, flush=True)
@@ -259,14 +277,9 @@ def _finish(run: Run, options: argparse.Namespace, facts: dict[str, Any], librar
     return 1 if any(not check.passed for check in run.checks) else 0
 
 
-def _tuner(engines: Sequence[Engine]) -> Callable[[Chain, Problem], CompiledChain]:
+def _tuner(engines: Sequence[Engine]) -> Callable[[Chain, Problem], TunedChain]:
     """The product's own tuner, without its cache: every run measures."""
-    from ..kernels.tuning.tuner import tune_chain
-
-    def tune(chain: Chain, problem: Problem) -> CompiledChain:
-        return tune_chain(chain, problem, engines).chain
-
-    return tune
+    return lambda chain, problem: tune_chain(chain, problem, engines)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -275,6 +288,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--nblocks", type=int, choices=(2, 4, 8), default=4, help="blocks of each Monarch factor")
     parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=list(SECTIONS))
+    parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="row counts that are checked")
     parser.add_argument("--limit-seconds", type=float, default=540, help="of the whole run")
     parser.add_argument("--compile-seconds", type=float, default=120, help="of it for torch.compile's rows")
     parser.add_argument("--no-build", action="store_true", help="take the kernel library as it is")

@@ -7,17 +7,19 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.batched import monarch_batched
-from ...kernels.engines.base import OTHER_KIND, Engine
-from ...kernels.operators import Dense, Gelu, Monarch, Operator, Problem, evaluate
+from ...kernels.engines.base import Engine
+from ...kernels.operators import Dense, Gelu, Monarch, Problem, evaluate
 from ...kernels.reference import monarch_to_dense
-from ...kernels.tuning.chain import Chain, CompiledChain, compile_plan
+from ...kernels.tuning.chain import Chain, compile_plan
 from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of
+from ...kernels.tuning.report import Row as Measured
+from ...kernels.tuning.tuner import TunedChain
 from .ceilings import Ceilings
-from .rows import TOLERANCE, Candidate, Row, measure
+from .rows import Candidate, Row, measure
 from .shapes import MlpShape
-from .timing import Timer, Timing, relative_error
+from .timing import Timer
 
-Tune = Callable[[Chain, Problem], CompiledChain]
+Tune = Callable[[Chain, Problem], TunedChain]
 
 WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
@@ -50,13 +52,13 @@ def mlp_rows(
     engines: Sequence[Engine],
     timer: Timer,
     ceilings: Ceilings,
-    tune: Tune | None,
+    tune: Tune,
     compile_seconds_left: Callable[[], float],
 ) -> list[Row]:
     """All rows of one shape and batch.
 
     Args:
-        tune: the tuner on a chain; its choice is a row of its own.
+        tune: the tuner on a chain; its choice is a row of its own, its measurements pick each family's best tiles.
         compile_seconds_left: time there is for torch.compile; its rows say so where it has run out.
     """
     problem = Problem(device, dtype, batch, shape.tokens)
@@ -87,8 +89,9 @@ def mlp_rows(
             skipped[name] = compiled
         else:
             candidates.append(Candidate(name, False, compiled, floor))
+    tuned = tune(chain, problem)
     for family, members in families(engines).items():
-        plan = best_plan(chain, problem, members, make_input(), timer)
+        plan = best_plan(chain, members, tuned.rows)
         if plan is None:
             continue
         if isinstance(plan, str):
@@ -97,9 +100,7 @@ def mlp_rows(
         forward = compile_plan(chain, plan, problem, members)
         floor = dense_floor if family == "dense" else monarch_floor
         candidates.append(Candidate(family, family not in PEERS, forward, floor, str(plan)))
-    if tune is not None:
-        tuned = tune(chain, problem)
-        candidates.append(Candidate("tuned", True, tuned, monarch_floor, str(tuned.plan)))
+    candidates.append(Candidate("tuned", True, tuned.chain, monarch_floor, str(tuned.plan)))
 
     def truth(x: Tensor) -> Tensor:
         return evaluate(chain.operators, x.double())
@@ -173,49 +174,25 @@ def families(engines: Sequence[Engine]) -> dict[str, list[Engine]]:
     return grouped
 
 
-def best_plan(chain: Chain, problem: Problem, engines: Sequence[Engine], x: Tensor, timer: Timer) -> Plan | str | None:
-    """The fastest way to run the chain on these engines alone, whole or in two halves.
+def best_plan(chain: Chain, engines: Sequence[Engine], measured: Sequence[Measured]) -> Plan | str | None:
+    """The fastest way to run the chain on these engines alone, whole or in two halves, by what the tuner measured.
 
     Returns:
         The plan; the reason where they cannot; None where they are made for something else.
     """
-    reasons: list[str] = []
+    names = {engine.name for engine in engines}
+    rows = [row for row in measured if row.engine in names]
     ways: list[tuple[float, Plan]] = []
     for path in (WHOLE, HALVES):
-        found = [_fastest(chain, problem, span, engines, x, timer, reasons) for span in path]
-        picked = [one for one in found if one is not None]
+        fastest = [min(timed, default=None) for timed in (_timed(rows, span) for span in path)]
+        picked = [one for one in fastest if one is not None]
         if len(picked) == len(path):
-            names = tuple(name for _, name in picked)
-            ways.append((sum(us for us, _ in picked), Plan(len(chain), cuts_of(path), names)))
-    if not ways:
-        return "; ".join(dict.fromkeys(reasons))[:300] or None
-    return min(ways, key=lambda way: way[0])[1]
+            engines_of = tuple(name for _, name in picked)
+            ways.append((sum(seconds for seconds, _ in picked), Plan(len(chain), cuts_of(path), engines_of)))
+    if ways:
+        return min(ways, key=lambda way: way[0])[1]
+    return "; ".join(dict.fromkeys(row.refused for row in rows if row.refused))[:300] or None
 
 
-def _fastest(
-    chain: Chain, problem: Problem, span: Span, engines: Sequence[Engine], x: Tensor, timer: Timer, reasons: list[str]
-) -> tuple[float, str] | None:
-    segment: Sequence[Operator] = chain.segment(span)
-    width = chain.widths[span[0]]
-    given = x if width == x.shape[-1] else torch.randn(*x.shape[:-1], width, device=x.device).to(x.dtype)
-    expected = evaluate(segment, given.double())
-    calls: dict[str, list[Callable[[], object]]] = {}
-    for engine in engines:
-        reason = engine.refuses(segment, problem)
-        if reason is not None:
-            reasons += [reason] * (reason != OTHER_KIND)
-            continue
-        try:
-            runner = engine.build(segment, problem)
-            error = relative_error(runner(given), expected)
-        except Exception as failure:  # said where no other tile does it
-            reasons.append(f"{engine.name}: {type(failure).__name__}: {failure}".splitlines()[0][:200])
-            continue
-        if error > TOLERANCE[x.dtype]:
-            reasons.append(f"{engine.name}: wrong, relative error {error:.2e}")
-            continue
-        calls[engine.name] = [lambda runner=runner: runner(given)]  # type: ignore[misc]
-    timings = timer(calls)
-    reasons += [f"{name}: {timing}" for name, timing in timings.items() if not isinstance(timing, Timing)]
-    timed = [(timing.us, name) for name, timing in timings.items() if isinstance(timing, Timing)]
-    return min(timed) if timed else None
+def _timed(rows: Sequence[Measured], span: Span) -> list[tuple[float, str]]:
+    return [(row.seconds, row.engine) for row in rows if row.span == span and row.seconds is not None]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from milkweed.bench.cuda.ceilings import Ceilings
 from milkweed.bench.cuda.checks import checks
+from milkweed.bench.cuda.precompile import Task, launch_once, precompile, triton_tasks
 from milkweed.bench.cuda.report import goal_lines, goals, table
 from milkweed.bench.cuda.rows import Candidate, Row, measure
 from milkweed.bench.cuda.shapes import DRY_MLP, MLP_SHAPES
@@ -161,3 +162,15 @@ def test_host_timer_says_why_a_call_has_no_time() -> None:
     timings = HostTimer()({"good": [lambda: None], "bad": [fails]})
     assert isinstance(timings["good"], Timing)
     assert timings["bad"] == "ValueError: no such tile"
+
+
+def test_compiling_ahead_runs_each_engine_on_what_it_takes() -> None:
+    task = Task(DRY_MLP, 1, "dense", 4, CPU, torch.bfloat16)
+    assert launch_once(task) == 3  # fc1 with GELU, fc2, fc1 alone; the whole MLP is not for it
+    text = precompile([task, task._replace(engine="none such")], 120)
+    assert text.startswith("2 of 2 compiled by ")
+    assert "1 failed, the first:" in text
+    named = {
+        one.engine.partition(":")[0] for one in triton_tasks([DRY_MLP], (1,), nblocks=4, device=CPU, dtype=task.dtype)
+    }
+    assert named == {"triton", "triton_mlp"}
