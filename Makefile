@@ -48,4 +48,4 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 
 clean:
-	rm -rf .venv build dist *.egg-info
+	rm -rf .venv build dist *.egg-info kernels/_native
