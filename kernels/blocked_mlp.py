@@ -91,13 +91,13 @@ def _shape_refusal(first: MonarchShape, second: MonarchShape, features: tuple[in
         return f"fused MLP: {features[0]}-{features[1]} features in factors of {width}-{hidden}"
     if first.p % 8:
         return f"fused MLP: blocks of {first.p} features, not a multiple of 8"
-    if _block_width(first, second) is None:
+    if block_width(first, second) is None:
         return f"fused MLP: width {width} with ranks {first.q} and {second.q} is more than {BLOCK_WIDTHS[nblocks][-1]}"
     return None
 
 
-def _block_width(first: MonarchShape, second: MonarchShape) -> int | None:
-    """The narrowest Q that holds a block's features, and what it hands to each block of the next factor."""
+def block_width(first: MonarchShape, second: MonarchShape) -> int | None:
+    """The narrowest Q that holds a block's features, and what it hands to each block of the next factor; or None."""
     nblocks = first.K
     needed = max(first.p, *(nblocks * -(-shape.q // nblocks) for shape in (first, second)))
     return next((width for width in BLOCK_WIDTHS[nblocks] if width >= needed), None)
@@ -150,7 +150,7 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
     """
     first, second = MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2])
     refusal = _shape_refusal(first, second)
-    width = _block_width(first, second) if refusal is None else None
+    width = block_width(first, second) if refusal is None else None
     if width is None:
         raise ValueError(refusal)
     a1, a2 = _blocked(fc1, first, width)

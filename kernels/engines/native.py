@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from ..attention import attention_refusal
 from ..blocked import Activation, block_monarch, blocked_refusal
-from ..blocked_mlp import Layer, block_mlp, mlp_refusal
+from ..blocked_mlp import Layer, block_mlp, block_width, mlp_refusal, tile_refusal
 from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
 from ..native.stamp import read_stamp
 from ..operators import Attention, LayerNorm, Monarch, Operator, Problem, kinds, needed
@@ -90,7 +91,15 @@ class NativeMlp(Native):
         if fc2.out_features != fc1.in_features:
             return f"{fc1.in_features} features go in and {fc2.out_features} come out: they must be as many"
         refusal = mlp_refusal(_layer(fc1), _layer(fc2), problem.dtype, (fc1.in_features, fc1.out_features))
-        return refusal or self.unusable(problem)
+        return refusal or self.unusable(problem) or self._tile_refusal(fc1, fc2, problem)
+
+    def _tile_refusal(self, fc1: Monarch, fc2: Monarch, problem: Problem) -> str | None:
+        """Why the device does not run this variant; the operator's CPU implementation has none."""
+        width = block_width(fc1.shape, fc2.shape)
+        if problem.device.type != "cuda" or width is None:
+            return None
+        limit = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
+        return tile_refusal(fc1.shape.K, width, self.tile, limit)
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))

@@ -64,6 +64,10 @@ class Twisted:
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
             self.calls += 1
             y = evaluate(segment, x.float())
+            if self.twist == "tile":
+                raise RuntimeError("monarch_mlp: not launched: monarch_mlp: tile needs more shared memory")
+            if self.twist == "cuda":
+                raise RuntimeError("monarch_mlp: not launched: an illegal memory access was encountered")
             if self.twist == "scale":
                 y = y * 1.02
             if self.twist == "race":
@@ -77,7 +81,7 @@ class Twisted:
         return Runner(call)
 
 
-@pytest.mark.parametrize("twist", ["none", "scale", "race", "leak", "lost"])
+@pytest.mark.parametrize("twist", ["none", "scale", "race", "leak", "lost", "cuda"])
 def test_checks_notice(twist: str) -> None:
     torch.manual_seed(0)
     found = list(checks(CPU, torch.bfloat16, [Twisted(twist)], nblocks=4, shapes=[DRY_MLP], rows=(15,)))
@@ -174,3 +178,7 @@ def test_compiling_ahead_runs_each_engine_on_what_it_takes() -> None:
         one.engine.partition(":")[0] for one in triton_tasks([DRY_MLP], (1,), nblocks=4, device=CPU, dtype=task.dtype)
     }
     assert named == {"triton", "triton_mlp"}
+
+
+def test_a_tile_that_the_device_refuses_is_no_failure() -> None:
+    assert not list(checks(CPU, torch.bfloat16, [Twisted("tile")], nblocks=4, shapes=[DRY_MLP], rows=(15,)))

@@ -1,6 +1,7 @@
 """The CUDA kernels as engines: what they take, what they say when not, and their CPU implementations' values."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -141,3 +142,24 @@ def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monk
     attention = Chain([NORM, Dense(normal(192, 64, seed=8), None), Attention(2, 32, 0.2), monarch(64, 64), Add()])
     plan = "0b0111 torch | dense | native_attention:0 | native_linear:0"
     assert str(untuned_plan(attention, problem, engines)) == plan
+
+
+def test_a_tile_that_a_device_has_no_room_for_is_refused_before_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = SimpleNamespace(loaded=True, reason="loaded")
+    monkeypatch.setattr("milkweed.kernels.engines.native.native_status", lambda device: loaded)
+    device = SimpleNamespace(shared_memory_per_block_optin=99 * 1024)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda of: device)
+    problem = Problem(torch.device("cuda"), torch.bfloat16, 1, 197)
+    chain = (monarch(384, 1536), Gelu(), monarch(1536, 384))
+    reasons = {
+        engine.name: engine.refuses(chain, problem)
+        for engine in native_engines()
+        if engine.name.startswith("native_mlp")
+    }
+    assert reasons["native_mlp:1"] is None
+    assert reasons["native_mlp:3"] == ("fused MLP: tile 3 needs 225536 bytes of shared memory, the device has 101376")
+    device.shared_memory_per_block_optin = 227 * 1024
+    assert next(e for e in native_engines() if e.name == "native_mlp:3").refuses(chain, problem) is None
+    narrow = (monarch(192, 768), Gelu(), monarch(768, 192))
+    missing = next(e for e in native_engines() if e.name == "native_mlp:1").refuses(narrow, problem)
+    assert missing == "fused MLP: no tile 1 for nblocks 4 and block width 48"
