@@ -47,9 +47,9 @@ def attention_reference(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
     Raises:
         ValueError: a width that is not three times num_heads heads.
     """
-    q, k, v = _split(qkv, num_heads)
+    q, k, v = split_heads(qkv, num_heads)
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(qkv.dtype, torch.float32)) * scale
-    return _merge(torch.softmax(scores, dim=-1).to(v.dtype) @ v)
+    return merge_heads(torch.softmax(scores, dim=-1).to(v.dtype) @ v)
 
 
 def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | None = None) -> Tensor:
@@ -61,12 +61,12 @@ def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | Non
     """
     if backend is not None and backend not in SDPA_BACKENDS:
         raise ValueError(f"attention backend {backend!r}: must be one of {', '.join(SDPA_BACKENDS)}")
-    q, k, v = _split(qkv, num_heads)
+    q, k, v = split_heads(qkv, num_heads)
     with nullcontext() if backend is None else sdpa_kernel(SDPA_BACKENDS[backend]):
-        return _merge(F.scaled_dot_product_attention(q, k, v, scale=scale))
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, scale=scale))
 
 
-def _split(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     """(B, N, 3*H*D) -> q, k, v, each a (B, H, N, D) view."""
     if qkv.dim() != 3 or num_heads < 1 or qkv.shape[2] % (3 * num_heads):
         raise ValueError(f"qkv of shape {tuple(qkv.shape)} is not (B, N, 3 * {num_heads} heads * head dim)")
@@ -74,6 +74,6 @@ def _split(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
-def _merge(heads: Tensor) -> Tensor:
+def merge_heads(heads: Tensor) -> Tensor:
     """(B, H, N, D) -> (B, N, H*D), contiguous."""
     return heads.transpose(1, 2).flatten(2).contiguous()

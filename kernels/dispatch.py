@@ -28,7 +28,7 @@ def decide(device: torch.device, *, differentiable: bool) -> Decision:
         return Decision("batched", "gradients wanted")
     if device.type == "cpu":
         return Decision("feature_major", "CPU inference: permutations are strides")
-    return Decision("batched", f"no kernel of our own for device {device.type}")
+    return Decision("batched", f"plain PyTorch on {device.type}: a fused model chooses for itself")
 
 
 def wants_gradients(*tensors: Tensor | None) -> bool:

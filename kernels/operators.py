@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .attention import merge_heads, split_heads
 from .reference import monarch_reference
 from .shapes import MonarchShape
 
@@ -191,7 +192,7 @@ def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
         case Gelu():
             return F.gelu(x)
         case Attention(_, _, scale):
-            q, k, v = split_heads(x, operator)
+            q, k, v = split_heads(x, operator.num_heads)
             return merge_heads(torch.softmax(scale * (q @ k.transpose(-2, -1)), dim=-1) @ v)
         case Add():
             return x + needed(residual).to(x)
@@ -206,15 +207,3 @@ def needed(residual: Tensor | None) -> Tensor:
     if residual is None:
         raise ValueError("the chain adds a residual, but none was given")
     return residual
-
-
-def split_heads(qkv: Tensor, attention: Attention) -> tuple[Tensor, Tensor, Tensor]:
-    """(B, N, 3*H*D) -> q, k, v, each a (B, H, N, D) view."""
-    packed = qkv.unflatten(-1, (3, attention.num_heads, attention.head_dim))
-    q, k, v = packed.permute(2, 0, 3, 1, 4).unbind(0)
-    return q, k, v
-
-
-def merge_heads(y: Tensor) -> Tensor:
-    """(B, H, N, D) -> (B, N, H*D)."""
-    return y.transpose(1, 2).flatten(-2)

@@ -1,25 +1,21 @@
 """Rows of the attention: PyTorch's backends, each pinned, and our short-sequence kernel's variants."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from ...kernels.attention import sdpa_attention
 from ...kernels.engines.base import Engine
-from ...kernels.operators import Attention, Problem, evaluate, merge_heads, split_heads
+from ...kernels.operators import Attention, Problem, evaluate
 from .ceilings import Ceilings
 from .rows import Candidate, Row, measure
 from .shapes import AttentionShape
 from .timing import Timer
 
-PEERS = {
-    "SDPA cuDNN": SDPBackend.CUDNN_ATTENTION,
-    "SDPA flash": SDPBackend.FLASH_ATTENTION,
-    "SDPA efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "SDPA math": SDPBackend.MATH,
-}
+PEERS = {"SDPA cuDNN": "cudnn", "SDPA flash": "flash", "SDPA efficient": "efficient", "SDPA math": "math"}
+"""Names of rows, and of backends as `sdpa_attention` has them."""
 
 
 def attention_rows(
@@ -40,7 +36,9 @@ def attention_rows(
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, 3 * shape.heads * shape.head_dim, device=device).to(dtype)
 
-    candidates = [Candidate(name, False, Pinned(attention, backend), floor) for name, backend in PEERS.items()]
+    candidates = [
+        Candidate(name, False, partial(_pinned, attention, backend), floor) for name, backend in PEERS.items()
+    ]
     skipped: dict[str, str] = {}
     for engine in engines:
         if not engine.name.startswith("native"):
@@ -63,14 +61,5 @@ def attention_rows(
     )
 
 
-class Pinned:
-    """PyTorch's attention on packed qkv, held to one backend."""
-
-    def __init__(self, attention: Attention, backend: SDPBackend) -> None:
-        self._attention = attention
-        self._backend = backend
-
-    def __call__(self, qkv: Tensor) -> Tensor:
-        with sdpa_kernel(self._backend):
-            q, k, v = split_heads(qkv, self._attention)
-            return merge_heads(F.scaled_dot_product_attention(q, k, v, scale=self._attention.scale))
+def _pinned(attention: Attention, backend: str, qkv: Tensor) -> Tensor:
+    return sdpa_attention(qkv, attention.num_heads, attention.scale, backend)

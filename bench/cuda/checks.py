@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...kernels.engines.base import Engine
 from ...kernels.operators import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
+from ...kernels.tuning.verification import relative_error
 from .mlp import layers
 from .rows import TOLERANCE
 from .shapes import ATTENTION_SHAPES, MLP_SHAPES, MlpShape
-from .timing import relative_error
 
 ROWS = (1, 15, 16, 17, 197, 1577)
 

@@ -1,13 +1,17 @@
 """Times candidates against each other: CUDA graphs of many calls, taken in turn, medians; a CPU clock for dry runs."""
 
+import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median, quantiles
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from ...kernels.tuning.timing import capture, warm_up
 
 REPEATS = 20
 """Calls of one graph: the time of a replay is divided by them, so that launching the graph costs little."""
@@ -55,28 +59,15 @@ class CudaTimer:
         graphs: dict[str, torch.cuda.CUDAGraph] = {}
         for name, calls in candidates.items():
             try:
-                graphs[name] = self._capture(calls)
+                turns = itertools.cycle(calls)
+                call = partial(_next_call, turns)
+                warm_up(call)
+                graphs[name] = capture(call, REPEATS)
             except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
                 results[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 torch.cuda.synchronize(self.device)
         results |= self._replay(graphs)
         return {name: results[name] for name in candidates}
-
-    def _capture(self, calls: Sequence[Call]) -> torch.cuda.CUDAGraph:
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
-            for i in range(3):  # libraries choose algorithms and allocate on first calls
-                calls[i % len(calls)]()
-        torch.cuda.current_stream(self.device).wait_stream(side)
-        torch.cuda.synchronize(self.device)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            for i in range(REPEATS):
-                calls[i % len(calls)]()
-        graph.replay()
-        torch.cuda.synchronize(self.device)
-        return graph
 
     def _replay(self, graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, Timing | str]:
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
@@ -95,6 +86,10 @@ class CudaTimer:
             name: summary([start.elapsed_time(end) * 1e3 / REPEATS for start, end in pairs])
             for name, pairs in events.items()
         }
+
+
+def _next_call(turns: Iterator[Call]) -> object:
+    return next(turns)()
 
 
 class HostTimer:
@@ -132,11 +127,3 @@ def input_sets(make: Callable[[], Tensor], cache_bytes: int, most: int = REPEATS
     if needed > most:
         return None
     return [first, *(make() for _ in range(needed - 1))]
-
-
-def relative_error(y: Tensor, truth: Tensor) -> float:
-    """Frobenius norm of the difference over that of the truth, in float64; infinite where y is not finite."""
-    difference = y.double() - truth.double()
-    if not bool(difference.isfinite().all()):
-        return float("inf")
-    return float(difference.norm() / truth.double().norm())

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import sdpa_attention
-from ..operators import Attention, Operator, Problem, split_heads
+from ..attention import sdpa_attention, split_heads
+from ..operators import Attention, Operator, Problem
 from .base import OTHER_KIND, Runner
 
 
@@ -61,5 +61,5 @@ def _parameters(attention: Attention, problem: Problem) -> Any:
     """What the backends judge: one image's q, k and v, without values."""
     width = 3 * attention.num_heads * attention.head_dim
     qkv = torch.empty(1, problem.tokens, width, dtype=problem.dtype, device=problem.device)
-    q, k, v = split_heads(qkv, attention)
+    q, k, v = split_heads(qkv, attention.num_heads)
     return torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)

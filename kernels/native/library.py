@@ -6,6 +6,7 @@ The operators themselves (`ops`) exist without the library: their CPU and fake i
 import os
 import threading
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -109,6 +110,17 @@ def load_library(path: Path) -> LibraryStamp:
         return _loaded[path]
 
 
+# Engines ask for the status segment by segment: a library that does not fit must not be hashed each time.
+@cache
+def _hash_of_sources() -> str:
+    return source_hash()
+
+
+@cache
+def _hash_of_library(path: Path, modified_ns: int, size: int) -> str:
+    return file_sha256(path)
+
+
 def _checked_stamp(path: Path) -> LibraryStamp:
     """The stamp of a library that fits.
 
@@ -123,9 +135,10 @@ def _checked_stamp(path: Path) -> LibraryStamp:
         stamp = read_stamp(path)
     except ValueError as error:
         raise LibraryError(f"unusable library: {error}") from None
-    if stamp.source_hash != source_hash():
+    if stamp.source_hash != _hash_of_sources():
         raise LibraryError(f"{path.name} was built from other sources: run `make kernels`")
-    if stamp.library_sha256 != file_sha256(path):
+    status = path.stat()
+    if stamp.library_sha256 != _hash_of_library(path, status.st_mtime_ns, status.st_size):
         raise LibraryError(f"{path.name} is not the file that {path.stem}.json describes: run `make kernels`")
     if str(stamp.cuda_major) != str(torch.version.cuda).partition(".")[0]:
         raise LibraryError(

@@ -48,9 +48,7 @@ def _monarch_linear_cpu(
     return blocked_reference(x, BlockedMonarch(w1, w2, bias, x.shape[1]), act, residual)
 
 
-def _monarch_linear_fake(
-    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, tile: int
-) -> Tensor:
+def _monarch_linear_fake(x: Tensor, w1: Tensor, w2: Tensor, *_: object) -> Tensor:
     return x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1])
 
 
@@ -127,10 +125,6 @@ def _short_attention_cpu(qkv: Tensor, num_heads: int, scale: float, tile: int) -
     return attention_reference(qkv, num_heads, scale)
 
 
-def _short_attention_fake(qkv: Tensor, num_heads: int, scale: float, tile: int) -> Tensor:
-    return qkv.new_empty(qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3)
-
-
 def performer_attention(
     kqv: Tensor,
     weights: Tensor,
@@ -161,12 +155,6 @@ def _performer_attention_cpu(
     kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float, tile: int
 ) -> Tensor:
     return performer_reference(kqv, weights, biases, parallel, eps, norm_eps)
-
-
-def _performer_attention_fake(
-    kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float, tile: int
-) -> Tensor:
-    return kqv.new_empty(kqv.shape[0], kqv.shape[1], kqv.shape[2] // 3)
 
 
 def conv_branch(
@@ -222,6 +210,11 @@ def _like_first(first: Tensor, *_: object) -> Tensor:
     return first.new_empty(first.shape)
 
 
+def _third_of_first(first: Tensor, *_: object) -> Tensor:
+    """The fake implementation of operators on three packed tensors (B, N, 3 * width) that give one."""
+    return first.new_empty(*first.shape[:-1], first.shape[-1] // 3)
+
+
 def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]) -> None:
     """Make an operator known to PyTorch, all but its CUDA implementation."""
     # The kernels take contiguous tensors: a compiler must hand them over with the strides of the traced program.
@@ -245,13 +238,13 @@ _define(
 _define(
     "short_attention(Tensor qkv, int num_heads, float scale, int tile) -> Tensor",
     _short_attention_cpu,
-    _short_attention_fake,
+    _third_of_first,
 )
 _define(
     "performer_attention(Tensor kqv, Tensor weights, Tensor biases, Tensor? parallel, float eps, float norm_eps, "
     "int tile) -> Tensor",
     _performer_attention_cpu,
-    _performer_attention_fake,
+    _third_of_first,
 )
 _define(
     "conv_branch(Tensor tokens, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor? weight3, "

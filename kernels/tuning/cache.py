@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 
 logger = logging.getLogger("milkweed.tuner")
 
-DIRECTORY_VARIABLE = "MILKWEED_TUNING_CACHE"
 PRESETS = Path(__file__).parents[1] / "presets"
 FORMAT = "milkweed-tuning-1"
 LOCK_SECONDS = 10
@@ -94,17 +93,15 @@ class TuningCache:
             logger.warning(line)
 
 
-def device_cache(device: torch.device, environment: Mapping[str, str] = os.environ) -> TuningCache:
-    """The cache of a device: its file in the cache directory, its preset of the package."""
+def device_cache(device: torch.device, folder: Path | None = None) -> TuningCache:
+    """The cache of a device: its file in `folder` or where the user's caches are, its preset of the package."""
     name = device_file_name(device)
-    directory = cache_directory(environment)
-    return TuningCache(None if directory is None else directory / name, (PRESETS / name,))
+    folder = folder or user_folder()
+    return TuningCache(None if folder is None else folder / name, (PRESETS / name,))
 
 
-def cache_directory(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """MILKWEED_TUNING_CACHE, or `milkweed/tune` in the user's cache; None where there is no home for it."""
-    if chosen := environment.get(DIRECTORY_VARIABLE):
-        return Path(chosen)
+def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
+    """`milkweed/tune` in the user's cache; None where there is no home for it."""
     base = environment.get("XDG_CACHE_HOME", "")
     if not Path(base).is_absolute():  # the standard says to ignore it then
         home = environment.get("HOME")

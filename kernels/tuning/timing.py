@@ -68,8 +68,8 @@ def graph_seconds(device: torch.device, call: Callable[[], object]) -> float:
         RuntimeError: the call cannot be captured; then the forward could not be either.
     """
     with torch.cuda.device(device):
-        calls = _between(GRAPH_CALLS, GRAPH_SECONDS / _warm_up(call))
-        graph = _capture(call, calls)
+        calls = _between(GRAPH_CALLS, GRAPH_SECONDS / warm_up(call))
+        graph = capture(call, calls)
         taken = _replay(graph, GRAPH_ROUNDS[0])
         rounds = _between(GRAPH_ROUNDS, MEASURING_SECONDS / max(median(taken), 1e-6))
         taken += _replay(graph, rounds - len(taken))
@@ -80,7 +80,7 @@ def _between(bounds: tuple[int, int], value: float) -> int:
     return max(bounds[0], min(bounds[1], int(value)))
 
 
-def _warm_up(call: Callable[[], object]) -> float:
+def warm_up(call: Callable[[], object]) -> float:
     """Some calls on a stream of their own, so that what a first call allocates or chooses stays out of the graph.
 
     Returns:
@@ -100,7 +100,8 @@ def _warm_up(call: Callable[[], object]) -> float:
     return max(seconds, 1e-6)
 
 
-def _capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
+    """A graph of so many calls on the current device, replayed once."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):

@@ -122,6 +122,13 @@ class Truth:
         return Errors(float(difference.square().mean().sqrt() / mean), float(worst))
 
 
+def relative_error(got: Tensor, want: Tensor) -> float:
+    """Frobenius norm of the difference over that of `want`; infinite where shapes differ or a value is not finite."""
+    if got.shape != want.shape or not bool(got.isfinite().all()):
+        return float("inf")
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
 def failure(what: str, error: Exception, problem: Problem) -> str:
     """What an exception says, in a line.
 

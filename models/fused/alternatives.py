@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ...kernels.operators import Problem
 from ...kernels.tuning.timing import Timed, timer_for
 from ...kernels.tuning.tuner import bucket_of
-from ...kernels.tuning.verification import TOLERANCE, failure
+from ...kernels.tuning.verification import TOLERANCE, failure, relative_error
 from .report import Source
 from .tuning import Tuning
 
@@ -154,10 +154,3 @@ def tensors_of(module: nn.Module) -> tuple[Tensor, ...]:
 def exact_copy(module: nn.Module) -> nn.Module:
     """The module in float32, its weights as they are rounded now."""
     return copy.deepcopy(module).float()
-
-
-def relative_error(got: Tensor, want: Tensor) -> float:
-    """Frobenius norm of the difference over that of `want`; NaN where shapes differ or a value is not a number."""
-    if got.shape != want.shape:
-        return float("nan")
-    return float((got.double() - want.double()).norm() / want.double().norm())

@@ -1,7 +1,5 @@
 """How the parts of a model get their plans: measured and remembered, or taken as they come."""
 
-import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,17 +10,13 @@ import torch
 from ...kernels.engines.base import OTHER_KIND, Engine
 from ...kernels.engines.registry import all_engines
 from ...kernels.operators import Problem
-from ...kernels.tuning.cache import DIRECTORY_VARIABLE, TuningCache, device_cache
-from ...kernels.tuning.chain import Chain, CompiledChain, compile_plan, invalid
-from ...kernels.tuning.key import tuning_key
-from ...kernels.tuning.plan import Plan, every_span
+from ...kernels.tuning.cache import TuningCache, device_cache
+from ...kernels.tuning.chain import Chain, CompiledChain
+from ...kernels.tuning.plan import every_span
 from ...kernels.tuning.timing import Measure
-from ...kernels.tuning.tuner import CACHED_IMAGES, tune_chain
+from ...kernels.tuning.tuner import cached_chain, tune_chain
 from ...kernels.tuning.untuned import untuned_chain
-from ...kernels.tuning.verification import Truth, failure
 from .report import Source
-
-logger = logging.getLogger("milkweed.fused")
 
 Mode = Literal["auto", "off", "force"]
 """auto: what is not remembered is measured; off: nothing is measured; force: everything is, once a start."""
@@ -76,11 +70,7 @@ class FreshCache(TuningCache):
 
 def open_cache(device: torch.device, mode: Mode, folder: Path | None = None) -> TuningCache:
     """The cache of a device, in `folder` or where the user's caches are."""
-    environment = {**os.environ}
-    environment.pop(DIRECTORY_VARIABLE, None)  # whoever calls has read it
-    if folder is not None:
-        environment[DIRECTORY_VARIABLE] = str(folder)
-    cache = device_cache(device, environment)
+    cache = device_cache(device, folder)
     return FreshCache(cache.path) if mode == "force" else cache
 
 
@@ -92,9 +82,10 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
         ValueError: the same, where nothing was measured.
     """
     if tuning.mode == "off":
-        with torch.no_grad():
-            found = _remembered(chain, problem, tuning)
-            return found or ChosenChain(untuned_chain(chain, problem, tuning.engines), "untuned")
+        found = cached_chain(chain, problem, tuning.engines, tuning.cache)
+        if found is None:
+            return ChosenChain(untuned_chain(chain, problem, tuning.engines), "untuned")
+        return ChosenChain(found.chain, "cached", found.seconds)
     tuned = tune_chain(chain, problem, tuning.engines, tuning.cache, tuning.measure)
     discarded = tuple(f"{row.engine} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
     return ChosenChain(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
@@ -113,31 +104,3 @@ def refusals(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> dict[
             elif reason != OTHER_KIND:
                 told.setdefault(name, reason)
     return {name: reason for name, reason in told.items() if name not in runs}
-
-
-def _remembered(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain | None:
-    """The plan that was measured before, if it can run here and still gives right values."""
-    match tuning.cache.get(tuning_key(chain, problem, tuning.engines)):
-        case {"seconds": float(seconds), **entry}:
-            plan = _plan_of(entry)
-        case _:
-            return None
-    if plan is None or invalid(chain, plan, problem, tuning.engines) is not None:
-        return None
-    truth = Truth(chain.operators, chain.widths[0], chain.residual_width, problem, CACHED_IMAGES)
-    try:
-        compiled = compile_plan(chain, plan, problem, tuning.engines)
-        complaint = truth.judge(compiled)
-    except Exception as error:
-        complaint = failure(f"plan {plan}", error, problem)
-    if complaint is not None:
-        logger.warning("remembered plan %s is left out: %s", plan, complaint)
-        return None
-    return ChosenChain(compiled, "cached", seconds)
-
-
-def _plan_of(entry: Any) -> Plan | None:
-    try:
-        return Plan.from_json(entry)
-    except ValueError:
-        return None

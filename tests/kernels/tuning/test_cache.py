@@ -12,9 +12,9 @@ import torch
 from milkweed.kernels.tuning.cache import (
     FORMAT,
     TuningCache,
-    cache_directory,
     device_cache,
     device_file_name,
+    user_folder,
 )
 
 WRITER = """
@@ -166,10 +166,12 @@ def test_a_device_has_its_file_and_its_preset(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr("milkweed.kernels.tuning.cache.PRESETS", presets)
     device = torch.device("cpu")
     assert device_file_name(device) == "cpu.json"
-    cache = device_cache(device, {"MILKWEED_TUNING_CACHE": str(tmp_path / "here")})
+    cache = device_cache(device, tmp_path / "here")
     assert cache.path == tmp_path / "here" / "cpu.json"
     assert cache.get("a") == 1
-    assert device_cache(device, {}).path is None
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.delenv("HOME", raising=False)
+    assert device_cache(device).path is None
 
 
 def test_a_gpu_s_file_has_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,8 +183,7 @@ def test_a_gpu_s_file_has_its_name_and_capability(monkeypatch: pytest.MonkeyPatc
 
 
 def test_where_the_cache_is() -> None:
-    assert cache_directory({"MILKWEED_TUNING_CACHE": "/x", "XDG_CACHE_HOME": "/y", "HOME": "/z"}) == Path("/x")
-    assert cache_directory({"XDG_CACHE_HOME": "/y", "HOME": "/z"}) == Path("/y/milkweed/tune")
-    assert cache_directory({"XDG_CACHE_HOME": "relative", "HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
-    assert cache_directory({"HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
-    assert cache_directory({}) is None
+    assert user_folder({"XDG_CACHE_HOME": "/y", "HOME": "/z"}) == Path("/y/milkweed/tune")
+    assert user_folder({"XDG_CACHE_HOME": "relative", "HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
+    assert user_folder({"HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
+    assert user_folder({}) is None
