@@ -1,6 +1,7 @@
-"""Dense against Monarch on this machine: whole forwards and the MLP block alone, interleaved in one run.
+"""Dense against structured on this machine: whole forwards and the MLP block alone, interleaved in one run.
 
-Both sides compute the same function: the dense one is the Monarch one densified. Calls alternate, so that
+Both sides compute the same function: the dense one is the structured one densified. Structured is Monarch, unless a
+bundle holds layers of other kinds; the figures are called `monarch` either way. Calls alternate, so that
 whatever else the machine does hits both; medians of wall time, and of CPU time over all threads.
 """
 
@@ -27,6 +28,7 @@ from ..models.inference import prepare_for_inference
 from ..models.monarch import MonarchLinear
 from ..models.provenance import library_versions
 from ..models.structure import monarch_structure, structure_of
+from ..models.structured import StructuredLinear
 from .machine import machine
 
 DEFAULT_OUT = Path("bench/results/model.json")
@@ -110,14 +112,15 @@ def run(
     """Measure on the CPU; the result is plain data: machine, versions, settings, rows.
 
     Args:
-        bundle: with Monarch layers; compared with itself densified.
+        bundle: with structured layers; compared with itself densified.
         archs: measured with random weights, `layers` of them Monarch; ARCHS when None and there is no bundle.
         seconds: of measuring a row, at least LEAST_ROUNDS rounds.
         mlp: measure the MLP blocks of MLPS too.
         progress: called with rows done and in all.
 
     Raises:
-        ValueError: a bundle without Monarch layers, or arguments the models do not take.
+        ValueError: a bundle without structured layers or with one that cannot be dense, or arguments the models do
+            not take.
     """
     if archs is None:
         archs = () if bundle else ARCHS
@@ -160,7 +163,7 @@ def run(
 def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
     model, config = load_bundle(bundle)
     if not structure_of(model):
-        raise ValueError(f"bundle {bundle}: has no Monarch layer, nothing to compare: compress it first")
+        raise ValueError(f"bundle {bundle}: has no structured layer, nothing to compare: compress it first")
     yield from _forward_pairs(
         f"{config.arch} {config.version}", model, int(config.preprocess["size"]), dtype, batch_sizes
     )
@@ -183,8 +186,11 @@ def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_siz
     numbers = getattr(torch, dtype)
     dense = copy.deepcopy(model)
     for layer_name, layer in list(dense.named_modules()):
-        if isinstance(layer, MonarchLinear):
-            dense.set_submodule(layer_name, densify_layer(layer))
+        if isinstance(layer, StructuredLinear):
+            try:
+                dense.set_submodule(layer_name, densify_layer(layer))
+            except ValueError as error:
+                raise ValueError(f"{name}: layer {layer_name}: {error}") from None
     cost = macs(dense, size).total, macs(model, size).total
     dense = prepare_for_inference(dense, dtype=numbers)
     monarch = prepare_for_inference(copy.deepcopy(model), dtype=numbers)

@@ -1,7 +1,7 @@
 """What a model costs: parameters, bytes and multiply-accumulates (MACs), by layer and in all, against dense.
 
 MACs are counted as torch's FlopCounterMode counts, halved: convolutions, linear layers, attention and
-performer matmuls; no biases, norms or activations. A Monarch layer counts its weights for each token, padding
+performer matmuls; no biases, norms or activations. A structured layer counts its weights for each token, padding
 included.
 """
 
@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .monarch import MonarchLinear
+from .structured import StructuredLinear
 
 # torch 2.10 has no formula for the CPU's attention; it is that of the others.
 _FORMULAS = {
@@ -50,7 +50,7 @@ class Macs:
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """One linear layer, dense or Monarch; `parameters` include the bias, `macs` are of one image."""
+    """One linear layer, dense or structured; `parameters` include the bias, `macs` are of one image."""
 
     name: str
     kind: str
@@ -68,14 +68,15 @@ def parameter_count(model: nn.Module) -> ParameterCount:
 
 
 def dense_equivalent_parameters(model: nn.Module) -> int:
-    """Parameters the model would have with every Monarch layer dense."""
+    """Parameters the model would have with every structured layer dense."""
     return sum(p.numel() for p in model.parameters()) + sum(_saved(module) for module in model.modules())
 
 
 def dense_equivalent_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers the model would have with every Monarch layer dense, in its dtypes."""
+    """Bytes of parameters and buffers the model would have with every structured layer dense, in its dtypes."""
     stored = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-    return stored + sum(_saved(m) * m.blkdiag1.element_size() for m in model.modules() if isinstance(m, MonarchLinear))
+    layers = [module for module in model.modules() if isinstance(module, StructuredLinear)]
+    return stored + sum(_saved(layer) * next(layer.parameters()).element_size() for layer in layers)
 
 
 def resident_bytes(model: nn.Module) -> int:
@@ -105,8 +106,8 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
         image = torch.zeros(1, 3, height, width, dtype=first.dtype, device=device)
     counter = _MacCounter()
     for name, module in list(twin.named_modules()):
-        if isinstance(module, MonarchLinear):
-            module.forward = _MonarchMeter(module, counter)  # type: ignore[method-assign]
+        if isinstance(module, StructuredLinear):
+            module.forward = _Meter(module, counter)
         if name:
             module.register_forward_pre_hook(lambda *_, name=name: counter.path.append(name))
             module.register_forward_hook(lambda *_: counter.path.pop() and None)
@@ -123,7 +124,7 @@ def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAcco
     return tuple(
         LayerAccount(
             name=name,
-            kind="monarch" if isinstance(module, MonarchLinear) else "dense",
+            kind=module.kind if isinstance(module, StructuredLinear) else "dense",
             in_features=module.in_features,
             out_features=module.out_features,
             parameters=(own := sum(p.numel() for p in module.parameters())),
@@ -131,7 +132,7 @@ def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAcco
             macs=counted.get(name, 0),
         )
         for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | MonarchLinear)
+        if isinstance(module, nn.Linear | StructuredLinear)
     )
 
 
@@ -164,11 +165,11 @@ class _MacCounter(TorchDispatchMode):
         return result
 
 
-class _MonarchMeter:
-    """Stands in for a Monarch layer's forward: counts its weights for each token, gives an empty output."""
+class _Meter:
+    """Stands in for a structured layer's forward: counts its weights for each token, gives an empty output."""
 
-    def __init__(self, layer: MonarchLinear, counter: _MacCounter) -> None:
-        self.weights = layer.blkdiag1.numel() + layer.blkdiag2.numel()
+    def __init__(self, layer: StructuredLinear, counter: _MacCounter) -> None:
+        self.weights = layer.macs_per_row
         self.out_features, self.counter = layer.out_features, counter
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -191,9 +192,9 @@ def _with_memory(tensor: Tensor) -> Tensor:
 
 def _saved(module: nn.Module) -> int:
     """Weights that a dense layer would have more than this one."""
-    if not isinstance(module, MonarchLinear):
+    if not isinstance(module, StructuredLinear):
         return 0
-    return module.in_features * module.out_features - module.blkdiag1.numel() - module.blkdiag2.numel()
+    return module.in_features * module.out_features - module.weight_count
 
 
 def _all_tensors(model: nn.Module) -> Iterator[Tensor]:
@@ -214,3 +215,5 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from _tensors_in(item)
+    elif type(value) is dict:
+        yield from _tensors_in(list(value.values()))

@@ -11,6 +11,7 @@ from .errors import CheckpointError, quoted
 from .families import Family, detect_family
 from .registry import create_model
 from .structure import LayerStructure, replace_linears
+from .structure_keys import LAYOUT, structure_notes, structures_in
 from .weightless import weightless
 
 HEAD = "head"
@@ -35,7 +36,7 @@ def fit_checkpoint(
     num_classes: int | None,
     arch_args: dict[str, Any],
 ) -> Fitted:
-    """Build the architecture with the checkpoint's classes and Monarch layers, and give it the weights.
+    """Build the architecture with the checkpoint's classes and structured layers, and give it the weights.
 
     Args:
         source: name of the file, for messages.
@@ -54,15 +55,14 @@ def fit_checkpoint(
     classes = found or num_classes or 1000
     with weightless():
         model = create_model(arch, num_classes=classes, **arch_args)
-    structure = _monarch_layers(source, model, state)
+    structure = structures_in(source, model, state)
     with weightless():
         replace_linears(model, structure)
     own_keys = state.keys()
     state, notes = _tolerate(model, state)
     _check_fit(source, arch, family, model, state, own_keys)
     model.load_state_dict(_as_expected(source, model, state, notes), strict=True, assign=True)
-    if structure:
-        notes.append(f"{len(structure)} Monarch layers in the checkpoint")
+    notes += structure_notes(structure)
     return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, structure, tuple(notes))
 
 
@@ -84,42 +84,6 @@ def _classes(state: Mapping[str, Tensor]) -> int | None:
     return None
 
 
-def _monarch_layers(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerStructure]:
-    """Structures of the Monarch layers in `state`; exact widths are those of the dense layers replaced."""
-    linears = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
-    structure = {}
-    for name, linear in linears.items():
-        w1, w2 = state.get(f"{name}.blkdiag1"), state.get(f"{name}.blkdiag2")
-        if w1 is None or w2 is None:
-            continue
-        shapes = (tuple(w1.shape), tuple(w2.shape))
-        layer = _structure_for(linear, *shapes)
-        if layer is None:
-            raise CheckpointError(
-                f"{source}: {name}.blkdiag1 {list(shapes[0])} and blkdiag2 {list(shapes[1])} are no Monarch "
-                f"layer of {linear.in_features} inputs and {linear.out_features} outputs"
-            )
-        structure[name] = layer
-    return structure
-
-
-def _structure_for(linear: nn.Linear, shape1: tuple[int, ...], shape2: tuple[int, ...]) -> LayerStructure | None:
-    if len(shape1) != 3 or not shape1[0]:
-        return None
-    nblocks, rows, _ = shape1
-    for rank in (None, rows // nblocks):  # fly's shapes if they fit, else q = rank * nblocks
-        try:
-            layer = LayerStructure(
-                "monarch", linear.in_features, linear.out_features, nblocks, rank, linear.bias is not None
-            )
-        except ValueError:
-            continue
-        built = layer.build(device="meta")
-        if (tuple(built.blkdiag1.shape), tuple(built.blkdiag2.shape)) == (shape1, shape2):
-            return layer
-    return None
-
-
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """Leave out or fill in the integer buffers that hold no weights."""
     expected = model.state_dict()
@@ -137,7 +101,7 @@ def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, 
     return result, notes
 
 
-_WEIGHTLESS = ("num_batches_tracked", "relative_position_index")
+_WEIGHTLESS = ("num_batches_tracked", "relative_position_index", LAYOUT)
 
 
 def _check_fit(

@@ -1,11 +1,12 @@
 """MonarchLinear: a linear layer whose weight is a Monarch matrix, with fly's shapes and state-dict keys."""
 
-from math import sqrt
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ..kernels import monarch_linear, monarch_to_dense
+from .structured import StructuredLinear, check_nblocks, reset_factor
 
 
 def monarch_shapes(
@@ -19,18 +20,14 @@ def monarch_shapes(
     Raises:
         ValueError: nblocks or rank outside their limits.
     """
-    if in_features < 1 or out_features < 1:
-        raise ValueError(f"in_features {in_features} and out_features {out_features} must be at least 1")
-    if not 1 <= nblocks <= min(in_features, out_features):
-        raise ValueError(f"nblocks {nblocks} must be between 1 and {min(in_features, out_features)}, the smaller width")
-    p, s = -(-in_features // nblocks), -(-out_features // nblocks)
+    p, s = check_nblocks(in_features, out_features, nblocks)
     if rank is not None and not 1 <= rank <= min(p, s):
         raise ValueError(f"rank {rank} must be between 1 and {min(p, s)}, the smaller side of a sub-block")
     q = min(p, s) if rank is None else rank * nblocks
     return (nblocks, q, p), (nblocks, s, q)
 
 
-class MonarchLinear(nn.Module):
+class MonarchLinear(StructuredLinear):
     """y = M x + bias with M a Monarch matrix: x (..., in_features) -> (..., out_features).
 
     Parameters `bias` (out_features,), `blkdiag1` (nblocks, q, p), `blkdiag2` (nblocks, s, q), in this order in the
@@ -43,7 +40,8 @@ class MonarchLinear(nn.Module):
         rank: rank of each sub-block; None gives fly's shapes (see `monarch_shapes`).
     """
 
-    bias: nn.Parameter | None
+    kind: ClassVar[str] = "monarch"
+    option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
 
     def __init__(
         self,
@@ -55,35 +53,31 @@ class MonarchLinear(nn.Module):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__()
         shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
-        self.in_features, self.out_features = in_features, out_features
+        super().__init__(in_features, out_features, bias, device, dtype)
         self.nblocks, self.rank = nblocks, rank
-        bias_tensor = torch.empty(out_features, device=device, dtype=dtype) if bias else None
-        self.register_parameter("bias", None if bias_tensor is None else nn.Parameter(bias_tensor))
         self.blkdiag1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
         self.blkdiag2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
         self.reset_parameters()
 
+    @staticmethod
+    def weight_shapes(
+        in_features: int, out_features: int, nblocks: int = 4, rank: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
+        return {"blkdiag1": shape1, "blkdiag2": shape2}
+
     def reset_parameters(self) -> None:
         """Uniform in +-1/sqrt(fan) with fan the last dimension of each factor; bias with fan = out_features (fly)."""
         for factor in (self.blkdiag1, self.blkdiag2):
-            bound = 1 / sqrt(factor.shape[-1])
-            nn.init.uniform_(factor, -bound, bound)
-        if self.bias is not None:
-            bound = 1 / sqrt(self.out_features)
-            nn.init.uniform_(self.bias, -bound, bound)
+            reset_factor(factor)
+        self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         return monarch_linear(x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features)
 
     def dense_weight(self) -> Tensor:
-        """The equivalent dense weight (out_features, in_features)."""
         return monarch_to_dense(self.blkdiag1, self.blkdiag2, self.out_features, self.in_features)
 
-    def extra_repr(self) -> str:
-        rank = "" if self.rank is None else f", rank={self.rank}"
-        return (
-            f"in_features={self.in_features}, out_features={self.out_features}, "
-            f"bias={self.bias is not None}, nblocks={self.nblocks}{rank}"
-        )
+    def monarch_factors(self) -> tuple[Tensor, Tensor]:
+        return self.blkdiag1, self.blkdiag2

@@ -2,18 +2,30 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
+from math import prod
 from typing import Any
 
 import torch
 from torch import nn
 
+from .blockdiag import BlockdiagLinear
 from .errors import quoted
-from .monarch import MonarchLinear, monarch_shapes
+from .lowrank import LowRankLinear
+from .monarch import MonarchLinear
+from .pixelfly import PixelflyLinear
+from .structured import StructuredLinear
 
-KINDS = ("monarch",)
-LATER_KINDS = ("pixelfly", "lowrank", "blockdiag")
+LAYERS: Mapping[str, type[StructuredLinear]] = {
+    layer.kind: layer for layer in (MonarchLinear, LowRankLinear, BlockdiagLinear, PixelflyLinear)
+}
+"""The layer of each kind of matrix."""
+
+KINDS = tuple(LAYERS)
+
+KIND_NAMES = {"monarch": "Monarch", "lowrank": "low-rank", "blockdiag": "block-diagonal", "pixelfly": "Pixelfly"}
+"""For sentences."""
 
 _CELL = r"(?:layers\.\d+\.NC|blocks)\.\d+\."
 ROLES = {
@@ -28,11 +40,16 @@ ROLES = {
 class LayerStructure:
     """One replaced linear layer: what it replaces and by which structured matrix.
 
+    Each kind has options of its own, those of its layer; what it has not stays at the default.
+
     Args:
         kind: of the matrix, one of KINDS.
         in_features, out_features: widths of the layer.
-        nblocks, rank: as in `MonarchLinear`.
+        nblocks: of monarch and blockdiag.
+        rank: of monarch (None: fly's shapes), lowrank and pixelfly (needed).
         bias: whether the layer has one.
+        block_size, butterfly_size, n_factors, gating: of pixelfly.
+        shuffle: of blockdiag.
     """
 
     kind: str
@@ -41,18 +58,23 @@ class LayerStructure:
     nblocks: int = 4
     rank: int | None = None
     bias: bool = True
+    block_size: int = 32
+    butterfly_size: int = 16
+    n_factors: int = 2
+    gating: bool = True
+    shuffle: bool = False
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            later = "not supported yet" if self.kind in LATER_KINDS else "unknown"
-            raise ValueError(f"structure kind {quoted(self.kind)} is {later}: must be one of {', '.join(KINDS)}")
-        for name in ("in_features", "out_features", "nblocks", "rank"):
-            value = getattr(self, name)
-            if not (type(value) is int or (name == "rank" and value is None)):
-                raise ValueError(f"{name} {quoted(value)} must be a whole number")
-        if type(self.bias) is not bool:
-            raise ValueError(f"bias {quoted(self.bias)} must be true or false")
-        monarch_shapes(self.in_features, self.out_features, self.nblocks, self.rank)
+        if not isinstance(self.kind, str) or self.kind not in KINDS:
+            raise ValueError(f"structure kind {quoted(self.kind)} is unknown: must be one of {', '.join(KINDS)}")
+        for field in fields(self)[1:]:
+            _check_type(field.name, getattr(self, field.name))
+            if field.name in _COMMON or field.name in LAYERS[self.kind].option_names:
+                continue
+            value = getattr(self, field.name)
+            if value != field.default:
+                raise ValueError(f"{field.name} {value}: a {self.kind} structure has no such option")
+        self.weight_shapes()
 
     @classmethod
     def from_dict(cls, values: Any) -> "LayerStructure":
@@ -61,29 +83,54 @@ class LayerStructure:
         Raises:
             ValueError: fields missing or unknown, or values outside their limits.
         """
-        names = {field.name for field in fields(cls)}
+        kind = values.get("kind") if isinstance(values, dict) else None
+        layer = LAYERS.get(kind) if isinstance(kind, str) else None
+        names = {"kind", *_COMMON, *(layer.option_names if layer else (f.name for f in fields(cls)))}
         if not isinstance(values, dict) or not {"kind", "in_features", "out_features"} <= set(values) <= names:
             raise ValueError(f"a layer's structure must have {', '.join(sorted(names))}, not {quoted(values)}")
         return cls(**values)
 
     def to_dict(self) -> dict[str, Any]:
-        """Its JSON form."""
-        return asdict(self)
+        """Its JSON form: what its kind has, and no more."""
+        widths = {"in_features": self.in_features, "out_features": self.out_features}
+        return {"kind": self.kind, **widths, **self.options, "bias": self.bias}
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options that its kind has, by name."""
+        return {name: getattr(self, name) for name in LAYERS[self.kind].option_names}
 
     @property
     def weight_count(self) -> int:
-        """Stored weights, without the bias; also the multiply-accumulates for one token."""
-        (blocks1, q, p), (blocks2, s, r) = monarch_shapes(self.in_features, self.out_features, self.nblocks, self.rank)
-        return blocks1 * q * p + blocks2 * s * r
+        """Stored weights, without the bias; also the multiply-accumulates for one token (a gate has one fewer)."""
+        return sum(prod(shape) for shape in self.weight_shapes().values())
 
     @property
     def dense_weight_count(self) -> int:
         """Weights of the dense layer it replaces, without the bias."""
         return self.in_features * self.out_features
 
-    def build(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> MonarchLinear:
+    def weight_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the stored weights, without the bias, by key."""
+        return LAYERS[self.kind].weight_shapes(self.in_features, self.out_features, **self.options)
+
+    def build(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> StructuredLinear:
         """The layer itself, freshly initialised."""
-        return MonarchLinear(self.in_features, self.out_features, self.bias, self.nblocks, self.rank, device, dtype)
+        layer: Any = LAYERS[self.kind]
+        built = layer(self.in_features, self.out_features, self.bias, **self.options, device=device, dtype=dtype)
+        assert isinstance(built, StructuredLinear)
+        return built
+
+
+_COMMON = ("in_features", "out_features", "bias")
+
+
+def _check_type(name: str, value: object) -> None:
+    if name in ("bias", "gating", "shuffle"):
+        if type(value) is not bool:
+            raise ValueError(f"{name} {quoted(value)} must be true or false")
+    elif type(value) is not int and not (name == "rank" and value is None):
+        raise ValueError(f"{name} {quoted(value)} must be a whole number")
 
 
 def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
@@ -107,24 +154,51 @@ def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
     return [name for name in linears if name in chosen]
 
 
-def monarch_structure(
-    model: nn.Module, names: Sequence[str], nblocks: int = 4, rank: int | None = None
+def structures_for(
+    model: nn.Module,
+    names: Sequence[str],
+    kind: str = "monarch",
+    *,
+    nblocks: int = 4,
+    rank: int | None = None,
+    block_size: int = 32,
+    butterfly_size: int = 16,
+    n_factors: int = 2,
+    gating: bool = True,
+    shuffle: bool = False,
 ) -> dict[str, LayerStructure]:
-    """Monarch structures for the named linear layers of a model.
+    """Structures of one kind for the named linear layers of a model; options as in `LayerStructure`.
 
     Raises:
-        ValueError: a name that is no linear layer, or nblocks or rank outside a layer's limits.
+        ValueError: a name that is no linear layer, or an option the kind has not or outside a layer's limits.
     """
     structure = {}
     for name in names:
-        linear = _linear(model, name)
+        linear = linear_layer(model, name)
         try:
             structure[name] = LayerStructure(
-                "monarch", linear.in_features, linear.out_features, nblocks, rank, linear.bias is not None
+                kind,
+                linear.in_features,
+                linear.out_features,
+                nblocks,
+                rank,
+                linear.bias is not None,
+                block_size,
+                butterfly_size,
+                n_factors,
+                gating,
+                shuffle,
             )
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}") from None
     return structure
+
+
+def monarch_structure(
+    model: nn.Module, names: Sequence[str], nblocks: int = 4, rank: int | None = None
+) -> dict[str, LayerStructure]:
+    """Monarch structures for the named linear layers of a model: `structures_for` of that kind."""
+    return structures_for(model, names, "monarch", nblocks=nblocks, rank=rank)
 
 
 def replace_linears(model: nn.Module, structure: Mapping[str, LayerStructure]) -> nn.Module:
@@ -134,7 +208,7 @@ def replace_linears(model: nn.Module, structure: Mapping[str, LayerStructure]) -
         ValueError: a name that is no linear layer of the model, or one whose widths or bias differ.
     """
     for name, layer in structure.items():
-        linear = _linear(model, name)
+        linear = linear_layer(model, name)
         found = (linear.in_features, linear.out_features, linear.bias is not None)
         if found != (layer.in_features, layer.out_features, layer.bias):
             raise ValueError(
@@ -142,25 +216,14 @@ def replace_linears(model: nn.Module, structure: Mapping[str, LayerStructure]) -
                 f"{layer.out_features}, bias {layer.bias}; the model has {found[0]}, {found[1]}, {found[2]}"
             )
     for name, layer in structure.items():
-        weight = _linear(model, name).weight
+        weight = linear_layer(model, name).weight
         model.set_submodule(name, layer.build(weight.device, weight.dtype).train(model.training))
     return model
 
 
 def structure_of(model: nn.Module) -> dict[str, LayerStructure]:
     """The structured layers a model has."""
-    return {
-        name: LayerStructure(
-            "monarch",
-            module.in_features,
-            module.out_features,
-            module.nblocks,
-            module.rank,
-            module.bias is not None,
-        )
-        for name, module in model.named_modules()
-        if isinstance(module, MonarchLinear)
-    }
+    return {name: module.structure for name, module in model.named_modules() if isinstance(module, StructuredLinear)}
 
 
 def _matches(entry: str, name: str) -> bool:
@@ -169,9 +232,10 @@ def _matches(entry: str, name: str) -> bool:
 
 
 def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> str:
-    structured = next((name for name in structure_of(model) if _matches(entry, name)), None)
+    structured = next(((name, layer) for name, layer in structure_of(model).items() if _matches(entry, name)), None)
     if structured is not None:
-        return f"layers {quoted(entry)} selects nothing dense: {structured} is a Monarch layer already"
+        name, layer = structured
+        return f"layers {quoted(entry)} selects nothing dense: {name} is a {KIND_NAMES[layer.kind]} layer already"
     example = f"such as {linears[0]}" if linears else "and this model has none"
     return (
         f"layers {quoted(entry)} selects no linear layer: use {', '.join(ROLES)}, "
@@ -179,7 +243,12 @@ def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> s
     )
 
 
-def _linear(model: nn.Module, name: str) -> nn.Linear:
+def linear_layer(model: nn.Module, name: str) -> nn.Linear:
+    """The dense linear layer of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
     try:
         module = model.get_submodule(name)
     except AttributeError:

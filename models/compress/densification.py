@@ -1,18 +1,22 @@
-"""Densifies a bundle: replaces Monarch layers by the dense layers that compute exactly the same (S2D)."""
+"""Densifies a bundle: replaces structured layers by the dense layers that compute exactly the same (S2D)."""
 
+import copy
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import nn
 
-from ...kernels import monarch_to_dense
 from ..bundle import load_bundle, save_bundle
 from ..config import BundleConfig
-from ..monarch import MonarchLinear
 from ..provenance import add_step
+from ..structured import StructuredLinear
 from ..weightless import weightless
-from .compression import Progress
+
+Progress = Callable[[int, int, str], None]
+"""Called with layers done, layers in all, and the layer just done."""
 
 
 @dataclass(frozen=True)
@@ -29,24 +33,27 @@ class DensifyReport:
 def densify_model(
     source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Progress | None = None
 ) -> DensifyReport:
-    """Read the bundle `source`, make every Monarch layer dense, write the bundle `out`.
+    """Read the bundle `source`, make every structured layer dense, write the bundle `out`.
 
     The products are computed in float64 and rounded once. Measured accuracy moves to the provenance.
 
     Raises:
         BundleError: a bundle that cannot be read or written.
-        ValueError: a bundle without a Monarch layer.
+        ValueError: a bundle without a structured layer, or with one that no dense layer can stand for.
     """
     start = time.perf_counter()
     model, config = load_bundle(source)
-    names = [name for name, module in model.named_modules() if isinstance(module, MonarchLinear)]
+    names = [name for name, module in model.named_modules() if isinstance(module, StructuredLinear)]
     if not names:
         raise ValueError(f"bundle {source}: every layer is dense already")
     before = sum(parameter.numel() for parameter in model.parameters())
     for done, name in enumerate(names, 1):
         layer = model.get_submodule(name)
-        assert isinstance(layer, MonarchLinear)
-        model.set_submodule(name, densify_layer(layer))
+        assert isinstance(layer, StructuredLinear)
+        try:
+            model.set_submodule(name, densify_layer(layer))
+        except ValueError as error:
+            raise ValueError(f"bundle {source}: layer {name}: {error}") from None
         if progress:
             progress(done, len(names), name)
     after = sum(parameter.numel() for parameter in model.parameters())
@@ -67,14 +74,19 @@ def densify_model(
     return DensifyReport(saved, tuple(names), before, after, time.perf_counter() - start)
 
 
-def densify_layer(layer: MonarchLinear) -> nn.Linear:
-    """The dense layer that computes what `layer` does, in its dtype, without its gradients' history."""
-    w1, w2 = layer.blkdiag1.detach(), layer.blkdiag2.detach()
-    weight = monarch_to_dense(w1.double(), w2.double(), layer.out_features, layer.in_features)
+def densify_layer(layer: StructuredLinear) -> nn.Linear:
+    """The dense layer that computes what `layer` does, in its dtype, without its gradients' history.
+
+    Raises:
+        ValueError: the layer is not linear in its input (a gated Pixelfly).
+    """
+    first = next(parameter for name, parameter in layer.named_parameters() if name != "bias")
+    with torch.no_grad():
+        weight = copy.deepcopy(layer).double().dense_weight()
     with weightless():
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
-    state = {"weight": weight.to(w1.dtype)}
+    state = {"weight": weight.to(first.dtype)}
     if layer.bias is not None:
         state["bias"] = layer.bias.detach()
     linear.load_state_dict(state, assign=True)
-    return linear.requires_grad_(layer.blkdiag1.requires_grad).train(layer.training)
+    return linear.requires_grad_(first.requires_grad).train(layer.training)

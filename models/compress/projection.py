@@ -1,4 +1,4 @@
-"""D2S: the Monarch matrix nearest to a dense one in Frobenius norm, for all shapes.
+"""D2S: the structured matrix nearest to a dense one in Frobenius norm, for all kinds and shapes.
 
 Source: Monarch (arXiv 2204.00595), section 3.3. The sub-blocks M[j::J, k*p:(k+1)*p] tile M disjointly and the
 class bounds the rank of each by itself, so truncated SVDs of the sub-blocks are the exact optimum
@@ -6,15 +6,18 @@ class bounds the rank of each by itself, so truncated SVDs of the sub-blocks are
 blocks do not divide are padded with zeros, which stays optimal: padding adds nothing to any error.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ...kernels import monarch_to_dense
+from ..blockdiag import shuffled
 from ..monarch import monarch_shapes
+from ..structure import LayerStructure
+from .pixelfly import project_pixelfly
+from .threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -45,7 +48,7 @@ def project_operator(weight: Tensor, nblocks1: int, nblocks2: int, rows: int) ->
     padded = weight.new_zeros((J * s, K * p), dtype=torch.float64)
     padded[:m, :n] = weight
     blocks = padded.view(s, J, K, p).permute(2, 1, 0, 3)  # (K, J, s, p)
-    with _one_thread():
+    with one_thread():
         U, S, Vh = torch.linalg.svd(blocks, full_matrices=False)
     # Slot a = k*q + v of the intermediate is read by block j = a mod J: it carries pair v div J of sub-block
     # (k, j).
@@ -82,26 +85,67 @@ def project_monarch(weight: Tensor, nblocks: int, rank: int | None = None) -> tu
     return projection.w1, projection.w2
 
 
+def project_state(weight: Tensor, layer: LayerStructure) -> tuple[dict[str, Tensor], float]:
+    """Project the weight (out, in) of a linear layer onto a structure of any kind.
+
+    The nearest matrix for all kinds but pixelfly, where it is a local optimum (see `project_pixelfly`).
+
+    Returns:
+        The state of the layer without its bias, in the weight's dtype, and the error |W - M| / |W| (Frobenius).
+
+    Raises:
+        ValueError: not a matrix, not finite, or of other widths than the layer's.
+    """
+    widths = (layer.out_features, layer.in_features)
+    if tuple(weight.shape) != widths:
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} is not {widths}, the layer's widths")
+    _check(weight, 1, 1, 1)
+    state, error = _PROJECTIONS[layer.kind](weight, layer)
+    return {key: tensor.to(weight.dtype) for key, tensor in state.items()}, error
+
+
+def _monarch_state(weight: Tensor, layer: LayerStructure) -> tuple[dict[str, Tensor], float]:
+    projection = project_linear(weight, layer.nblocks, layer.rank)
+    return {"blkdiag1": projection.w1, "blkdiag2": projection.w2}, projection.relative_error
+
+
+def _lowrank_state(weight: Tensor, layer: LayerStructure) -> tuple[dict[str, Tensor], float]:
+    assert layer.rank is not None
+    projection = project_operator(weight, 1, 1, layer.rank)
+    return {"lr_weight1": projection.w1[0], "lr_weight2": projection.w2[0]}, projection.relative_error
+
+
+def _blockdiag_state(weight: Tensor, layer: LayerStructure) -> tuple[dict[str, Tensor], float]:
+    """The blocks themselves: what lies beside them is the error."""
+    N, s, p = layer.weight_shapes()["weight"]
+    padded = weight.new_zeros(N * s, N * p)
+    padded[: layer.out_features, : layer.in_features] = weight
+    columns = shuffled(padded, N) if layer.shuffle else padded
+    blocks = columns.view(N, s, N, p).diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    whole, kept = float(weight.double().square().sum()), float(blocks.double().square().sum())
+    return {"weight": blocks}, max(0.0, 1 - kept / whole) ** 0.5 if whole else 0.0
+
+
+def _pixelfly_state(weight: Tensor, layer: LayerStructure) -> tuple[dict[str, Tensor], float]:
+    with one_thread():
+        fit = project_pixelfly(weight, layer)
+    return dict(fit.state), fit.errors[-1]
+
+
+_PROJECTIONS: Mapping[str, Callable[[Tensor, LayerStructure], tuple[dict[str, Tensor], float]]] = {
+    "monarch": _monarch_state,
+    "lowrank": _lowrank_state,
+    "blockdiag": _blockdiag_state,
+    "pixelfly": _pixelfly_state,
+}
+
+
 def projection_error(weight: Tensor, w1: Tensor, w2: Tensor) -> float:
     """|W - M| / |W| in Frobenius norm, measured on the dense equivalent in float64; 0 for a zero weight."""
     exact = weight.double()
     dense = monarch_to_dense(w1.double(), w2.double(), weight.shape[0], weight.shape[1])
     norm = float(exact.norm())
     return float((exact - dense).norm()) / norm if norm else 0.0
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """LAPACK's threads cost more than they give on blocks this small.
-
-    16 blocks of 768x192 take 0.24 s on one thread; on two, where another process needs the second core, 12 s.
-    """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _check(weight: Tensor, K: int, J: int, q: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...kernels.operators import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
 from ...kernels.tuning.chain import Chain
-from ..monarch import MonarchLinear
+from ..structured import StructuredLinear
 from ..vitae.normal import NormalCell
 
 
@@ -142,9 +142,12 @@ def _gelu(part: nn.Module | None) -> Gelu:
 
 
 def _linear(part: nn.Module | None) -> Linear:
-    if isinstance(part, MonarchLinear):
+    factors = part.monarch_factors() if isinstance(part, StructuredLinear) else None
+    if factors is not None:
+        assert isinstance(part, StructuredLinear)
+        w1, w2 = (factor.detach() for factor in factors)
         bias = None if part.bias is None else part.bias.detach()
-        return Monarch(part.blkdiag1.detach(), part.blkdiag2.detach(), bias, part.in_features, part.out_features)
+        return Monarch(w1, w2, bias, part.in_features, part.out_features)
     if type(part) is nn.Linear:
         return Dense(part.weight.detach(), None if part.bias is None else part.bias.detach())
     raise NotFusable(f"a linear layer is a {type(part).__name__}")

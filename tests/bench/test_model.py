@@ -12,7 +12,7 @@ import torch
 from milkweed.bench import model as bench
 from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
 from milkweed.models.labels import default_labels
-from milkweed.models.structure import monarch_structure
+from milkweed.models.structure import monarch_structure, structures_for
 from milkweed.server.cli import main
 
 SMALL: dict[str, Any] = {
@@ -26,6 +26,7 @@ SMALL: dict[str, Any] = {
     "mlp_ratio": 2,
     "groups": [1, 1, 8],
 }
+PIXELFLY = {"rank": 8, "block_size": 4, "butterfly_size": 4, "n_factors": 1, "gating": False}
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
@@ -142,11 +143,40 @@ def test_the_command_writes_json(
     assert len([line for line in printed.splitlines() if "bfloat16" in line]) == 2
 
 
+@pytest.mark.parametrize(("kind", "options"), [("lowrank", {"rank": 8}), ("pixelfly", PIXELFLY)])
+def test_bundles_of_other_kinds_are_compared_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
+    save_structured(tmp_path / "b", kind, options)
+    document = bench.run(tmp_path / "b", batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+    (row,) = document["rows"]
+    assert 0 < row["relative_difference"] < 1e-5
+    weights = 8 * (32 + 64) + (32 * 64 // 2 if kind == "pixelfly" else 0)
+    assert row["macs_dense"] - row["macs_monarch"] == 64 * 4 * (32 * 64 - weights)
+
+
+def test_a_bundle_that_cannot_be_dense_is_refused(tmp_path: Path) -> None:
+    save_structured(tmp_path / "b", "pixelfly", {**PIXELFLY, "gating": True})
+    with pytest.raises(ValueError, match=r"layer layers\.2\.NC\.0\.mlp\.fc1: a Pixelfly layer whose gate depends"):
+        bench.run(tmp_path / "b", batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+
+
+def save_structured(path: Path, kind: str, options: dict[str, Any]) -> None:
+    """The small model with MLPs of a kind."""
+    torch.manual_seed(0)
+    dense = create_model("vitae_basic", num_classes=5, **SMALL)
+    structure = structures_for(dense, select_linears(dense, ["mlp"]), kind, **options)
+    arch_args = {"num_classes": 5, **SMALL}
+    config = BundleConfig(arch="vitae_basic", arch_args=arch_args, structure=structure, preprocess=PREPROCESS)
+    save_bundle(path, create_model("vitae_basic", structure=structure, **arch_args), config, default_labels(5))
+
+
 def test_a_dense_bundle_is_refused(
     make_bundle: Callable[[bool], Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = make_bundle(False)
     assert main(["bench", "model", str(path), "--out", str(tmp_path / "x.json")]) == 1
-    want = f"milkweed: error: bundle {path}: has no Monarch layer, nothing to compare: compress it first\n"
+    want = f"milkweed: error: bundle {path}: has no structured layer, nothing to compare: compress it first\n"
     assert capfd.readouterr() == ("", want)
     assert not (tmp_path / "x.json").exists()

@@ -245,8 +245,8 @@ def test_infinite_number_that_json_lets_through(tiny_bundle: Path) -> None:
         (lambda d: d.update(structure={"head": {"kind": "lowrank"}}), "structure: layer 'head': "),
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=4), "blkdiag1 has shape"),
         (
-            lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(kind="pixelfly"),
-            "'pixelfly' is not supported yet",
+            lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(kind="magic"),
+            "structure kind 'magic' is unknown: must be one of monarch, lowrank, blockdiag, pixelfly",
         ),
         (
             lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9),

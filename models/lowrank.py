@@ -1,0 +1,72 @@
+"""LowRankLinear: a linear layer whose weight is a product of two thin matrices, with fly's state-dict keys."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .structured import StructuredLinear, check_rank, check_widths, reset_factor
+
+
+def lowrank_shapes(in_features: int, out_features: int, rank: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Shapes of lr_weight1 (rank, in) and lr_weight2 (out, rank).
+
+    Raises:
+        ValueError: no rank, or one outside its limits.
+    """
+    check_widths(in_features, out_features)
+    rank = check_rank(in_features, out_features, rank, "lowrank")
+    return (rank, in_features), (out_features, rank)
+
+
+class LowRankLinear(StructuredLinear):
+    """y = W2 W1 x + bias: x (..., in_features) -> (..., out_features).
+
+    Parameters `bias` (out_features,), `lr_weight1` (rank, in_features), `lr_weight2` (out_features, rank). It is the
+    Monarch matrix of one block, and runs on the same kernels.
+
+    Args:
+        in_features, out_features: widths of the layer.
+        bias: add a bias.
+        rank: of the product.
+    """
+
+    kind: ClassVar[str] = "lowrank"
+    option_names: ClassVar[tuple[str, ...]] = ("rank",)
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        rank: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape1, shape2 = lowrank_shapes(in_features, out_features, rank)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.rank = shape1[0]
+        self.lr_weight1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
+        self.lr_weight2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @staticmethod
+    def weight_shapes(in_features: int, out_features: int, rank: int | None = None) -> dict[str, tuple[int, ...]]:
+        shape1, shape2 = lowrank_shapes(in_features, out_features, rank)
+        return {"lr_weight1": shape1, "lr_weight2": shape2}
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(fan) with fan the last dimension of each factor; bias with fan = out_features (fly)."""
+        for factor in (self.lr_weight1, self.lr_weight2):
+            reset_factor(factor)
+        self.reset_bias()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.linear(x, self.lr_weight1), self.lr_weight2, self.bias)
+
+    def dense_weight(self) -> Tensor:
+        return self.lr_weight2 @ self.lr_weight1
+
+    def monarch_factors(self) -> tuple[Tensor, Tensor]:
+        return self.lr_weight1.unsqueeze(0), self.lr_weight2.unsqueeze(0)

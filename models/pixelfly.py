@@ -1,0 +1,205 @@
+"""PixelflyLinear: a linear layer that mixes a flat block butterfly and a low-rank matrix, with fly's keys."""
+
+from math import sqrt
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .butterfly import ButterflyShape, Gathering, gathered_product
+from .structured import StructuredLinear, check_rank, reset_factor
+
+
+def pixelfly_shapes(
+    in_features: int,
+    out_features: int,
+    rank: int | None,
+    block_size: int = 32,
+    butterfly_size: int = 16,
+    n_factors: int = 2,
+    gating: bool = True,
+) -> dict[str, tuple[int, ...]]:
+    """Shapes of the parameters of a `PixelflyLinear` beside its bias, by key.
+
+    Raises:
+        ValueError: no rank, or a size outside its limits.
+    """
+    shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors)
+    rank = check_rank(in_features, out_features, rank, "pixelfly")
+    gate = {"gate.weight": (1, in_features), "gate.bias": (1,)} if gating else {}
+    return {
+        "sparse.weight": (int(shape.layout().sum()), block_size, block_size),
+        "low_rank.lr_weight1": (rank, in_features),
+        "low_rank.lr_weight2": (out_features, rank),
+        **gate,
+    }
+
+
+class PixelflyLinear(StructuredLinear):
+    """y = (1-g) S x + g L x + bias, S a flat block butterfly, L of low rank: (..., in_features) -> (..., out_features).
+
+    With `gating`, g = sigmoid(gate(x)) for each token, and the layer is not linear; without, g = 1/2.
+    Parameters `bias` (out_features,), `sparse.weight` (kept blocks, b, b) in the order of the rows of blocks,
+    `low_rank.lr_weight1` (rank, in_features), `low_rank.lr_weight2` (out_features, rank), `gate.weight` and
+    `gate.bias`. fly's buffer `sparse.layout` is no part of the state: the options below say the same.
+
+    Args:
+        in_features, out_features: widths of the layer; those of S are padded to whole blocks.
+        bias: add a bias.
+        rank: of L.
+        block_size: b, side of a block of S. Where it divides both widths / B, all rows of blocks of a cell read the
+            same inputs and are multiplied together: twice as fast as where it does not.
+        butterfly_size, n_factors: as in `ButterflyShape`.
+        gating: learn g from the input.
+    """
+
+    kind: ClassVar[str] = "pixelfly"
+    option_names: ClassVar[tuple[str, ...]] = ("rank", "block_size", "butterfly_size", "n_factors", "gating")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        rank: int | None = None,
+        block_size: int = 32,
+        butterfly_size: int = 16,
+        n_factors: int = 2,
+        gating: bool = True,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        options = (rank, block_size, butterfly_size, n_factors, gating)
+        shapes = pixelfly_shapes(in_features, out_features, *options)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating = options
+        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors)
+        self.sparse = FlatButterfly(shape, shapes["sparse.weight"], device=device, dtype=dtype)
+        thin = shapes["low_rank.lr_weight1"], shapes["low_rank.lr_weight2"]
+        self.low_rank = LowRankPart(*thin, device=device, dtype=dtype)
+        self.gate = Gate(in_features, device=device, dtype=dtype) if gating else None
+        self.reset_parameters()
+
+    @property
+    def macs_per_row(self) -> int:
+        return self.weight_count - int(self.gating)  # the gate's own bias is no product
+
+    @staticmethod
+    def weight_shapes(in_features: int, out_features: int, **options: Any) -> dict[str, tuple[int, ...]]:
+        return pixelfly_shapes(in_features, out_features, **{"rank": None, **options})
+
+    def reset_parameters(self) -> None:
+        """As fly: S as a dense layer scaled up for its zeros, L by the fan of each factor, the gate as nn.Linear."""
+        bound = 1 / sqrt(self.sparse.density * self.sparse.shape.columns * self.block_size)
+        nn.init.uniform_(self.sparse.weight, -bound, bound)
+        for factor in self.low_rank.parameters():
+            reset_factor(factor)
+        if self.gate is not None:
+            bound = 1 / sqrt(self.in_features)
+            for parameter in self.gate.parameters():
+                nn.init.uniform_(parameter, -bound, bound)
+        self.reset_bias()
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = x.reshape(-1, self.in_features)
+        sparse = self.sparse(rows)[:, : self.out_features]
+        share = 0.5 if self.gate is None else self.gate(rows)
+        y = sparse + share * (self.low_rank(rows) - sparse)
+        if self.bias is not None:
+            y = y + self.bias.to(y.dtype)
+        return y.reshape(*x.shape[:-1], self.out_features)
+
+    def dense_weight(self) -> Tensor:
+        """As of every kind; a gate whose weights are all zero, as a projection leaves it, is a constant."""
+        share: Tensor | float = 0.5
+        if self.gate is not None:
+            if bool(self.gate.weight.any()):
+                raise ValueError(
+                    "a Pixelfly layer whose gate depends on the input is not linear: no dense layer computes the same"
+                )
+            share = torch.sigmoid(self.gate.bias)
+        sparse = self.sparse.dense_weight()[: self.out_features, : self.in_features]
+        low_rank = self.low_rank.lr_weight2 @ self.low_rank.lr_weight1
+        return sparse + share * (low_rank - sparse)
+
+
+class FlatButterfly(nn.Module):
+    """S x of a flat block butterfly: rows (M, in_features) -> (M, padded output width).
+
+    Parameter `weight` (kept blocks, b, b), each (out, in). It is part of a layer, and none of its own.
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        shape: ButterflyShape,
+        weight_shape: tuple[int, ...],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.shape = shape
+        self.weight = nn.Parameter(torch.empty(weight_shape, device=device, dtype=dtype))
+        on_host = Gathering.of(shape.layout())
+        self._gatherings = {on_host.columns.device: on_host}
+
+    @property
+    def density(self) -> float:
+        """Share of the blocks that are kept."""
+        return self.weight.shape[0] / (self.shape.rows * self.shape.columns)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        gathering = self.gathering(rows.device)
+        wide = F.pad(rows, (0, self.shape.columns * self.shape.block_size - rows.shape[-1]))
+        return gathered_product(wide, gathering.columns, gathering.weight(self.weight))
+
+    def gathering(self, device: torch.device) -> Gathering:
+        """How the product is grouped. It follows from the shape alone, so no state dict holds it."""
+        if device not in self._gatherings:
+            self._gatherings[device] = self._gatherings[torch.device("cpu")].to(device)
+        return self._gatherings[device]
+
+    def dense_weight(self) -> Tensor:
+        """The padded dense weight."""
+        rows, columns = self.shape.layout().nonzero(as_tuple=True)
+        side = self.shape.block_size
+        dense = self.weight.new_zeros(self.shape.rows, self.shape.columns, side, side)
+        dense = dense.index_put((rows.to(dense.device), columns.to(dense.device)), self.weight)
+        return dense.transpose(1, 2).reshape(self.shape.rows * side, self.shape.columns * side)
+
+
+class LowRankPart(nn.Module):
+    """L x: rows (M, in_features) -> (M, out_features). It is part of a layer, and none of its own."""
+
+    def __init__(
+        self,
+        shape1: tuple[int, ...],
+        shape2: tuple[int, ...],
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.lr_weight1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
+        self.lr_weight2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return F.linear(F.linear(rows, self.lr_weight1), self.lr_weight2)
+
+
+class Gate(nn.Module):
+    """g of each row, between 0 and 1: rows (M, in_features) -> (M, 1).
+
+    No nn.Linear: nothing that looks for linear layers to replace or to count should find it.
+    """
+
+    def __init__(
+        self, in_features: int, device: torch.device | str | None = None, dtype: torch.dtype | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty((1, in_features), device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.empty(1, device=device, dtype=dtype))
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return torch.sigmoid(F.linear(rows, self.weight, self.bias))

@@ -1,0 +1,150 @@
+"""Recognises the structured layers of a checkpoint by their keys and shapes; it says nothing else of them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from .butterfly import ButterflyShape
+from .errors import CheckpointError
+from .structure import KIND_NAMES, LayerStructure
+
+LAYOUT = "sparse.layout"
+"""fly's buffer of a Pixelfly layer: which blocks it keeps. It is checked, and not kept: the structure says the same."""
+
+Parts = Mapping[str, Tensor]
+"""A layer's tensors by the rest of their keys."""
+
+
+def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerStructure]:
+    """Structures of the linear layers of `model` that `state` holds in another form.
+
+    Exact widths are those of the dense layers replaced.
+
+    Args:
+        source: name of the file, for messages.
+        model: dense.
+
+    Raises:
+        CheckpointError: tensors of a structured layer that are of no structure of these widths.
+    """
+    parts: dict[str, dict[str, Tensor]] = {n: {} for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    for key, tensor in state.items():
+        pieces = key.split(".")
+        for cut in (len(pieces) - 1, len(pieces) - 2):  # a layer's own tensors, and those of its parts
+            if (name := ".".join(pieces[:cut])) in parts:
+                parts[name][".".join(pieces[cut:])] = tensor
+    structure = {}
+    for name, found in parts.items():
+        linear = model.get_submodule(name)
+        assert isinstance(linear, nn.Linear)
+        layer = _structure_of(f"{source}: {name}", linear, found)
+        if layer is not None:
+            structure[name] = layer
+    return structure
+
+
+def structure_notes(structure: Mapping[str, LayerStructure]) -> list[str]:
+    """How many layers of each kind were recognised, in words."""
+    counts = Counter(layer.kind for layer in structure.values())
+    notes = [f"{count} {KIND_NAMES[kind]} layers in the checkpoint" for kind, count in counts.items()]
+    if counts["blockdiag"]:
+        notes.append("a checkpoint does not say whether block-diagonal layers shuffle their input: taken as not")
+    return notes
+
+
+def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerStructure | None:
+    kind = next((kind for kind, (keys, _) in _READERS.items() if keys <= parts.keys()), None)
+    if kind is None or (kind == "blockdiag" and parts["weight"].dim() != 3):
+        return None
+    if "layout" in parts:
+        raise CheckpointError(
+            f"{where}.layout: a block-sparse layer without a low-rank part is no structure of milkweed"
+        )
+    keys, read = _READERS[kind]
+    weights = {key: tensor for key, tensor in parts.items() if key not in ("bias", LAYOUT)}
+    shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
+    for layer in read(linear, parts):
+        if layer.weight_shapes() == shapes:
+            return layer
+    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {KIND_NAMES[kind]} layer of {_widths(linear)}")
+
+
+def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+    """fly's shapes if they fit, else q = rank * nblocks."""
+    first = parts["blkdiag1"]
+    if first.dim() == 3 and len(first):
+        yield from _described(linear, "monarch", {"nblocks": len(first), "rank": None})
+        yield from _described(linear, "monarch", {"nblocks": len(first), "rank": first.shape[1] // len(first)})
+
+
+def _lowrank(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+    if parts["lr_weight1"].dim() == 2:
+        yield from _described(linear, "lowrank", {"rank": len(parts["lr_weight1"])})
+
+
+def _blockdiag(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+    yield from _described(linear, "blockdiag", {"nblocks": len(parts["weight"])})
+
+
+def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+    """The butterflies that keep the blocks of fly's layout, or as many where there is no layout and no other does."""
+    blocks, layout = parts["sparse.weight"], parts.get(LAYOUT)
+    if blocks.dim() != 3 or parts["low_rank.lr_weight1"].dim() != 2:
+        return
+    options = {"rank": len(parts["low_rank.lr_weight1"]), "block_size": blocks.shape[2]}
+    found: list[tuple[ButterflyShape, Tensor]] = []
+    for shape in _butterflies(linear, blocks.shape[2]):
+        own = shape.layout()
+        fits = int(own.sum()) == len(blocks) if layout is None else _equal(own, layout)
+        if fits:
+            found.append((shape, own))
+            if layout is not None:
+                break
+    if not found or any(not torch.equal(own, found[0][1]) for _, own in found):
+        return
+    sizes = {"butterfly_size": found[0][0].butterfly_size, "n_factors": found[0][0].n_factors}
+    yield from _described(linear, "pixelfly", {**options, **sizes, "gating": "gate.weight" in parts})
+
+
+def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]:
+    """Every butterfly of a layer in blocks of that side, the smallest first."""
+    butterfly_size = 2
+    while butterfly_size <= min(linear.in_features, linear.out_features) + block_size:
+        for n_factors in range(1, butterfly_size.bit_length()):
+            try:
+                yield ButterflyShape.of(linear.in_features, linear.out_features, block_size, butterfly_size, n_factors)
+            except ValueError:
+                break
+        butterfly_size *= 2
+
+
+def _equal(own: Tensor, layout: Tensor) -> bool:
+    return own.shape == layout.shape and torch.equal(own, layout.to(own.device).bool())
+
+
+def _described(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerStructure]:
+    """The structure with these options where they are within its limits."""
+    try:
+        bias = linear.bias is not None
+        yield LayerStructure(kind, linear.in_features, linear.out_features, bias=bias, **options)  # type: ignore[arg-type]
+    except ValueError:
+        return
+
+
+_READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterator[LayerStructure]]]] = {
+    "monarch": (frozenset({"blkdiag1", "blkdiag2"}), _monarch),
+    "lowrank": (frozenset({"lr_weight1", "lr_weight2"}), _lowrank),
+    "pixelfly": (frozenset({"sparse.weight", "low_rank.lr_weight1", "low_rank.lr_weight2"}), _pixelfly),
+    "blockdiag": (frozenset({"weight"}), _blockdiag),
+}
+"""For each kind the keys that show it, and what describes it from their shapes."""
+
+
+def _shapes(parts: Parts, keys: frozenset[str]) -> str:
+    return " and ".join(f"{key} {list(parts[key].shape)}" for key in sorted(keys))
+
+
+def _widths(linear: nn.Linear) -> str:
+    return f"{linear.in_features} inputs and {linear.out_features} outputs"
