@@ -4,6 +4,7 @@ Source: ViTAE (arXiv 2106.03348), section 3.3. Both branches read the same un-no
 normalises them itself. State-dict keys are those of the published checkpoints.
 """
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -28,8 +29,15 @@ class Attention(nn.Module):
         batch, count, dim = x.shape
         qkv = self.qkv(x).view(batch, count, 3, self.num_heads, dim // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
-        y = F.scaled_dot_product_attention(q, k, v)
-        return self.proj(y.transpose(1, 2).reshape(batch, count, dim))
+        return self.proj(_attend(q, k, v).transpose(1, 2).reshape(batch, count, dim))
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Softmax attention of (B, heads, N, head_dim)."""
+    if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
+        # For narrow heads PyTorch's CPU backward takes four times as long in bfloat16 as in float32.
+        return F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v)
 
 
 class Mlp(nn.Module):
