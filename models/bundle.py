@@ -8,7 +8,7 @@ import hashlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from io import BufferedReader
@@ -26,6 +26,11 @@ from .tensorfile import TensorEntry, TensorFile, read_tensors, write_tensors
 from .weightless import weightless
 
 CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
+EXTRAS = ("report.html", "report.json")
+"""Files that may lie beside a bundle's own: no hash covers them, and nothing of the model depends on them."""
+
+Extras = Mapping[str, bytes] | Callable[[BundleConfig], Mapping[str, bytes]]
+"""Such files, or what makes them of the config whose version and size are known."""
 
 
 def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
@@ -85,6 +90,7 @@ def save_bundle(
     labels: Sequence[Label] | None = None,
     *,
     overwrite: bool = False,
+    extras: Extras | None = None,
 ) -> BundleConfig:
     """Write a bundle, whole or not at all; returns `config` with labels, hashes and size filled in.
 
@@ -92,9 +98,11 @@ def save_bundle(
         model: with original keys: of `config.arch`, structured as `config.structure` says.
         labels: one for each class; those of `config` when None.
         overwrite: replace a bundle that is there already. What is not a bundle is never replaced.
+        extras: files of EXTRAS to write with it, or a function that makes them of the finished config. They count
+            neither for the version nor for the size.
 
     Raises:
-        BundleError: labels, structure, keys or shapes that do not fit the config, or a path that is taken.
+        BundleError: labels, structure, keys, shapes or extras that do not fit, or a path that is taken.
     """
     path = Path(path)
     with _naming(path):
@@ -106,6 +114,7 @@ def save_bundle(
         folder.mkdir()
         try:
             config = _write(folder, model, config)
+            _write_extras(folder, extras(config) if callable(extras) else extras or {})
             _move(folder, path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -234,6 +243,16 @@ def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig
     for name in (WEIGHTS, LABELS, CONFIG):
         _sync(folder / name)
     return _read_config(folder)  # what a reader will see, so that saving and loading cannot disagree
+
+
+def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
+    for name, data in extras.items():
+        if name not in EXTRAS:
+            raise BundleError(
+                f"{quoted(name)} cannot lie in a bundle: only {', '.join(EXTRAS)} can beside its own files"
+            )
+        (folder / name).write_bytes(data)
+        _sync(folder / name)
 
 
 def _sync(path: Path) -> None:

@@ -1,16 +1,25 @@
 """`milkweed inspect`: what a bundle is, what it costs, where it came from, how accurate it was measured."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from .bundles import demo_bundle
+from .failure import one_line
 from .options import Json
-from .output import flattened, megabytes, print_fields, print_json, print_table
+from .output import flattened, megabytes, note, print_fields, print_json, print_table
+from .report_view import print_report
+
+if TYPE_CHECKING:
+    from ...models.report import RunReport
 
 MAC_COUNTER = "torch.utils.flop_counter formulas halved: convolutions, linear layers, attention; Monarch as its weights"
+
+COMMON = ("kind", "in_features", "out_features", "bias")
+"""Members of every layer's structure."""
 
 MaybeBundle = Annotated[
     Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
@@ -20,17 +29,37 @@ MaybeBundle = Annotated[
 def inspect(bundle: MaybeBundle = None, json: Json = False) -> None:
     """Tell what a bundle is and costs, and its accuracy on record.
 
-    The whole bundle is verified: hashes, keys and shapes.
+    The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
+    shown from the report.json beside it, where it has one.
 
     \b
     Example:
       milkweed inspect ./deit-monarch
     """
-    document = _describe(bundle or demo_bundle())
+    bundle = bundle or demo_bundle()
+    document = _describe(bundle)
+    report = _read_report(bundle, document["version"])
     if json:
-        print_json(document)
+        print_json({**document, "report": None if report is None else report.to_dict()})
         return
-    _print(document)
+    _print(document, layers=report is None or not report.layers)
+    if report is not None:
+        print_report(report)
+
+
+def _read_report(bundle: Path, version: str) -> "RunReport | None":
+    """The bundle's report; one that cannot be used is named on stderr and passed over."""
+    from ...models.errors import quoted
+    from ...models.report import read_report
+
+    try:
+        report = read_report(bundle)
+        if report is not None and report.version != version:
+            raise ValueError(f"report.json is about version {quoted(report.version)}, the bundle is {version}")
+    except (ValueError, OSError) as error:
+        note(f"bundle {bundle}: {one_line(str(error))}: passed over")
+        return None
+    return report
 
 
 def _describe(bundle: Path) -> dict[str, Any]:
@@ -71,7 +100,8 @@ def _describe(bundle: Path) -> dict[str, Any]:
     return document
 
 
-def _print(document: Mapping[str, Any]) -> None:
+def _print(document: Mapping[str, Any], layers: bool) -> None:
+    """Print all but the report; the structured layers only if the report will not."""
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
     parameters, size = document["parameters"], document["bytes"]
     dense = parameters["dense_equivalent"]
@@ -82,7 +112,7 @@ def _print(document: Mapping[str, Any]) -> None:
             "arch": document["arch"],
             "classes": document["num_classes"],
             "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
-            "linear layers": f"{len(document['layers'])}, {len(structured)} of them Monarch",
+            "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
             "parameters": f"{parameters['total']:,} ({parameters['trainable']:,} trainable), "
             f"dense {dense:,}: {100 * parameters['total'] / dense:.1f} %",
             "MACs": f"{document['macs']['per_image']:,} an image ({document['macs']['counter']})",
@@ -90,7 +120,7 @@ def _print(document: Mapping[str, Any]) -> None:
             f"resident {megabytes(size['resident'])} (float32), on disk {megabytes(size['on_disk'])}",
         }
     )
-    if structured:
+    if structured and layers:
         print()
         _print_layers(structured, document["structure"])
     for title in ("metrics", "provenance"):
@@ -99,17 +129,24 @@ def _print(document: Mapping[str, Any]) -> None:
         print_fields(flat or {"  none on record": ""})
 
 
+def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
+    """How many layers are of which kind: `4 of them Monarch`."""
+    from ...models.structure import KIND_NAMES
+
+    counts = Counter(layer["kind"] for layer in structured)
+    return ", ".join(f"{count} of them {KIND_NAMES[kind]}" for kind, count in counts.items()) or "all of them dense"
+
+
 def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) -> None:
     print_table(
-        ("layer", "kind", " inputs", " outputs", " nblocks", " rank", " parameters", " dense", " MACs"),
+        ("layer", "kind", "options", " inputs", " outputs", " parameters", " dense", " MACs"),
         (
             (
                 layer["name"],
                 layer["kind"],
+                _options(structure[layer["name"]]),
                 layer["in_features"],
                 layer["out_features"],
-                structure[layer["name"]]["nblocks"],
-                structure[layer["name"]]["rank"] or "-",
                 f"{layer['parameters']:,}",
                 f"{layer['dense_parameters']:,}",
                 f"{layer['macs']:,}",
@@ -117,3 +154,9 @@ def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) ->
             for layer in layers
         ),
     )
+
+
+def _options(structure: Mapping[str, Any]) -> str:
+    """What a kind's structure has beside its widths: `nblocks 4, rank 8`."""
+    own = {name: value for name, value in structure.items() if name not in COMMON}
+    return ", ".join(f"{name} {value}" for name, value in own.items() if value is not None)

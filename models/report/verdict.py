@@ -1,0 +1,114 @@
+"""What came of a run, in words that need no knowledge of compression."""
+
+from dataclasses import dataclass
+
+from .document import RunReport, Totals
+from .sampling import accuracy_change, sampling_error
+from .spelling import compact, counted, percent, share, three_digits
+
+GOOD_POINTS, FAIR_POINTS = 1.0, 5.0
+"""Loss of top-1, in points, up to which a compressed model is called as accurate, or a little less so."""
+GOOD_AGREEMENT, FAIR_AGREEMENT = 98.0, 90.0
+"""The same without labels: percent of answers that equal the dense model's."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A run's outcome.
+
+    Args:
+        level: "good", "fair" or "poor" for what a compression did to accuracy; "open" where nothing says so.
+        headline: the outcome in a few words.
+        sentence: what it gives and what it costs, with figures.
+    """
+
+    level: str
+    headline: str
+    sentence: str
+
+
+def verdict(report: RunReport) -> Verdict:
+    """The outcome of a run."""
+    level, headline = _compressed(report) if report.kind == "compress" else _trained(report)
+    sentences = [_quality(report), _costs(report)]
+    return Verdict(level, headline, " ".join(sentence for sentence in sentences if sentence))
+
+
+def _compressed(report: RunReport) -> tuple[str, str]:
+    before, after = report.before, report.after
+    if before is not None and after is not None and before.top1 is not None and after.top1 is not None:
+        lost = before.top1 - after.top1
+        if lost <= GOOD_POINTS:
+            return "good", "As accurate as the original" if lost > -GOOD_POINTS else "More accurate than the original"
+        if lost <= FAIR_POINTS:
+            return "fair", "A little less accurate than the original"
+        unfit = after.top1 < before.top1 / 2
+        return "poor", "Accuracy is lost: not fit to serve" if unfit else "Clearly less accurate than the original"
+    if after is not None and after.agreement is not None:
+        if after.agreement >= GOOD_AGREEMENT:
+            return "good", "Answers as the original does"
+        if after.agreement >= FAIR_AGREEMENT:
+            return "fair", "Answers mostly as the original does"
+        return "poor", "Often answers differently from the original"
+    return "open", "Its accuracy was not measured"
+
+
+def _trained(report: RunReport) -> tuple[str, str]:
+    if report.after is None or report.after.top1 is None:
+        return "open", "Trained, its accuracy not measured"
+    return "open", f"{percent(report.after.top1)} of {counted(report.after.images, 'held-out image')} right"
+
+
+def _costs(report: RunReport) -> str:
+    before, after = report.totals_before, report.totals_after
+    if after is None:
+        return ""
+    if before is None or (before.parameters, before.macs) == (after.parameters, after.macs):
+        return (
+            f"The model has {compact(after.parameters)} parameters and takes {compact(after.macs)} "
+            "multiply-accumulates for an image."
+        )
+    verb, whose = ("keeps", "the") if report.kind == "compress" else ("has", "its dense twin's")
+    return (
+        f"It {verb} {share(after.parameters, before.parameters)} of {whose} parameters "
+        f"({compact(after.parameters)} of {compact(before.parameters)}) and does "
+        f"{share(after.macs, before.macs)} of the multiply-accumulates{_time(before, after)}."
+    )
+
+
+def _time(before: Totals, after: Totals) -> str:
+    if before.latency_ms is None or after.latency_ms is None or before.latency_ms <= 0 or after.latency_ms <= 0:
+        return ""
+    figures = f"{three_digits(after.latency_ms)} ms instead of {three_digits(before.latency_ms)} ms"
+    gain = before.latency_ms / after.latency_ms
+    if abs(gain - 1) < 0.02:
+        return f"; an image takes as long as before ({figures})"
+    if gain > 1:
+        return f"; it is {gain:.2f} times as fast ({figures} for an image)"
+    return f"; but it is slower: {figures} for an image"
+
+
+def _quality(report: RunReport) -> str:
+    before, after = report.before, report.after
+    if after is None:
+        return "Measure it on images of your own before it serves anyone." if report.kind == "compress" else ""
+    if after.top1 is None:
+        return "" if after.agreement is None else _agreement(after.agreement, after.images)
+    told = f"It is right on {percent(after.top1)} of {counted(after.images, 'image')}"
+    if before is not None and before.top1 is not None:
+        what = "where the original is right on" if report.kind == "compress" else "where it began with"
+        told = f"{told}, {what} {percent(before.top1)}"
+    change = accuracy_change(before, after)
+    if change is None:
+        error = sampling_error(after.top1, after.images)
+        return f"{told}." if error is None else f"{told}, ± {error:.1f} points by chance of the sample."
+    points, error = change
+    if abs(points) <= 2 * error:
+        return f"{told}: a difference that so many images cannot tell from chance (± {error:.1f} points)."
+    return f"{told}: {abs(points):.1f} points {'less' if points < 0 else 'more'} (± {error:.1f})."
+
+
+def _agreement(agreement: float, images: int) -> str:
+    error = sampling_error(agreement, images)
+    chance = "" if error is None else f" (± {error:.1f})"
+    return f"It gives the original's answer on {percent(agreement)} of {counted(images, 'image')}{chance}."
