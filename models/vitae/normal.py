@@ -36,7 +36,8 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Softmax attention of (B, heads, N, head_dim)."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
         # For narrow heads PyTorch's CPU backward takes four times as long in bfloat16 as in float32.
-        return F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(q.dtype)
+        with torch.autocast("cpu", enabled=False):  # which would cast them back
+            return F.scaled_dot_product_attention(q.float(), k.float(), v.float()).to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v)
 
 
