@@ -36,7 +36,7 @@ image:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable .
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[train]"
 	touch $@
 
 .venv/.installed-test .venv/.installed-check .venv/.installed-bench: .venv/.installed-%: .venv/.installed

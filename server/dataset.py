@@ -67,16 +67,36 @@ def find_samples(root: Path, labels: Sequence[Label]) -> DataSet:
     Raises:
         DataError: no such folder, no images, or classes that fit no label; the message names some.
     """
-    if not root.is_dir():
-        raise DataError(f"DATA {root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
+    images, files = _images(root)
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    files = list(_files(root))
-    images = sorted(path for path in files if path.suffix.lower() in IMAGE_SUFFIXES)
-    if not images:
-        raise DataError(f"DATA {root}: no images in it ({len(files)} other files)")
     if folders:
         return _class_folders(root, folders, images, files, labels)
     return _labelled_files(root, images, files, labels)
+
+
+def find_images(root: Path) -> tuple[tuple[Path, ...], int]:
+    """Every image file under `root`, sorted, whatever its class; and how many other files were passed over.
+
+    Raises:
+        DataError: no such folder, or no images.
+    """
+    images, files = _images(root)
+    return tuple(images), len(files) - len(images)
+
+
+def class_labels(root: Path) -> tuple[Label, ...]:
+    """Labels of a folder that holds one folder a class: the folders' names, sorted.
+
+    Raises:
+        DataError: no such folder, or fewer than two folders with images.
+    """
+    images, _ = _images(root)
+    names = sorted({path.relative_to(root).parts[0] for path in images if path.parent != root})
+    if len(names) < 2:
+        raise DataError(
+            f"DATA {root}: {len(names)} folders with images, training needs one for each class, two or more"
+        )
+    return tuple(Label(name, name.replace("_", " ")) for name in names)
 
 
 def read_image(path: Path, max_bytes: int) -> bytes | InputError:
@@ -89,6 +109,17 @@ def read_image(path: Path, max_bytes: int) -> bytes | InputError:
             return file.read(max_bytes)
     except OSError as error:
         return InputError("undecodable", f"cannot be read: {error.strerror}")
+
+
+def _images(root: Path) -> tuple[list[Path], list[Path]]:
+    """The image files under `root`, sorted, and all files."""
+    if not root.is_dir():
+        raise DataError(f"DATA {root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
+    files = list(_files(root))
+    images = sorted(path for path in files if path.suffix.lower() in IMAGE_SUFFIXES)
+    if not images:
+        raise DataError(f"DATA {root}: no images in it ({len(files)} other files)")
+    return images, files
 
 
 def _files(root: Path) -> Iterator[Path]:

@@ -14,6 +14,7 @@ from .import_checkpoint import import_checkpoint
 from .inspect_bundle import inspect
 from .models import models
 from .serve import serve, with_settings
+from .train import train
 
 
 def build_app(command: str = "") -> typer.Typer:
@@ -34,6 +35,7 @@ def build_app(command: str = "") -> typer.Typer:
     app.command("import")(import_checkpoint)
     app.command("compress")(compress)
     app.command("densify")(densify)
+    app.command("train")(train)
     app.command("evaluate")(evaluate)
     app.command("inspect")(inspect)
     app.command("classify")(classify)

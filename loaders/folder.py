@@ -1,0 +1,49 @@
+"""Image files as decoded levels: read, guarded, decoded, turned upright, and cut as for evaluation where asked."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from .errors import InputError
+from .guard import DEFAULT_LIMITS, Limits, inspect
+from .orientation import TURNS, stored_geometry, upright_levels
+from .pillow_door import decode, decoding_errors, to_rgb
+from .resize import resize_crop
+from .spec import PreprocessSpec, geometry
+from .turbo import decode_jpeg
+
+
+def read_levels(path: Path, spec: PreprocessSpec, whole: bool, limits: Limits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+    """Decode an image file to RGB levels, upright as `spec` says.
+
+    Args:
+        whole: the whole image (H, W, 3), else what the model sees in evaluation, (size, size, 3).
+
+    Raises:
+        InputError: it cannot be read, the guard refuses it, or it cannot be decoded.
+    """
+    data = _read(path, limits.max_bytes)
+    info = inspect(data, limits)
+    with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
+        pixels = decode_jpeg(data, info) if info.turbo else np.array(to_rgb(decode(data, info)))
+    orientation = info.orientation if spec.orientation == "apply" else 1
+    if whole:
+        return np.ascontiguousarray(upright_levels(torch.from_numpy(pixels), orientation).numpy())
+    height, width = pixels.shape[:2]
+    upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
+    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation, TURNS[orientation].transpose)
+    return np.ascontiguousarray(upright_levels(crop, orientation).numpy())
+
+
+def _read(path: Path, max_bytes: int) -> bytes:
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > max_bytes:
+                raise InputError("too_large", f"image file has {size} bytes: limit {max_bytes} bytes")
+            return file.read(max_bytes)
+    except OSError as error:
+        raise InputError("undecodable", f"cannot be read: {error.strerror}") from None

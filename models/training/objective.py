@@ -1,0 +1,82 @@
+"""Objectives: what a step makes smaller. Each is called with the model, normalised images and, if known, classes."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .mixing import Mixed, mix
+from .recipe import Recipe
+
+Objective = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
+"""(model, images (B, 3, H, W), targets int64 (B,) or None) -> loss (). Random choices come from torch's generator,
+which is set anew before each step."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """Cross entropy with label smoothing on mixed images."""
+
+    recipe: Recipe
+
+    def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
+        if targets is None:
+            raise ValueError("images without classes: cross entropy needs a class for each")
+        mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
+        return cross_entropy(model(mixed.images), targets, mixed, self.recipe.label_smoothing)
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """KL(teacher || model) on mixed images, with cross entropy beside it where classes are known (arXiv 1503.02531).
+
+    Args:
+        teacher: in eval mode, on the images' device.
+        temperature: softens both; the KL is scaled by its square, which keeps the gradients' size.
+        hard_share: weight of cross entropy, 0..1; the KL has the rest. Images without classes have the KL alone.
+    """
+
+    teacher: nn.Module
+    recipe: Recipe
+    temperature: float = 1.0
+    hard_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ValueError(f"temperature {self.temperature} must be above 0")
+        if not 0 <= self.hard_share <= 1:
+            raise ValueError(f"hard_share {self.hard_share} must be 0 to 1")
+
+    def __call__(self, model: nn.Module, images: Tensor, targets: Tensor | None) -> Tensor:
+        mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
+        with torch.no_grad():
+            wanted = self.teacher(mixed.images)
+        logits = model(mixed.images)
+        loss = distillation_loss(logits, wanted, self.temperature)
+        if targets is None or self.hard_share == 0:
+            return loss
+        hard = cross_entropy(logits, targets, mixed, self.recipe.label_smoothing)
+        return (1 - self.hard_share) * loss + self.hard_share * hard
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, mixed: Mixed, label_smoothing: float) -> Tensor:
+    """Cross entropy of mixed images in float32: by their shares of both classes."""
+    logits = logits.float()
+    own = F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
+    if mixed.share == 1:
+        return own
+    other = F.cross_entropy(logits, targets[mixed.partner], label_smoothing=label_smoothing)
+    return mixed.share * own + (1 - mixed.share) * other
+
+
+def distillation_loss(logits: Tensor, wanted: Tensor, temperature: float = 1.0) -> Tensor:
+    """temperature^2 KL(softmax(wanted / temperature) || softmax(logits / temperature)), mean over images, in nats.
+
+    Args:
+        logits, wanted: (B, classes), of any float type; computed in float32.
+    """
+    student = F.log_softmax(logits.float() / temperature, dim=-1)
+    teacher = F.log_softmax(wanted.float() / temperature, dim=-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2

@@ -1,0 +1,76 @@
+"""AdamW over a model's parameters: who decays, and how fast the factors of structured layers move."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..structured import StructuredLinear
+from .recipe import Recipe
+
+RATE = "rate"
+"""Member of a parameter group: its learning rate relative to the recipe's."""
+
+
+def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
+    """AdamW over the parameters that want gradients.
+
+    Raises:
+        ValueError: none does.
+    """
+    groups = parameter_groups(model, recipe)
+    if not groups:
+        raise ValueError("no parameter of the model wants gradients: nothing to train")
+    return torch.optim.AdamW(groups, lr=recipe.lr, betas=recipe.betas, fused=True)
+
+
+def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
+    """Groups of equal decay and rate, in the model's order.
+
+    Vectors do not decay. With `structured_lr` each factor of a structured layer has the rate of BTT for Adam
+    (arXiv 2406.06248, section 3.2): a dense layer's rate times in_features / (fan-in of the factor x factors), since
+    a factor's outputs move with its own fan-in. A Pixelfly layer is a sum, not a product: it keeps the rate.
+    """
+    rates = _structured_rates(model) if recipe.structured_lr else {}
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            decay = recipe.weight_decay if parameter.dim() > 1 else 0.0
+            groups.setdefault((decay, rates.get(name, 1.0)), []).append(parameter)
+    return [{"params": params, "weight_decay": decay, RATE: rate} for (decay, rate), params in groups.items()]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group its share of the recipe's rate."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group[RATE]
+
+
+def moments(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str]) -> dict[str, Tensor]:
+    """The optimizer's state as tensors `name/entry`, by the names of the parameters."""
+    return {
+        f"{names[parameter]}/{entry}": value
+        for parameter, state in optimizer.state.items()
+        for entry, value in state.items()
+    }
+
+
+def load_moments(optimizer: torch.optim.Optimizer, names: Mapping[Tensor, str], saved: Mapping[str, Tensor]) -> None:
+    """The reverse of `moments`; parameters without saved state start anew."""
+    for parameter, name in names.items():
+        prefix = f"{name}/"
+        state = {key.removeprefix(prefix): value for key, value in saved.items() if key.startswith(prefix)}
+        if state:
+            optimizer.state[parameter] = state
+
+
+def _structured_rates(model: nn.Module) -> dict[str, float]:
+    rates = {}
+    for name, layer in model.named_modules():
+        if not isinstance(layer, StructuredLinear) or layer.kind == "pixelfly":
+            continue
+        factors = {key: parameter for key, parameter in layer.named_parameters() if key != "bias"}
+        for key, factor in factors.items():
+            rates[f"{name}.{key}"] = layer.in_features / (factor.shape[-1] * len(factors))
+    return rates

@@ -1,0 +1,89 @@
+"""Recipe: everything that decides the result of a training run, beside the model, the data and the objective."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+AMP = ("none", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """How a model is trained: AdamW with a linear warm-up and a cosine to `final_lr`.
+
+    Args:
+        epochs: passes over the source.
+        batch_size: images of a step, over all processes together.
+        lr: at the end of the warm-up.
+        final_lr: where the cosine ends.
+        warmup_epochs: may be a fraction of an epoch.
+        weight_decay: of parameters with two dimensions or more; norms and biases have none.
+        betas: of AdamW.
+        clip_norm: largest norm of all gradients together; None does not clip.
+        label_smoothing: 0..1, of cross entropy.
+        mixup, cutmix: alpha of the Beta distribution that shares are drawn from; 0 is off. With both, each step
+            takes one of them by the toss of a coin.
+        ema_decay: of the running average of the weights, which is then what is evaluated and kept; None is off.
+        amp: number type of autocast.
+        structured_lr: give the factors of structured layers the rates of BTT (see `parameter_groups`).
+        seed: of every random choice.
+    """
+
+    epochs: int
+    batch_size: int
+    lr: float = 1e-3
+    final_lr: float = 0.0
+    warmup_epochs: float = 0.0
+    weight_decay: float = 0.05
+    betas: tuple[float, float] = (0.9, 0.999)
+    clip_norm: float | None = 1.0
+    label_smoothing: float = 0.0
+    mixup: float = 0.0
+    cutmix: float = 0.0
+    ema_decay: float | None = None
+    amp: str = "none"
+    structured_lr: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _whole("epochs", self.epochs, 1)
+        _whole("batch_size", self.batch_size, 1)
+        _whole("seed", self.seed, 0)
+        if not (isfinite(self.lr) and self.lr > 0):
+            raise ValueError(f"lr {self.lr} must be a number above 0")
+        _within("final_lr", self.final_lr, 0, self.lr)
+        _within("warmup_epochs", self.warmup_epochs, 0, self.epochs)
+        _within("weight_decay", self.weight_decay, 0, float("inf"))
+        _within("label_smoothing", self.label_smoothing, 0, 1)
+        for name in ("mixup", "cutmix"):
+            _within(name, getattr(self, name), 0, float("inf"))
+        for beta in self.betas:
+            _below_one("betas", beta)
+        if self.ema_decay is not None:
+            _below_one("ema_decay", self.ema_decay)
+        if self.clip_norm is not None and not self.clip_norm > 0:
+            raise ValueError(f"clip_norm {self.clip_norm} must be above 0, or None")
+        if self.amp not in AMP:
+            raise ValueError(f"amp {self.amp!r} must be one of {', '.join(AMP)}")
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """As plain JSON data."""
+        return {**asdict(self), "betas": list(self.betas)}
+
+
+def _whole(name: str, value: int, least: int) -> None:
+    if type(value) is not int or value < least:
+        raise ValueError(f"{name} {value!r} must be a whole number from {least}")
+
+
+def _within(name: str, value: float, least: float, most: float) -> None:
+    # written so that nan fails, and infinity where there is no most
+    if not (least <= value <= most and isfinite(value)):
+        limit = f"{least:g} to {most:g}" if isfinite(most) else f"a number from {least:g}"
+        raise ValueError(f"{name} {value} must be {limit}")
+
+
+def _below_one(name: str, value: float) -> None:
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} {value} must be at least 0 and below 1")

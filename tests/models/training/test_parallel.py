@@ -1,0 +1,84 @@
+"""Two gloo processes with half of each batch come to the weights of one process with all of it."""
+
+import importlib.util
+import os
+import socket
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+
+from milkweed.models.tensorfile import read_tensors
+from milkweed.models.training import Alone, TensorSource
+from milkweed.models.training.parallel import joined
+
+SCRIPT = Path(__file__).parent / "two_processes.py"
+
+
+def free_ports(count: int) -> list[str]:
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [str(probe.getsockname()[1]) for probe in probes]
+
+
+def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
+    common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(SCRIPT), str(tmp_path), *free_ports(2)]
+    running = [
+        subprocess.Popen(
+            command,
+            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        said = [process.communicate(timeout=120)[1].decode()[-2000:] for process in running]
+    finally:
+        for process in running:
+            process.kill()
+            process.communicate()
+    assert [process.returncode for process in running] == [0, 0], said
+    spec = importlib.util.spec_from_file_location("two_processes", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    start, alone = script.start().state_dict(), script.train(Alone(), None).state_dict()
+    moved = max(float((alone[name] - start[name]).abs().max()) for name in alone if name in start)
+    assert moved > 1e-3
+    for kind in ("ddp", "fsdp"):
+        for rank in (0, 1):
+            found = read_tensors(tmp_path / f"{kind}.{rank}.safetensors").tensors
+            assert found.keys() == alone.keys()
+            for name, tensor in alone.items():
+                torch.testing.assert_close(found[name], tensor, rtol=0, atol=moved / 300, msg=f"{kind} {rank} {name}")
+
+
+def test_not_started_by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ValueError, match=r"parallel ddp: RANK, .* start it with torchrun"), joined("ddp", CPU):
+        pass
+    with pytest.raises(ValueError, match="parallel 'dp' must be one of ddp, fsdp"), joined("dp", CPU):
+        pass
+    with joined(None, CPU) as processes:
+        assert (processes.rank, processes.count) == (0, 1)
+
+
+def test_processes_share_each_batch() -> None:
+    images = torch.arange(24.0).view(24, 1, 1, 1)
+    whole = TensorSource(images, None, 6, seed=3)
+    parts = [TensorSource(images, None, 6, seed=3, rank=rank, processes=2) for rank in (0, 1)]
+    for epoch in (0, 1):
+        batches = zip(whole.batches(epoch, 1), *(part.batches(epoch, 1) for part in parts), strict=True)
+        for (all_of_it, _), (first, _), (second, _) in batches:
+            assert sorted(all_of_it.flatten().tolist()) == sorted([*first.flatten(), *second.flatten()])
+            assert len(first) == len(second) == 3
+
+
+CPU = torch.device("cpu")
