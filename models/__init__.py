@@ -12,12 +12,14 @@ if TYPE_CHECKING:
     from .accounting import macs as macs
     from .accounting import parameter_count as parameter_count
     from .accounting import resident_bytes as resident_bytes
+    from .blockdiag import BlockdiagLinear as BlockdiagLinear
     from .bundle import empty_model as empty_model
     from .bundle import load_bundle as load_bundle
     from .bundle import read_config as read_config
     from .bundle import save_bundle as save_bundle
     from .checkpoint import import_checkpoint as import_checkpoint
     from .checkpoint import read_checkpoint as read_checkpoint
+    from .compress import CompressRequest as CompressRequest
     from .compress import compress_model as compress_model
     from .compress import densify_model as densify_model
     from .config import BundleConfig as BundleConfig
@@ -25,25 +27,33 @@ if TYPE_CHECKING:
     from .errors import CheckpointError as CheckpointError
     from .labels import Label as Label
     from .labels import read_labels as read_labels
+    from .lowrank import LowRankLinear as LowRankLinear
     from .monarch import MonarchLinear as MonarchLinear
+    from .pixelfly import PixelflyLinear as PixelflyLinear
     from .registry import create_model as create_model
     from .registry import default_preprocess as default_preprocess
     from .registry import list_models as list_models
     from .structure import LayerStructure as LayerStructure
     from .structure import replace_linears as replace_linears
     from .structure import select_linears as select_linears
+    from .structure import structures_for as structures_for
+    from .structured import StructuredLinear as StructuredLinear
 
 _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
+    "blockdiag": ("BlockdiagLinear",),
     "bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
     "checkpoint": ("import_checkpoint", "read_checkpoint"),
-    "compress": ("compress_model", "densify_model"),
+    "compress": ("CompressRequest", "compress_model", "densify_model"),
     "config": ("BundleConfig",),
     "errors": ("BundleError", "CheckpointError"),
     "labels": ("Label", "read_labels"),
+    "lowrank": ("LowRankLinear",),
     "monarch": ("MonarchLinear",),
+    "pixelfly": ("PixelflyLinear",),
     "registry": ("create_model", "default_preprocess", "list_models"),
-    "structure": ("LayerStructure", "replace_linears", "select_linears"),
+    "structure": ("LayerStructure", "replace_linears", "select_linears", "structures_for"),
+    "structured": ("StructuredLinear",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -1,12 +1,22 @@
-"""Makes models smaller, and dense again: projection of weights, compression and densification of bundles."""
+"""Makes models smaller, and dense again: calibration, projection, budgets; compression and densification of bundles."""
 
-from .compression import CompressedLayer, CompressReport, compress_model, project_layer
+from .compression import CalibrationData, CompressReport, compress_model
 from .densification import DensifyReport, densify_layer, densify_model
-from .projection import Projection, project_linear, project_monarch, project_operator, projection_error
+from .projection import (
+    Projection,
+    project_linear,
+    project_monarch,
+    project_operator,
+    project_state,
+    projection_error,
+)
+from .replacement import project_layer, replace_layer
+from .request import CompressRequest
 
 __all__ = [
+    "CalibrationData",
     "CompressReport",
-    "CompressedLayer",
+    "CompressRequest",
     "DensifyReport",
     "Projection",
     "compress_model",
@@ -16,5 +26,7 @@ __all__ = [
     "project_linear",
     "project_monarch",
     "project_operator",
+    "project_state",
     "projection_error",
+    "replace_layer",
 ]

@@ -1,150 +1,295 @@
-"""Compresses a bundle: projects linear layers onto Monarch matrices (D2S), without data or training."""
+"""Compresses a bundle: linear layers become structured ones, fitted to calibration images where there are any."""
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ..bundle import load_bundle, save_bundle
 from ..config import BundleConfig
-from ..monarch import MonarchLinear
-from ..provenance import add_step
-from ..structure import LayerStructure, monarch_structure, select_linears
-from ..weightless import weightless
-from .projection import project_linear
-
-Progress = Callable[[int, int, str], None]
-"""Called with layers done, layers in all, and the layer just done."""
+from ..provenance import add_step, library_versions
+from ..report import Candidate as TriedModel
+from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
+from ..report.rows import layer_rows, model_totals
+from ..structure import LayerStructure, linear_layer, select_linears, structures_for
+from .aware import RIDGE
+from .calibration import Calibration, Images, calibrate
+from .choice import Choice, choose_for_budget, fixed_choice
+from .costs import LayerCosts
+from .layer_fit import FitRequest, LayerFit, fit_layers
+from .measured import Measuring
+from .permutation import arrange_hidden_units
+from .replacement import replace_layer
+from .request import CompressRequest
+from .search import Progress as Progress
 
 
 @dataclass(frozen=True)
-class CompressedLayer:
-    """One projected layer: its shape, weights before and after (no bias), relative Frobenius error."""
+class CalibrationData:
+    """Calibration images as tensors, and what to say of them.
 
-    name: str
-    in_features: int
-    out_features: int
-    nblocks: int
-    rank: int | None
-    dense_weights: int
-    weights: int
-    relative_error: float
+    Args:
+        images: normalised (n, 3, H, W).
+        targets: class of each, int64 (n,), where they are labelled.
+        use: what became of the folder's images.
+    """
+
+    images: Tensor
+    targets: Tensor | None
+    use: DataUse
 
 
 @dataclass(frozen=True)
 class CompressReport:
-    """What `compress_model` did; `warnings` are sentences for a person."""
+    """What `compress_model` did; `report` is what lies in the bundle as report.json."""
 
     config: BundleConfig
-    layers: tuple[CompressedLayer, ...]
-    parameters_before: int
-    parameters_after: int
+    report: RunReport
     seconds: float
-    warnings: tuple[str, ...] = ()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Names of the layers that were compressed."""
+        return tuple(row.name for row in self.report.layers if row.kind != "dense")
+
+    @property
+    def parameters_before(self) -> int:
+        assert self.report.totals_before is not None
+        return self.report.totals_before.parameters
+
+    @property
+    def parameters_after(self) -> int:
+        assert self.report.totals_after is not None
+        return self.report.totals_after.parameters
 
 
 def compress_model(
     source: str | Path,
     out: str | Path,
+    request: CompressRequest,
     *,
-    layers: Sequence[str] = ("mlp",),
-    nblocks: int = 4,
-    rank: int | None = None,
+    data: CalibrationData | None = None,
+    device: torch.device | str = "cpu",
     overwrite: bool = False,
     progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+    command: str | None = None,
 ) -> CompressReport:
-    """Read the bundle `source`, project the chosen layers, write the bundle `out`.
+    """Read the bundle `source`, compress the chosen layers, write the bundle `out` with its report.
 
-    Layers that are Monarch already stay as they are. A layer that would hold more weights than before is
-    refused; one that would hold as many (nblocks 2 on a square layer) is projected, with a warning.
+    Layers that are structured already stay as they are. Without calibration images each layer becomes the nearest
+    structured matrix; with them, the one whose outputs are nearest on them.
 
     Args:
-        layers: as `select_linears`.
-        nblocks, rank: as `MonarchLinear`.
+        device: that the images run on; layers are fitted on the CPU.
+        note: called with sentences for a person: what a search tried.
+        command: the command line that does it again, for the report.
 
     Raises:
         BundleError: a bundle that cannot be read or written.
-        ValueError: nothing selected, nblocks or rank outside their limits, a layer that would grow.
+        ValueError: nothing selected, an option outside its limits, a layer that would grow, a budget that cannot be
+            met (with the smallest possible), too few images.
+        ImportError: the report's packages are not installed.
     """
+    check_report_packages()  # not after an hour
     start = time.perf_counter()
+    clock = _Clock()
     model, config = load_bundle(source)
-    before = _parameters(model)
-    structure = monarch_structure(model, select_linears(model, layers), nblocks, rank)
-    warnings = _check_savings(structure)
-    done = []
-    for name, layer in structure.items():
-        done.append(project_layer(model, name, layer))
-        if progress:
-            progress(len(done), len(structure), name)
-    seconds = time.perf_counter() - start
-    arguments = {"layers": list(layers), "nblocks": nblocks, "rank": rank}
+    names = select_linears(model, request.layers)
+    size = int(config.preprocess["size"])
+    images = calibration = None
+    if data is not None:
+        model = model.to(device)
+        images = Images.split(data.images.to(device), data.targets)
+        with clock("calibration"):
+            calibration = calibrate(model, names, images, _named(progress, "calibrating"))
+        with clock("arrangement"):
+            calibration = _arranged(model, request, calibration, progress)
+    elif request.budget is not None:
+        raise ValueError(f"budget {request.budget:g}: needs calibration images to measure what each layer is worth")
+    measuring = None if images is None else Measuring.of(model, images)
+    with clock("choice"):
+        choice = _choose(model, names, request, calibration, images, measuring, size, progress, note)
+    with clock("projection"):
+        model = model.cpu()
+        fits = _final_fits(model, choice.structures, calibration, progress)
+        for name, fit in fits.items():
+            replace_layer(model, name, fit)
+    after = None if measuring is None else measuring(model.to(device))
+    model = model.cpu()
+    report = RunReport(
+        kind="compress",
+        arch=config.arch,
+        version="",
+        input_version=config.version,
+        arguments=request.to_dict(),
+        command=command,
+        versions=library_versions(),
+        seconds_by_step=clock.seconds,
+        data=() if data is None else (data.use,),
+        before=None if measuring is None else measuring.before,
+        after=after,
+        totals_before=(totals := model_totals(model, size))[0],
+        totals_after=totals[1],
+        layers=layer_rows(model, size, choice.notes(names, fits)),
+        curve=_curve(choice, after, totals[0].parameters, totals[1].parameters),
+        warnings=(*choice.warnings, *(images.warnings() if images else (NO_DATA,))),
+    )
+    return _save(Path(out), model, config, request, report, fits, time.perf_counter() - start, overwrite)
+
+
+NO_DATA = (
+    "plain projection sees no data and trains nothing: a trained model loses accuracy by it, often nearly all. "
+    "Give --calibration, and measure the result (milkweed evaluate) before it serves anyone."
+)
+
+
+ARRANGED_NBLOCKS = 4
+"""Where a budget chooses, hidden units are arranged for the block count in the middle."""
+
+
+def _arranged(
+    model: nn.Module, request: CompressRequest, calibration: Calibration, progress: Progress | None
+) -> Calibration:
+    """Move hidden units to where Monarch layers fit better; the model's function stays."""
+    if request.structure != "monarch":
+        return calibration
+    nblocks = request.nblocks if request.budget is None else ARRANGED_NBLOCKS
+    moved = arrange_hidden_units(model, calibration.fitted, nblocks, _named(progress, "arranging hidden units"))
+    return calibration.rearranged(moved)
+
+
+def _choose(
+    model: nn.Module,
+    names: list[str],
+    request: CompressRequest,
+    calibration: Calibration | None,
+    images: Images | None,
+    measuring: Measuring | None,
+    size: int,
+    progress: Progress | None,
+    note: Callable[[str], None] | None,
+) -> Choice:
+    if request.budget is None:
+        structures = structures_for(
+            model, names, request.structure, nblocks=request.nblocks, rank=request.rank, **request.options
+        )
+        return fixed_choice(structures)
+    assert calibration is not None
+    assert images is not None
+    assert measuring is not None
+    costs = LayerCosts(model, names, request.cost, size)
+    return choose_for_budget(model, request, calibration, images, costs, measuring, progress, note)
+
+
+def _final_fits(
+    model: nn.Module,
+    structures: Mapping[str, LayerStructure],
+    calibration: Calibration | None,
+    progress: Progress | None,
+) -> dict[str, LayerFit]:
+    """Fits by all images: nothing is chosen by the held-out ones any more."""
+    statistics = {} if calibration is None else calibration.all()
+    requests = {
+        name: FitRequest.of(linear_layer(model, name), structure, statistics.get(name))
+        for name, structure in structures.items()
+    }
+    ridge = RIDGE if calibration is None else calibration.ridge
+    return fit_layers(requests, ridge=ridge, progress=_named(progress, "projecting layers"))
+
+
+def _curve(choice: Choice, after: Measured | None, dense: int, parameters: int) -> tuple[TriedModel, ...]:
+    """Every allocation that was measured, and the model that was written."""
+    tried = [
+        TriedModel(
+            label=trial.label,
+            share=(dense - trial.saved) / dense,
+            parameters=dense - trial.saved,
+            kl=trial.found.kl,
+            agreement=trial.found.agreement,
+            top1=trial.found.top1,
+        )
+        for trial in choice.trials
+    ]
+    found = after or Measured(images=0)
+    chosen = TriedModel(
+        label="written",
+        share=parameters / dense,
+        parameters=parameters,
+        kl=found.kl,
+        agreement=found.agreement,
+        top1=found.top1,
+        chosen=True,
+    )
+    return (*tried, chosen)
+
+
+def _save(
+    out: Path,
+    model: nn.Module,
+    config: BundleConfig,
+    request: CompressRequest,
+    report: RunReport,
+    fits: Mapping[str, LayerFit],
+    seconds: float,
+    overwrite: bool,
+) -> CompressReport:
+    finished: list[RunReport] = []
+
+    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
+        finished.append(replace(report, version=saved.version))
+        return write_report(finished[0])
+
     config = replace(
         config,
-        structure={**config.structure, **structure},
-        metrics={"compression": _metrics(done, before, _parameters(model))},
+        structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
+        metrics={"compression": compression_metrics(report)},
         provenance=add_step(
             config.provenance,
             "compress",
-            arguments,
+            request.to_dict(),
             seconds,
             input_version=config.version,
             input_metrics=dict(config.metrics),  # measured on the dense model: they do not hold for this one
         ),
     )
-    saved = save_bundle(out, model, config, overwrite=overwrite)
-    return CompressReport(saved, tuple(done), before, _parameters(model), time.perf_counter() - start, warnings)
+    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras)
+    return CompressReport(saved, finished[0], seconds)
 
 
-def project_layer(model: nn.Module, name: str, layer: LayerStructure) -> CompressedLayer:
-    """Replace one dense linear layer of `model` by its projection."""
-    linear = model.get_submodule(name)
-    assert isinstance(linear, nn.Linear)
-    projection = project_linear(linear.weight.detach(), layer.nblocks, layer.rank)
-    with weightless():
-        monarch: MonarchLinear = layer.build()
-    state = {"blkdiag1": projection.w1, "blkdiag2": projection.w2}
-    if linear.bias is not None:
-        state["bias"] = linear.bias.detach()
-    monarch.load_state_dict(state, assign=True)
-    model.set_submodule(name, monarch.requires_grad_(linear.weight.requires_grad).train(linear.training))
-    return CompressedLayer(
-        name,
-        layer.in_features,
-        layer.out_features,
-        layer.nblocks,
-        layer.rank,
-        layer.dense_weight_count,
-        layer.weight_count,
-        projection.relative_error,
-    )
-
-
-def _check_savings(structure: dict[str, LayerStructure]) -> tuple[str, ...]:
-    for name, layer in structure.items():
-        if layer.weight_count > layer.dense_weight_count:
-            raise ValueError(
-                f"layer {name} would grow from {layer.dense_weight_count} to {layer.weight_count} weights "
-                f"with nblocks {layer.nblocks}, rank {layer.rank}: use more blocks or a smaller rank"
-            )
-    same = [name for name, layer in structure.items() if layer.weight_count == layer.dense_weight_count]
-    if not same:
-        return ()
-    return (f"{len(same)} layers keep their number of weights and only lose accuracy, the first is {same[0]}",)
-
-
-def _metrics(layers: Sequence[CompressedLayer], before: int, after: int) -> dict[str, Any]:
+def compression_metrics(report: RunReport) -> dict[str, Any]:
+    """The record in config.json: what it cost, on what; the report beside it has the rest."""
+    assert report.totals_before is not None
+    assert report.totals_after is not None
+    after = report.after
     return {
-        "method": "Monarch projection by truncated SVD of the sub-blocks, no data, no training",
-        "parameters_before": before,
-        "parameters_after": after,
-        "layers": {
-            layer.name: {key: value for key, value in asdict(layer).items() if key != "name"} for layer in layers
-        },
+        "method": "fitted to calibration images" if report.data else "nearest matrices, no data",
+        "parameters_before": report.totals_before.parameters,
+        "parameters_after": report.totals_after.parameters,
+        "layers": {row.name: {"kind": row.kind, "error": row.error} for row in report.layers if row.kind != "dense"},
+        "held_out": None
+        if after is None
+        else {"images": after.images, "kl": after.kl, "agreement": after.agreement, "top1": after.top1},
     }
 
 
-def _parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+def _named(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else lambda done, total: progress(step, done, total)
+
+
+class _Clock:
+    """Seconds by step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, step: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[step] = round(time.perf_counter() - started, 3)

@@ -2,6 +2,7 @@
 
 from torch import nn
 
+from ..compress.densification import densify_layer
 from ..structured import StructuredLinear
 
 
@@ -13,8 +14,6 @@ def densified(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: a layer that no dense layer can stand for (a gated Pixelfly).
     """
-    from ..compress.densification import densify_layer  # compress knows recovery, and recovery this package
-
     layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, StructuredLinear)]
     for name, layer in layers:
         try:

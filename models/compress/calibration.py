@@ -1,0 +1,150 @@
+"""Calibration: what is learnt of a model from a few images before it is compressed."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..structure import LayerStructure, linear_layer
+from .aware import RIDGE
+from .layer_fit import FitRequest, fit_layer
+from .parallel import each_on_one_thread
+from .permutation import Arrangement, permuted
+from .statistics import InputStatistics, collect_statistics
+
+MIN_IMAGES = 16
+FEW_IMAGES = 128
+"""Fewer than this are accepted with a warning: a layer of 768 inputs has 300,000 covariances to learn."""
+
+HELD_SHARE = 5
+"""Every fifth image is held out: choices are made, and figures given, on images that nothing was fitted to."""
+
+BATCH = 32
+RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
+RIDGE_LAYERS = 6
+RIDGE_SHARE = 0.5
+RIDGE_SWEEPS = 3
+
+
+@dataclass(frozen=True)
+class Images:
+    """Calibration images, normalised, in batches: those that are fitted to, and those held out with their classes."""
+
+    fitted: tuple[Tensor, ...]
+    held_out: tuple[Tensor, ...]
+    held_out_targets: Tensor | None = None
+
+    @classmethod
+    def split(cls, images: Tensor, targets: Tensor | None = None) -> "Images":
+        """Hold out every fifth of (n, 3, H, W), and its class where there are `targets` (n,).
+
+        Raises:
+            ValueError: fewer than MIN_IMAGES.
+        """
+        if len(images) < MIN_IMAGES:
+            raise ValueError(f"{len(images)} calibration images: at least {MIN_IMAGES} are needed")
+        places = torch.arange(len(images))
+        held = places % HELD_SHARE == HELD_SHARE - 1
+        kept = None if targets is None else targets[held]
+        return cls(images[~held].split(BATCH), images[held].split(BATCH), kept)
+
+    @property
+    def count(self) -> int:
+        """All of them."""
+        return sum(len(batch) for batch in (*self.fitted, *self.held_out))
+
+    def warnings(self) -> tuple[str, ...]:
+        """Sentences about too little data."""
+        if self.count >= FEW_IMAGES:
+            return ()
+        return (f"{self.count} calibration images are few: from {FEW_IMAGES} on, results are steadier",)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Input statistics of the layers on the fitted and on the held-out images, and the ridge chosen by the latter."""
+
+    fitted: Mapping[str, InputStatistics]
+    held_out: Mapping[str, InputStatistics]
+    ridge: float
+
+    def all(self) -> dict[str, InputStatistics]:
+        """Statistics of all images together: for the final fit, when all choices are made."""
+        return {name: found.merged(self.held_out[name]) for name, found in self.fitted.items()}
+
+    def rearranged(self, arrangements: Sequence[Arrangement]) -> "Calibration":
+        """Of the model whose hidden units have moved."""
+        moved = {f"{one.mlp}.fc2": one.order for one in arrangements}
+        fitted, held_out = (
+            {name: permuted(found, moved[name]) if name in moved else found for name, found in part.items()}
+            for part in (self.fitted, self.held_out)
+        )
+        return Calibration(fitted, held_out, self.ridge)
+
+
+def calibrate(
+    model: nn.Module, names: Sequence[str], images: Images, progress: Callable[[int, int], None] | None = None
+) -> Calibration:
+    """Measure what reaches the named linear layers, and choose the ridge.
+
+    Raises:
+        ValueError: an activation that is not finite.
+    """
+    told = _Told(len(images.fitted) + len(images.held_out), progress)
+    fitted = collect_statistics(model, names, told(images.fitted))
+    held_out = collect_statistics(model, names, told(images.held_out))
+    linears = {name: linear_layer(model, name) for name in names}
+    for name, linear in linears.items():
+        if linear.bias is None:
+            fitted[name], held_out[name] = fitted[name].uncentred(), held_out[name].uncentred()
+    return Calibration(fitted, held_out, choose_ridge(linears, fitted, held_out))
+
+
+class _Told:
+    """Passes batches on and tells how many of all were."""
+
+    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
+        self._total, self._progress, self._done = total, progress, 0
+
+    def __call__(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        for batch in batches:
+            yield batch
+            self._done += 1
+            if self._progress:
+                self._progress(self._done, self._total)
+
+
+def choose_ridge(
+    linears: Mapping[str, nn.Linear],
+    fitted: Mapping[str, InputStatistics],
+    held_out: Mapping[str, InputStatistics],
+) -> float:
+    """The ridge whose low-rank fits to one part of the images are best on the other, over a few layers."""
+    places = torch.linspace(0, len(linears) - 1, min(RIDGE_LAYERS, len(linears))).round().int().tolist()
+    names = [list(linears)[place] for place in sorted(set(places))]
+    if not names:
+        return RIDGE
+
+    def errors(name: str) -> list[float]:
+        weight = linears[name].weight.detach().cpu()
+        rank = max(1, int(RIDGE_SHARE * weight.numel() / sum(weight.shape)))
+        structure = LayerStructure("monarch", weight.shape[1], weight.shape[0], 1, rank, linears[name].bias is not None)
+        found = []
+        for ridge in RIDGES:
+            fit = fit_layer(FitRequest(weight, structure, fitted[name]), ridge=ridge, sweeps=RIDGE_SWEEPS)
+            found.append(held_out_error(weight, fit.weight, fitted[name], held_out[name]))
+        return found
+
+    tables = each_on_one_thread(errors, names)
+    sums = [sum(column) for column in zip(*tables, strict=True)]
+    return RIDGES[sums.index(min(sums))]
+
+
+def held_out_error(weight: Tensor, fit: Tensor, fitted: InputStatistics, held_out: InputStatistics) -> float:
+    """Squared relative output error on held-out inputs, with the bias that the fitted inputs' mean asks for."""
+    left = weight.double() - fit.double()
+    gap = left @ (held_out.mean - fitted.mean)
+    whole = float(((weight.double() @ held_out.covariance) * weight.double()).sum())
+    error = float(((left @ held_out.covariance) * left).sum() + gap.square().sum())
+    return error / whole if whole > 0 else 0.0

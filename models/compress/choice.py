@@ -1,0 +1,157 @@
+"""Chooses what each layer becomes, and can say why."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from ..report import Measured
+from ..report.rows import LayerNote
+from ..structure import LayerStructure
+from .calibration import Calibration, Images
+from .costs import LayerCosts
+from .layer_fit import LayerFit
+from .measured import Measuring
+from .request import CompressRequest
+from .search import Progress, Search, Trial
+
+CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
+"""Budgets that are tried beside the asked one, so that the report shows what more or less would cost."""
+
+
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A trial for the report: how many weights it saves, and how good it is on the held-out images."""
+
+    label: str
+    saved: int
+    found: Measured
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What each layer becomes.
+
+    Args:
+        structures: of the layers that change.
+        trials: allocations that were measured on the way.
+        sensitivities: KL in nats with one layer alone projected to half.
+        costs: in the budget's unit, if there was one.
+        warnings: sentences for a person.
+    """
+
+    structures: Mapping[str, LayerStructure]
+    trials: tuple[MeasuredTrial, ...] = ()
+    sensitivities: Mapping[str, float] = field(default_factory=dict)
+    costs: LayerCosts | None = None
+    warnings: tuple[str, ...] = ()
+
+    def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, LayerNote]:
+        """Why each of the layers is what it is, and how good."""
+        return {
+            name: LayerNote(
+                reason=self._reason(name),
+                error=fits[name].error if name in fits else None,
+                sensitivity=self.sensitivities.get(name),
+                **self._latencies(name),
+            )
+            for name in names
+        }
+
+    def _reason(self, name: str) -> str:
+        structure = self.structures.get(name)
+        if self.costs is None:
+            return "as asked"
+        if structure is not None:
+            return f"least damage for its share of the budget of {self.costs.unit}"
+        if name not in self.sensitivities:
+            return "dense: no structure with fewer weights divides its widths"
+        return "dense: for the answers it is worth more than what its weights would buy elsewhere"
+
+    def _latencies(self, name: str) -> dict[str, float]:
+        if self.costs is None or self.costs.unit != "latency":
+            return {}
+        return {
+            "latency_before_us": self.costs(name, None),
+            "latency_after_us": self.costs(name, self.structures.get(name)),
+        }
+
+
+def fixed_choice(structures: Mapping[str, LayerStructure]) -> Choice:
+    """The same structure for all layers, as asked.
+
+    Raises:
+        ValueError: a layer that would hold more weights than before.
+    """
+    for name, layer in structures.items():
+        if layer.weight_count > layer.dense_weight_count:
+            options = ", ".join(f"{option} {value}" for option, value in layer.options.items())
+            raise ValueError(
+                f"layer {name} would grow from {layer.dense_weight_count} to {layer.weight_count} weights "
+                f"as {layer.kind} with {options}: use more blocks or a smaller rank"
+            )
+    same = [name for name, layer in structures.items() if layer.weight_count == layer.dense_weight_count]
+    warnings = (
+        (f"{len(same)} layers keep their number of weights and only lose accuracy, the first is {same[0]}",)
+        if same
+        else ()
+    )
+    return Choice(structures, warnings=warnings)
+
+
+def choose_for_budget(
+    model: nn.Module,
+    request: CompressRequest,
+    calibration: Calibration,
+    images: Images,
+    costs: LayerCosts,
+    measuring: Measuring,
+    progress: Progress | None = None,
+    note: Callable[[str], None] | None = None,
+) -> Choice:
+    """The structure of each layer with the least measured damage within the budget.
+
+    Raises:
+        ValueError: the budget cannot be met; names the smallest share that can.
+    """
+    assert request.budget is not None
+    search = Search(
+        model,
+        calibration.fitted,
+        images.held_out,
+        costs,
+        block_counts=request.block_counts,
+        ridge=calibration.ridge,
+        progress=progress,
+        on_trial=None if note is None else lambda trial: note(_described(trial)),
+    )
+    dense = costs.dense()
+    fixed = sum(costs(name, None) for name in calibration.fitted if name not in search.names)
+    least = (search.least_cost() + fixed) / dense
+    if least > request.budget:
+        raise ValueError(f"budget {request.budget:g} cannot be met: the smallest possible is {least:.4f}")
+    sensitivities = search.measure_sensitivities()
+    tried = list(search.run(request.budget * dense - fixed, request.refinements))
+    best = min(tried, key=lambda trial: trial.found.kl)
+    for share in CURVE_BUDGETS:
+        if share != request.budget and share >= least:
+            tried.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
+    trials = tuple(_for_report(trial, measuring) for trial in tried)
+    return Choice(best.structures, trials, sensitivities, costs, (HELD_OUT_CHOSE,))
+
+
+HELD_OUT_CHOSE = (
+    "the held-out images chose the structures: figures on them are a little better than on others; measure with "
+    "images of your own (milkweed evaluate)"
+)
+
+
+def _described(trial: Trial) -> str:
+    """A trial as a line for a person."""
+    found = trial.found
+    return f"{trial.label}: KL {found.kl:.3f}, {found.agreement:.1f} % agree on {found.images} held-out images"
+
+
+def _for_report(trial: Trial, measuring: Measuring) -> MeasuredTrial:
+    saved = sum(layer.dense_weight_count - layer.weight_count for layer in trial.structures.values())
+    return MeasuredTrial(trial.label, saved, measuring.of_answers(trial.answers))

@@ -1,0 +1,63 @@
+"""Measures a compressed model against the dense one it came from, on held-out calibration images."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..report import Measured
+from .calibration import Images
+from .divergence import answers, divergence
+
+
+@dataclass(frozen=True)
+class Measuring:
+    """The dense model's answers on the held-out images, to compare with.
+
+    Args:
+        batches: normalised images (B, 3, H, W).
+        targets: classes of all of them, int64 (n,), where they are known.
+        reference: the dense model's log-probabilities (n, classes).
+    """
+
+    batches: tuple[Tensor, ...]
+    targets: Tensor | None
+    reference: Tensor
+
+    @classmethod
+    def of(cls, model: nn.Module, images: Images) -> "Measuring":
+        """With `model`, dense, as the reference."""
+        return cls.on(model, images.held_out, images.held_out_targets)
+
+    @classmethod
+    def on(cls, model: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> "Measuring":
+        """With `model`, dense, as the reference, on images of one's own."""
+        return cls(tuple(batches), targets, answers(model, batches))
+
+    @property
+    def before(self) -> Measured:
+        """The dense model itself."""
+        return self.of_answers(self.reference)
+
+    def __call__(self, model: nn.Module) -> Measured:
+        """A model on the same images."""
+        return self.of_answers(answers(model, self.batches))
+
+    def of_answers(self, found: Tensor) -> Measured:
+        """Log-probabilities (images, classes) of these images that some model gave."""
+        compared = divergence(self.reference, found)
+        return Measured(
+            top1=self._accuracy(found, 1),
+            top5=self._accuracy(found, 5) if found.shape[1] > 5 else None,
+            agreement=compared.agreement,
+            kl=max(0.0, compared.kl),
+            images=compared.images,
+        )
+
+    def _accuracy(self, found: Tensor, best: int) -> float | None:
+        """Percent whose class is among the `best` answers."""
+        if self.targets is None:
+            return None
+        hits = (found.topk(best).indices == self.targets.to(found.device).unsqueeze(1)).any(1)
+        return 100 * float(hits.to(torch.float64).mean())

@@ -1,0 +1,32 @@
+"""Work on many layers at once, a core each: blocks this small gain nothing from more threads."""
+
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import TypeVar
+
+import torch
+
+T = TypeVar("T")
+
+
+def each_on_one_thread(
+    work: Callable[[str], T], names: Sequence[str], *, progress: Callable[[int, int], None] | None = None
+) -> list[T]:
+    """`work(name)` for every name, in order; as many at once as the process may use cores.
+
+    Layers are independent, so cores are better spent on layers than on threads within one: no barrier, and no
+    thread that waits for another one's turn on a busy machine.
+    """
+    threads = torch.get_num_threads()
+    workers = max(1, min(len(names), len(os.sched_getaffinity(0)), threads))
+    try:
+        with ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            futures = [pool.submit(work, name) for name in names]
+            for done, future in enumerate(as_completed(futures), 1):
+                future.result()
+                if progress:
+                    progress(done, len(futures))
+            return [future.result() for future in futures]
+    finally:
+        torch.set_num_threads(threads)

@@ -1,0 +1,50 @@
+"""CompressRequest: what a compression is asked for."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from math import isfinite
+from typing import Any
+
+from .candidates import BLOCK_COUNTS
+from .costs import COSTS
+
+REFINEMENTS = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressRequest:
+    """Which layers become what: one structure for all, or the best for each within a budget.
+
+    Args:
+        layers: as `select_linears`.
+        structure, nblocks, rank, options: without a budget: the kind of every layer's matrix and its options, as in
+            `LayerStructure`.
+        budget: share of what the layers cost dense, above 0 and below 1; needs calibration images.
+        cost: the budget's unit, one of COSTS.
+        block_counts: of Monarch structures that a budget chooses from; 1 is low rank.
+        refinements: allocations after the first, each with sensitivities measured anew.
+    """
+
+    layers: tuple[str, ...] = ("mlp",)
+    structure: str = "monarch"
+    nblocks: int = 4
+    rank: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    budget: float | None = None
+    cost: str = "parameters"
+    block_counts: tuple[int, ...] = BLOCK_COUNTS
+    refinements: int = REFINEMENTS
+
+    def __post_init__(self) -> None:
+        if self.budget is not None and not (isfinite(self.budget) and 0 < self.budget < 1):
+            raise ValueError(f"budget {self.budget} must be above 0 and below 1, a share of what the layers cost dense")
+        if self.cost not in COSTS:
+            raise ValueError(f"cost {self.cost!r} must be one of {', '.join(COSTS)}")
+        if self.refinements < 0:
+            raise ValueError(f"refinements {self.refinements} must be at least 0")
+        if self.budget is not None and self.structure != "monarch":
+            raise ValueError(f"structure {self.structure!r}: a budget chooses among Monarch structures alone")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {**asdict(self), "layers": list(self.layers), "block_counts": list(self.block_counts)}

@@ -1,0 +1,97 @@
+"""What the inputs of linear layers look like on calibration images: their mean and covariance."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class InputStatistics:
+    """First and second moments of a linear layer's inputs.
+
+    Args:
+        mean: (in_features,), float64.
+        covariance: E[x x^T] - mean mean^T, (in_features, in_features), float64.
+        tokens: input vectors seen.
+    """
+
+    mean: Tensor
+    covariance: Tensor
+    tokens: int
+
+    def uncentred(self) -> "InputStatistics":
+        """For a layer without a bias, which cannot take up a shift of the mean: second moments about zero."""
+        return InputStatistics(torch.zeros_like(self.mean), self.covariance + self.mean.outer(self.mean), self.tokens)
+
+    def merged(self, other: "InputStatistics") -> "InputStatistics":
+        """Of the inputs of both."""
+        tokens = self.tokens + other.tokens
+        part, rest = self.tokens / tokens, other.tokens / tokens
+        gap = self.mean - other.mean
+        covariance = part * self.covariance + rest * other.covariance + part * rest * gap.outer(gap)
+        return InputStatistics(part * self.mean + rest * other.mean, covariance, tokens)
+
+
+def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, InputStatistics]:
+    """Run `batches` through the model and measure what reaches each named linear layer.
+
+    Args:
+        model: in eval mode.
+        batches: normalised images (B, 3, H, W).
+
+    Raises:
+        ValueError: no image, or an activation that is not finite.
+    """
+    moments = {name: _Moments() for name in names}
+    with _listening(model, moments), torch.inference_mode():
+        for images in batches:
+            model(images)
+    return {name: found.statistics(name) for name, found in moments.items()}
+
+
+class _Moments:
+    """Sums over all tokens, in float64; each batch's product is float32 about a shift that keeps it exact."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._shift: Tensor | None = None
+        self._sum: Tensor | None = None
+        self._products: Tensor | None = None
+
+    def add(self, x: Tensor) -> None:
+        x = x.detach().flatten(0, -2).float()
+        if self._shift is None or self._sum is None or self._products is None:
+            # Without it a large mean would cost the covariance its digits.
+            self._shift = x.mean(0)
+            self._sum = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
+            self._products = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
+        x = x - self._shift
+        self._sum += x.sum(0, dtype=torch.float64)
+        self._products += x.T @ x
+        self.tokens += x.shape[0]
+
+    def statistics(self, name: str) -> InputStatistics:
+        if self._shift is None or self._sum is None or self._products is None:
+            raise ValueError(f"layer {name} got no input: calibration needs at least one image")
+        mean = self._sum / self.tokens
+        covariance = self._products / self.tokens - mean.outer(mean)
+        if not torch.isfinite(covariance).all():
+            raise ValueError(f"layer {name}: its inputs on the calibration images are not finite")
+        return InputStatistics((mean + self._shift).cpu(), covariance.cpu(), self.tokens)
+
+
+@contextmanager
+def _listening(model: nn.Module, moments: dict[str, _Moments]) -> Iterator[None]:
+    def listen(found: _Moments) -> Any:
+        return lambda _module, inputs: found.add(inputs[0])
+
+    handles = [model.get_submodule(name).register_forward_pre_hook(listen(found)) for name, found in moments.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,129 @@
+"""Calibration: which images are held out, which ridge they choose, and layers that have no bias."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.compress.calibration import (
+    FEW_IMAGES,
+    MIN_IMAGES,
+    RIDGES,
+    Images,
+    calibrate,
+    choose_ridge,
+    held_out_error,
+)
+from milkweed.models.compress.layer_fit import FitRequest, fit_layer
+from milkweed.models.compress.statistics import InputStatistics
+from milkweed.models.structure import LayerStructure
+
+
+def numbered(count: int) -> Tensor:
+    """Images whose only value is their number."""
+    return torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
+
+
+def test_every_fifth_image_is_held_out_with_its_class() -> None:
+    images = Images.split(numbered(83), torch.arange(83) % 7)
+    fitted, held_out = (torch.cat(part)[:, 0, 0, 0].int().tolist() for part in (images.fitted, images.held_out))
+    assert held_out == list(range(4, 83, 5))
+    assert sorted([*fitted, *held_out]) == list(range(83))
+    assert images.held_out_targets is not None
+    assert images.held_out_targets.tolist() == [number % 7 for number in held_out]
+    assert images.count == 83
+    assert max(len(batch) for batch in images.fitted) == 32
+    assert Images.split(numbered(83)).held_out_targets is None
+
+
+def test_too_few_images_are_refused_and_few_are_warned_of() -> None:
+    with pytest.raises(ValueError, match=f"{MIN_IMAGES - 1} calibration images: at least {MIN_IMAGES} are needed"):
+        Images.split(numbered(MIN_IMAGES - 1))
+    few = Images.split(numbered(MIN_IMAGES))
+    assert len(few.held_out[0]) == 3
+    assert few.warnings() == ("16 calibration images are few: from 128 on, results are steadier",)
+    assert Images.split(numbered(FEW_IMAGES)).warnings() == ()
+
+
+def net(bias: bool = True) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.GELU(), nn.Linear(16, 8, bias=bias)).requires_grad_(False)
+
+
+def pixels(count: int) -> Tensor:
+    return torch.randn(count, 3, 2, 2, generator=torch.Generator().manual_seed(1)) + 2
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_moments_are_of_each_part_and_without_a_bias_about_zero(bias: bool) -> None:
+    model, images = net(bias), Images.split(pixels(60))
+    told: list[tuple[int, int]] = []
+    found = calibrate(model, ["1", "3"], images, lambda *done: told.append(done))
+    for part, moments in ((images.fitted, found.fitted), (images.held_out, found.held_out)):
+        x = torch.cat(part)
+        hidden = model[2](model[1](model[0](x))).double().numpy()
+        mean = hidden.mean(0) if bias else np.zeros(16)
+        second = hidden.T @ hidden / len(hidden) - np.outer(mean, mean)
+        np.testing.assert_allclose(moments["3"].mean, mean, atol=1e-5)
+        np.testing.assert_allclose(moments["3"].covariance, second, rtol=1e-4, atol=1e-5)
+    # the first layer has a bias in either case
+    np.testing.assert_allclose(found.fitted["1"].mean, torch.cat(images.fitted).flatten(1).mean(0), rtol=1e-5)
+    everything = model[0](torch.cat([*images.fitted, *images.held_out])).double().numpy()
+    np.testing.assert_allclose(found.all()["1"].covariance, np.cov(everything.T, bias=True), rtol=1e-4, atol=1e-5)
+    assert found.all()["1"].tokens == 60
+    assert told == [(1, 3), (2, 3), (3, 3)]
+
+
+def moments(x: Tensor) -> InputStatistics:
+    mean = x.mean(0)
+    return InputStatistics(mean, x.T @ x / len(x) - mean.outer(mean), len(x))
+
+
+def inputs(count: int, seed: int) -> Tensor:
+    """Of 40 features, a few directions of which vary more."""
+    generator = torch.Generator().manual_seed(seed)
+    basis = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).Q
+    sizes = 0.93 ** torch.arange(40, dtype=torch.float64)
+    return torch.randn(count, 40, generator=generator, dtype=torch.float64) * sizes @ basis
+
+
+def test_the_held_out_error_is_measured_on_outputs() -> None:
+    linear, seen, other = nn.Linear(40, 10), inputs(50, 1), inputs(30, 2)
+    weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
+    structure = LayerStructure("monarch", 40, 10, nblocks=1, rank=4)
+    fit = fit_layer(FitRequest(weight, structure, moments(seen)))
+    want = other @ weight.T + bias
+    got = other @ fit.weight.T + bias + fit.bias_shift
+    error = (want - got).square().sum(1).mean() / (want - want.mean(0)).square().sum(1).mean()
+    assert held_out_error(weight, fit.weight, moments(seen), moments(other)) == pytest.approx(float(error), rel=1e-6)
+
+
+def test_the_ridge_is_the_best_on_images_not_fitted_to() -> None:
+    """Few inputs ask for a large ridge, many for a small one; either is the best of all by trying them."""
+    torch.manual_seed(0)
+    linears = {"a": nn.Linear(40, 30)}
+    weight = linears["a"].weight.detach()
+    structure = LayerStructure("monarch", 40, 30, nblocks=1, rank=8)  # half of the weights
+    chosen = []
+    for count in (25, 20000):
+        fitted, held_out = moments(inputs(count, 3)), moments(inputs(5000, 4))
+        errors = {
+            ridge: held_out_error(
+                weight,
+                fit_layer(FitRequest(weight, structure, fitted), ridge=ridge).weight,
+                fitted,
+                held_out,
+            )
+            for ridge in RIDGES
+        }
+        found = choose_ridge(linears, {"a": fitted}, {"a": held_out})
+        assert found == min(errors, key=lambda ridge: errors[ridge])
+        chosen.append(found)
+    assert chosen[0] > chosen[1]
+
+
+def test_activations_that_are_not_finite_are_refused() -> None:
+    broken = pixels(20)
+    broken[7] = torch.inf
+    with pytest.raises(ValueError, match="layer 1: its inputs on the calibration images are not finite"):
+        calibrate(net(), ["1"], Images.split(broken))
