@@ -17,11 +17,14 @@ def resolve_device(name: str) -> torch.device:
     """The device that `auto`, `cpu`, `cuda` or `cuda:N` means here.
 
     Raises:
-        DeviceError: CUDA was asked for and is not there.
+        DeviceError: no such kind of device, or CUDA was asked for and is not there.
     """
     if name == "auto":
         return torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise DeviceError(f"device {name!r}: must be auto, cpu or cuda[:N]") from None
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         index = device.index or 0
@@ -44,6 +47,11 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "bfloat16" or _computes_in_bfloat16(device):
         return torch.bfloat16
     return torch.float32
+
+
+def autocast_dtype(device: torch.device) -> str:
+    """What training is worth casting to on `device`: `bfloat16` where it computes in that, else `none`."""
+    return "bfloat16" if _computes_in_bfloat16(device) else "none"
 
 
 def _computes_in_bfloat16(device: torch.device) -> bool:

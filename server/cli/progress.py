@@ -3,7 +3,7 @@
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 LOG_SECONDS = 10.0
 """Between two lines where stderr is no terminal."""
@@ -36,6 +36,28 @@ def progress(what: str, unit: str) -> Iterator[Update]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task, rate = bars.add_task(what, total=None, rate=""), _Rate()
         yield lambda done, total: bars.update(task, completed=done, total=total, rate=f"{rate(done):.1f} {unit}/s")
+
+
+class Steps:
+    """The progress of work in several steps: a bar for each, one after the other."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._step = what, ""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "Steps":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    def __call__(self, step: str, done: int, total: int) -> None:
+        """Tell that `done` of `total` units of the named step are done."""
+        if step != self._step:
+            self._stack.close()
+            self._step = step
+            self._update = self._stack.enter_context(progress(f"{self._what}: {step}", "done"))
+        self._update(done, total)
 
 
 class _Rate:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
+from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.labels import default_labels
 from milkweed.server.cli import bundles
-from milkweed.server.cli.compress import ACCURACY_WARNING
 from milkweed.server.pipeline import Predictions, build_pipeline
 
 Milkweed = Callable[..., Any]
@@ -60,7 +60,7 @@ def test_compress_prints_each_layer_and_the_truth(milkweed: Milkweed, dense_bund
     assert (ran.code, ran.err) == (0, "")
     document = ran.document
     model, config = load_bundle(tmp_path / "a")
-    layers = {layer["name"]: layer for layer in document["layers"]}
+    layers = {layer["name"]: layer for layer in document["report"]["layers"] if layer["kind"] != "dense"}
     assert set(layers) == set(config.structure)
     assert len(layers) == 6
     fc1 = layers["layers.2.NC.0.mlp.fc1"]
@@ -68,10 +68,10 @@ def test_compress_prints_each_layer_and_the_truth(milkweed: Milkweed, dense_bund
     dense, _ = load_bundle(dense_bundle)
     weight = dense.get_submodule("layers.2.NC.0.mlp.fc1").weight
     projected = model.get_submodule("layers.2.NC.0.mlp.fc1").dense_weight()
-    assert fc1["relative_error"] == pytest.approx(float((weight - projected).norm() / weight.norm()), rel=1e-4)
+    assert fc1["error"] == pytest.approx(float((weight - projected).norm() / weight.norm()), rel=1e-4)
     saved = sum(layer["dense_weights"] - layer["weights"] for layer in layers.values())
     assert document["parameters_before"] - document["parameters_after"] == saved
-    assert document["warnings"] == [ACCURACY_WARNING]
+    assert document["report"]["warnings"] == [NO_DATA]
     assert document["version"] == config.version
 
     ran = milkweed("compress", dense_bundle, tmp_path / "b", "--rank", 1)

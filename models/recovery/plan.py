@@ -1,0 +1,99 @@
+"""RecoveryPlan: everything that decides the result of a recovery, beside the models and the images."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from math import isfinite
+from typing import Any
+
+from ..training import Recipe
+
+TRAINED = ("structured", "all")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecoveryPlan:
+    """Two phases of AdamW, each with its own warm-up and cosine. The defaults are measured (docs/recovery.md).
+
+    Args:
+        epochs: passes over the images in the distillation; 0 does without it.
+        block_epochs: passes over them before that, block by block; 0 does without.
+        batch_size: images of a step, as the source gives them.
+        lr, block_lr: learning rates after the warm-up, of the distillation and of the phase before it.
+        warmup: share of a phase, 0..1.
+        weight_decay: of matrices.
+        betas: of AdamW.
+        clip_norm: largest norm of all gradients together; None does not clip.
+        temperature, feature_weight, hard_share: as in `FeatureDistillation`.
+        mixup, cutmix: as in `Recipe`.
+        trained: `structured` trains the structured layers and all vectors (norms, biases); `all` everything.
+        structured_lr: BTT's rates for the factors, as in `Recipe`.
+        ema_decay: of the running average, which is then what is evaluated and kept; None is off.
+        amp: number type of autocast.
+        evaluate_every: epochs between two looks at the held-out images.
+        patience: looks without a better model before a phase ends early; None never does.
+        seed: of every random choice.
+    """
+
+    epochs: int = 12
+    block_epochs: int = 0
+    batch_size: int = 8
+    lr: float = 1e-4
+    block_lr: float = 4e-4
+    warmup: float = 0.1
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.99)
+    clip_norm: float | None = 1.0
+    temperature: float = 1.0
+    feature_weight: float = 10.0
+    hard_share: float = 0.0
+    mixup: float = 0.5
+    cutmix: float = 1.0
+    trained: str = "structured"
+    structured_lr: bool = False
+    ema_decay: float | None = 0.98
+    amp: str = "bfloat16"
+    evaluate_every: int = 1
+    patience: int | None = 6
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("epochs", 0), ("block_epochs", 0), ("evaluate_every", 1), ("patience", 1)):
+            value = getattr(self, name)
+            if not ((type(value) is int and value >= least) or (name == "patience" and value is None)):
+                raise ValueError(f"{name} {value!r} must be a whole number from {least}")
+        if self.epochs + self.block_epochs == 0:
+            raise ValueError("epochs 0 and block_epochs 0: nothing to do")
+        if not 0 <= self.warmup <= 1:
+            raise ValueError(f"warmup {self.warmup} must be 0 to 1, a share of the phase")
+        if self.trained not in TRAINED:
+            raise ValueError(f"trained {self.trained!r} must be one of {', '.join(TRAINED)}")
+        if not (isfinite(self.temperature) and self.temperature > 0):
+            raise ValueError(f"temperature {self.temperature} must be a number above 0")
+        if not (isfinite(self.feature_weight) and self.feature_weight >= 0):
+            raise ValueError(f"feature_weight {self.feature_weight} must be a number from 0")
+        if not 0 <= self.hard_share <= 1:
+            raise ValueError(f"hard_share {self.hard_share} must be 0 to 1")
+        self.recipe(max(self.epochs, 1), self.lr)  # it has the limits of all others
+        self.recipe(max(self.block_epochs, 1), self.block_lr)
+
+    def recipe(self, epochs: int, lr: float) -> Recipe:
+        """Of a phase of so many epochs."""
+        return Recipe(
+            epochs=epochs,
+            batch_size=self.batch_size,
+            lr=lr,
+            warmup_epochs=self.warmup * epochs,
+            weight_decay=self.weight_decay,
+            betas=self.betas,
+            clip_norm=self.clip_norm,
+            mixup=self.mixup,
+            cutmix=self.cutmix,
+            ema_decay=self.ema_decay,
+            amp=self.amp,
+            structured_lr=self.structured_lr,
+            seed=self.seed,
+        )
+
+    def to_dict(self) -> Mapping[str, Any]:
+        """As plain JSON data."""
+        return {**asdict(self), "betas": list(self.betas)}

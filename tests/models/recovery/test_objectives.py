@@ -1,0 +1,114 @@
+"""The objectives of a recovery against their definitions, block by block and number by number."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
+from milkweed.models.recovery.blocks import block_names, feature_error, tapped
+from milkweed.models.registry import create_model
+from milkweed.models.training import mix
+
+RECIPE = RecoveryPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)
+BLOCKS = ("blocks.0", "blocks.1")
+
+
+def normalised(tokens: Tensor) -> np.ndarray[Any, Any]:
+    x = tokens.double().numpy()
+    return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+
+
+def error(features: Tensor, wanted: Tensor) -> float:
+    return float(np.mean((normalised(features) - normalised(wanted)) ** 2))
+
+
+def stages(model: Any, images: Tensor) -> list[Tensor]:
+    """Tokens before the first block and after each, by the model's own parts."""
+    x = model.norm_pre(model.patch_drop(model._pos_embed(model.patch_embed(images))))
+    found = [x]
+    for block in model.blocks:
+        found.append(block(found[-1]))
+    return found
+
+
+def test_the_blocks_of_each_family_are_found(case: Any, tiny_vitae: dict[str, Any]) -> None:
+    assert block_names(case.dense) == BLOCKS
+    vitae = create_model("vitae_basic", num_classes=5, **tiny_vitae)
+    assert block_names(vitae) == ("layers.0.RC", "layers.1.RC", "layers.1.NC.0", "layers.1.NC.1")
+    with pytest.raises(ValueError, match="Sequential has no blocks"):
+        block_names(nn.Sequential(nn.Linear(2, 2)))
+
+
+def test_a_tap_records_inside_and_is_gone_after(case: Any) -> None:
+    with torch.no_grad():
+        with tapped(case.dense, BLOCKS) as tap:
+            case.dense(case.images[:2])
+        expected = stages(case.dense, case.images[:2])
+        for place, name in enumerate(BLOCKS):
+            torch.testing.assert_close(tap.outputs[name], expected[place + 1])
+        kept = tap.outputs["blocks.1"]
+        case.dense(case.images[2:4])
+    assert tap.outputs["blocks.1"] is kept
+
+
+def test_feature_error_is_that_of_normalised_positions_on_tokens_and_grids() -> None:
+    generator = torch.Generator().manual_seed(4)
+    one, other = torch.randn(2, 12, 8, generator=generator), torch.randn(2, 12, 8, generator=generator)
+    assert float(feature_error(one, other)) == pytest.approx(error(one, other), rel=1e-5)
+    grids = [tokens.transpose(1, 2).reshape(2, 8, 3, 4) for tokens in (one, other)]
+    assert float(feature_error(*grids)) == pytest.approx(error(one, other), rel=1e-5)
+    assert float(feature_error(5 * one + 3, one)) == pytest.approx(0, abs=1e-5)
+
+
+def test_block_reconstruction_compares_every_blocks_output(case: Any) -> None:
+    images = case.images[:4]
+    case.compressed.requires_grad_(True)
+    objective = BlockReconstruction(case.dense, BLOCKS, RECIPE)
+    loss = objective(case.compressed, images, None)
+    with torch.no_grad():
+        dense, own = stages(case.dense, images), stages(case.compressed, images)
+    assert loss.item() == pytest.approx(sum(error(own[k], dense[k]) for k in (1, 2)) / 2, rel=1e-4)
+    assert loss.item() > 1e-3
+    assert objective(case.dense, images, None).item() == 0
+    loss.backward()
+    gradients = {name for name, parameter in case.compressed.named_parameters() if parameter.grad is not None}
+    assert {"blocks.0.mlp.fc1.blkdiag1", "blocks.1.mlp.fc2.blkdiag2"} <= gradients
+    assert "head.weight" not in gradients
+
+
+def test_feature_distillation_adds_the_classes_and_the_features(case: Any) -> None:
+    images, targets = case.images[:4], torch.tensor([0, 3, 5, 1])
+    with torch.no_grad():
+        objective = FeatureDistillation(
+            case.dense, BLOCKS, RECIPE, temperature=2.0, feature_weight=0.5, hard_share=0.25
+        )
+        loss = float(objective(case.compressed, images, targets))
+        p = F.softmax(case.dense(images).double() / 2, -1)
+        q = F.softmax(case.compressed(images).double() / 2, -1)
+        kl = 4 * float((p * (p.log() - q.log())).sum(-1).mean())
+        hard = float(F.cross_entropy(case.compressed(images).double(), targets))
+        dense, own = stages(case.dense, images), stages(case.compressed, images)
+        features = sum(error(own[k], dense[k]) for k in (1, 2)) / 2
+        assert loss == pytest.approx(0.75 * kl + 0.25 * hard + 0.5 * features, rel=1e-4)
+        without_labels = float(objective(case.compressed, images, None))
+        assert without_labels == pytest.approx(kl + 0.5 * features, rel=1e-4)
+        classes_alone = replace(objective, feature_weight=0.0)
+        assert float(classes_alone(case.compressed, images, None)) == pytest.approx(kl, rel=1e-4)
+
+
+def test_both_models_see_the_same_mixed_images(case: Any) -> None:
+    recipe = RecoveryPlan(mixup=0.5, cutmix=0.0).recipe(1, 1e-3)
+    images = case.images[:4]
+    with torch.no_grad():
+        torch.manual_seed(11)
+        loss = float(FeatureDistillation(case.dense, BLOCKS, recipe)(case.compressed, images, None))
+        torch.manual_seed(11)
+        mixed = mix(images, 0.5, 0.0).images
+        plain = float(FeatureDistillation(case.dense, BLOCKS, RECIPE)(case.compressed, mixed, None))
+    assert not torch.equal(mixed, images)
+    assert loss == plain

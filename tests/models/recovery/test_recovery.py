@@ -1,0 +1,231 @@
+"""Recovery on tiny models: it lowers the held-out KL, is never worse, and survives being killed."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from milkweed.models.compress import project_layer
+from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
+from milkweed.models.registry import create_model
+from milkweed.models.structure import monarch_structure, select_linears
+from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
+
+
+def run(case: Any, plan: RecoveryPlan, **options: Any) -> RecoveryResult:
+    source = options.pop("source", case.source())
+    return recover(case.compressed, case.dense, source, plan=plan, held_out=case.held_out, **options)
+
+
+def kl(case: Any, model: nn.Module) -> float:
+    """By the definition: mean of sum p (log p - log q)."""
+    with torch.no_grad():
+        p = torch.cat([F.softmax(case.dense(x).double(), -1) for x in case.held_out])
+        q = torch.cat([F.softmax(model(x).double(), -1) for x in case.held_out])
+    return float((p * (p.log() - q.log())).sum(-1).mean())
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_recovery_brings_the_answers_back(case: Any, recovery_case: ModuleType) -> None:
+    before, dense = weights(case.compressed), weights(case.dense)
+    start = kl(case, case.compressed)
+    result = run(case, replace(recovery_case.PLAN, epochs=12, block_epochs=4))
+    assert result.model is case.compressed
+    assert not result.model.training
+    assert result.kl_before == pytest.approx(start, rel=1e-4)
+    assert result.kl_after == pytest.approx(kl(case, result.model), rel=1e-4)
+    assert result.kl_after < 0.5 * start
+    assert result.agreement_after > result.agreement_before
+    assert same(dense, weights(case.dense))
+    changed = {name for name, tensor in weights(result.model).items() if not torch.equal(tensor, before[name])}
+    assert "blocks.0.mlp.fc1.blkdiag1" in changed
+    assert "blocks.1.norm1.weight" in changed
+    assert not {"blocks.0.attn.qkv.weight", "head.weight", "pos_embed"} & changed
+    assert not any(parameter.requires_grad for parameter in result.model.parameters())
+
+
+def test_all_weights_are_trained_if_the_plan_says_so(case: Any, recovery_case: ModuleType) -> None:
+    before = weights(case.compressed)
+    result = run(case, replace(recovery_case.PLAN, trained="all", epochs=6, block_epochs=0))
+    assert result.kl_after < result.kl_before
+    assert not torch.equal(result.model.state_dict()["head.weight"], before["head.weight"])
+
+
+def test_history_tells_both_phases_and_the_best_is_kept(case: Any, recovery_case: ModuleType) -> None:
+    rows: list[dict[str, Any]] = []
+    steps: list[tuple[str, int, int]] = []
+    result = run(case, recovery_case.PLAN, on_row=rows.append, progress=lambda *args: steps.append(args))
+    assert list(result.history) == rows
+    places = [(row["phase"], row["epoch"], row["step"]) for row in rows]
+    assert places == [
+        ("blocks", 0, 0),
+        ("blocks", 1, 5),
+        ("blocks", 2, 10),
+        ("distillation", 0, 0),
+        ("distillation", 1, 5),
+        ("distillation", 2, 10),
+        ("distillation", 3, 15),
+    ]
+    assert steps[0] == ("blocks", 1, 10)
+    assert steps[-1] == ("distillation", 15, 15)
+    assert result.kl_before == rows[0]["kl"]
+    assert rows[3]["kl"] == min(row["kl"] for row in rows[:3])
+    assert result.kl_after == min(row["kl"] for row in rows)
+
+
+def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Any, recovery_case: ModuleType) -> None:
+    before = weights(case.compressed)
+    plan = replace(recovery_case.PLAN, epochs=20, block_epochs=0, lr=3.0, warmup=0.0, ema_decay=None, patience=2)
+    result = run(case, plan)
+    assert [row["epoch"] for row in result.history] == [0, 1, 2]
+    assert result.history[1]["kl"] > result.kl_before
+    assert result.kl_after == result.kl_before
+    assert same(before, weights(result.model))
+
+
+@pytest.mark.parametrize(("phase", "step"), [("blocks", 7), ("distillation", 8)])
+def test_a_killed_recovery_ends_where_an_uninterrupted_one_does(
+    tmp_path: Path, case: Any, recovery_case: ModuleType, phase: str, step: int
+) -> None:
+    command = [sys.executable, str(recovery_case.__file__), str(tmp_path / "state"), phase, str(step)]
+    assert subprocess.run(command, check=False, timeout=600).returncode == -9
+    whole = run(recovery_case.make_case(), recovery_case.PLAN)
+    resumed = run(case, recovery_case.PLAN, state=tmp_path / "state")
+    assert resumed.resumed
+    assert not whole.resumed
+    assert same(weights(whole.model), weights(resumed.model))
+    strip = [{key: value for key, value in row.items() if key != "seconds"} for row in whole.history]
+    assert strip == [{key: value for key, value in row.items() if key != "seconds"} for row in resumed.history]
+
+
+@dataclass(frozen=True)
+class Poisoned:
+    """A source whose images are not numbers from an epoch on."""
+
+    source: TensorSource
+    epoch: int
+
+    @property
+    def steps(self) -> int:
+        return self.source.steps
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        for images, targets in self.source.batches(epoch, start):
+            yield images * (float("nan") if epoch >= self.epoch else 1.0), targets
+
+
+def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_state(
+    tmp_path: Path, case: Any, recovery_case: ModuleType
+) -> None:
+    plan = replace(recovery_case.PLAN, block_epochs=0)
+    with pytest.raises(TrainingError, match=r"step 10 \(epoch 3\): the loss is nan"):
+        run(case, plan, source=Poisoned(case.source(), 2), state=tmp_path)
+    saved = StateFolder(tmp_path / "distillation").load()
+    assert saved is not None
+    assert saved.progress["step"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in saved.tensors.values())
+    healed = run(recovery_case.make_case(), plan, state=tmp_path)
+    whole = run(recovery_case.make_case(), plan)
+    assert same(weights(whole.model), weights(healed.model))
+
+
+def test_answers_that_are_no_numbers_are_refused_before_the_first_step(case: Any, recovery_case: ModuleType) -> None:
+    with torch.no_grad():
+        case.compressed.get_submodule("blocks.0.mlp.fc1").bias[0] = float("nan")
+    with pytest.raises(TrainingError, match="KL on the held-out images is nan"):
+        run(case, recovery_case.PLAN)
+
+
+def test_the_state_of_another_plan_is_refused_by_name(tmp_path: Path, case: Any, recovery_case: ModuleType) -> None:
+    plan = replace(recovery_case.PLAN, epochs=1, block_epochs=0)
+    run(case, plan, state=tmp_path, fingerprint={"data": "a"})
+    with pytest.raises(TrainingError, match="of another run: its data is 'a', here it is 'b'"):
+        run(case, plan, state=tmp_path, fingerprint={"data": "b"})
+    with pytest.raises(TrainingError, match="of another run: its plan is"):
+        run(case, replace(plan, feature_weight=2.0), state=tmp_path, fingerprint={"data": "a"})
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A source that remembers which epochs it was asked for."""
+
+    source: TensorSource
+    asked: list[int]
+
+    @property
+    def steps(self) -> int:
+        return self.source.steps
+
+    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
+        self.asked.append(epoch)
+        return self.source.batches(epoch, start)
+
+
+def test_no_two_phases_see_the_same_augmentations(case: Any, recovery_case: ModuleType) -> None:
+    asked: list[int] = []
+    run(case, recovery_case.PLAN, source=Watched(case.source(), asked))
+    assert asked == [0, 1, 2, 3, 4]
+
+
+def test_batch_statistics_and_random_features_stay(
+    tiny_vitae: dict[str, Any],
+) -> None:
+    torch.manual_seed(3)
+    dense = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
+    compressed = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
+    compressed.load_state_dict(dense.state_dict())
+    for name, layer in monarch_structure(compressed, select_linears(compressed, ["mlp"]), nblocks=2).items():
+        project_layer(compressed, name, layer)
+    before = weights(compressed)
+    images = torch.randn(12, 3, 32, 32)
+    plan = RecoveryPlan(
+        epochs=2, block_epochs=1, batch_size=4, ema_decay=None, amp="bfloat16", patience=None, trained="all"
+    )
+    result = recover(compressed, dense, TensorSource(images, None, 4), plan=plan, held_out=[images[:6] + 0.1])
+    after = weights(result.model)
+    statistics = [name for name in before if name.endswith(("running_mean", "running_var", "num_batches_tracked"))]
+    assert statistics
+    assert all(torch.equal(before[name], after[name]) for name in statistics)
+    assert not torch.equal(before["layers.1.NC.0.mlp.fc1.blkdiag1"], after["layers.1.NC.0.mlp.fc1.blkdiag1"])
+    assert not torch.equal(before["layers.0.RC.attn.kqv.weight"], after["layers.0.RC.attn.kqv.weight"])
+    assert torch.equal(before["layers.0.RC.attn.w"], after["layers.0.RC.attn.w"])
+
+
+def test_a_recovery_without_anything_to_judge_by_is_refused(case: Any, recovery_case: ModuleType) -> None:
+    with pytest.raises(ValueError, match="held_out has no images"):
+        recover(case.compressed, case.dense, case.source(), plan=recovery_case.PLAN, held_out=[])
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"epochs": 0}, "nothing to do"),
+        ({"epochs": 1.5}, "epochs 1.5 must be a whole number from 0"),
+        ({"patience": 0}, "patience 0 must be a whole number from 1"),
+        ({"warmup": 1.1}, "warmup 1.1 must be 0 to 1"),
+        ({"trained": "some"}, "trained 'some' must be one of structured, all"),
+        ({"temperature": 0.0}, "temperature 0.0 must be a number above 0"),
+        ({"feature_weight": float("nan")}, "feature_weight nan must be a number from 0"),
+        ({"hard_share": 1.5}, "hard_share 1.5 must be 0 to 1"),
+        ({"block_lr": -1.0}, "lr -1.0 must be a number above 0"),
+        ({"amp": "int8"}, "amp 'int8' must be one of"),
+    ],
+)
+def test_a_plan_refuses_what_makes_no_sense(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RecoveryPlan(**values)
