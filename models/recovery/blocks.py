@@ -1,6 +1,5 @@
 """Where a model's blocks are, and what comes out of them while it runs."""
 
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-_BLOCK = re.compile(r"layers\.\d+\.(?:RC|NC\.\d+)|blocks\.\d+")
-"""ViTAE's reduction and normal cells, ViT's blocks: each takes one tensor and gives one."""
+from .. import blocks
 
 
 @dataclass
@@ -21,14 +19,12 @@ class Tap:
 
 
 def block_names(model: nn.Module) -> tuple[str, ...]:
-    """The blocks of a model, in its order; those that do nothing are left out.
+    """The blocks of a model that has some, as `models.blocks` finds them.
 
     Raises:
         ValueError: it has none.
     """
-    names = tuple(
-        name for name, module in model.named_modules() if _BLOCK.fullmatch(name) and not isinstance(module, nn.Identity)
-    )
+    names = blocks.block_names(model)
     if not names:
         raise ValueError(f"{type(model).__name__} has no blocks: a ViT's are blocks.N, ViTAE's layers.N.RC and .NC.N")
     return names

@@ -184,7 +184,7 @@ def recovery_augmentation(bundle: Path) -> "Augmentation":
 
     if int(read_config(bundle).preprocess["size"]) <= 64:
         return Augmentation(crop="pad")
-    return Augmentation(crop="resized", min_scale=0.25, randaugment="rand-m9-mstd0.5", color_jitter=0.4)
+    return Augmentation(crop="resized", min_scale=0.25, color_jitter=0.3)
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:
