@@ -1,94 +1,78 @@
-"""Makes the demo bundle of two finished runs of `demo_model`, and measures both as the server would answer.
+"""Makes the demo bundle of a finished CIFAR-10 experiment: its most accurate Monarch model, its siblings on record.
 
-    python -m milkweed.bench.demo_bundle monarch.pt dense.pt DATA models/demo
+    python -m milkweed.bench.demo_bundle WORK bench/results/cifar10.json models/demo
 
-The bundle holds the Monarch model; the dense twin's accuracy, size and recipe go on record beside its own.
+A demo that is more accurate on record is not replaced.
 """
 
 import argparse
-import hashlib
-import tempfile
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from ..loaders.guard import DEFAULT_LIMITS
-from ..models.bundle import load_bundle, save_bundle
+from ..models.bundle import CONFIG, load_bundle, read_config, save_bundle
 from ..models.config import BundleConfig
-from ..models.labels import Label
-from ..models.provenance import add_step
-from ..models.structure import structure_of
-from ..server.dataset import find_samples
-from ..server.evaluate import evaluate
-from ..server.pipeline import build_pipeline
-from .demo_model import ARCH_ARGS, MEAN, STD, build
+
+CANDIDATES = ("monarch", "d2s_recovered")
+"""Models of the experiment whose MLPs are Monarch and whose accuracy is worth showing."""
+
+DATA_NAME = "cifar10-test"
+_FIGURES = ("top1", "images", "parameters", "bytes_on_disk")
 
 
-def bundle_of_run(run: Path, out: Path, metrics: dict[str, Any] | None = None) -> BundleConfig:
-    """Write the bundle of one run; an existing one is replaced.
+def make(work: Path, document: Mapping[str, Any], out: Path) -> BundleConfig:
+    """Write the demo bundle to `out`; an existing one is replaced if it is not more accurate.
 
     Args:
-        run: what `demo_model train` wrote: weights and the record of how they came about.
-        metrics: to put on record.
+        work: the experiment's folder.
+        document: what `milkweed.bench.cifar10` wrote.
+
+    Raises:
+        ValueError: no candidate, a bundle that is not the one that was measured, or a better demo that is there.
+        BundleError: a bundle that cannot be read or written.
     """
-    saved = torch.load(run, weights_only=True)
-    record = saved["record"]
-    model = build(record["recipe"]["structure"])
-    model.load_state_dict(saved["state_dict"])
-    source = {"file": run.name, "sha256": hashlib.sha256(run.read_bytes()).hexdigest(), "data": "CIFAR-10, train split"}
-    command = f"python -m milkweed.bench.demo_model train DATA {run.name} --structure {record['recipe']['structure']}"
-    config = BundleConfig(
-        arch="vitae_basic",
-        arch_args={"num_classes": len(record["classes"]), **ARCH_ARGS},
-        structure=structure_of(model),
-        preprocess={"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": list(MEAN), "std": list(STD)},
-        provenance=add_step({"source": source}, command, record["recipe"], record["seconds"]),
-        metrics=metrics or {},
-    )
-    labels = [Label(id=name, label=name) for name in record["classes"]]
-    return save_bundle(out, model.eval(), config, labels, overwrite=True)
-
-
-def measure(bundle: Path, data: Path) -> dict[str, Any]:
-    """Top-1 over a folder-per-class tree through the pipeline that answers requests, and the model's size."""
+    rows = [row for row in document["rows"] if row["name"] in CANDIDATES]
+    if not rows:
+        raise ValueError(f"the experiment has none of {', '.join(CANDIDATES)}")
+    best = max(rows, key=lambda row: float(row["top1"]))
+    there = _recorded_top1(out)
+    if there is not None and there > best["top1"]:
+        raise ValueError(f"{out} has {there:.2f} % on record, the best of the experiment {best['top1']:.2f} %: kept")
+    bundle = work / f"seed{best['seed']}" / best["name"]
     model, config = load_bundle(bundle)
-    parameters = sum(p.numel() for p in model.parameters())
-    pipeline = build_pipeline(model, config)
-    try:
-        found = find_samples(data, config.labels)
-        result = evaluate(pipeline, found.samples, max_image_bytes=DEFAULT_LIMITS.max_bytes)
-    finally:
-        pipeline.close()
-    return {
-        "top1": result.top1,
-        "images": result.images,
-        "parameters": parameters,
-        "bytes_on_disk": config.bytes_on_disk,
-    }
-
-
-def make(monarch: Path, dense: Path, data: Path, out: Path) -> dict[str, Any]:
-    """Write the demo bundle to `out` with both models' figures on record; returns those."""
-    with tempfile.TemporaryDirectory() as folder:
-        twins = {}
-        for name, run in (("monarch", monarch), ("dense_twin", dense)):
-            bundle = Path(folder) / name
-            bundle_of_run(run, bundle)
-            twins[name] = measure(bundle, data / "test")
-    figures = {"evaluations": {"cifar10-test": twins["monarch"]}, "dense_twin": {"cifar10-test": twins["dense_twin"]}}
-    bundle_of_run(monarch, out, figures)
-    return figures
+    if config.version != best["version"]:
+        raise ValueError(f"{bundle} is version {config.version}, {best['version']} was measured")
+    siblings = {row["name"]: _figures(row) for row in document["rows"] if row["seed"] == best["seed"]}
+    metrics = {**config.metrics, "evaluations": {DATA_NAME: _figures(best)}, "siblings": {DATA_NAME: siblings}}
+    return save_bundle(out, model, replace(config, metrics=metrics), overwrite=True)
 
 
 def main() -> None:
     """Command line; see the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name in ("monarch", "dense", "data", "out"):
+    for name in ("work", "results", "out"):
         parser.add_argument(name, type=Path)
     args = parser.parse_args()
-    for name, figures in make(args.monarch, args.dense, args.data, args.out).items():
-        print(name, figures)
+    try:
+        config = make(args.work, json.loads(args.results.read_text()), args.out)
+    except ValueError as error:
+        sys.exit(f"demo_bundle: {error}")
+    print(args.out, config.version, config.metrics["evaluations"])
+
+
+def _figures(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: row[name] for name in _FIGURES}
+
+
+def _recorded_top1(out: Path) -> float | None:
+    """The accuracy on record of the demo that is there, if one is."""
+    if not (out / CONFIG).is_file():
+        return None
+    found = read_config(out).metrics.get("evaluations", {}).get(DATA_NAME, {}).get("top1")
+    return None if found is None else float(found)
 
 
 if __name__ == "__main__":

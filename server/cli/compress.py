@@ -85,7 +85,7 @@ def compress(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Make linear layers structured, and say what it cost (report.html in OUT).
+    """Make a bundle smaller and say what it cost, in OUT/report.html.
 
     With --calibration, layers keep the outputs that images give; with --budget, the structure of each is searched;
     with --recover, the result learns from the dense model. Without any of them it is plain projection (D2S), by

@@ -89,4 +89,5 @@ def main(state: Path, phase: str, step: int) -> None:
 
 
 if __name__ == "__main__":
+    torch.set_num_threads(1)  # as in the tests
     main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]))
