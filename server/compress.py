@@ -164,7 +164,14 @@ def _with_recovery(
         after=after,
         curve=tuple(curve),
         history=result.history,
+        warnings=(*report.warnings, *((IN_VAIN,) if result.kl_after == result.kl_before else ())),
     )
+
+
+IN_VAIN = (
+    "the recovery found nothing better on its held-out images: the model before it was written; more images, or a "
+    "smaller --recover-lr, may help"
+)
 
 
 def _candidate(label: str, share: float, parameters: int, found: Measured, *, chosen: bool) -> Candidate:

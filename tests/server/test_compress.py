@@ -128,6 +128,14 @@ def test_an_interrupted_run_ends_where_it_would_have(run: CompressRun, tmp_path:
     assert names(tmp_path) == ["out", "whole"]
 
 
+def test_a_recovery_that_finds_nothing_better_says_so(run: CompressRun) -> None:
+    harmful = replace(PLAN, epochs=1, lr=10.0, warmup=0.0)
+    done = compress(replace(run, plan=harmful))
+    assert any(text.startswith("the recovery found nothing better") for text in done.report.warnings)
+    before, written = done.report.curve
+    assert written.kl == pytest.approx(before.kl, rel=1e-5)
+
+
 def _bytes(bundle: Path) -> bytes:
     return (bundle / "model.safetensors").read_bytes()
 
