@@ -25,7 +25,7 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, limits: Limits = 
     Raises:
         InputError: it cannot be read, the guard refuses it, or it cannot be decoded.
     """
-    data = _read(path, limits.max_bytes)
+    data = read_file(path, limits.max_bytes)
     info = inspect(data, limits)
     with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
         pixels = decode_jpeg(data, info) if info.turbo else np.array(to_rgb(decode(data, info)))
@@ -38,7 +38,12 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, limits: Limits = 
     return np.ascontiguousarray(upright_levels(crop, orientation).numpy())
 
 
-def _read(path: Path, max_bytes: int) -> bytes:
+def read_file(path: Path, max_bytes: int) -> bytes:
+    """An image file's bytes.
+
+    Raises:
+        InputError: it is too large, or cannot be read.
+    """
     try:
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size

@@ -17,6 +17,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from .config import BundleConfig, check_preprocess
+from .durable import sync
 from .errors import BundleError, quoted
 from .json_document import MAX_JSON_BYTES, parse_json, readable_json
 from .labels import Label, labels_document, parse_labels
@@ -241,7 +242,7 @@ def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig
     config = replace(config, files=files)
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
     for name in (WEIGHTS, LABELS, CONFIG):
-        _sync(folder / name)
+        sync(folder / name)
     return _read_config(folder)  # what a reader will see, so that saving and loading cannot disagree
 
 
@@ -252,20 +253,12 @@ def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
                 f"{quoted(name)} cannot lie in a bundle: only {', '.join(EXTRAS)} can beside its own files"
             )
         (folder / name).write_bytes(data)
-        _sync(folder / name)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        sync(folder / name)
 
 
 def _move(folder: Path, path: Path) -> None:
     """Put the finished folder in place; an old bundle is moved aside first and removed last."""
-    _sync(folder)
+    sync(folder)
     if path.exists():
         old = folder.with_suffix(".old")
         path.rename(old)
@@ -277,7 +270,7 @@ def _move(folder: Path, path: Path) -> None:
         old.unlink() if old.is_symlink() else shutil.rmtree(old)
     else:
         folder.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _one_line(error: BaseException) -> str:

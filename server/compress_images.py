@@ -16,6 +16,7 @@ from ..models.compress import CalibrationData
 from ..models.compress.calibration import MIN_IMAGES
 from .compress_request import CompressHooks, CompressRun
 from .dataset import DataError, find_images, find_samples
+from .skipped import skipped_lines
 from .train_report import data_use
 
 BATCH = 32
@@ -89,5 +90,5 @@ def _spaced(samples: list[Sample], most: int) -> list[Sample]:
 
 
 def name_skipped(skipped: Mapping[Path, InputError], hooks: CompressHooks) -> None:
-    for path, error in skipped.items():
-        hooks.say(f"skipped {path.name}: {error.code}: {error.message}")
+    for line in skipped_lines([(path, error.code, error.message) for path, error in skipped.items()]):
+        hooks.say(line)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..loaders.errors import InputError
+from ..loaders.folder import read_file
 from ..models.labels import Label
 
 IMAGE_SUFFIXES = frozenset(
@@ -102,13 +103,9 @@ def class_labels(root: Path) -> tuple[Label, ...]:
 def read_image(path: Path, max_bytes: int) -> bytes | InputError:
     """An image file's bytes; one that is too large or cannot be read is an error like any other bad image."""
     try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > max_bytes:
-                return InputError("too_large", f"image file has {size} bytes: limit {max_bytes} bytes")
-            return file.read(max_bytes)
-    except OSError as error:
-        return InputError("undecodable", f"cannot be read: {error.strerror}")
+        return read_file(path, max_bytes)
+    except InputError as error:
+        return error
 
 
 def _images(root: Path) -> tuple[list[Path], list[Path]]:

@@ -1,6 +1,7 @@
 """Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,15 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"no reference data at {path}: set MILKWEED_SHARED")
     return path
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Sums in one order whatever the machine; and tiny products, for which threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -8,7 +8,7 @@ from torch import nn
 from ..report import Measured
 from ..report.rows import LayerNote
 from ..structure import LayerStructure
-from .calibration import Calibration, Images
+from .calibration import Calibration
 from .costs import LayerCosts
 from .layer_fit import LayerFit
 from .measured import Measuring
@@ -103,7 +103,6 @@ def choose_for_budget(
     model: nn.Module,
     request: CompressRequest,
     calibration: Calibration,
-    images: Images,
     costs: LayerCosts,
     measuring: Measuring,
     progress: Progress | None = None,
@@ -118,8 +117,9 @@ def choose_for_budget(
     search = Search(
         model,
         calibration.fitted,
-        images.held_out,
+        measuring.batches,
         costs,
+        measuring.reference,
         block_counts=request.block_counts,
         ridge=calibration.ridge,
         progress=progress,

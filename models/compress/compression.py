@@ -114,7 +114,7 @@ def compress_model(
         raise ValueError(f"budget {request.budget:g}: needs calibration images to measure what each layer is worth")
     measuring = None if images is None else Measuring.of(model, images)
     with clock("choice"):
-        choice = _choose(model, names, request, calibration, images, measuring, size, progress, note)
+        choice = _choose(model, names, request, calibration, measuring, size, progress, note)
     with clock("projection"):
         model = model.cpu()
         fits = _final_fits(model, choice.structures, calibration, progress)
@@ -169,7 +169,6 @@ def _choose(
     names: list[str],
     request: CompressRequest,
     calibration: Calibration | None,
-    images: Images | None,
     measuring: Measuring | None,
     size: int,
     progress: Progress | None,
@@ -181,10 +180,9 @@ def _choose(
         )
         return fixed_choice(structures)
     assert calibration is not None
-    assert images is not None
     assert measuring is not None
     costs = LayerCosts(model, names, request.cost, size)
-    return choose_for_budget(model, request, calibration, images, costs, measuring, progress, note)
+    return choose_for_budget(model, request, calibration, costs, measuring, progress, note)
 
 
 def _final_fits(

@@ -95,6 +95,7 @@ class Search:
         statistics: of the inputs of each layer that may change.
         batches: normalised images that answers are compared on; better not those of the statistics.
         cost: of a layer, in the budget's unit.
+        reference: the dense model's log-probabilities (images, classes) of them.
         block_counts: that are offered; 1 is low rank.
         ridge: as `project_aware`.
     """
@@ -105,6 +106,7 @@ class Search:
         statistics: Mapping[str, InputStatistics],
         batches: Sequence[Tensor],
         cost: Cost,
+        reference: Tensor,
         *,
         block_counts: Sequence[int] = BLOCK_COUNTS,
         ridge: float = RIDGE,
@@ -113,8 +115,7 @@ class Search:
     ) -> None:
         self.model, self.batches, self.cost, self.ridge = model, batches, cost, ridge
         self._progress, self._on_trial = progress, on_trial
-        self._replay = Replay(model, batches)
-        self._reference = self._replay.record()
+        self._reference, self._replay = reference, Replay(model, batches)
         self._layers = self._with_candidates(statistics, block_counts)
         self._weights = dict.fromkeys(self._layers, 1.0)  # nats of KL for a relative objective of 1
         self._fits: dict[tuple[str, LayerStructure], LayerFit] = {}

@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..durable import sync
 from ..errors import quoted
 from ..json_document import MAX_JSON_BYTES, parse_json, readable_json
 from ..tensorfile import read_tensors, write_tensors
@@ -58,7 +59,7 @@ class StateFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             write_tensors(self.path / name, tensors)
-            _sync(self.path / name)
+            sync(self.path / name)
             self._commit(readable_json({**document, "sha256": _digest(self.path / name)}))
         except (OSError, ValueError) as error:
             self._remove_all_but(self._current())
@@ -103,7 +104,7 @@ class StateFolder:
             file.flush()
             os.fsync(file.fileno())
         os.replace(new, self.path / DOCUMENT)
-        _sync(self.path)
+        sync(self.path)
 
     def _current(self) -> str | None:
         """The file of tensors that counts."""
@@ -149,11 +150,3 @@ def _check(path: Path, document: Any) -> None:
 def _digest(path: Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,6 @@ from .compress_options import (
     Cost,
     Factors,
     HardShare,
-    Layers,
     Rank,
     Recover,
     RecoverAmp,
@@ -28,17 +27,14 @@ from .compress_options import (
     RecoverLr,
     RecoverTrained,
     Refinements,
-    Seed,
     Shuffle,
     Structure,
-    Threads,
-    Workers,
 )
-from .failure import WRONG_USAGE, Failure
+from .failure import WRONG_USAGE, Failure, one_line
 from .options import Bundle, Device, Force, Json, Out, split_list
 from .output import megabytes, note, print_fields, print_json, print_table
 from .progress import Steps
-from .train_options import Gating
+from .train_options import Gating, Layers, Seed, Threads, Workers
 
 if TYPE_CHECKING:
     import torch
@@ -108,7 +104,10 @@ def compress(
     run = _run(given)
     with ExitStack() as stack:
         steps = stack.enter_context(Steps("compress"))
-        report = compress(run, CompressHooks(step=steps, row=lambda row: note(_described(row)), note=note))
+        report = compress(
+            run,
+            CompressHooks(step=steps, row=lambda row: note(_described(row)), note=lambda text: note(one_line(text))),
+        )
     if json:
         print_json(_document(out, report))
     else:

@@ -7,10 +7,6 @@ import typer
 
 from .options import number_option
 
-Layers = Annotated[
-    str,
-    typer.Option("--layers", metavar="LIST", help="Which: mlp, qkv, proj, names or patterns, with commas between."),
-]
 Structure = Annotated[
     str, typer.Option("--structure", metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly; without --budget.")
 ]
@@ -76,6 +72,3 @@ HardShare = Annotated[
         "--hard-share", "Weight of the images' own classes in the recovery, 0 to 1; needs labels.", least=0, kind=float
     ),
 ]
-Seed = Annotated[int, number_option("--seed", "Of every random choice of the recovery.", least=0)]
-Workers = Annotated[int, number_option("--workers", "Processes that decode for the recovery; 0 is none.", least=0)]
-Threads = Annotated[int | None, number_option("--threads", "Of PyTorch; all cores if not given.")]

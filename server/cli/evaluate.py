@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..skipped import skipped_lines
 from .failure import Failure, one_line
 from .options import Bundle, Device, Json, number_option
 from .output import note, print_fields, print_json
@@ -30,9 +31,6 @@ BatchSize = Annotated[
 ]
 Limit = Annotated[int | None, number_option("--limit", "Only N images, evenly spaced over all.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
-
-NAMED_UNREADABLE = 20
-"""Unreadable images named on stderr; the others are only counted there, --json has all."""
 
 
 def evaluate(
@@ -71,7 +69,8 @@ def evaluate(
             batch_size=batch_size,
             progress=update,
         )
-    _name_unreadable(result)
+    for line in skipped_lines([(i.path, i.code, i.message) for i in result.unreadable]):
+        note(one_line(line))
     if not result.images:
         raise Failure(f"DATA {data}: none of {len(result.unreadable)} images could be read")
     figures = {**_figures(result), "classes": found.classes, "limit": limit, **_means(model)}
@@ -90,13 +89,6 @@ def evaluate(
     _print(bundle, model, found, result)
     if record:
         print_fields({"recorded ": bundle / "config.json"})
-
-
-def _name_unreadable(result: "Evaluation") -> None:
-    for image in result.unreadable[:NAMED_UNREADABLE]:
-        note(f"skipped {one_line(str(image.path))}: {image.code}: {image.message}")
-    if len(result.unreadable) > NAMED_UNREADABLE:
-        note(f"skipped {len(result.unreadable) - NAMED_UNREADABLE} more")
 
 
 def _figures(result: "Evaluation") -> dict[str, Any]:

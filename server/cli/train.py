@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..skipped import skipped_lines
 from .bundles import check_free
 from .failure import WRONG_USAGE, Failure, one_line
 from .options import Force, Json, Out, split_list
@@ -67,7 +68,7 @@ if TYPE_CHECKING:
     from ..train import Hooks, TrainOutcome
     from ..train_request import TrainRequest
 
-NAMED_UNREADABLE = 20
+
 SMALL_PX = 64
 
 
@@ -150,7 +151,8 @@ def train(
         outcome = train(request, hooks, processes=processes, command=_command())
     if outcome is None:
         return
-    _name_unreadable(outcome)
+    for line in skipped_lines([(path, error.code, error.message) for path, error in outcome.skipped.items()]):
+        note(one_line(line))
     if json:
         print_json(_document(out, request, outcome))
     else:
@@ -268,13 +270,6 @@ def _epochs(text: str | None, most: int) -> list[int]:
         if not (number.isdecimal() and 1 <= int(number) <= most):
             raise Failure(f"--keep-state-at {number}: must be an epoch from 1 to {most}", WRONG_USAGE)
     return [int(number) for number in numbers]
-
-
-def _name_unreadable(outcome: "TrainOutcome") -> None:
-    for path, error in list(outcome.skipped.items())[:NAMED_UNREADABLE]:
-        note(f"skipped {one_line(str(path))}: {error.code}: {error.message}")
-    if len(outcome.skipped) > NAMED_UNREADABLE:
-        note(f"skipped {len(outcome.skipped) - NAMED_UNREADABLE} more")
 
 
 def _document(out: Path, request: "TrainRequest", outcome: "TrainOutcome") -> dict[str, Any]:

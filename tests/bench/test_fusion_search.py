@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,12 +18,7 @@ from milkweed.kernels.tuning.plan import Plan, Span, every_span, spans_of
 TINY = search.Shape(dim=16, hidden_dim=32, head_dim=8, tokens=3, batch=1, dtype="float32")
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 class Planted(search.Bench):

@@ -1,7 +1,7 @@
 """A fused model computes what the model did, whatever runs it: on the CPU, with the operators' CPU implementations."""
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
@@ -64,13 +64,7 @@ MODELS = {
 STRUCTURES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Products so small are slower on several threads, and much slower where other work keeps these waiting."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def build(name: str, structure: str = "dense") -> nn.Module:

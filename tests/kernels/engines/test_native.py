@@ -1,6 +1,5 @@
 """The CUDA kernels as engines: what they take, what they say when not, and their CPU implementations' values."""
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
@@ -21,13 +20,7 @@ ENGINES = {engine.name: engine for engine in native_engines(on_cpu=True)}
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -1,6 +1,6 @@
 """Chains: every way to cut them gives the plain evaluation's values, on every engine that takes a segment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
@@ -18,13 +18,7 @@ CPU = torch.device("cpu")
 ENGINES = all_engines()
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tiny products: threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def normal(*shape: int, seed: int) -> Tensor:

@@ -52,7 +52,7 @@ def cost(name: str, structure: LayerStructure | None) -> float:
 
 def searching(model: nn.Module, batches: Sequence[Tensor], **options: object) -> Search:
     seen = collect_statistics(model, NAMES, batches[:2])
-    return Search(model, seen, batches[2:], cost, **options)  # type: ignore[arg-type]
+    return Search(model, seen, batches[2:], cost, answers(model, batches[2:]), **options)  # type: ignore[arg-type]
 
 
 def test_the_layer_that_matters_stays_dense(model: nn.Module, batches: list[Tensor]) -> None:
@@ -130,7 +130,7 @@ def test_the_least_that_is_possible_is_known_and_met(model: nn.Module, batches: 
 def test_a_layer_that_nothing_fits_is_not_searched(batches: list[Tensor]) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 7), nn.Linear(7, 5)).requires_grad_(False)
     seen = collect_statistics(model, ["1", "2"], batches)
-    search = Search(model, seen, batches, lambda name, structure: 1.0, block_counts=(2, 4))
+    search = Search(model, seen, batches, lambda name, structure: 1.0, answers(model, batches), block_counts=(2, 4))
     assert search.names == ()
     assert search.measure_sensitivities() == {}
 

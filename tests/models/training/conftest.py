@@ -1,12 +1,10 @@
 """Fixtures of the training tests: the small run, as a module and as it ends when nobody interrupts it."""
 
 import importlib.util
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 CASE = Path(__file__).parent / "training_case.py"
 
@@ -22,9 +20,5 @@ def case() -> ModuleType:
 
 
 @pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Sums in one order, whatever the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread: None) -> None:
+    """Bits are compared here, also with those of other processes."""

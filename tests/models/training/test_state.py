@@ -42,7 +42,7 @@ def test_what_was_saved_is_loaded_to_the_bit(tmp_path: Path) -> None:
     assert folder.load() is None
 
 
-@pytest.mark.parametrize("where", ["write_tensors", "_digest", "os.replace", "_sync"])
+@pytest.mark.parametrize("where", ["write_tensors", "_digest", "os.replace", "sync"])
 @pytest.mark.parametrize("before", [True, False])
 def test_killed_while_saving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, before: bool) -> None:
     folder = save_old(tmp_path)
