@@ -53,7 +53,8 @@ def build_emulated(
     flags += ["-DMILKWEED_EMULATE", *(f"-D{define}" for define in defines)]
     if os.environ.get("MILKWEED_EMULATE_SANITIZE"):
         flags += SANITIZERS
-    parts = [*flags, compiler(), source.read_text(), (EMULATION / "emulator.h").read_text(), *headers.values()]
+    emulator = [path.read_text() for path in sorted(EMULATION.glob("*.h"))]
+    parts = [*flags, compiler(), source.read_text(), *emulator, *headers.values()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:20]
     library = Path(tempfile.gettempdir()) / f"milkweed-emulated-{os.getuid()}" / f"{name}-{digest}.so"
     if not library.exists():

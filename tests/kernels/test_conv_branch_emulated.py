@@ -21,11 +21,9 @@ from milkweed.kernels.conv_branch import (
 )
 from milkweed.models.vitae.normal import NormalCell
 
-MODES = range(4)
-DTYPES = (torch.bfloat16, torch.float16)
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
+from .emulation import DTYPES, MODES, TOLERANCE, guarded, guards_untouched, relative_error
+
 TILES = range(len(BLOCK_GROUPS))
-GUARD = 256  # numbers around every tensor: NaN before the launch, untouched after it
 SHARED_LIMIT = 227 * 1024
 
 PLANTED = {
@@ -78,18 +76,6 @@ class Problem:
         for tensor in tensors:
             tensor.copy_(torch.randn(self.shape, generator=generator))
         return tensors[0], tensors[1] if self.residual else None
-
-
-def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of NaN in the middle of a larger one of NaN."""
-    whole = torch.full((math.prod(shape) + 2 * GUARD,), math.nan, dtype=dtype)
-    return whole[GUARD:-GUARD].view(shape)
-
-
-def guards_untouched(tensor: Tensor) -> bool:
-    whole = tensor.new_empty(0).set_(tensor.untyped_storage(), 0, (tensor.numel() + 2 * GUARD,))
-    fresh = torch.full((GUARD,), math.nan, dtype=tensor.dtype).view(torch.int16)
-    return torch.equal(whole[:GUARD].view(torch.int16), fresh) and torch.equal(whole[-GUARD:].view(torch.int16), fresh)
 
 
 @dataclass(frozen=True)
@@ -158,10 +144,6 @@ def truth(tokens: Tensor, convs: Sequence[nn.Conv2d], residual: Tensor | None, p
     return branch if residual is None else branch + residual.double()
 
 
-def error_of(out: Tensor, expected: Tensor) -> float:
-    return ((out.double() - expected).norm() / expected.norm()).item()
-
-
 PROBLEMS = [
     Problem(1, 14, 8, 8),  # ViTAE-T
     Problem(1, 14, 8, 12, residual=True),  # ViTAE-S
@@ -186,7 +168,7 @@ def test_result_is_the_branch(kernel: Kernel, case: Problem, dtype: torch.dtype)
         for mode in MODES
         for tile in TILES
     ]
-    assert error_of(outs[0], expected) <= TOLERANCE[dtype]
+    assert relative_error(outs[0], expected) <= TOLERANCE[dtype]
     assert all(torch.equal(out, outs[0]) for out in outs), "the result depends on tile or schedule"
 
 
@@ -195,7 +177,7 @@ def test_larger_grids(kernel: Kernel, side: int) -> None:
     problem = Problem(1, side, 4, 8)
     convs, (tokens, residual) = problem.convs(), problem.inputs()
     out = kernel(tokens, pack_conv_branch(convs, problem.dtype), residual, problem, tile=2)
-    assert error_of(out, truth(tokens, convs, residual, problem)) <= TOLERANCE[problem.dtype]
+    assert relative_error(out, truth(tokens, convs, residual, problem)) <= TOLERANCE[problem.dtype]
 
 
 @pytest.mark.parametrize("deep", [True, False])
@@ -316,6 +298,6 @@ def test_a_planted_bug_is_caught(emulated: Callable[..., ctypes.CDLL], every_sha
                     out = guarded(problem.shape, problem.dtype)
                     good = kernel.refusal(tokens, packed, None, out, problem, mode=mode, tile=tile) is None
                     good = good and guards_untouched(out) and torch.equal(out.isnan(), ~numbers)
-                    good = good and error_of(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
+                    good = good and relative_error(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
                     caught[label] |= not good
     assert caught == {"right": False, "wrong": True}

@@ -14,10 +14,9 @@ from milkweed.kernels.batched import monarch_batched
 from milkweed.kernels.blocked import Activation, BlockedMonarch, block_monarch, blocked_reference
 from milkweed.kernels.reference import monarch_reference
 
-MODES = range(4)
+from .emulation import DTYPES, MODES, TOLERANCE, relative_error
+
 TILES = range(4)
-DTYPES = (torch.bfloat16, torch.float16)
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
 HOPPER, SMALL = 227 * 1024, 99 * 1024
 """Bytes of shared memory that a block may have: on sm_90, and on sm_86, 89 and 120."""
 GUARD_ROWS = 3
@@ -115,10 +114,6 @@ class Kernel:
 @pytest.fixture(scope="module")
 def kernel(emulated: Callable[[str], ctypes.CDLL]) -> Kernel:
     return Kernel(emulated("monarch_linear"))
-
-
-def relative_error(got: Tensor, truth: Tensor) -> float:
-    return float((got.double() - truth).norm() / truth.norm())
 
 
 def check(kernel: Kernel, case: Case, tile: int, **options: int) -> Tensor:

@@ -23,9 +23,10 @@ from milkweed.kernels.blocked_mlp import (
 )
 from milkweed.kernels.reference import monarch_reference
 
+from .emulation import MODES, relative_error
+
 Build = Callable[..., ctypes.CDLL]
 
-MODES = range(4)
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
 GUARD = 2
 """Rows before and after the output that must stay as they were."""
@@ -129,15 +130,9 @@ def run(library: ctypes.CDLL, problem: Problem, mode: int, seed: int = 1) -> Ten
     return out[GUARD : GUARD + case.rows]
 
 
-def error(got: Tensor, truth: Tensor) -> float:
-    """Relative Frobenius error; infinite where there is a NaN."""
-    distance = (got.double() - truth).norm() / truth.norm()
-    return float(distance) if distance.isfinite() else float("inf")
-
-
 def check(library: ctypes.CDLL, case: Case, mode: int) -> None:
     problem = make_problem(case)
-    assert error(run(library, problem, mode), problem.truth) <= TOLERANCE[case.dtype]
+    assert relative_error(run(library, problem, mode), problem.truth) <= TOLERANCE[case.dtype]
 
 
 @pytest.fixture(scope="module")
@@ -235,8 +230,8 @@ def test_nan_stays_in_its_row(quick: ctypes.CDLL, case: Case) -> None:
 def test_the_reference_in_torch_rounds_where_the_kernel_does(quick: ctypes.CDLL) -> None:
     problem = make_problem(Case(4, 192, 768, tile=2, rows=33, norm=True))
     plain = mlp_reference(problem.x, problem.packed, problem.residual, problem.norm)
-    assert error(run(quick, problem, mode=0), plain.double()) <= 1e-3
-    assert error(plain, problem.truth) <= TOLERANCE[torch.bfloat16]
+    assert relative_error(run(quick, problem, mode=0), plain.double()) <= 1e-3
+    assert relative_error(plain, problem.truth) <= TOLERANCE[torch.bfloat16]
 
 
 def test_no_rows_is_no_work(quick: ctypes.CDLL) -> None:
@@ -295,5 +290,7 @@ def test_planted_bugs_are_caught(emulated: Build, planted: str) -> None:
     shape = (f"MW_ONE_SHAPE={case.nblocks}",)
     library = emulated("monarch_mlp", mutations={header: (text, replacement)}, defines=shape)
     problem = make_problem(case)
-    caught = [mode for mode in MODES if error(run(library, problem, mode), problem.truth) > TOLERANCE[torch.bfloat16]]
+    caught = [
+        mode for mode in MODES if relative_error(run(library, problem, mode), problem.truth) > TOLERANCE[torch.bfloat16]
+    ]
     assert caught

@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from milkweed.kernels.performer import PackedPerformer, PerformerMlp, pack_performer
 
+from .emulation import MODES, relative_error
+
 DTYPES = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
-MODES = range(4)
 DIMS = (32, 64, 96, 192)
 GUARD = 64  # numbers before and after every output
 
@@ -137,10 +138,6 @@ def performer(emulated: Build) -> Performer:
     return Performer(emulated("performer"))
 
 
-def error(result: Tensor, truth: Tensor) -> float:
-    return float((result.double() - truth).norm() / truth.norm())
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tile", [0, 1])
 @pytest.mark.parametrize("dim", DIMS)
@@ -149,13 +146,13 @@ def test_result_is_that_of_float64(performer: Performer, dim: int, tile: int, dt
     for i, (images, tokens) in enumerate(shapes):
         case = make_case(dim, images, tokens, dtype, mlp=i % 3 != 2, beside=i != 3)
         result = performer(case, mode=i % 4, tile=tile, splits=1 + i % 3)
-        assert error(result, case.truth()) <= DTYPES[dtype], (images, tokens)
+        assert relative_error(result, case.truth()) <= DTYPES[dtype], (images, tokens)
 
 
 @pytest.mark.parametrize("dim", [64, 96, 192])
 def test_a_whole_image_of_a_later_stage(performer: Performer, dim: int) -> None:
     case = make_case(dim, 1, 784, torch.bfloat16)
-    assert error(performer(case, mode=3, splits=5), case.truth()) <= DTYPES[torch.bfloat16]
+    assert relative_error(performer(case, mode=3, splits=5), case.truth()) <= DTYPES[torch.bfloat16]
 
 
 def test_a_whole_image_of_the_first_stage(performer: Performer, every_shape: bool) -> None:
@@ -164,7 +161,7 @@ def test_a_whole_image_of_the_first_stage(performer: Performer, every_shape: boo
     for dim in (64, 96):
         for dtype, most in DTYPES.items():
             case = make_case(dim, 2, 3136, dtype)
-            assert error(performer(case, splits=16, multiprocessors=132), case.truth()) <= most
+            assert relative_error(performer(case, splits=16, multiprocessors=132), case.truth()) <= most
 
 
 @pytest.mark.parametrize("dim", DIMS)
@@ -172,7 +169,7 @@ def test_every_schedule_gives_the_same_bits(performer: Performer, dim: int) -> N
     for tile, dtype in enumerate(DTYPES):
         case = make_case(dim, 2, 49, dtype)
         first = performer(case, tile=tile)
-        assert error(first, case.truth()) <= DTYPES[dtype]
+        assert relative_error(first, case.truth()) <= DTYPES[dtype]
         for mode in MODES:
             assert torch.equal(performer(case, mode=mode, seed=2 + mode, tile=tile), first)
 
@@ -190,7 +187,7 @@ def test_trained_features(performer: Performer, cell: int, dtype: torch.dtype) -
     case = Case(part["w"], (part["proj.weight"], part["proj.bias"]), mlp, kqv, None)
     result = performer(case, mode=2 + cell)
     # The matrices are rounded here, which the truth is not.
-    assert error(result, case.truth()) <= 1.5 * DTYPES[dtype]
+    assert relative_error(result, case.truth()) <= 1.5 * DTYPES[dtype]
 
 
 _MLP_KEYS = ("norm2.weight", "norm2.bias", "mlp.0.weight", "mlp.0.bias", "mlp.2.weight", "mlp.2.bias")
@@ -205,7 +202,7 @@ def test_inside_it_is_float32(performer: Performer, dim: int, dtype: torch.dtype
     k, _, v = case.kqv.double().chunk(3, dim=-1)
     features = case.features(k)
     assert ((sums[:, dim] - features.sum(dim=1)).abs() <= 5e-5 * features.sum(dim=1)).all()
-    assert error(sums[:, :dim], v.mT @ features) <= 3e-5
+    assert relative_error(sums[:, :dim], v.mT @ features) <= 3e-5
     # y is rounded once. Where that goes the other way than float64's, an error of 1e-4 would have taken it over the
     # middle between two numbers: for so many fp16 numbers, 1e-4 is a fifth of what lies between them at most.
     wrong = (result != case.attention().to(dtype)).double().mean()
@@ -217,8 +214,8 @@ def test_the_epsilon_counts_where_features_vanish(performer: Performer) -> None:
     case = bare(make_case(64, 1, 49, torch.bfloat16, scale=1.0))
     without = replace(case, eps=0.0)
     assert case.attention().abs().max() < 1e-3 * without.attention().abs().max()
-    assert error(performer(case), case.attention()) <= 4e-3
-    assert error(performer(without), without.attention()) <= 4e-3
+    assert relative_error(performer(case), case.attention()) <= 4e-3
+    assert relative_error(performer(without), without.attention()) <= 4e-3
 
 
 def test_huge_tokens_have_no_features(performer: Performer) -> None:
@@ -229,7 +226,7 @@ def test_huge_tokens_have_no_features(performer: Performer) -> None:
     case = replace(case, kqv=kqv)
     result = performer(case)
     assert result.isfinite().all()
-    assert error(result, case.truth()) <= 4e-3
+    assert relative_error(result, case.truth()) <= 4e-3
 
 
 def test_large_features_do_not_overflow(performer: Performer) -> None:
@@ -240,7 +237,7 @@ def test_large_features_do_not_overflow(performer: Performer) -> None:
     case = replace(case, kqv=kqv)
     largest = case.features(kqv[..., :192].double()).max().log()
     assert 44 < largest < 48
-    assert error(performer(case), case.truth()) <= 4e-3
+    assert relative_error(performer(case), case.truth()) <= 4e-3
 
 
 @pytest.mark.parametrize("tile", [0, 1])
@@ -267,7 +264,7 @@ def test_splits_change_the_last_bits_at_most(performer: Performer) -> None:
     truth = case.truth()
     for splits in (1, 2, 7, 16):  # 16 are more than there are tiles of tokens
         for multiprocessors in (1, 132):
-            assert error(performer(case, splits=splits, multiprocessors=multiprocessors), truth) <= 1e-3
+            assert relative_error(performer(case, splits=splits, multiprocessors=multiprocessors), truth) <= 1e-3
 
 
 def test_number_of_splits(performer: Performer) -> None:
@@ -317,7 +314,9 @@ QUICK = ("next tile wait", "next tile barrier", "stages are free", "resident bar
 def right_in_every_mode(performer: Performer) -> bool:
     case = make_case(64, 1, 200, torch.bfloat16)
     truth = case.truth()
-    return all(error(performer(case, mode=mode, multiprocessors=1), truth) <= DTYPES[torch.bfloat16] for mode in MODES)
+    return all(
+        relative_error(performer(case, mode=mode, multiprocessors=1), truth) <= DTYPES[torch.bfloat16] for mode in MODES
+    )
 
 
 @pytest.mark.parametrize("stages", [0, 1, 2])

@@ -12,11 +12,9 @@ from torch.nn import functional as F
 
 from milkweed.kernels.attention import SDPA_BACKENDS, attention_reference, attention_refusal, sdpa_attention
 
-MODES = range(4)
-DTYPES = (torch.bfloat16, torch.float16)
-TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
+from .emulation import DTYPES, MODES, TOLERANCE, guarded, guards_untouched, relative_error
+
 TILES = range(4)
-GUARD = 256  # numbers around every tensor: NaN before the launch, untouched after it
 SMALL_SHARED_LIMIT = 99 * 1024  # of sm_86, 89 and 120
 
 HEADER = "short_attention.cuh"
@@ -57,18 +55,6 @@ class Problem:
         qkv = guarded(shape, self.dtype)
         qkv.copy_(torch.randn(shape, generator=generator))
         return qkv
-
-
-def guarded(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """A tensor of NaN in the middle of a larger one of NaN."""
-    whole = torch.full((math.prod(shape) + 2 * GUARD,), math.nan, dtype=dtype)
-    return whole[GUARD:-GUARD].view(shape)
-
-
-def guards_untouched(tensor: Tensor) -> bool:
-    whole = tensor.new_empty(0).set_(tensor.untyped_storage(), 0, (tensor.numel() + 2 * GUARD,))
-    fresh = torch.full((GUARD,), math.nan, dtype=tensor.dtype).view(torch.int16)
-    return torch.equal(whole[:GUARD].view(torch.int16), fresh) and torch.equal(whole[-GUARD:].view(torch.int16), fresh)
 
 
 @dataclass(frozen=True)
@@ -128,10 +114,6 @@ def truth(qkv: Tensor, problem: Problem, scale: float | None = None) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2).flatten(2)
 
 
-def error_of(out: Tensor, expected: Tensor) -> float:
-    return ((out.double() - expected).norm() / expected.norm()).item()
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=["bf16", "fp16"])
 @pytest.mark.parametrize("head_dim", [32, 64])
 @pytest.mark.parametrize("tokens", [1, 15, 16, 17, 50, 64, 65, 145, 196, 197, 198, 256])
@@ -140,7 +122,7 @@ def test_result_is_attention(kernel: Kernel, tokens: int, head_dim: int, dtype: 
     qkv = problem.qkv(tokens)
     expected = truth(qkv, problem)
     outs = [kernel(qkv, problem, mode=mode, seed=mode + 7) for mode in MODES]
-    assert error_of(outs[0], expected) <= TOLERANCE[dtype]
+    assert relative_error(outs[0], expected) <= TOLERANCE[dtype]
     assert all(torch.equal(out, outs[0]) for out in outs), "the result depends on the schedule"
 
 
@@ -150,7 +132,7 @@ def test_every_tile_gives_the_same(kernel: Kernel, tokens: int, tile: int) -> No
     problem = Problem(2, tokens, 3, 64)
     qkv = problem.qkv()
     out = kernel(qkv, problem, tile=tile, mode=tile)
-    assert error_of(out, truth(qkv, problem)) <= TOLERANCE[problem.dtype]
+    assert relative_error(out, truth(qkv, problem)) <= TOLERANCE[problem.dtype]
     assert torch.equal(out, kernel(qkv, problem))
 
 
@@ -171,7 +153,7 @@ def test_published_shapes(kernel: Kernel, every_shape: bool, published: tuple[in
         qkv = problem.qkv()
         for tile in TILES:
             out = kernel(qkv, problem, tile=tile, multiprocessors=132)
-            assert error_of(out, truth(qkv, problem)) <= TOLERANCE[dtype]
+            assert relative_error(out, truth(qkv, problem)) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("scale", [0.01, 3.0])
@@ -179,7 +161,7 @@ def test_scale_and_large_scores(kernel: Kernel, scale: float) -> None:
     """With a scale of 3 scores reach hundreds: the softmax is nearly one-hot and must not overflow."""
     problem = Problem(1, 50, 2, 64, torch.float16)
     qkv = problem.qkv() * 2
-    assert error_of(kernel(qkv, problem, scale=scale), truth(qkv, problem, scale)) <= TOLERANCE[problem.dtype]
+    assert relative_error(kernel(qkv, problem, scale=scale), truth(qkv, problem, scale)) <= TOLERANCE[problem.dtype]
 
 
 def test_nan_stays_in_its_row_or_head(kernel: Kernel) -> None:
@@ -205,7 +187,7 @@ def test_infinite_inputs_are_as_in_torch(kernel: Kernel) -> None:
     assert 0 < expected.isnan().sum() < expected.numel()
     assert torch.equal(out.isnan(), expected.isnan())
     numbers = ~expected.isnan()
-    assert error_of(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
+    assert relative_error(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
 
 
 def test_refusals_come_before_the_launch(kernel: Kernel) -> None:
@@ -250,7 +232,11 @@ def test_a_planted_bug_is_caught(emulated: Callable[..., ctypes.CDLL], every_sha
             for label, kernel in (("right", right), ("wrong", wrong)):
                 out = guarded((1, tokens, 32), problem.dtype)
                 error = kernel.refusal(qkv, out, problem, mode=mode)
-                good = error is None and error_of(out, expected) <= TOLERANCE[problem.dtype] and guards_untouched(out)
+                good = (
+                    error is None
+                    and relative_error(out, expected) <= TOLERANCE[problem.dtype]
+                    and guards_untouched(out)
+                )
                 caught[label] |= not good
     assert caught == {"right": False, "wrong": True}
 
@@ -273,4 +259,6 @@ def test_reference_of_half_precision_is_near() -> None:
     """The op's CPU implementation works on bfloat16 too."""
     problem = Problem(1, 50, 2, 64)
     qkv = problem.qkv()
-    assert error_of(attention_reference(qkv, 2, problem.scale), truth(qkv, problem)) <= 2 * TOLERANCE[problem.dtype]
+    assert (
+        relative_error(attention_reference(qkv, 2, problem.scale), truth(qkv, problem)) <= 2 * TOLERANCE[problem.dtype]
+    )
