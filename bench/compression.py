@@ -11,7 +11,6 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -76,25 +75,28 @@ def measuring(bundle: Path, folder: Path) -> Measuring:
     return Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))
 
 
-def share_kept(dense: Path, out: Path) -> float:
+def seconds_taken(out: Path) -> float:
+    """Of all steps, by the bundle's report: of all attempts together, if there were several."""
+    return float(sum(json.loads((out / "report.json").read_text())["seconds_by_step"].values()))
+
+
+def share_kept(out: Path) -> float:
     """Weights of the layers that `compress` was asked for, relative to dense."""
     report = json.loads((out / "report.json").read_text())
     rows = [row for row in report["layers"] if row["reason"]]
     return sum(row["weights"] for row in rows) / sum(row["dense_weights"] for row in rows)
 
 
-def run_row(name: str, bundle: Path, folder: Path, work: Path) -> float:
-    """Compress as the row says, unless that is done; seconds it took."""
+def run_row(name: str, bundle: Path, folder: Path, work: Path) -> None:
+    """Compress as the row says, unless that is done."""
     out = work / name
     options = list(ROWS[name])
     if options[-1] in (CALIBRATE, RECOVER):
         options.append(str(folder))
     command = [str(Path(sys.executable).with_name("milkweed")), "compress", str(bundle), str(out), *options]
-    started = time.monotonic()
     if not (out / "config.json").exists():
         with open(work / f"{name}.log", "ab") as log:
             subprocess.run([*command, "--json"], stdout=subprocess.DEVNULL, stderr=log, check=True)
-    return time.monotonic() - started
 
 
 def main() -> None:
@@ -113,12 +115,12 @@ def main() -> None:
     print(f"dense: top-1 {before.top1:.1f} % of {before.images} images, calibrated on {len(list(folder.iterdir()))}")
     results: list[Result] = []
     for name in args.rows:
-        seconds = run_row(name, args.bundle, folder, args.work)
+        run_row(name, args.bundle, folder, args.work)
         found = measure(load_bundle(args.work / name)[0])
         assert found.top1 is not None
         assert found.agreement is not None
         assert found.kl is not None
-        share = share_kept(args.bundle, args.work / name)
+        share, seconds = share_kept(args.work / name), seconds_taken(args.work / name)
         options = " ".join(ROWS[name])
         results.append(
             Result(name, options, share, found.top1, found.agreement, found.kl, found.images, round(seconds, 1))

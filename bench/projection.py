@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.compress.layer_fit import FitRequest, fit_layers
-from ..models.compress.statistics import InputStatistics
+from ..models.projection.layer_fit import FitRequest, fit_layers
+from ..models.projection.statistics import InputStatistics
 from ..models.structure import LayerStructure
 from .machine import machine
 

@@ -1,8 +1,6 @@
 """Makes models smaller, and dense again: calibration, projection, budgets; compression and densification of bundles."""
 
-from .compression import CalibrationData, CompressReport, compress_model
-from .densification import DensifyReport, densify_layer, densify_model
-from .projection import (
+from ..projection.plain import (
     Projection,
     project_linear,
     project_monarch,
@@ -10,6 +8,8 @@ from .projection import (
     project_state,
     projection_error,
 )
+from .compression import CalibrationData, CompressReport, compress_model
+from .densification import DensifyReport, densify_layer, densify_model
 from .replacement import project_layer, replace_layer
 from .request import CompressRequest
 

@@ -6,19 +6,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..projection.aware import RIDGE
+from ..projection.importance import weighted_statistics
+from ..projection.layer_fit import FitRequest, fit_layer
+from ..projection.parallel import each_on_one_thread
+from ..projection.permutation import Arrangement, permuted
+from ..projection.statistics import InputStatistics
 from ..structure import LayerStructure, linear_layer
-from .aware import RIDGE
-from .layer_fit import FitRequest, fit_layer
-from .parallel import each_on_one_thread
-from .permutation import Arrangement, permuted
-from .statistics import InputStatistics, collect_statistics
 
 MIN_IMAGES = 16
 FEW_IMAGES = 128
 """Fewer than this are accepted with a warning: a layer of 768 inputs has 300,000 covariances to learn."""
 
-HELD_SHARE = 5
-"""Every fifth image is held out: choices are made, and figures given, on images that nothing was fitted to."""
+TURN, FITTED = 5, 3
+"""Of every five images three are fitted to, and two held out, which choices are made and figures given on.
+
+So many, since what is chosen on a few images is chosen for those images.
+"""
 
 BATCH = 32
 RIDGES = (1e-4, 1e-3, 1e-2, 1e-1)
@@ -37,7 +41,7 @@ class Images:
 
     @classmethod
     def split(cls, images: Tensor, targets: Tensor | None = None) -> "Images":
-        """Hold out every fifth of (n, 3, H, W), and its class where there are `targets` (n,).
+        """Hold out two of every five of (n, 3, H, W), and their classes where there are `targets` (n,).
 
         Raises:
             ValueError: fewer than MIN_IMAGES.
@@ -45,7 +49,7 @@ class Images:
         if len(images) < MIN_IMAGES:
             raise ValueError(f"{len(images)} calibration images: at least {MIN_IMAGES} are needed")
         places = torch.arange(len(images))
-        held = places % HELD_SHARE == HELD_SHARE - 1
+        held = places % TURN >= FITTED
         kept = None if targets is None else targets[held]
         return cls(images[~held].split(BATCH), images[held].split(BATCH), kept)
 
@@ -63,7 +67,7 @@ class Images:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Input statistics of the layers on the fitted and on the held-out images, and the ridge chosen by the latter."""
+    """Weighted input statistics on the fitted and on the held-out images, and the ridge chosen by the latter."""
 
     fitted: Mapping[str, InputStatistics]
     held_out: Mapping[str, InputStatistics]
@@ -92,8 +96,8 @@ def calibrate(
         ValueError: an activation that is not finite.
     """
     told = _Told(len(images.fitted) + len(images.held_out), progress)
-    fitted = collect_statistics(model, names, told(images.fitted))
-    held_out = collect_statistics(model, names, told(images.held_out))
+    fitted = weighted_statistics(model, names, told(images.fitted))
+    held_out = weighted_statistics(model, names, told(images.held_out), seed=1)
     linears = {name: linear_layer(model, name) for name in names}
     for name, linear in linears.items():
         if linear.bias is None:

@@ -5,15 +5,15 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
+from ..allocation.costs import LayerCosts
+from ..allocation.search import Progress, Search, Trial
+from ..projection.layer_fit import LayerFit
 from ..report import Measured
 from ..report.rows import LayerNote
 from ..structure import LayerStructure
 from .calibration import Calibration
-from .costs import LayerCosts
-from .layer_fit import LayerFit
 from .measured import Measuring
 from .request import CompressRequest
-from .search import Progress, Search, Trial
 
 CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
 """Budgets that are tried beside the asked one, so that the report shows what more or less would cost."""
@@ -35,7 +35,7 @@ class Choice:
     Args:
         structures: of the layers that change.
         trials: allocations that were measured on the way.
-        sensitivities: KL in nats with one layer alone projected to half.
+        sensitivities: KL in nats that each layer at half of its weights is responsible for.
         costs: in the budget's unit, if there was one.
         warnings: sentences for a person.
     """

@@ -10,23 +10,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..allocation.costs import LayerCosts
+from ..allocation.search import Progress as Progress
 from ..bundle import load_bundle, save_bundle
 from ..config import BundleConfig
+from ..projection.aware import RIDGE
+from ..projection.layer_fit import FitRequest, LayerFit, fit_layers
+from ..projection.permutation import arrange_hidden_units
 from ..provenance import add_step, library_versions
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals
 from ..structure import LayerStructure, linear_layer, select_linears, structures_for
-from .aware import RIDGE
 from .calibration import Calibration, Images, calibrate
 from .choice import Choice, choose_for_budget, fixed_choice
-from .costs import LayerCosts
-from .layer_fit import FitRequest, LayerFit, fit_layers
 from .measured import Measuring
-from .permutation import arrange_hidden_units
 from .replacement import replace_layer
 from .request import CompressRequest
-from .search import Progress as Progress
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..divergence import answers, divergence
 from ..report import Measured
 from .calibration import Images
-from .divergence import answers, divergence
 
 
 @dataclass(frozen=True)

@@ -2,9 +2,9 @@
 
 from torch import nn
 
+from ..projection.layer_fit import FitRequest, LayerFit, fit_layer
 from ..structure import LayerStructure, linear_layer
 from ..weightless import weightless
-from .layer_fit import FitRequest, LayerFit, fit_layer
 
 
 def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:

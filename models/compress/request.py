@@ -5,10 +5,10 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
-from .candidates import BLOCK_COUNTS
-from .costs import COSTS
+from ..allocation.candidates import BLOCK_COUNTS
+from ..allocation.costs import COSTS
 
-REFINEMENTS = 8
+REFINEMENTS = 10
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compress.divergence import answers, diverge
+from ..divergence import answers, diverge
 from ..structured import StructuredLinear
 from ..training import Batch, BatchSource, Objective, Recipe, TrainingError, TrainResult, train_model
 from ..vitae.reduction import PerformerAttention

@@ -14,7 +14,7 @@ _TITLES = {
     **MEASURES,
     "loss": "training loss",
     "error": "relative error of the outputs",
-    "sensitivity": "sensitivity: KL with this layer alone replaced",
+    "sensitivity": "sensitivity: KL by this layer at half its weights",
 }
 _MANY = 40
 """Values of a loss above which they are drawn faint, with a running mean over them."""

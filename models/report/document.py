@@ -81,7 +81,7 @@ class LayerRow:
         latency_before_us, latency_after_us: of one image.
         error: relative error of the outputs on the calibration images, sqrt(tr(D C D') / tr(W C W')), where D is
             what the projection changes in W and C the inputs' second moment.
-        sensitivity: mean KL in nats of the whole model with this layer alone projected.
+        sensitivity: KL in nats that this layer at half of its weights is responsible for.
         reason: one sentence: why dense, or why this structure.
     """
 

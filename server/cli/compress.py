@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from ..compress_request import CompressRun
 
 BLOCK_COUNTS = "1,2,4,8"
-REFINEMENTS = 8
+REFINEMENTS = 10
 
 
 def compress(

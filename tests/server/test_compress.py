@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from milkweed.loaders.augmentation import Augmentation
 from milkweed.models import load_bundle
 from milkweed.models.compress import CompressRequest
-from milkweed.models.compress.divergence import answers, diverge
 from milkweed.models.recovery import RecoveryPlan
 from milkweed.models.report import read_report
 from milkweed.models.training import TrainingError
@@ -81,24 +79,6 @@ def test_a_recovery_learns_from_the_dense_model(run: CompressRun, tmp_path: Path
     assert report.version == config.version
     assert "recovery" in report.seconds_by_step
     assert not any(parameter.requires_grad for parameter in model.parameters())
-    everything = _pictures(loose_photos)
-    teacher, compressed = load_bundle(run.source)[0], replace(run, recover=None, calibration=loose_photos)
-    compress(replace(compressed, out=tmp_path / "compressed"))
-    kls = [
-        diverge(load_bundle(path)[0], [everything], answers(teacher, [everything])).kl
-        for path in (tmp_path / "compressed", run.out)
-    ]
-    assert kls[1] < kls[0]
-
-
-def _pictures(folder: Path) -> torch.Tensor:
-    from milkweed.loaders.evaluation import PreparedImages
-    from milkweed.loaders.spec import PreprocessSpec
-
-    spec = PreprocessSpec.from_dict(
-        {"size": 16, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
-    )
-    return torch.cat([images for images, _ in PreparedImages([(path, None) for path in folder.iterdir()], spec, 64)])
 
 
 class _Stop:
@@ -242,7 +222,7 @@ def test_calibration_images_are_evenly_spaced(run: CompressRun, loose_photos: Pa
     (use,) = done.report.data
     assert (use.role, use.folder, use.images + len(use.skipped)) == ("calibration", loose_photos.name, 18)
     assert done.report.after is not None
-    assert done.report.after.images == 3
+    assert done.report.after.images == 6  # 17 can be read; of every five the last two are held out
 
 
 @pytest.mark.parametrize("place", ["state", "bundle"])

@@ -14,8 +14,9 @@ from milkweed.models.compress.calibration import (
     choose_ridge,
     held_out_error,
 )
-from milkweed.models.compress.layer_fit import FitRequest, fit_layer
-from milkweed.models.compress.statistics import InputStatistics
+from milkweed.models.projection.importance import weighted_statistics
+from milkweed.models.projection.layer_fit import FitRequest, fit_layer
+from milkweed.models.projection.statistics import InputStatistics
 from milkweed.models.structure import LayerStructure
 
 
@@ -24,10 +25,10 @@ def numbered(count: int) -> Tensor:
     return torch.arange(float(count)).view(-1, 1, 1, 1).expand(-1, 3, 2, 2)
 
 
-def test_every_fifth_image_is_held_out_with_its_class() -> None:
+def test_two_of_five_images_are_held_out_with_their_classes() -> None:
     images = Images.split(numbered(83), torch.arange(83) % 7)
     fitted, held_out = (torch.cat(part)[:, 0, 0, 0].int().tolist() for part in (images.fitted, images.held_out))
-    assert held_out == list(range(4, 83, 5))
+    assert held_out == [number for number in range(83) if number % 5 in (3, 4)]
     assert sorted([*fitted, *held_out]) == list(range(83))
     assert images.held_out_targets is not None
     assert images.held_out_targets.tolist() == [number % 7 for number in held_out]
@@ -40,7 +41,7 @@ def test_too_few_images_are_refused_and_few_are_warned_of() -> None:
     with pytest.raises(ValueError, match=f"{MIN_IMAGES - 1} calibration images: at least {MIN_IMAGES} are needed"):
         Images.split(numbered(MIN_IMAGES - 1))
     few = Images.split(numbered(MIN_IMAGES))
-    assert len(few.held_out[0]) == 3
+    assert len(few.held_out[0]) == 6
     assert few.warnings() == ("16 calibration images are few: from 128 on, results are steadier",)
     assert Images.split(numbered(FEW_IMAGES)).warnings() == ()
 
@@ -55,21 +56,20 @@ def pixels(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_moments_are_of_each_part_and_without_a_bias_about_zero(bias: bool) -> None:
+def test_statistics_are_weighted_ones_of_each_part_and_without_a_bias_about_zero(bias: bool) -> None:
     model, images = net(bias), Images.split(pixels(60))
     told: list[tuple[int, int]] = []
     found = calibrate(model, ["1", "3"], images, lambda *done: told.append(done))
-    for part, moments in ((images.fitted, found.fitted), (images.held_out, found.held_out)):
-        x = torch.cat(part)
-        hidden = model[2](model[1](model[0](x))).double().numpy()
-        mean = hidden.mean(0) if bias else np.zeros(16)
-        second = hidden.T @ hidden / len(hidden) - np.outer(mean, mean)
-        np.testing.assert_allclose(moments["3"].mean, mean, atol=1e-5)
-        np.testing.assert_allclose(moments["3"].covariance, second, rtol=1e-4, atol=1e-5)
-    # the first layer has a bias in either case
-    np.testing.assert_allclose(found.fitted["1"].mean, torch.cat(images.fitted).flatten(1).mean(0), rtol=1e-5)
-    everything = model[0](torch.cat([*images.fitted, *images.held_out])).double().numpy()
-    np.testing.assert_allclose(found.all()["1"].covariance, np.cov(everything.T, bias=True), rtol=1e-4, atol=1e-5)
+    for part, got, seed in ((images.fitted, found.fitted, 0), (images.held_out, found.held_out, 1)):
+        want = weighted_statistics(model, ["1", "3"], part, seed=seed)
+        mean, covariance = want["3"].mean.numpy(), want["3"].covariance.numpy()
+        second = covariance if bias else covariance + np.outer(mean, mean)
+        np.testing.assert_allclose(got["3"].mean, mean if bias else np.zeros(16), atol=1e-12)
+        np.testing.assert_allclose(got["3"].covariance, second, rtol=1e-12)
+        assert torch.equal(got["1"].covariance, want["1"].covariance)  # has a bias in either case
+    # 36 images and 24 together
+    together = 0.6 * found.fitted["1"].mean + 0.4 * found.held_out["1"].mean
+    np.testing.assert_allclose(found.all()["1"].mean, together, rtol=1e-12)
     assert found.all()["1"].tokens == 60
     assert told == [(1, 3), (2, 3), (3, 3)]
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.models.compress.pixelfly import project_pixelfly
-from milkweed.models.compress.projection import project_state
+from milkweed.models.projection.pixelfly import project_pixelfly
+from milkweed.models.projection.plain import project_state
 from milkweed.models.structure import KINDS, LayerStructure
 from milkweed.models.structured import StructuredLinear
 

@@ -12,7 +12,7 @@ from ..structure import LayerStructure
 from ..weightless import weightless
 from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
 from .parallel import each_on_one_thread
-from .projection import project_state
+from .plain import project_state
 from .statistics import InputStatistics
 
 PIXELFLY_TURNS = 20

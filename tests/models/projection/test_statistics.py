@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.compress.statistics import InputStatistics, collect_statistics
+from milkweed.models.projection.statistics import InputStatistics, collect_statistics
 
 
 def collect(batches: list[Tensor]) -> InputStatistics:

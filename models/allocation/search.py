@@ -1,28 +1,27 @@
 """Finds the structure of each layer for a budget: candidates, measured sensitivities, allocation, and again.
 
-A layer's damage is the KL between dense and compressed answers with it alone projected, measured once and scaled
-by the candidates' errors. Together, layers do more damage than the sum of what each does alone, and not evenly.
-So after each allocation every layer's sensitivity is measured again inside the compressed model (what the KL
-gains when it is dense there, or loses when it is projected), and the budget is shared out anew; the best of all
-allocations by measured KL is kept.
+A layer's damage is what it adds to KL(dense || compressed), scaled by the candidates' errors. Together, layers do
+more damage than the sum of what each does alone, and not evenly. So after each allocation every layer's sensitivity
+is measured again inside the compressed model, by the KL's slopes, and the budget is shared out anew; the best of
+all allocations by measured KL is kept.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from ..divergence import Divergence, answers, divergence
+from ..projection.aware import RIDGE
+from ..projection.layer_fit import LayerFit, fit_layers
+from ..projection.parallel import each_on_one_thread
+from ..projection.statistics import InputStatistics
 from ..structure import LayerStructure, linear_layer
-from .aware import RIDGE
 from .budget import Option, allocate
-from .candidates import BLOCK_COUNTS, Candidate, layer_candidates
-from .divergence import Divergence, answers, divergence
-from .layer_fit import FitRequest, LayerFit, fit_layer, fit_layers
-from .parallel import each_on_one_thread
-from .replay import Replay
-from .statistics import InputStatistics
-from .substitution import substituted
+from .candidates import BLOCK_COUNTS, layer_candidates
+from .layer import SearchedLayer
+from .slopes import Change, slopes
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, units done and in all."""
@@ -33,13 +32,18 @@ Cost = Callable[[str, LayerStructure | None], float]
 PROBE_SHARE = 0.5
 """Share of its weights at which a layer's sensitivity is first measured."""
 
+PROBE_PART = 0.25
+"""Part of that change which all layers have then: little enough damage in all to see each layer's."""
+
 CONTEXT_SHARE = 0.7
 """Share at which a layer that was kept dense is tried inside the compressed model."""
 
-CONTEXT_STEP = 2.0
-"""A sensitivity moves by at most this factor a turn: differences of nearly equal KLs are noisy."""
+CONTEXT_PART = 0.5
+"""Part of that change: there, the slope of a square is what the whole change adds."""
 
-PROBE_SWEEPS = 3
+CONTEXT_STEP = 2.0
+"""A sensitivity moves by at most this factor a turn: others move at the same time."""
+
 LEAST_SENSITIVITY = 1e-4
 """Nats for a relative error of 1: a few images measure less as noise, of either sign."""
 
@@ -60,31 +64,6 @@ class Trial:
     cost: float
     answers: Tensor
     found: Divergence
-
-
-@dataclass
-class _Layer:
-    """What the search knows of one layer."""
-
-    linear: nn.Linear
-    inputs: InputStatistics
-    candidates: tuple[Candidate, ...]
-
-    def structure(self, candidate: Candidate) -> LayerStructure:
-        linear = self.linear
-        return LayerStructure(
-            "monarch",
-            linear.in_features,
-            linear.out_features,
-            candidate.nblocks,
-            candidate.rank,
-            linear.bias is not None,
-        )
-
-    def nearest(self, share: float) -> Candidate:
-        """The candidate with nearly that share of the dense weights."""
-        dense = self.linear.weight.numel()
-        return min(self.candidates, key=lambda candidate: abs(candidate.weights / dense - share))
 
 
 class Search:
@@ -115,11 +94,11 @@ class Search:
     ) -> None:
         self.model, self.batches, self.cost, self.ridge = model, batches, cost, ridge
         self._progress, self._on_trial = progress, on_trial
-        self._reference, self._replay = reference, Replay(model, batches)
+        self._reference = reference
         self._layers = self._with_candidates(statistics, block_counts)
         self._weights = dict.fromkeys(self._layers, 1.0)  # nats of KL for a relative objective of 1
+        self._contexts: dict[str, dict[str, float]] = {}  # sensitivities inside each trial's model
         self._fits: dict[tuple[str, LayerStructure], LayerFit] = {}
-        self._probes: dict[tuple[str, Candidate], LayerFit] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -127,16 +106,12 @@ class Search:
         return tuple(self._layers)
 
     def measure_sensitivities(self) -> dict[str, float]:
-        """KL in nats with each layer alone projected to about half of its weights."""
-        found = {}
-        self._replay.record()
-        for done, (name, layer) in enumerate(self._layers.items(), 1):
-            fit = self._probe(name, layer.nearest(PROBE_SHARE))
-            with self._fitted(name, fit):
-                found[name] = self._kl_changed(name)
-            self._weights[name] = max(found[name] / max(fit.error**2, 1e-12), LEAST_SENSITIVITY)
-            self._tell("measuring sensitivities", done, len(self._layers))
-        return found
+        """KL in nats that each layer at about half of its weights is responsible for."""
+        fits = {name: layer.probe(PROBE_SHARE, self.ridge) for name, layer in self._layers.items()}
+        found = self._slopes({name: self._layers[name].change(fit, PROBE_PART) for name, fit in fits.items()})
+        harms = {name: slope / (2 * PROBE_PART) for name, slope in found.items()}
+        self._weights = {name: _sensitivity(harm, fits[name]) for name, harm in harms.items()}
+        return {name: max(0.0, harm) for name, harm in harms.items()}
 
     def least_cost(self) -> float:
         """The cheapest that the layers can be together."""
@@ -145,6 +120,8 @@ class Search:
     def run(self, budget: float, refinements: int) -> tuple[Trial, ...]:
         """Allocate, measure, measure sensitivities in context, and allocate again; every trial, in order.
 
+        The first is the same share for all layers, so that what is best of all is never worse.
+
         Args:
             budget: greatest cost of all layers together.
             refinements: allocations after the first.
@@ -152,19 +129,23 @@ class Search:
         Raises:
             ValueError: the budget cannot be met.
         """
-        trials: list[Trial] = []
-        best, best_weights = None, self._weights
+        equal = self._equal_shares(budget)
+        trials = [] if equal is None else [self.measure("equal shares", equal)]
+        best, best_weights = trials[0] if trials else None, self._weights
         for turn in range(refinements + 1):
             structures = self.allocated(budget)
-            if any(trial.structures == structures for trial in trials):
-                break
-            trials.append(self.measure(f"allocation {turn + 1}", structures))
+            trial = next((trial for trial in trials if trial.structures == structures), None)
+            if trial is None:
+                trial = self.measure(f"allocation {len(trials) + (equal is None)}", structures)
+                trials.append(trial)
+            tried = self._weights
             if turn < refinements:
-                self._weigh_in_context(trials[-1])
-            if best is None or trials[-1].found.kl < best.found.kl:
-                best, best_weights = trials[-1], self._weights
-            else:  # a step too far: go back half of it, with what it taught
+                self._weigh_in_context(trial)
+            if best is None or trial.found.kl < best.found.kl:
+                best, best_weights = trial, tried
+            elif trial is not best:  # a step too far: go back half of it, with what it taught
                 self._weights = {name: (best_weights[name] * weight) ** 0.5 for name, weight in self._weights.items()}
+        self._weights = best_weights
         return tuple(trials)
 
     def allocated(self, budget: float) -> dict[str, LayerStructure]:
@@ -176,11 +157,24 @@ class Search:
         chosen = allocate(self._options(), budget).chosen
         return {name: option.value for name, option in chosen.items() if option.value is not None}
 
+    def _equal_shares(self, budget: float) -> dict[str, LayerStructure] | None:
+        """The best that each layer can be with its own share of the budget; None if some layer has nothing so cheap."""
+        share = budget / sum(self.cost(name, None) for name in self._layers) if self._layers else 0.0
+        found = {}
+        for name, options in self._options().items():
+            cheap = [option for option in options if option.cost <= share * self.cost(name, None)]
+            if not cheap:
+                return None
+            best = min(cheap, key=lambda option: (option.damage, option.cost))
+            if best.value is not None:
+                found[name] = best.value
+        return found
+
     def measure(self, label: str, structures: Mapping[str, LayerStructure]) -> Trial:
         """The divergence of the model with these structures."""
         with ExitStack() as stack:
             for name, fit in self.fits(structures).items():
-                stack.enter_context(self._fitted(name, fit))
+                stack.enter_context(self._layers[name].fitted(fit))
             found = answers(self.model, self.batches)
         cost = sum(self.cost(name, structures.get(name)) for name in self._layers)
         trial = Trial(label, dict(structures), cost, found, divergence(self._reference, found))
@@ -191,7 +185,7 @@ class Search:
     def fits(self, structures: Mapping[str, LayerStructure]) -> dict[str, LayerFit]:
         """The fitted layers; those fitted before are not fitted again."""
         missing = {
-            name: FitRequest.of(self._layers[name].linear, structure, self._layers[name].inputs)
+            name: self._layers[name].request(structure)
             for name, structure in structures.items()
             if (name, structure) not in self._fits
         }
@@ -203,7 +197,7 @@ class Search:
 
     def _with_candidates(
         self, statistics: Mapping[str, InputStatistics], block_counts: Sequence[int]
-    ) -> dict[str, "_Layer"]:
+    ) -> dict[str, SearchedLayer]:
         names = list(statistics)
         linears = {name: linear_layer(self.model, name) for name in names}
         found = each_on_one_thread(
@@ -212,7 +206,7 @@ class Search:
             progress=lambda done, total: self._tell("finding candidates", done, total),
         )
         return {
-            name: _Layer(linears[name], statistics[name], candidates)
+            name: SearchedLayer(linears[name], statistics[name], candidates)
             for name, candidates in zip(names, found, strict=True)
             if candidates
         }
@@ -223,54 +217,57 @@ class Search:
             options[name] = [Option(None, self.cost(name, None), 0.0)]
             for candidate in layer.candidates:
                 structure = layer.structure(candidate)
-                damage = self._weights[name] * candidate.objective
+                fit = self._fits.get((name, structure))  # what was fitted need not be predicted
+                damage = self._weights[name] * (candidate.objective if fit is None else fit.error**2)
                 options[name].append(Option(structure, self.cost(name, structure), damage))
         return options
 
     def _weigh_in_context(self, trial: Trial) -> None:
         """Move each layer's sensitivity towards what it is inside the trial's model (geometric mean of the two)."""
+        if trial.label not in self._contexts:
+            self._contexts[trial.label] = self._sensitivities_in(trial)
+        found = self._contexts[trial.label]
+        steps = {name: (found[name] / weight) ** 0.5 for name, weight in self._weights.items()}
+        self._weights = {
+            name: weight * min(max(steps[name], 1 / CONTEXT_STEP), CONTEXT_STEP)
+            for name, weight in self._weights.items()
+        }
+
+    def _sensitivities_in(self, trial: Trial) -> dict[str, float]:
+        """Of every layer, inside the trial's model.
+
+        Of a layer that changed, what a little more or less of its change would do: shares are moved in small steps.
+        One that is dense is given half of a change, where the slope is what the whole change would add.
+        """
         fits = self.fits(trial.structures)
-        base, weights = trial.found.kl, {}
-        with ExitStack() as stack:
-            dense = {name: (layer.linear.weight, layer.linear.bias) for name, layer in self._layers.items()}
-            for name, fit in fits.items():
-                stack.enter_context(self._fitted(name, fit))
-            self._replay.record()
-            for done, (name, layer) in enumerate(self._layers.items(), 1):
-                if name in fits:
-                    with substituted(layer.linear, *dense[name]):
-                        harm, objective = base - self._kl_changed(name), fits[name].error ** 2
-                else:
-                    fit = self._probe(name, layer.nearest(CONTEXT_SHARE))
-                    with self._fitted(name, fit):
-                        harm, objective = self._kl_changed(name) - base, fit.error**2
-                found = max(harm / max(objective, 1e-12), LEAST_SENSITIVITY)
-                step = (found / self._weights[name]) ** 0.5
-                weights[name] = self._weights[name] * min(max(step, 1 / CONTEXT_STEP), CONTEXT_STEP)
-                self._tell("measuring sensitivities in context", done, len(self._layers))
-        self._weights = weights
+        changes = {name: self._layers[name].change(fit, 1.0) for name, fit in fits.items()}
+        harms = self._slopes(changes, "in context")
+        found = {name: _sensitivity(harms[name] / 2, fit) for name, fit in fits.items()}
+        dense = {
+            name: layer.probe(CONTEXT_SHARE, self.ridge) for name, layer in self._layers.items() if name not in fits
+        }
+        if dense:
+            tried = {name: self._layers[name].change(fit, CONTEXT_PART) for name, fit in dense.items()}
+            harms = self._slopes({**changes, **tried}, "of dense layers in context")
+            found |= {name: _sensitivity(harms[name], fit) for name, fit in dense.items()}
+        return found
 
-    def _probe(self, name: str, candidate: Candidate) -> LayerFit:
-        """A quick fit, to measure sensitivity with; of it, only that one is kept."""
-        layer = self._layers[name]
-        request = FitRequest.of(layer.linear, layer.structure(candidate), layer.inputs)
-        key = (name, candidate)
-        if key not in self._probes:
-            self._probes[key] = fit_layer(request, ridge=self.ridge, sweeps=PROBE_SWEEPS)
-        return self._probes[key]
-
-    @contextmanager
-    def _fitted(self, name: str, fit: LayerFit) -> Iterator[None]:
-        """Inside, the layer computes what the fit does."""
-        linear = self._layers[name].linear
-        bias = None if linear.bias is None else linear.bias + fit.bias_shift.to(linear.bias)
-        with substituted(linear, fit.weight, bias):
-            yield
-
-    def _kl_changed(self, name: str) -> float:
-        """KL of the model in which this layer alone is not as it was recorded, nats."""
-        return divergence(self._reference, self._replay.changed(name)).kl
+    def _slopes(self, changes: Mapping[str, Change], where: str = "") -> Mapping[str, float]:
+        """How steeply KL rises with each change, nats."""
+        step = f"measuring sensitivities {where}".strip()
+        return slopes(
+            self.model,
+            changes,
+            self.batches,
+            self._reference,
+            progress=lambda done, total: self._tell(step, done, total),
+        ).by_part
 
     def _tell(self, step: str, done: int, total: int) -> None:
         if self._progress:
             self._progress(step, done, total)
+
+
+def _sensitivity(harm: float, fit: LayerFit) -> float:
+    """Nats for a relative objective of 1, of a layer whose fit adds `harm` to the KL."""
+    return max(harm / max(fit.error**2, 1e-12), LEAST_SENSITIVITY)

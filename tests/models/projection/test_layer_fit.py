@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.compress.layer_fit import FitRequest, fit_layer, fit_layers
 from milkweed.models.compress.replacement import replace_layer
-from milkweed.models.compress.statistics import InputStatistics
+from milkweed.models.projection.layer_fit import FitRequest, fit_layer, fit_layers
+from milkweed.models.projection.statistics import InputStatistics
 from milkweed.models.structure import KINDS, LayerStructure
 
 Inputs = Callable[..., InputStatistics]
@@ -90,7 +90,7 @@ def test_pixelfly_turns_never_raise_the_error(inputs: Inputs, monkeypatch: pytes
     weight, seen, shape = matrix(32, 48), inputs(48), structure("pixelfly", 32, 48)
     errors = []
     for turns in (1, 2, 3, 5, 10, 20):
-        monkeypatch.setattr("milkweed.models.compress.layer_fit.PIXELFLY_TURNS", turns)
+        monkeypatch.setattr("milkweed.models.projection.layer_fit.PIXELFLY_TURNS", turns)
         errors.append(fit_layer(FitRequest(weight, shape, seen), ridge=1e-9).error)
     assert all(after <= before * (1 + 1e-9) for before, after in pairwise(errors))
     assert errors[-1] < 0.9 * errors[0]

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from milkweed.models.compress.budget import Option, allocate
+from milkweed.models.allocation.budget import Option, allocate
 
 Layers = dict[str, list[Option[str]]]
 

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model
-from milkweed.models.compress.aware import project_aware
-from milkweed.models.compress.permutation import (
+from milkweed.models.projection.aware import project_aware
+from milkweed.models.projection.permutation import (
     MAX_GROUPS,
     Arrangement,
     apply_arrangement,
@@ -17,7 +17,7 @@ from milkweed.models.compress.permutation import (
     arrangeable_mlps,
     permuted,
 )
-from milkweed.models.compress.statistics import InputStatistics, collect_statistics
+from milkweed.models.projection.statistics import InputStatistics, collect_statistics
 
 NAMES = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,10 +30,13 @@ class InputStatistics:
     def merged(self, other: "InputStatistics") -> "InputStatistics":
         """Of the inputs of both."""
         tokens = self.tokens + other.tokens
-        part, rest = self.tokens / tokens, other.tokens / tokens
-        gap = self.mean - other.mean
-        covariance = part * self.covariance + rest * other.covariance + part * rest * gap.outer(gap)
-        return InputStatistics(part * self.mean + rest * other.mean, covariance, tokens)
+        return replace(self.mixed(other, other.tokens / tokens), tokens=tokens)
+
+    def mixed(self, other: "InputStatistics", share: float) -> "InputStatistics":
+        """Of inputs of which a `share` is drawn from the other's."""
+        rest, gap = 1 - share, self.mean - other.mean
+        covariance = rest * self.covariance + share * other.covariance + rest * share * gap.outer(gap)
+        return InputStatistics(rest * self.mean + share * other.mean, covariance, self.tokens)
 
 
 def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, InputStatistics]:
@@ -46,23 +49,24 @@ def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable
     Raises:
         ValueError: no image, or an activation that is not finite.
     """
-    moments = {name: _Moments() for name in names}
+    moments = {name: Moments() for name in names}
     with _listening(model, moments), torch.inference_mode():
         for images in batches:
             model(images)
     return {name: found.statistics(name) for name, found in moments.items()}
 
 
-class _Moments:
+class Moments:
     """Sums over all tokens, in float64; each batch's product is float32 about a shift that keeps it exact."""
 
     def __init__(self) -> None:
-        self.tokens = 0
+        self.tokens, self.total = 0, 0.0
         self._shift: Tensor | None = None
         self._sum: Tensor | None = None
         self._products: Tensor | None = None
 
-    def add(self, x: Tensor) -> None:
+    def add(self, x: Tensor, weights: Tensor | None = None) -> None:
+        """Count tokens x (..., features), each as often as `weights` (...) says, or once."""
         x = x.detach().flatten(0, -2).float()
         if self._shift is None or self._sum is None or self._products is None:
             # Without it a large mean would cost the covariance its digits.
@@ -70,23 +74,25 @@ class _Moments:
             self._sum = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
             self._products = torch.zeros(x.shape[1], x.shape[1], dtype=torch.float64, device=x.device)
         x = x - self._shift
-        self._sum += x.sum(0, dtype=torch.float64)
-        self._products += x.T @ x
+        counted = x if weights is None else x * weights.detach().flatten().unsqueeze(1)
+        self._sum += counted.sum(0, dtype=torch.float64)
+        self._products += x.T @ counted
+        self.total += x.shape[0] if weights is None else float(weights.sum(dtype=torch.float64))
         self.tokens += x.shape[0]
 
     def statistics(self, name: str) -> InputStatistics:
         if self._shift is None or self._sum is None or self._products is None:
             raise ValueError(f"layer {name} got no input: calibration needs at least one image")
-        mean = self._sum / self.tokens
-        covariance = self._products / self.tokens - mean.outer(mean)
+        mean = self._sum / self.total
+        covariance = self._products / self.total - mean.outer(mean)
         if not torch.isfinite(covariance).all():
             raise ValueError(f"layer {name}: its inputs on the calibration images are not finite")
         return InputStatistics((mean + self._shift).cpu(), covariance.cpu(), self.tokens)
 
 
 @contextmanager
-def _listening(model: nn.Module, moments: dict[str, _Moments]) -> Iterator[None]:
-    def listen(found: _Moments) -> Any:
+def _listening(model: nn.Module, moments: dict[str, Moments]) -> Iterator[None]:
+    def listen(found: Moments) -> Any:
         return lambda _module, inputs: found.add(inputs[0])
 
     handles = [model.get_submodule(name).register_forward_pre_hook(listen(found)) for name, found in moments.items()]

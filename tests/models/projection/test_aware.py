@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from milkweed.kernels import monarch_to_dense
-from milkweed.models.compress.aware import AwareProjection, project_aware, sub_block_ranks
-from milkweed.models.compress.projection import project_linear
-from milkweed.models.compress.statistics import InputStatistics
 from milkweed.models.monarch import monarch_shapes
+from milkweed.models.projection.aware import AwareProjection, project_aware, sub_block_ranks
+from milkweed.models.projection.plain import project_linear
+from milkweed.models.projection.statistics import InputStatistics
 
 Inputs = Callable[..., InputStatistics]
 

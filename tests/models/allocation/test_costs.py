@@ -5,8 +5,8 @@ import itertools
 import pytest
 from torch import nn
 
-from milkweed.models.compress import costs
-from milkweed.models.compress.costs import LayerCosts
+from milkweed.models.allocation import costs
+from milkweed.models.allocation.costs import LayerCosts
 from milkweed.models.structure import LayerStructure
 
 NAMES = ["blocks.0.mlp.fc1", "blocks.1.attn.proj"]

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.models.compress.aware import project_aware
-from milkweed.models.compress.candidates import (
+from milkweed.models.allocation.candidates import (
     MAX_RANKS,
     Candidate,
     candidate_ranks,
@@ -16,8 +15,9 @@ from milkweed.models.compress.candidates import (
     layer_candidates,
     weight_count,
 )
-from milkweed.models.compress.statistics import InputStatistics
 from milkweed.models.monarch import MonarchLinear
+from milkweed.models.projection.aware import project_aware
+from milkweed.models.projection.statistics import InputStatistics
 
 Inputs = Callable[..., InputStatistics]
 

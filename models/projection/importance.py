@@ -1,0 +1,84 @@
+"""Input statistics of linear layers in which a token counts by how much the answer depends on it.
+
+An error at a patch token of the last block changes nothing: only the class token is read. So each token is
+weighted with the length of the answer's gradient at the layer's output, |d log p(y) / d output| with y drawn from
+the model's own answer: the Fisher information's root, which a squared error at that token would be multiplied by
+(its square would be the exact second order, but then few tokens are left, and fits learn them by heart: measured
+on DeiT-Tiny, docs/compression.md). For the same reason a part of the plain statistics stays in.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .statistics import InputStatistics, Moments
+
+PLAIN_SHARE = 0.3
+"""Share of the unweighted statistics in the mixture."""
+
+BATCH = 16
+"""Images of one backward pass: it keeps the activations of all blocks."""
+
+
+def weighted_statistics(
+    model: nn.Module, names: Sequence[str], batches: Iterable[Tensor], *, seed: int = 0
+) -> dict[str, InputStatistics]:
+    """Run `batches` through the model and back, and measure what reaches each named linear layer.
+
+    Args:
+        model: in eval mode; its answers are class logits (B, classes).
+        batches: normalised images (B, 3, H, W).
+        seed: of the classes that are drawn.
+
+    Raises:
+        ValueError: no image, or an activation that is not finite.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    plain, weighted = ({name: Moments() for name in names} for _ in range(2))
+    for batch in batches:
+        for images in batch.split(BATCH):
+            for name, x, weights in _passes(model, names, images, generator):
+                plain[name].add(x)
+                weighted[name].add(x, weights)
+    return {name: _mixed(name, plain[name], weighted[name]) for name in names}
+
+
+def _mixed(name: str, plain: Moments, weighted: Moments) -> InputStatistics:
+    found = plain.statistics(name)
+    if not weighted.total > 0:  # no answer depends on this layer: all tokens are alike
+        return found
+    return weighted.statistics(name).mixed(found, PLAIN_SHARE)
+
+
+def _passes(
+    model: nn.Module, names: Sequence[str], images: Tensor, generator: torch.Generator
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Inputs (B, ..., in_features) of each layer, and the weights (B, ...) of their tokens."""
+    seen: list[tuple[str, Tensor, Tensor]] = []
+    with torch.inference_mode(False), torch.enable_grad(), _listening(model, names, seen):
+        # The images ask for a gradient, so that every activation does, whatever the parameters are set to.
+        found = F.log_softmax(model(images.clone().requires_grad_()).float(), dim=-1)
+        odds = found.detach().exp().nan_to_num(1.0).cpu()  # the statistics refuse NaN, by the layer's name
+        drawn = torch.multinomial(odds, 1, generator=generator).to(found.device)
+        loss = found.gather(1, drawn).sum()
+        grads = torch.autograd.grad(loss, [output for _, _, output in seen], allow_unused=True)
+    for (name, x, output), grad in zip(seen, grads, strict=True):
+        weights = output.new_zeros(output.shape[:-1]) if grad is None else grad.float().norm(dim=-1)
+        yield name, x, weights
+
+
+@contextmanager
+def _listening(model: nn.Module, names: Sequence[str], seen: list[tuple[str, Tensor, Tensor]]) -> Iterator[None]:
+    def listen(name: str) -> Any:
+        return lambda _module, inputs, output: seen.append((name, inputs[0].detach(), output))
+
+    handles = [model.get_submodule(name).register_forward_hook(listen(name)) for name in names]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
