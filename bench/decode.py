@@ -21,14 +21,25 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from ..loaders import CpuLoader, PillowLoader, PreprocessSpec, geometry
+from ..loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
+from ..loaders.dali_graph import Resample
+from ..loaders.errors import LoaderError
 from ..loaders.normalise import Normaliser
 from ..loaders.resize import resize_crop
 from .machine import machine
 
 SPEC = PreprocessSpec(orientation="ignore")
 DEFAULT_OUT = Path("bench/results/decode.json")
-_PACKAGES = ("torch", "torchvision", "timm", "pillow", "simplejpeg", "opencv-python-headless", "numpy")
+_PACKAGES = (
+    "torch",
+    "torchvision",
+    "timm",
+    "pillow",
+    "simplejpeg",
+    "opencv-python-headless",
+    "nvidia-dali-cuda130",
+    "numpy",
+)
 Load = Callable[[bytes], torch.Tensor]
 
 
@@ -117,6 +128,8 @@ def _available() -> tuple[dict[str, Load], dict[str, str]]:
     makers: dict[str, Callable[[], Load]] = {
         "simplejpeg + torch (ours)": lambda: _loader(CpuLoader(SPEC)),
         "Pillow reference (ours)": lambda: _loader(PillowLoader(SPEC)),
+        "DALI on the CPU (ours)": lambda: _loader(_dali("exact")),
+        "DALI on the CPU, one pass (ours)": lambda: _loader(_dali("fused")),
         "Pillow + torch": _pillow_torch,
         "timm create_transform": _timm,
         "torchvision decode_jpeg + v2": _torchvision,
@@ -126,12 +139,18 @@ def _available() -> tuple[dict[str, Load], dict[str, str]]:
     for name, make in makers.items():
         try:
             methods[name] = make()
-        except (ImportError, RuntimeError, AttributeError) as error:
+        except (ImportError, RuntimeError, AttributeError, LoaderError) as error:
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0]
     return methods, skipped
 
 
-def _loader(loader: CpuLoader | PillowLoader) -> Load:
+def _dali(resample: Resample) -> Loader:
+    from ..loaders.dali_loader import DaliLoader
+
+    return DaliLoader(SPEC, resample=resample, max_batch=1)
+
+
+def _loader(loader: Loader) -> Load:
     def load(body: bytes) -> torch.Tensor:
         result = loader.load([body])
         if result.errors:

@@ -1,4 +1,4 @@
-"""The one error of this room: why an image body was refused, as a closed code and a line for people."""
+"""The errors of this room: why an image body was refused, as a closed code and a line for people; no such loader."""
 
 from typing import Literal, get_args
 
@@ -18,6 +18,10 @@ class InputError(ValueError):
         super().__init__(message)
         self.code: InputCode = code
         self.message = message
+
+
+class LoaderError(ValueError):
+    """A loader cannot be made here; says what is missing."""
 
 
 def undecodable(what: str) -> InputError:

@@ -35,7 +35,7 @@ class Settings(BaseSettings):
         default="float32",
         description="numbers of the forward; auto = bfloat16 where the device computes in it",
     )
-    loader: Literal["auto", "cpu", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
+    loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
     decode_threads: int = Field(default=0, ge=0, le=256, description="threads that decode; 0 = one a core")
     lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
     threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")

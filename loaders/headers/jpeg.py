@@ -87,6 +87,18 @@ def segments_without_metadata(data: bytes) -> bytes:
     return b"".join(kept)
 
 
+def has_whole_scan(data: bytes) -> bool:
+    """Whether the coded data of the only scan goes on to the end-of-image marker, with no other marker inside.
+
+    What was cut off has no such end, and random damage leaves markers where none may be: decoders that do not look
+    (a GPU's) answer both with garbage. 0.07 ms for 100 KB. The data must have passed `read_jpeg`, one scan.
+    """
+    walk = _Walk()
+    _walk_to_scan(data, walk)
+    match = _NEXT_MARKER.search(data, walk.position)
+    return match is not None and data[match.start() + 1] == _EOI
+
+
 def _walk_to_scan(data: bytes, walk: _Walk) -> int:
     """Step to the first scan, filling `walk`; returns the number of components in that scan."""
     while True:
