@@ -29,7 +29,7 @@ ANCHORS = (0.2, 0.45, 0.8)
 """Shares of a layer's weights at which block coordinate descent is run to scale the spectrum's prediction.
 
 The gain of descent falls with the rank: a prediction for rank 1 scaled by what descent reaches at half of the
-weights is two to four times too good.
+weights is far too good.
 """
 
 ANCHOR_SWEEPS = 3

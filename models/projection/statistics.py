@@ -1,12 +1,9 @@
 """What the inputs of linear layers look like on calibration images: their mean and covariance."""
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -37,23 +34,6 @@ class InputStatistics:
         rest, gap = 1 - share, self.mean - other.mean
         covariance = rest * self.covariance + share * other.covariance + rest * share * gap.outer(gap)
         return InputStatistics(rest * self.mean + share * other.mean, covariance, self.tokens)
-
-
-def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, InputStatistics]:
-    """Run `batches` through the model and measure what reaches each named linear layer.
-
-    Args:
-        model: in eval mode.
-        batches: normalised images (B, 3, H, W).
-
-    Raises:
-        ValueError: no image, or an activation that is not finite.
-    """
-    moments = {name: Moments() for name in names}
-    with _listening(model, moments), torch.inference_mode():
-        for images in batches:
-            model(images)
-    return {name: found.statistics(name) for name, found in moments.items()}
 
 
 class Moments:
@@ -88,16 +68,3 @@ class Moments:
         if not torch.isfinite(covariance).all():
             raise ValueError(f"layer {name}: its inputs on the calibration images are not finite")
         return InputStatistics((mean + self._shift).cpu(), covariance.cpu(), self.tokens)
-
-
-@contextmanager
-def _listening(model: nn.Module, moments: dict[str, Moments]) -> Iterator[None]:
-    def listen(found: Moments) -> Any:
-        return lambda _module, inputs: found.add(inputs[0])
-
-    handles = [model.get_submodule(name).register_forward_pre_hook(listen(found)) for name, found in moments.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

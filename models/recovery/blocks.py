@@ -1,5 +1,6 @@
 """Where a model's blocks are, and what comes out of them while it runs."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import blocks
+_BLOCK = re.compile(r"layers\.\d+\.(?:RC|NC\.\d+)|blocks\.\d+")
 
 
 @dataclass
@@ -19,12 +20,16 @@ class Tap:
 
 
 def block_names(model: nn.Module) -> tuple[str, ...]:
-    """The blocks of a model that has some, as `models.blocks` finds them.
+    """The blocks of a model in the order they run: ViTAE's reduction and normal cells, ViT's blocks.
+
+    Those that do nothing are left out.
 
     Raises:
         ValueError: it has none.
     """
-    names = blocks.block_names(model)
+    names = tuple(
+        name for name, module in model.named_modules() if _BLOCK.fullmatch(name) and not isinstance(module, nn.Identity)
+    )
     if not names:
         raise ValueError(f"{type(model).__name__} has no blocks: a ViT's are blocks.N, ViTAE's layers.N.RC and .NC.N")
     return names

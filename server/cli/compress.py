@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from ..compress_request import CompressRun
 
 BLOCK_COUNTS = "1,2,4,8"
-REFINEMENTS = 10
 
 
 def compress(
@@ -63,7 +62,7 @@ def compress(
     budget: Budget = None,
     cost: Cost = "parameters",
     block_counts: BlockCounts = BLOCK_COUNTS,
-    refinements: Refinements = REFINEMENTS,
+    refinements: Refinements = None,
     calibration: CalibrationFolder = None,
     calibration_images: CalibrationImages = 512,
     recover: Recover = None,
@@ -131,7 +130,7 @@ def _run(given: dict[str, Any]) -> "CompressRun":
         budget=budget,
         cost=given["cost"],
         block_counts=_numbers("--block-counts", given["block_counts"]),
-        refinements=given["refinements"],
+        **({} if given["refinements"] is None else {"refinements": given["refinements"]}),
     )
     if budget is not None and given["calibration"] is None and given["recover"] is None:
         raise Failure(f"--budget {budget:g} needs images to measure on: give --calibration DIR", WRONG_USAGE)

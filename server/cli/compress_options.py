@@ -35,7 +35,7 @@ BlockCounts = Annotated[
     str, typer.Option("--block-counts", metavar="LIST", help="Block counts that --budget chooses from; 1 is low rank.")
 ]
 Refinements = Annotated[
-    int, number_option("--refinements", "Times that --budget measures again and shares out anew.", least=0)
+    int | None, number_option("--refinements", "Times that --budget measures again and shares out anew.", least=0)
 ]
 CalibrationFolder = Annotated[
     Path | None,

@@ -1,16 +1,14 @@
 """The tuner with a timer of the test's own: what it chooses, what it throws away, what it says."""
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.engines.base import OTHER_KIND, Engine, Runner
+from milkweed.kernels.engines.base import OTHER_KIND
 from milkweed.kernels.engines.dense import DenseEngine
 from milkweed.kernels.engines.feature_major import FeatureMajorEngine
 from milkweed.kernels.engines.registry import all_engines
@@ -22,8 +20,6 @@ from milkweed.kernels.operators import (
     Gelu,
     LayerNorm,
     Monarch,
-    Operator,
-    Packed,
     Problem,
     evaluate,
     kinds,
@@ -31,71 +27,12 @@ from milkweed.kernels.operators import (
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.key import tuning_key
-from milkweed.kernels.tuning.plan import Plan, Span
 from milkweed.kernels.tuning.report import report
-from milkweed.kernels.tuning.timing import Measure
-from milkweed.kernels.tuning.tuner import TIE, TunedChain, batch_buckets, bucket_of, tune_chain
+from milkweed.kernels.tuning.tuner import TIE, batch_buckets, bucket_of, tune_chain
 from milkweed.kernels.tuning.untuned import untuned_chain
 from milkweed.kernels.tuning.verification import TOLERANCE, TuningError
 
-CPU = torch.device("cpu")
-PROBLEM = Problem(CPU, torch.float32, 3, 5)
-
-
-pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
-
-
-def mlp(scale: float = 1.0) -> Chain:
-    fc1 = Monarch(normal(2, 6, 6, seed=3), normal(2, 8, 6, seed=4), normal(16, seed=5), 12, 16)
-    fc2 = Monarch(normal(2, 6, 8, seed=6), normal(2, 6, 6, seed=7) * scale, normal(12, seed=8) * scale, 16, 12)
-    return Chain([LayerNorm(normal(12, seed=1), normal(12, seed=2), 1e-6), fc1, Gelu(), fc2, Add()])
-
-
-@dataclass(frozen=True)
-class Planted:
-    """An engine for one kind of segment that does whatever the test wants with the right result."""
-
-    name: str
-    takes: tuple[str, ...] = ("monarch", "gelu", "monarch", "add")
-    spoil: Callable[[Tensor, Tensor, Tensor | None], Tensor] = lambda y, x, residual: y
-    reason: str | None = None
-    keeps: int = 0
-
-    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        return self.reason if kinds(segment) == self.takes else OTHER_KIND
-
-    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
-        whole = EagerEngine().build(segment, problem)
-        more = Packed([torch.zeros(self.keeps)])
-        return Runner(lambda x, residual: self.spoil(whole(x, residual), x, residual), (*whole.packed, more))
-
-
-def prices(**seconds: float) -> Measure:
-    """A timer: an engine's price for a segment, `torch` by the operator; 1 where none is given. A plan's is the sum."""
-
-    def price(engine: str, span: Span) -> float:
-        return seconds.get(engine, 1.0) * (span[1] - span[0] if engine == "torch" else 1)
-
-    def measure(call: object) -> float:
-        what, _, engine = str(call).partition(" ")
-        if what == "plan":
-            bits, _, engines = engine.partition(" ")
-            plan = Plan.from_json({"cuts": bits, "engines": engines.split(" | ")})
-            return sum(map(price, plan.engines, plan.spans))
-        start, end = map(int, what.split(":"))
-        return price(engine, (start, end))
-
-    return measure
-
-
-def tune(engines: Sequence[Engine], measure: Measure, **more: Any) -> TunedChain:
-    return tune_chain(
-        mlp(), PROBLEM, [*engines, DenseEngine(), FeatureMajorEngine(), EagerEngine()], measure=measure, **more
-    )
+from .planted import CPU, PROBLEM, Planted, mlp, normal, prices, tune
 
 
 def test_the_planted_best_is_chosen_and_runs() -> None:

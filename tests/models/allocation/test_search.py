@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from milkweed.models.allocation.search import Search
 from milkweed.models.compress.replacement import replace_layer
 from milkweed.models.divergence import answers, diverge
-from milkweed.models.projection.statistics import collect_statistics
 from milkweed.models.structure import LayerStructure
+
+from ..plain_statistics import collect_statistics
 
 WIDTH = 32
 

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.projection.importance import BATCH, PLAIN_SHARE, weighted_statistics
-from milkweed.models.projection.statistics import collect_statistics
+
+from ..plain_statistics import collect_statistics
 
 
 class FirstToken(nn.Module):

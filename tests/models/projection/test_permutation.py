@@ -17,7 +17,9 @@ from milkweed.models.projection.permutation import (
     arrangeable_mlps,
     permuted,
 )
-from milkweed.models.projection.statistics import InputStatistics, collect_statistics
+from milkweed.models.projection.statistics import InputStatistics
+
+from ..plain_statistics import collect_statistics
 
 NAMES = ["blocks.0.mlp.fc1", "blocks.0.mlp.fc2", "blocks.1.mlp.fc1", "blocks.1.mlp.fc2"]
 

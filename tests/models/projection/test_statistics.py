@@ -7,7 +7,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.projection.statistics import InputStatistics, collect_statistics
+from milkweed.models.projection.statistics import InputStatistics
+
+from ..plain_statistics import collect_statistics
 
 
 def collect(batches: list[Tensor]) -> InputStatistics:

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import project_layer
@@ -20,7 +18,7 @@ from milkweed.server.cli.train import json_object
 from milkweed.server.dataset import DataError, class_labels, find_images
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
-COLOURS = {"blue": (30, 40, 200), "green": (40, 190, 50), "red": (210, 40, 30)}
+COLOURS = ("blue", "green", "red")
 
 
 WIDE = json.dumps({**VIT, "embed_dim": 32})
@@ -28,15 +26,9 @@ PIXELFLY = ["--structure", "pixelfly", "--rank", "2", "--nblocks", "4", "--sched
 
 
 @pytest.fixture(scope="module")
-def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def photos(colour_photos: Path) -> Path:
     """Twelve noisy pictures of each of three colours."""
-    root = tmp_path_factory.mktemp("photos")
-    for number, (name, colour) in enumerate(COLOURS.items()):
-        (root / name).mkdir()
-        for index in range(12):
-            noise = np.random.default_rng(100 * number + index).normal(0, 30, (16, 16, 3))
-            Image.fromarray((np.array(colour) + noise).clip(0, 255).astype(np.uint8)).save(root / name / f"{index}.png")
-    return root
+    return colour_photos
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -155,7 +147,7 @@ def _held_out(report: Any, tmp_path: Path, config: Any) -> Any:
     from milkweed.loaders.spec import PreprocessSpec
     from milkweed.server.dataset import find_samples
 
-    root = next(path for path in tmp_path.parent.glob("photos*") if path.name == report.data[0].folder)
+    root = next(path for path in tmp_path.parent.glob("colours*") if path.name == report.data[0].folder)
     samples = [(sample.path, sample.target) for sample in find_samples(root, config.labels).samples]
     chosen = [samples[place] for place in sorted(epoch_order(0, 0, 36)[:9].tolist())]
     return PreparedImages(chosen, PreprocessSpec.from_dict(config.preprocess), 4)
