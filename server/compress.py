@@ -19,6 +19,7 @@ from ..loaders.spec import PreprocessSpec
 from ..loaders.training import Sample, TrainingImages
 from ..models import BundleConfig, load_bundle, read_config, save_bundle
 from ..models.compress import CompressReport, compress_model
+from ..models.compress.choice import HELD_OUT_CHOSE
 from ..models.compress.measured import Measuring
 from ..models.provenance import add_step
 from ..models.recovery import RecoveryResult, recover
@@ -164,10 +165,18 @@ def _with_recovery(
         after=after,
         curve=tuple(curve),
         history=result.history,
-        warnings=(*report.warnings, *((IN_VAIN,) if result.kl_after == result.kl_before else ())),
+        # what chose the structures is not measured on any more
+        warnings=(
+            *(text for text in report.warnings if text != HELD_OUT_CHOSE),
+            IN_VAIN if result.kl_after == result.kl_before else EPOCH_CHOSEN,
+        ),
     )
 
 
+EPOCH_CHOSEN = (
+    "the held-out images chose the epoch that was kept: figures on them are a little better than on others; measure "
+    "with images of your own (milkweed evaluate)"
+)
 IN_VAIN = (
     "the recovery found nothing better on its held-out images: the model before it was written; more images, or a "
     "smaller --recover-lr, may help"

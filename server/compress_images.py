@@ -53,7 +53,7 @@ def calibration_data(run: CompressRun, hooks: CompressHooks) -> CalibrationData 
 def calibration_samples(run: CompressRun, folder: Path, config: BundleConfig) -> list[Sample]:
     """Evenly spaced images of the folder; not those that a recovery from the same folder will be judged by."""
     samples = folder_samples(folder, config)
-    if run.recover is not None and folder == run.recover:
+    if run.recover is not None and folder.resolve() == run.recover.resolve():
         samples = split_held_out(samples, folder)[0]
     return _spaced(samples, run.calibration_images)
 

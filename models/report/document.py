@@ -80,7 +80,7 @@ class LayerRow:
         bytes_before, bytes_after: of the weights, without the bias.
         latency_before_us, latency_after_us: of one image.
         error: relative error of the outputs on the calibration images, sqrt(tr(D C D') / tr(W C W')), where D is
-            what the projection changes in W and C the inputs' second moment.
+            what the projection changes in W and C the covariance of the inputs, tokens weighted.
         sensitivity: KL in nats that this layer at half of its weights is responsible for.
         reason: one sentence: why dense, or why this structure.
     """

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from milkweed.loaders.augmentation import Augmentation
-from milkweed.models import load_bundle
+from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest
 from milkweed.models.recovery import RecoveryPlan
 from milkweed.models.report import read_report
 from milkweed.models.training import TrainingError
-from milkweed.server.compress import compress
+from milkweed.server.compress import EPOCH_CHOSEN, compress
+from milkweed.server.compress_images import calibration_samples, folder_samples, split_held_out
 from milkweed.server.compress_request import CompressHooks, CompressRun
 from milkweed.server.dataset import DataError
 
@@ -76,6 +77,7 @@ def test_a_recovery_learns_from_the_dense_model(run: CompressRun, tmp_path: Path
     steps = [step["command"] for step in config.provenance["commands"]]
     assert steps == ["compress", "recover"]
     assert config.metrics["recovery"] == {"images": 8, "kl": after.kl, "agreement": after.agreement}
+    assert EPOCH_CHOSEN in report.warnings
     assert report.version == config.version
     assert "recovery" in report.seconds_by_step
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -215,6 +217,15 @@ def test_images_none_of_which_can_be_read(run: CompressRun, tmp_path: Path) -> N
     with pytest.raises(DataError, match="0 of 20 images can be read, calibration needs at least 16"):
         compress(replace(run, calibration=bad))
     assert names(tmp_path) == ["bad"]
+
+
+def test_a_folder_by_another_spelling_is_the_same_folder(run: CompressRun, loose_photos: Path) -> None:
+    """Or a recovery would be judged by images that its start was fitted to."""
+    config, spelled = read_config(run.source), loose_photos / ".." / loose_photos.name
+    plain, other = (calibration_samples(run, folder, config) for folder in (loose_photos, spelled))
+    assert [path.name for path, _ in other] == [path.name for path, _ in plain]
+    judged = split_held_out(folder_samples(loose_photos, config), loose_photos)[1]
+    assert not {path.name for path, _ in other} & {path.name for path, _ in judged}
 
 
 def test_calibration_images_are_evenly_spaced(run: CompressRun, loose_photos: Path) -> None:
