@@ -14,7 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .base import LoadResult
+from .arrays import write_input
+from .base import SOUND, LoadResult
 from .batch import Stopwatch, load_batch
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
@@ -31,20 +32,42 @@ class CpuLoader:
     """Images of a batch spread over `num_threads` threads of its own, each with one torch thread."""
 
     name = "cpu"
+    health = SOUND
 
-    def __init__(self, spec: PreprocessSpec, limits: Limits = DEFAULT_LIMITS, num_threads: int = 1) -> None:
+    def __init__(
+        self,
+        spec: PreprocessSpec,
+        limits: Limits = DEFAULT_LIMITS,
+        num_threads: int = 1,
+        *,
+        pin_memory: bool = False,
+    ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: expected at least 1")
         self.spec = spec
         self.limits = limits
         self.num_threads = num_threads
         self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
+        self._pin_memory = pin_memory
         self._normaliser = Normaliser(spec)
         self._pool = _start_pool(num_threads)
 
-    def load(self, items: Sequence[bytes], infos: Sequence[ImageInfo | None] | None = None) -> LoadResult:
+    def load(
+        self,
+        items: Sequence[bytes],
+        infos: Sequence[ImageInfo | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+    ) -> LoadResult:
         """See `Loader.load`. May be called from several threads; they share the pool."""
-        return load_batch(self._load_one, items, infos, self.spec.size, self.limits, self._pool, self.num_threads)
+        return load_batch(
+            *(self._load_one, items, infos, self.spec.size, self.limits),
+            pool=self._pool,
+            workers=self.num_threads,
+            pin_memory=self._pin_memory,
+        )
+
+    def warm_up(self, batch_size: int) -> None:
+        """Nothing that a first call would have to do."""
 
     def close(self) -> None:
         """Let the running images end and give the threads back."""
@@ -52,6 +75,9 @@ class CpuLoader:
 
     def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
         with watch.stage("decode"):
+            if info.array is not None and info.array.is_input:
+                write_input(data, info, out)
+                return
             pixels = decode_jpeg(data, info) if info.turbo else _decode_with_pillow(data, info)
         orientation = info.orientation if self.spec.orientation == "apply" else 1
         height, width = pixels.shape[:2]

@@ -1,35 +1,43 @@
 """The DALI loader: JPEGs in batches through one graph, everything else beside them through the fast CPU loader.
 
 DALI loses a whole batch, and the pipeline with it, to one body it cannot decode. So only bodies whose header, size
-and end were looked at go there, and where a batch fails all the same, the graph is built anew and the fast loader
-answers the batch: the right pixels for its good bodies and the usual error for the bad one.
+and end were looked at go there. Where a batch fails all the same, the graph is built anew, the fast loader, which is
+strict and tells each body's error, finds the bad ones, and the others go through the graph again: their pixels are
+those of a batch without the bad ones, to the bit. Whoever keeps sending such bodies is decoded by the fast loader.
 """
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Literal
 
 import torch
-from torch import Tensor
+from PIL import Image
 
-from .base import LoadResult
-from .batch import Stopwatch
+from .base import LoaderHealth, LoadResult
+from .batch import Stopwatch, spread
 from .cpu_loader import CpuLoader
-from .dali_graph import DaliError, DaliGraph, Region, Resample
+from .dali_graph import LARGE_PIXELS, DaliError, DaliGraph, Resample
+from .dali_route import Slot, batches_of, slot_of, worth_it
+from .dali_rows import Rows
 from .errors import InputError
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits, inspect
-from .headers.jpeg import has_whole_scan
-from .orientation import TURNS, stored_geometry, upright_levels
-from .spec import PreprocessSpec, geometry
+from .spec import PreprocessSpec
+from .suspects import Suspects
+from .turbo import check_jpeg
 
 logger = logging.getLogger("milkweed.loaders.dali")
 
 MAX_BATCH = 64
 MAX_BATCH_PIXELS = 128_000_000
 """Source pixels of one run: 384 MB of levels."""
+
+MOST_FAILED_BUILDS = 2
+"""In a row: after these, only a restart of the process can help."""
 
 
 @dataclass
@@ -39,18 +47,8 @@ class DaliCounts:
     dali: int = 0
     cpu: int = 0
     retried: int = 0
+    suspect: int = 0
     rebuilds: int = 0
-
-
-@dataclass(frozen=True)
-class _Slot:
-    """An image of a request that DALI is to decode."""
-
-    index: int
-    body: bytes
-    info: ImageInfo
-    region: Region
-    orientation: int
 
 
 class DaliLoader:
@@ -60,7 +58,11 @@ class DaliLoader:
         num_threads: of DALI's pool, and as many of the fast loader's.
         device: where DALI decodes and where the pixels are.
         max_batch, max_batch_pixels: of one run of the graph.
-        hw_decoder_load, resample: as `DaliGraph`.
+        min_pixels: smaller images are the fast loader's, unless a batch has at least `min_batch` for DALI.
+        strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
+            half of a decode; without it, DALI answers some damaged pictures with what it made of them, and takes
+            JPEG 2000 as well, of which no such check is known.
+        hw_decoder_load, resample, dtype, channels_last, device_id: as `DaliGraph`.
 
     Raises:
         LoaderError: DALI is not installed, or cannot build the graph here.
@@ -75,73 +77,126 @@ class DaliLoader:
         num_threads: int = 1,
         *,
         device: Literal["cpu", "gpu"] = "cpu",
+        device_id: int = 0,
         max_batch: int = MAX_BATCH,
         max_batch_pixels: int = MAX_BATCH_PIXELS,
+        min_pixels: int = 0,
+        min_batch: int = 1,
+        strict: bool = True,
         hw_decoder_load: float = 0.0,
         resample: Resample = "exact",
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
     ) -> None:
         self.spec, self.limits, self.counts = spec, limits, DaliCounts()
         self._max_batch, self._max_pixels = max_batch, max_batch_pixels
+        self._min_pixels, self._min_batch = min_pixels, min_batch
+        self._strict, self._threads = strict, num_threads
         self._graph = DaliGraph(
             spec,
             batch_size=max_batch,
             num_threads=num_threads,
             device=device,
+            device_id=device_id,
             hw_decoder_load=hw_decoder_load,
             resample=resample,
+            dtype=dtype,
+            channels_last=channels_last,
         )
+        self._suspects = Suspects()
         self._lock = threading.Lock()
-        self._cpu = CpuLoader(spec, limits, num_threads)
+        self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu")
+        self._checkers = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-check")
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="milkweed-beside-dali")
+        engine = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
         self.description = (
-            f"dali: one-scan JPEGs on the {device}, {resample} resize, {num_threads} threads; others: "
+            f"dali: one-scan JPEGs on the {device}{engine}, {resample} resize, {'strict' if strict else 'lenient'}, "
+            f"{num_threads} threads; others: "
             f"{self._cpu.description}"
         )
 
-    def load(self, items: Sequence[bytes], infos: Sequence[ImageInfo | None] | None = None) -> LoadResult:
-        """See `Loader.load`; pixels are on the graph's device."""
+    @property
+    def health(self) -> LoaderHealth:
+        """See `Loader.health`."""
+        counts, graph = self.counts, self._graph
+        trouble = graph.trouble if graph.failed_builds >= MOST_FAILED_BUILDS else None
+        return LoaderHealth(graph.rebuilds, counts.retried, counts.suspect, len(self._suspects), trouble)
+
+    def load(
+        self,
+        items: Sequence[bytes],
+        infos: Sequence[ImageInfo | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+    ) -> LoadResult:
+        """See `Loader.load`; pixels are of the graph's dtype and on its device."""
         infos = [None] * len(items) if infos is None else infos
-        if len(infos) != len(items):
-            raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
-        watch, errors, slots, others = Stopwatch(), {}, [], []
+        sources = [None] * len(items) if sources is None else sources
+        if not len(infos) == len(sources) == len(items):
+            raise ValueError(f"{len(infos)} infos, {len(sources)} sources for {len(items)} items: expected one each")
+        rows, watch = Rows(), Stopwatch()
+        known, slots, others = self._sorted(items, infos, rows, watch)
+        eligible = [slot.index for slot in slots]
+        slots, set_aside = self._set_aside(slots, sources)
+        others = sorted(others + set_aside)
+        beside = self._submit(items, known, others)
+        failed = self._through_dali(self._checked(slots, rows, watch), rows, watch)
+        self._recover(items, known, failed, rows, watch)
+        if beside is not None:
+            rows.add_loaded(others, beside.result(), watch)
+        for index in eligible:
+            self._suspects.saw(sources[index], failures=int(index in rows.errors))
+        with self._lock:
+            self.counts.cpu += len(others)
+        return rows.gathered(len(items), self.spec.size, self._graph, watch)
+
+    def warm_up(self, batch_size: int) -> None:
+        """Decode made pictures: a full batch of small ones and one large one, so that buffers have their size."""
+        small, large = _made_jpeg(500, 375), _made_jpeg(4000, LARGE_PIXELS // 4000)
+        for bodies in ([small] * min(batch_size, self._max_batch), [large]):
+            self.load(bodies)
+        self.counts = DaliCounts()
+
+    def close(self) -> None:
+        """Give threads and memory back."""
+        self._beside.shutdown()
+        self._checkers.shutdown()
+        self._cpu.close()
+        with self._lock:
+            self._graph.close()
+
+    def _sorted(
+        self,
+        items: Sequence[bytes],
+        infos: Sequence[ImageInfo | None],
+        rows: Rows,
+        watch: Stopwatch,
+    ) -> tuple[dict[int, ImageInfo], list[Slot], list[int]]:
+        """The headers by index; what DALI can take; the indexes of what it cannot. Refusals go to `rows`."""
         known: dict[int, ImageInfo] = {}
+        slots: list[Slot] = []
+        others: list[int] = []
         for index, (body, info) in enumerate(zip(items, infos, strict=True)):
             try:
                 with watch.stage("inspect"):
                     known[index] = inspect(body, self.limits) if info is None else info
-                    slot = self._slot(index, body, known[index])
+                    slot = slot_of(self.spec, index, body, known[index], jpeg2000=not self._strict)
             except InputError as error:
-                errors[index] = error
+                rows.errors[index] = error
                 continue
             if slot is None:
                 others.append(index)
             else:
                 slots.append(slot)
-        beside = self._submit(items, known, others)
-        rows, failed = self._through_dali(slots, watch)
-        retried = self._submit(items, known, failed)
-        self._count(len(rows), len(others), len(failed))
-        for indexes, future in ((others, beside), (failed, retried)):
-            if future is not None:
-                _merge(indexes, future.result(), rows, errors, watch)
-        return self._gathered(len(items), rows, errors, watch)
+        return known, slots, others
 
-    def close(self) -> None:
-        """Give threads back."""
-        self._beside.shutdown()
-        self._cpu.close()
-
-    def _slot(self, index: int, body: bytes, info: ImageInfo) -> _Slot | None:
-        """The image as DALI is to see it; None where the fast loader does it better or alone can."""
-        if info.format != "JPEG" or not info.turbo or info.progressive or not has_whole_scan(body):
-            return None
-        orientation = info.orientation if self.spec.orientation == "apply" else 1
-        turned = orientation >= 5
-        upright = geometry(self.spec, *((info.height, info.width) if turned else (info.width, info.height)))
-        if upright.left < 0 or upright.top < 0:  # padded with black, which a region cannot say
-            return None
-        region = Region.of(stored_geometry(upright, orientation), info.width, info.height, TURNS[orientation].transpose)
-        return _Slot(index, body, info, region, orientation)
+    def _set_aside(self, slots: list[Slot], sources: Sequence[str | None]) -> tuple[list[Slot], list[int]]:
+        """What DALI gets, and the indexes of what it could take and does not: of suspects, or too small."""
+        trusted = [slot for slot in slots if not self._suspects.holds(sources[slot.index])]
+        with self._lock:
+            self.counts.suspect += len(slots) - len(trusted)
+        kept = worth_it(trusted, self._min_pixels, self._min_batch)
+        taken = {slot.index for slot in kept}
+        return kept, [slot.index for slot in slots if slot.index not in taken]
 
     def _submit(
         self, items: Sequence[bytes], known: dict[int, ImageInfo], indexes: list[int]
@@ -150,60 +205,72 @@ class DaliLoader:
             return None
         return self._beside.submit(self._cpu.load, [items[at] for at in indexes], [known[at] for at in indexes])
 
-    def _through_dali(self, slots: list[_Slot], watch: Stopwatch) -> tuple[dict[int, Tensor], list[int]]:
-        """Pixels by index of what DALI decoded, and the indexes of batches that failed."""
-        rows: dict[int, Tensor] = {}
-        failed: list[int] = []
-        for batch in self._batches(slots):
-            try:
-                with self._lock, watch.stage("decode"):
-                    pixels = self._graph.run([slot.body for slot in batch], [slot.region for slot in batch])
-            except DaliError as error:
-                logger.warning("a batch of %d JPEGs failed in DALI, the CPU loader answers it: %s", len(batch), error)
-                failed += [slot.index for slot in batch]
-                continue
-            for slot, row in zip(batch, pixels, strict=True):
-                rows[slot.index] = upright_levels(row.permute(1, 2, 0), slot.orientation).permute(2, 0, 1)
-        return rows, failed
+    def _checked(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[Slot]:
+        """Those whose coded data is whole; the errors of the others go to `rows`."""
+        if not self._strict:
+            return slots
+        found = spread(_damage, slots, self._checkers, self._threads)
+        watch.add("check", sum(seconds for _, seconds in found))
+        rows.errors.update(
+            {slot.index: error for slot, (error, _) in zip(slots, found, strict=True) if error is not None}
+        )
+        return [slot for slot, (error, _) in zip(slots, found, strict=True) if error is None]
 
-    def _batches(self, slots: list[_Slot]) -> Iterator[list[_Slot]]:
-        """Within the limits of a run; an image larger than the limit of pixels goes alone."""
-        batch: list[_Slot] = []
-        pixels = 0
-        for slot in slots:
-            if batch and (len(batch) == self._max_batch or pixels + slot.info.pixels > self._max_pixels):
-                yield batch
-                batch, pixels = [], 0
-            batch.append(slot)
-            pixels += slot.info.pixels
-        if batch:
-            yield batch
+    def _through_dali(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[list[Slot]]:
+        """Decode what DALI takes into `rows`; the batches that it lost."""
+        return [
+            batch
+            for batch in batches_of(slots, self._max_batch, self._max_pixels)
+            if not self._decoded(batch, rows, watch)
+        ]
 
-    def _gathered(
-        self, count: int, rows: dict[int, Tensor], errors: dict[int, InputError], watch: Stopwatch
-    ) -> LoadResult:
-        ok = [index for index in range(count) if index not in errors]
-        device = self._graph.torch_device
-        pixels = torch.empty(len(ok), 3, self.spec.size, self.spec.size, device=device)
-        for place, index in enumerate(ok):
-            pixels[place].copy_(rows[index])
-        return LoadResult(pixels, ok, dict(sorted(errors.items())), watch.cpu_seconds)
+    def _decoded(self, batch: list[Slot], rows: Rows, watch: Stopwatch) -> bool:
+        """Run one batch; False where it was lost."""
+        try:
+            with self._lock, watch.stage("decode"):
+                pixels = self._graph.run([slot.body for slot in batch], [slot.region for slot in batch])
+                self.counts.dali += len(batch)
+                self.counts.rebuilds = self._graph.rebuilds
+        except DaliError as error:
+            logger.warning("a batch of %d JPEGs was lost in DALI and is decoded again: %s", len(batch), error)
+            self.counts.rebuilds = self._graph.rebuilds
+            return False
+        rows.add(batch, pixels)
+        return True
 
-    def _count(self, dali: int, cpu: int, retried: int) -> None:
-        with self._lock:
-            self.counts = DaliCounts(
-                self.counts.dali + dali,
-                self.counts.cpu + cpu,
-                self.counts.retried + retried,
-                self._graph.rebuilds,
-            )
+    def _recover(
+        self,
+        items: Sequence[bytes],
+        known: dict[int, ImageInfo],
+        failed: list[list[Slot]],
+        rows: Rows,
+        watch: Stopwatch,
+    ) -> None:
+        """Answer what was in lost batches: the bad by their errors, the good from DALI again if it takes them now."""
+        for batch in failed:
+            indexes = [slot.index for slot in batch]
+            found = self._cpu.load([items[at] for at in indexes], [known[at] for at in indexes])
+            good = [batch[place] for place in found.ok]
+            with self._lock:
+                self.counts.retried += len(batch)
+            # where the fast loader finds nothing wrong, DALI would fail at the same body again
+            if found.errors and good and self._decoded(good, rows, watch):
+                found.pixels, found.ok = found.pixels[:0], []
+            rows.add_loaded(indexes, found, watch)
 
 
-def _merge(
-    indexes: list[int], found: LoadResult, rows: dict[int, Tensor], errors: dict[int, InputError], watch: Stopwatch
-) -> None:
-    """Put what the fast loader answered back to where it belongs."""
-    rows.update({indexes[place]: row for place, row in zip(found.ok, found.pixels, strict=True)})
-    errors.update({indexes[place]: error for place, error in found.errors.items()})
-    for stage, spent in found.cpu_seconds.items():
-        watch.cpu_seconds[stage] = watch.cpu_seconds.get(stage, 0.0) + spent
+def _damage(slot: Slot) -> tuple[InputError | None, float]:
+    """What is wrong with a JPEG's coded data, and the CPU seconds that finding it took."""
+    start = time.thread_time()
+    error = None
+    try:
+        check_jpeg(slot.body, slot.info)
+    except InputError as found:
+        error = found
+    return error, time.thread_time() - start
+
+
+def _made_jpeg(width: int, height: int) -> bytes:
+    body = BytesIO()
+    Image.effect_noise((width // 4, height // 4), 60).resize((width, height)).convert("RGB").save(body, "JPEG")
+    return body.getvalue()

@@ -6,6 +6,8 @@ from .errors import InputError, undecodable
 from .headers.avif import read_avif
 from .headers.gif import read_gif
 from .headers.jpeg import read_jpeg
+from .headers.jpeg2000 import read_jpeg2000
+from .headers.npy import read_npy
 from .headers.png import read_png
 from .headers.raster import read_bmp, read_ppm
 from .headers.sniff import sniff
@@ -25,6 +27,8 @@ _READERS: Mapping[Format, Callable[[bytes], ImageInfo]] = {
     "PPM": read_ppm,
     "GIF": read_gif,
     "AVIF": read_avif,
+    "NPY": read_npy,
+    "JPEG2000": read_jpeg2000,
 }
 
 

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF"]
-FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF")
+Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY", "JPEG2000"]
+FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY")
+OPT_IN_FORMATS: tuple[Format, ...] = ("JPEG2000",)
+"""Accepted only where `Limits.formats` names them."""
 
 # What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,
@@ -22,7 +24,29 @@ CostClass = Literal[
     "bmp",
     "ppm",
     "interpreted",
+    "npy",
+    "jpeg2000",
 ]
+
+
+@dataclass(frozen=True)
+class ArrayHeader:
+    """The header of an NPY array.
+
+    Args:
+        dtype: as numpy's descr has it: `|u1`, `<f2`, `>f4`, ...
+        start: where its values begin in the body; they go on to its end.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    fortran_order: bool
+    start: int
+
+    @property
+    def is_input(self) -> bool:
+        """Whether it is a model's input, prepared already, and not a picture."""
+        return self.dtype[-2] == "f"
 
 
 @dataclass(frozen=True)
@@ -30,7 +54,7 @@ class ImageInfo:
     """The header in plain data.
 
     Args:
-        format: one of `FORMATS`, from the magic bytes, never from a file name or a Content-Type.
+        format: one of `FORMATS` or `OPT_IN_FORMATS`, from the magic bytes, never from a file name or a Content-Type.
         width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself.
         mode: Pillow's name of the pixel layout, as far as the header tells.
         orientation: EXIF orientation, 1..8; 1 is upright.
@@ -39,6 +63,7 @@ class ImageInfo:
         cost: the class its pixel limit comes from.
         scans: number of JPEG scans, counted only where it matters (`progressive`).
         turbo: simplejpeg decodes this JPEG exactly as Pillow does.
+        array: of an NPY.
     """
 
     format: Format
@@ -51,6 +76,7 @@ class ImageInfo:
     cost: CostClass = "jpeg"
     scans: int = 1
     turbo: bool = False
+    array: ArrayHeader | None = None
 
     @property
     def pixels(self) -> int:

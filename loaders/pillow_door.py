@@ -12,8 +12,10 @@ from io import BytesIO
 import numpy as np
 from PIL import AvifImagePlugin, Image
 
+from .arrays import picture_levels
 from .errors import InputError, undecodable, unsupported
 from .headers.jpeg import segments_without_metadata
+from .headers.jpeg2000 import codestream
 from .headers.png import pixel_chunks
 from .info import Format, ImageInfo
 
@@ -42,6 +44,8 @@ def decode(data: bytes, info: ImageInfo) -> Image.Image:
     Modes are Pillow's own; `to_rgb` makes RGB of any of them.
     """
     with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
+        if info.format == "NPY":
+            return Image.fromarray(picture_levels(data, info))
         image = open_image(_pixels_only(data, info), info.format)
         if image.size != (info.width, info.height):
             raise undecodable(f"{info.format} is {image.width}x{image.height} px: its header says otherwise")
@@ -84,6 +88,8 @@ def _pixels_only(data: bytes, info: ImageInfo) -> bytes:
     """The body without the metadata that Pillow would parse and nobody needs."""
     if info.format == "JPEG":
         return segments_without_metadata(data)
+    if info.format == "JPEG2000":
+        return codestream(data)
     return pixel_chunks(data) if info.format == "PNG" else data
 
 

@@ -12,7 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from .base import LoadResult
+from .arrays import write_input
+from .base import SOUND, LoadResult
 from .batch import Stopwatch, load_batch
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
@@ -29,6 +30,7 @@ class PillowLoader:
     """One image after the other in the calling thread; what other loaders are measured against."""
 
     name = "pillow"
+    health = SOUND
 
     def __init__(self, spec: PreprocessSpec, limits: Limits = DEFAULT_LIMITS) -> None:
         self.spec = spec
@@ -36,15 +38,26 @@ class PillowLoader:
         self.description = "pillow: Pillow decode and resize, equal to timm's eval transform, 1 thread"
         self._normaliser = Normaliser(spec)
 
-    def load(self, items: Sequence[bytes], infos: Sequence[ImageInfo | None] | None = None) -> LoadResult:
+    def load(
+        self,
+        items: Sequence[bytes],
+        infos: Sequence[ImageInfo | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+    ) -> LoadResult:
         """See `Loader.load`."""
         return load_batch(self._load_one, items, infos, self.spec.size, self.limits, pool=None)
+
+    def warm_up(self, batch_size: int) -> None:
+        """Nothing that a first call would have to do."""
 
     def close(self) -> None:
         """Nothing to give back."""
 
     def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
         with watch.stage("decode"):
+            if info.array is not None and info.array.is_input:
+                write_input(data, info, out)
+                return
             if info.turbo:
                 decode_jpeg(data, info)  # only to refuse what Pillow would accept corrupt
             image = decode(data, info)

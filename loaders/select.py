@@ -1,14 +1,44 @@
 """Which loader serves: by name, or the fastest one this machine has."""
 
+import logging
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Literal
+
+import torch
 
 from .base import Loader
 from .cpu_loader import CpuLoader
+from .errors import LoaderError
 from .guard import DEFAULT_LIMITS, Limits
 from .pillow_loader import PillowLoader
 from .spec import PreprocessSpec
 
+logger = logging.getLogger("milkweed.loaders")
+
 LOADERS = ("auto", "cpu", "dali", "pillow")
+
+
+@dataclass(frozen=True)
+class DaliOptions:
+    """What only the DALI loader asks for; see there.
+
+    Args:
+        strict: None: on a CPU, where it is lost in what DALI costs, but not on a GPU.
+        dtype: of the pixels on a GPU; on the CPU they are float32.
+    """
+
+    hw_decoder_load: float = 0.0
+    resample: Literal["exact", "fused"] = "exact"
+    min_pixels: int = 0
+    min_batch: int = 1
+    strict: bool | None = None
+    max_batch: int = 64
+    max_batch_pixels: int = 128_000_000
+    dtype: torch.dtype = torch.float32
+
+
+DEFAULT_DALI = DaliOptions()
 
 
 def create_loader(
@@ -18,11 +48,14 @@ def create_loader(
     num_threads: int = 1,
     *,
     device: Literal["cpu", "gpu"] = "cpu",
+    device_id: int = 0,
+    dali: DaliOptions = DEFAULT_DALI,
 ) -> Loader:
-    """Make a loader; its `description` says in words what was chosen.
+    """Make a loader; its `description` says in words what was chosen, and why.
 
     Args:
-        name: "auto" and "cpu" are the fast loader, "pillow" is the exact one, "dali" is NVIDIA's.
+        name: "cpu" is the fast loader, "pillow" the exact one, "dali" NVIDIA's. "auto" is DALI where the model is on
+            a GPU and DALI can be built for it, else the fast loader.
         num_threads: of the fast loader and of DALI's pool.
         device: where DALI decodes, and where its pixels are; the others' are on the CPU.
 
@@ -30,12 +63,59 @@ def create_loader(
         LoaderError: "dali", and it is not installed, or cannot be built here.
         ValueError: another name.
     """
+    if name == "auto":
+        return _fastest(spec, limits, num_threads, device, device_id, dali)
     if name == "dali":
         from .dali_loader import DaliLoader
 
-        return DaliLoader(spec, limits, num_threads, device=device)
+        return DaliLoader(
+            spec,
+            limits,
+            num_threads,
+            device=device,
+            device_id=device_id,
+            max_batch=dali.max_batch,
+            max_batch_pixels=dali.max_batch_pixels,
+            min_pixels=dali.min_pixels,
+            min_batch=dali.min_batch,
+            strict=device == "cpu" if dali.strict is None else dali.strict,
+            hw_decoder_load=dali.hw_decoder_load,
+            resample=dali.resample,
+            dtype=dali.dtype if device == "gpu" else torch.float32,
+        )
     if name == "pillow":
         return PillowLoader(spec, limits)
-    if name in ("auto", "cpu"):
-        return CpuLoader(spec, limits, num_threads)
+    if name == "cpu":
+        return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu")
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
+
+
+def _fastest(
+    spec: PreprocessSpec,
+    limits: Limits,
+    num_threads: int,
+    device: Literal["cpu", "gpu"],
+    device_id: int,
+    dali: DaliOptions,
+) -> Loader:
+    name, why = "cpu", "the model is on the CPU, where it is quicker than DALI"
+    if device == "gpu":
+        name, why = _for_gpu()
+    try:
+        loader = create_loader(name, spec, limits, num_threads, device=device, device_id=device_id, dali=dali)
+    except LoaderError as error:
+        logger.warning("loader auto: %s", error)
+        loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True), str(error)
+    loader.description += f" (auto: {why})"
+    return loader
+
+
+def _for_gpu() -> tuple[str, str]:
+    """The loader for a model on a GPU, and why."""
+    if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
+        return "cpu", "nvidia-dali is not installed: pip install 'milkweed[dali]'"
+    from .dali_graph import gpus
+
+    if not gpus():
+        return "cpu", "nvidia-dali sees no GPU"
+    return "dali", "the model is on a GPU and nvidia-dali is installed"

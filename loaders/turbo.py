@@ -9,6 +9,14 @@ from .info import ImageInfo
 from .pillow_door import decoding_errors
 
 
+def check_jpeg(data: bytes, info: ImageInfo) -> None:
+    """Refuse what `decode_jpeg` would, for half its time: all coded data is read, an eighth of the size is made."""
+    with decoding_errors(f"JPEG of {info.width}x{info.height} px"):
+        simplejpeg.decode_jpeg(
+            data, colorspace="GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1, strict=True
+        )
+
+
 def decode_jpeg(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
     """Decode a JPEG whose header says `turbo` to RGB (height, width, 3), as stored, Pillow's bit for bit.
 

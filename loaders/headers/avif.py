@@ -9,10 +9,10 @@ from ..errors import undecodable
 from ..info import ImageInfo
 from ..pillow_door import open_image
 from .av1 import read_stream
-from .avif_boxes import file_boxes, one
 from .avif_exif import check_exif
 from .avif_items import Items, read_items
 from .avif_tracks import read_tracks
+from .boxes import file_boxes, one
 from .exif import orientation as exif_orientation
 
 MAX_SAMPLES = 50_000_000  # 12.5 megapixels in 4:4:4 with alpha
@@ -42,7 +42,7 @@ def read_avif(data: bytes) -> ImageInfo:
 
 def _declared_sizes(data: bytes) -> list[_Size]:
     """Sizes that a decoder may take for the picture's, every stream checked; raises InputError."""
-    boxes = file_boxes(data)
+    boxes = file_boxes(data, "AVIF")
     meta, moov = one(boxes, b"meta"), one(boxes, b"moov")
     sizes: list[_Size] = []
     if meta is not None:

@@ -7,7 +7,7 @@ Counts are bounded before libavif sees them: it looks items up one by one and co
 from dataclasses import dataclass, field
 
 from ..errors import undecodable
-from .avif_boxes import Box, Fields, children, need, one
+from .boxes import Box, Fields, children, need, one
 
 MAX_ITEMS = 1024
 MAX_EXTENTS = 4 * MAX_ITEMS
@@ -97,7 +97,7 @@ def _read_locations(data: bytes, iloc: Box, idat: Box | None, items: dict[int, I
     for _ in range(fields.take(4 if version > 1 else 2)):
         number = fields.take(4 if version > 1 else 2)
         inside = bool(version and fields.take(2) & 15)
-        source = idat if inside else Box(b"file", 0, len(data))
+        source = idat if inside else Box(b"file", 0, len(data), "AVIF")
         fields.take(2)
         base, count = fields.take(base_bytes), fields.take(2)
         extents += count

@@ -7,7 +7,7 @@ Only that one is used, but libavif lists every sample, so their number is bounde
 from dataclasses import dataclass
 
 from ..errors import undecodable
-from .avif_boxes import Box, Fields, children, need, one
+from .boxes import Box, Fields, children, need, one
 
 MAX_TRACKS = 8
 MAX_DESCRIPTIONS = 8

@@ -1,17 +1,17 @@
 """Which accepted format a body is, from its magic bytes alone."""
 
 from ..errors import unsupported
-from ..info import FORMATS, Format
+from ..info import FORMATS, OPT_IN_FORMATS, Format
+from .npy import MAGIC as NPY_MAGIC
 
 _BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_JPEG2000_MAGIC = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")  # boxes, codestream
 _AVIF_BRANDS = frozenset((b"avif", b"avis"))
 # Named in the message because people post them; everything else is only "not an accepted image".
 _KNOWN_OTHERS = (
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
-    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
-    (b"\xff\x4f\xff\x51", "JPEG 2000"),
     (b"\0\0\1\0", "ICO"),
     (b"qoif", "QOI"),
     (b"8BPS", "Photoshop"),
@@ -26,8 +26,10 @@ def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
     found = _raster(head) or _boxed(head)
     if found in accepted:
         return found
-    name = found or _foreign_name(head)
+    name = "JPEG 2000" if found == "JPEG2000" else found or _foreign_name(head)
     said = f"{name} is not accepted" if name else "the body is not an accepted image"
+    if found in OPT_IN_FORMATS:
+        said += " (it can be turned on)"
     raise unsupported(f"{said}: expected one of {', '.join(accepted)}")
 
 
@@ -38,6 +40,8 @@ def _raster(head: bytes) -> Format | None:
         return "PNG"
     if head.startswith(_TIFF_MAGIC):
         return "TIFF"
+    if head.startswith(NPY_MAGIC):
+        return "NPY"
     if head.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
     # two letters are not much of a magic, so the size of the next header must fit too
@@ -51,6 +55,8 @@ def _raster(head: bytes) -> Format | None:
 def _boxed(head: bytes) -> Format | None:
     if head.startswith(b"RIFF") and head[8:12] == b"WEBP":
         return "WEBP"
+    if head.startswith(_JPEG2000_MAGIC):
+        return "JPEG2000"
     if head[4:8] == b"ftyp" and _AVIF_BRANDS & _brands(head):
         return "AVIF"
     return None

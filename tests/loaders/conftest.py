@@ -23,6 +23,9 @@ def picture(width: int, height: int, seed: int = 0) -> Image.Image:
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     """The image as a file of the given format."""
     body = BytesIO()
+    if format == "NPY":
+        np.save(body, np.asarray(image))
+        return body.getvalue()
     image.save(body, format, **options)
     return body.getvalue()
 

@@ -4,8 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 
-from milkweed.loaders import PreprocessSpec, create_loader
+from milkweed.loaders import FORMATS, Limits, PreprocessSpec, create_loader
+from milkweed.loaders.info import OPT_IN_FORMATS
 
 SPEC = PreprocessSpec()
 GOOD = None
@@ -110,3 +112,13 @@ def test_good_ones_agree_between_loaders(file, folder, levels):
     found, expected = (levels(create_loader(name, SPEC), body, SPEC) for name in ("cpu", "pillow"))
     assert abs(found - expected).mean() <= 0.05
     assert abs(found - expected).max() <= 8
+
+
+@pytest.mark.parametrize("name", ["cpu", "pillow"])
+@pytest.mark.parametrize("file", ["21_jp2.jp2", "21b_htj2k.jph"])
+def test_jpeg_2000_is_the_lossless_picture_once_turned_on(name, file, folder, encoded):
+    loader = create_loader(name, SPEC, Limits(formats=FORMATS + OPT_IN_FORMATS))
+    with Image.open(folder / "00_good.jpg") as original:  # both were made of it without loss
+        result = loader.load([(folder / file).read_bytes(), encoded(original, "PNG")])
+    assert result.ok == [0, 1], result.errors
+    assert torch.equal(result.pixels[0], result.pixels[1])

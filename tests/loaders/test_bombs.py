@@ -21,14 +21,15 @@ MAX_RSS_MB = 300
 _MEASURE = """
 import json, os, sys, time
 from pathlib import Path
-from milkweed.loaders import CpuLoader, PreprocessSpec
+from milkweed.loaders import FORMATS, CpuLoader, Limits, PreprocessSpec
+from milkweed.loaders.info import OPT_IN_FORMATS
 
 def status(key):
     lines = Path("/proc/self/status").read_text().splitlines()
     return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
 
 def measure(path):
-    loader = CpuLoader(PreprocessSpec())
+    loader = CpuLoader(PreprocessSpec(), Limits(formats=FORMATS + OPT_IN_FORMATS))
     loader.load([Path(sys.argv[1]).read_bytes()])
     idle = status("VmRSS")
     body = Path(path).read_bytes()
@@ -95,6 +96,12 @@ def _turned_tiff() -> bytes:
     return _saved(image, "TIFF", compression="tiff_lzw", tiffinfo={0x0112: 6})
 
 
+def _npy(array: np.ndarray) -> bytes:
+    body = BytesIO()
+    np.save(body, array)
+    return body.getvalue()
+
+
 BODIES = {
     "jpeg": ("ok", lambda: _saved(_noise(8000, 6248), "JPEG", quality=15, subsampling=0)),
     "jpeg_lying": ("undecodable", _lying_jpeg),
@@ -109,6 +116,10 @@ BODIES = {
     "bmp_rle": ("undecodable", _rle_bmp),
     "ppm_plain": ("ok", lambda: b"P3 400 400 255\n" + b"7 " * 500_000),
     "ppm_odd": ("ok", lambda: b"P6 590 590 200\n" + bytes(3 * 590 * 590)),
+    "npy": ("ok", lambda: _npy(np.zeros((4472, 4472), np.uint8))),
+    "npy_turned": ("ok", lambda: _npy(np.zeros((2640, 2640, 3), np.uint8, order="F"))),
+    "jpeg2000": ("ok", lambda: _saved(_noise(1460, 1400), "JPEG2000")),
+    "jpeg2000_grey": ("ok", lambda: _saved(_noise(2560, 2400).convert("L"), "JPEG2000")),
     "avif": ("ok", lambda: _saved(_noise(4000, 3120), "AVIF", speed=10, quality=45, subsampling="4:4:4")),
 }
 

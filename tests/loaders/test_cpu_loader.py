@@ -57,7 +57,7 @@ def test_jpeg_equals_reference(options, picture, encoded, levels):
     compare(levels, encoded(picture(500, 375), "JPEG", **options), PreprocessSpec())
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF"])
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY"])
 def test_formats_equal_reference(format, picture, encoded, levels):
     compare(levels, encoded(picture(90, 70), format), SPEC)
 

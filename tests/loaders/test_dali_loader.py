@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from milkweed.loaders import CpuLoader, PillowLoader, PreprocessSpec, create_loader, inspect
 from milkweed.loaders.dali_graph import DaliError, DaliGraph
+from milkweed.loaders.dali_route import slot_of
 from milkweed.loaders.errors import LoaderError
 
 from .test_bad_images import EXPECTED
@@ -89,7 +91,7 @@ def test_others_go_to_the_fast_loader_bit_for_bit(loader, picture, encoded):
         encoded(picture(300, 280, 2), "JPEG", progressive=True),
         encoded(picture(300, 280, 3).convert("CMYK"), "JPEG"),
     ]
-    before = loader.counts
+    before = replace(loader.counts)
     assert torch.equal(loader.load(bodies).pixels, CpuLoader(SPEC).load(bodies).pixels)
     assert (loader.counts.dali, loader.counts.cpu) == (before.dali, before.cpu + 4)
     padded = PreprocessSpec(size=64, crop_pct=1.5)
@@ -121,18 +123,43 @@ def damaged(body: bytes) -> bytes:
     return body[:at] + bytes(16) + body[at + 16 :]
 
 
-def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(loader, picture, encoded):
+def test_damaged_data_is_refused_as_by_the_fast_loader(loader, picture, encoded):
+    """Bits turned over in the coded data: DALI alone would answer most of them with a picture of its own."""
+    rng = np.random.default_rng(0)
+    from milkweed.loaders.dali_loader import DaliLoader
+
+    bodies = []
+    for seed in range(40):
+        body = bytearray(encoded(picture(200, 150, seed), "JPEG"))
+        at = int(rng.integers(body.index(b"\xff\xda") + 20, len(body) - 40))
+        body[at : at + 16] = rng.bytes(16)
+        bodies.append(bytes(body))
+    before = loader.counts.rebuilds
+    found, wanted = loader.load(bodies), CpuLoader(SPEC).load(bodies)
+    assert {i: e.message for i, e in found.errors.items()} == {i: e.message for i, e in wanted.errors.items()}
+    assert 5 < len(found.errors) < 35
+    assert loader.counts.rebuilds == before
+    lenient = DaliLoader(SPEC, strict=False).load(bodies).errors
+    assert len(lenient) < len(found.errors)
+
+
+def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(picture, encoded):
+    pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
+    from milkweed.loaders.dali_loader import DaliLoader
+
+    loader = DaliLoader(SPEC, num_threads=2, max_batch=8, strict=False)
     good = [encoded(picture(300, 240, seed), "JPEG") for seed in range(7)]
     bodies = [*good[:3], damaged(good[3]), *good[4:]]
-    before = loader.counts
+    before = replace(loader.counts)
     result = loader.load(bodies)
     assert {index: error.code for index, error in result.errors.items()} == {3: "undecodable"}
     assert result.ok == [0, 1, 2, 4, 5, 6]
-    assert torch.equal(result.pixels, CpuLoader(SPEC).load([*good[:3], *good[4:]]).pixels)
+    assert torch.equal(result.pixels, loader.load([*good[:3], *good[4:]]).pixels)  # as if it had not been there
+    assert result.decoders == ["dali"] * 6
     assert (loader.counts.retried, loader.counts.rebuilds) == (before.retried + 7, before.rebuilds + 1)
+    assert loader.health.trouble is None
     # and the next batch is DALI's again
-    loader.load(good)
-    assert loader.counts.dali == before.dali + 7
+    assert loader.load(good).decoders == ["dali"] * 7
 
 
 def test_batches_keep_to_their_limits(picture, encoded, monkeypatch: pytest.MonkeyPatch):
@@ -187,7 +214,7 @@ def test_without_dali_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 def test_memory_stays_where_it_is_over_300_rebuilds(loader, picture, encoded):
     body = damaged(encoded(picture(64, 64), "JPEG"))
     graph = loader._graph
-    slot = loader._slot(0, body, inspect(body))
+    slot = slot_of(SPEC, 0, body, inspect(body))
 
     def fail(times: int) -> None:
         for _ in range(times):

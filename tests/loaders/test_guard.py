@@ -9,6 +9,9 @@ from PIL import Image
 
 from milkweed.loaders import CODES, FORMATS, InputError, Limits, inspect
 from milkweed.loaders.headers.exif import orientation
+from milkweed.loaders.info import OPT_IN_FORMATS
+
+EVERY = Limits(formats=FORMATS + OPT_IN_FORMATS)
 
 
 def chunk(name: bytes, body: bytes) -> bytes:
@@ -40,19 +43,19 @@ def refusal(body: bytes, limits: Limits | None = None) -> InputError:
 
 def refusal_code(body: bytes) -> str | None:
     try:
-        inspect(body)
+        inspect(body, EVERY)
     except InputError as error:
         return error.code
     return None
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
 def test_inspect_tells_format_and_size(format, picture, encoded):
-    info = inspect(encoded(picture(37, 23), format))
+    info = inspect(encoded(picture(37, 23), format), EVERY)
     assert (info.format, info.width, info.height, info.frames, info.orientation) == (format, 37, 23, 1, 1)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
 def test_inspect_survives_every_cut(format, picture, encoded):
     body = encoded(picture(9, 7), format)
     for end in range(1, len(body), 1 if len(body) < 1500 else 7):
@@ -115,6 +118,15 @@ def test_a_format_can_be_left_out(picture, encoded):
     error = refusal(encoded(picture(8, 8), "AVIF"), Limits(formats=("JPEG", "PNG")))
     assert error.code == "unsupported_format"
     assert error.message == "AVIF is not accepted: expected one of JPEG, PNG"
+
+
+@pytest.mark.parametrize("form", ["boxes", "codestream"])
+def test_a_format_can_be_turned_on(form, picture, encoded):
+    body = encoded(picture(8, 8), "JPEG2000", no_jp2=form == "codestream")
+    error = refusal(body)
+    assert error.code == "unsupported_format"
+    assert error.message.startswith("JPEG 2000 is not accepted (it can be turned on): expected one of JPEG, PNG, ")
+    assert inspect(body, EVERY).format == "JPEG2000"
 
 
 @pytest.mark.parametrize("body", [png(100, 10000), png(5000, 4000), jpeg_header(10000, 5000)])

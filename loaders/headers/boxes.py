@@ -10,11 +10,12 @@ MAX_BOXES = 2048  # side by side; libavif's work grows with their square
 
 @dataclass(frozen=True)
 class Box:
-    """One box: its content is data[start:end]."""
+    """One box: its content is data[start:end]; `format` is for messages."""
 
     name: bytes
     start: int
     end: int
+    format: str
 
 
 class Fields:
@@ -22,7 +23,7 @@ class Fields:
 
     def __init__(self, data: bytes, box: Box) -> None:
         self.data = data
-        self.name = box.name
+        self.box = box
         self.position = box.start
         self.end = box.end
 
@@ -30,34 +31,34 @@ class Fields:
         """The next `size` bytes as an unsigned integer (0 bytes are 0)."""
         end = self.position + size
         if end > self.end:
-            raise undecodable(f"AVIF box {said(self.name)} is cut off")
+            raise undecodable(f"{self.box.format} box {said(self.box.name)} is cut off")
         value = int.from_bytes(self.data[self.position : end], "big")
         self.position = end
         return value
 
     def left(self) -> Box:
         """What has not been read yet, as a box of the same name."""
-        return Box(self.name, self.position, self.end)
+        return Box(self.box.name, self.position, self.end, self.box.format)
 
 
 def children(data: bytes, parent: Box, skip: int = 0) -> list[Box]:
     """The boxes inside `parent` behind `skip` bytes of its own fields; raises where they do not fill it."""
-    boxes, position = _walk(data, parent.start + skip, parent.end)
+    boxes, position = _walk(data, parent.start + skip, parent.end, parent.format)
     if position != parent.end:
-        raise undecodable(f"AVIF box {said(parent.name)} is cut off")
+        raise undecodable(f"{parent.format} box {said(parent.name)} is cut off")
     return boxes
 
 
-def file_boxes(data: bytes) -> list[Box]:
-    """The boxes of the file, up to what is no box any more: libavif does not mind garbage at the end."""
-    return _walk(data, 0, len(data))[0]
+def file_boxes(data: bytes, format: str) -> list[Box]:
+    """The boxes of the file, up to what is no box any more: decoders do not mind garbage at the end."""
+    return _walk(data, 0, len(data), format)[0]
 
 
 def one(boxes: Sequence[Box], name: bytes) -> Box | None:
     """The box of that name; raises where there are two, which readers would take differently."""
     found = [box for box in boxes if box.name == name]
     if len(found) > 1:
-        raise undecodable(f"AVIF has {len(found)} boxes {said(name)}: expected 1")
+        raise undecodable(f"{found[0].format} has {len(found)} boxes {said(name)}: expected 1")
     return found[0] if found else None
 
 
@@ -65,7 +66,7 @@ def need(boxes: Sequence[Box], name: bytes) -> Box:
     """The box of that name; raises where there is none or two."""
     box = one(boxes, name)
     if box is None:
-        raise undecodable(f"AVIF has no box {said(name)}")
+        raise undecodable(f"{boxes[0].format if boxes else 'the body'} has no box {said(name)}")
     return box
 
 
@@ -74,7 +75,7 @@ def said(name: bytes) -> str:
     return "".join(chr(code) if chr(code).isalnum() and code < 128 else "?" for code in name)
 
 
-def _walk(data: bytes, position: int, end: int) -> tuple[list[Box], int]:
+def _walk(data: bytes, position: int, end: int, format: str) -> tuple[list[Box], int]:
     """The boxes from `position` on and where the first thing that is not a whole box starts."""
     boxes: list[Box] = []
     while position + 8 <= end:
@@ -86,7 +87,7 @@ def _walk(data: bytes, position: int, end: int) -> tuple[list[Box], int]:
         if size < header or position + size > end:
             break
         if len(boxes) >= MAX_BOXES:
-            raise undecodable(f"AVIF has more than {MAX_BOXES} boxes in one")
-        boxes.append(Box(data[position + 4 : position + 8], position + header, position + size))
+            raise undecodable(f"{format} has more than {MAX_BOXES} boxes in one")
+        boxes.append(Box(data[position + 4 : position + 8], position + header, position + size, format))
         position += size
     return boxes, position

@@ -1,0 +1,62 @@
+"""Which image DALI is to decode, and how it is to see it: one decision an image, from header and bytes alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .dali_graph import Region
+from .headers.jpeg import has_whole_scan
+from .info import ImageInfo
+from .orientation import TURNS, stored_geometry
+from .spec import PreprocessSpec, geometry
+
+
+@dataclass(frozen=True)
+class Slot:
+    """An image of a request that DALI is to decode: its place, where its crop lies, how it is turned upright."""
+
+    index: int
+    body: bytes
+    info: ImageInfo
+    region: Region
+    orientation: int
+
+
+def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo, *, jpeg2000: bool = False) -> Slot | None:
+    """The image as DALI is to see it; None where the fast loader does it better or alone can.
+
+    Args:
+        jpeg2000: send colour JPEG 2000 and HTJ2K there, too, where they are accepted at all.
+    """
+    if not (_plain_jpeg(body, info) or (jpeg2000 and info.format == "JPEG2000" and info.mode == "RGB")):
+        return None
+    orientation = info.orientation if spec.orientation == "apply" else 1
+    upright = geometry(spec, *info.upright_size(spec.orientation == "apply"))
+    if upright.left < 0 or upright.top < 0:  # padded with black, which a region cannot say
+        return None
+    region = Region.of(stored_geometry(upright, orientation), info.width, info.height, TURNS[orientation].transpose)
+    return Slot(index, body, info, region, orientation)
+
+
+def _plain_jpeg(body: bytes, info: ImageInfo) -> bool:
+    """One scan, of a sampling that every decoder knows, that goes on to its end: a GPU's decoder does not look for
+    the end itself and answers what was cut off with garbage."""
+    return info.format == "JPEG" and info.turbo and not info.progressive and has_whole_scan(body)
+
+
+def worth_it(slots: list[Slot], min_pixels: int, min_batch: int) -> list[Slot]:
+    """Those for DALI: all where there are enough of them, else the large ones."""
+    return slots if len(slots) >= min_batch else [slot for slot in slots if slot.info.pixels >= min_pixels]
+
+
+def batches_of(slots: list[Slot], max_batch: int, max_pixels: int) -> Iterator[list[Slot]]:
+    """Within the limits of a run; an image larger than the limit of pixels goes alone."""
+    batch: list[Slot] = []
+    pixels = 0
+    for slot in slots:
+        if batch and (len(batch) == max_batch or pixels + slot.info.pixels > max_pixels):
+            yield batch
+            batch, pixels = [], 0
+        batch.append(slot)
+        pixels += slot.info.pixels
+    if batch:
+        yield batch
