@@ -11,7 +11,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ..loaders.info import ImageInfo
 from .errors import ServiceError
-from .pipeline import BatchResult, Outcome
+from .outcome import BatchResult, Outcome
 
 
 class Waiter(Protocol):
@@ -33,15 +33,19 @@ class Ticket:
         deadline: perf_counter seconds after which nobody wants the answer.
         waiter: resolved when every place has an outcome.
         places: number of images of the request, the ones already refused included.
+        source: who asks, as far as anybody knows.
     """
 
-    __slots__ = ("deadline", "last", "missing", "model", "outcomes", "top_k", "waiter")
+    __slots__ = ("deadline", "last", "missing", "model", "outcomes", "source", "top_k", "waiter")
 
-    def __init__(self, model: str, top_k: int, deadline: float, waiter: Waiter, places: int) -> None:
+    def __init__(
+        self, model: str, top_k: int, deadline: float, waiter: Waiter, places: int, source: str | None = None
+    ) -> None:
         self.model = model
         self.top_k = top_k
         self.deadline = deadline
         self.waiter = waiter
+        self.source = source
         self.outcomes: list[Outcome | None] = [None] * places
         self.missing = 0
         self.last: BatchResult | None = None  # the batch that completed it

@@ -1,21 +1,32 @@
-"""The one thread that owns the device: it loads the models, then collects a batch, runs it, delivers it."""
+"""The thread that owns the device, and the one that decodes ahead of it.
+
+Without overlap one thread does both halves of a batch. With it, a second thread collects and decodes while the first
+computes; the ring between them is bounded, and neither the event loop nor the device ever waits for a decoder.
+"""
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from typing import Literal, Protocol
+
+import torch
 
 from .batcher import Batch, Batcher
 from .errors import internal_error
-from .pipeline import BatchResult, Pipeline
+from .loading import Loaded
+from .outcome import BatchResult
+from .pipeline import Pipeline
+from .ring import Ring, Waiting
 
 logger = logging.getLogger("milkweed.engine")
 
+Overlap = Literal["auto", "on", "off"]
+
 
 class Deliver(Protocol):
-    """Brings a finished batch to where its requests wait; called on the engine thread, must not block.
+    """Brings a finished batch to where its requests wait; called on the engine's threads, must not block.
 
     `result` is the outcome of the batch; `None` when its items expired or the engine is stopping.
     """
@@ -29,7 +40,9 @@ class Engine:
     Args:
         prepare: loads and warms the models, by name; runs on the engine thread, which owns the device.
         deliver: takes each batch away.
-        stall_seconds: how long one batch may take before the engine counts as dead.
+        overlap: decode the next images while a forward runs; "auto" does where a model is on a GPU, since on a CPU
+            both would share the same cores.
+        stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
     """
 
     def __init__(
@@ -38,15 +51,18 @@ class Engine:
         *,
         prepare: Callable[[], dict[str, Pipeline]],
         deliver: Deliver,
+        overlap: Overlap = "auto",
         stall_seconds: float = 60.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._batcher = batcher
         self._prepare = prepare
         self._deliver = deliver
+        self._overlap = overlap
         self._stall_seconds = stall_seconds
         self._clock = clock
         self._busy_since: float | None = None
+        self._loading_since: float | None = None
         self._pipelines: dict[str, Pipeline] = {}
         self._thread = threading.Thread(target=self._main, name="milkweed-engine", daemon=True)
         self.prepared: Future[None] = Future()
@@ -71,10 +87,10 @@ class Engine:
         return not self.prepared.done() or self.silent_seconds() < self._stall_seconds
 
     def silent_seconds(self) -> float:
-        """Time since the last sign of life while there is work; 0 while idle."""
-        busy_since = self._busy_since
-        if busy_since is not None:
-            return max(0.0, self._clock() - busy_since)
+        """Time since the last sign of life of what works, decoder or device; 0 while idle."""
+        since = [at for at in (self._busy_since, self._loading_since) if at is not None]
+        if since:
+            return max(0.0, self._clock() - min(since))
         return self._batcher.oldest_age_seconds() if self.prepared.done() else 0.0
 
     def _main(self) -> None:
@@ -86,36 +102,91 @@ class Engine:
             return
         self.prepared.set_result(None)
         try:
-            while (batch := self._batcher.collect()) is not None:
-                self._step(batch)
+            if self._overlaps():
+                self._run_overlapped()
+            else:
+                self._run_alone()
         finally:
             self.ended = True
             for pipeline in self._pipelines.values():
                 pipeline.close()
 
-    def _step(self, batch: Batch) -> None:
-        """Run one batch and hand it over."""
-        if not batch.items:
-            self._deliver(batch, None)
-            return
-        self._busy_since = self._clock()
-        try:
-            self._deliver(batch, self._run(batch))
-        except Exception:
-            logger.exception("a batch of %d images could not be delivered", len(batch.items))
-        finally:
-            self._busy_since = None
+    def _overlaps(self) -> bool:
+        on_gpu = any(pipeline.device.type != "cpu" for pipeline in self._pipelines.values())
+        return self._overlap == "on" or (self._overlap == "auto" and on_gpu)
 
-    def _run(self, batch: Batch) -> BatchResult:
-        started = time.perf_counter()
-        items = batch.items
+    def _run_alone(self) -> None:
+        while (batch := self._batcher.collect()) is not None:
+            if not batch.items:
+                self._deliver(batch, None)
+                continue
+            self._busy_since = self._clock()
+            self._finish([Waiting(batch, self._load(batch))])
+
+    def _run_overlapped(self) -> None:
+        ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
+        loading = threading.Thread(target=self._load_ahead, args=(ring,), name="milkweed-decode", daemon=True)
+        loading.start()
         try:
-            return self._pipelines[batch.model].run(
-                [item.data for item in items],
-                [item.info for item in items],
-                [item.ticket.top_k for item in items],
+            while together := ring.take():
+                self._busy_since = self._clock()
+                self._finish(together)
+        finally:
+            ring.close()
+            loading.join(self._stall_seconds)
+
+    def _load_ahead(self, ring: Ring) -> None:
+        """The loading thread: collect and decode as long as there is room."""
+        try:
+            while ring.wait_for_room() and (batch := self._batcher.collect()) is not None:
+                if not batch.items:
+                    self._deliver(batch, None)
+                    continue
+                self._loading_since = self._clock()
+                loaded = self._load(batch)
+                self._loading_since = None
+                ring.put(Waiting(batch, loaded))
+        finally:
+            ring.close()
+
+    def _load(self, batch: Batch) -> Loaded:
+        """Decode a batch; where that fails as a whole, its images have errors and no pixels."""
+        started = time.perf_counter()
+        try:
+            return self._pipelines[batch.model].load(
+                [item.data for item in batch.items],
+                [item.info for item in batch.items],
+                [item.ticket.source for item in batch.items],
             )
         except Exception:
-            logger.exception("a batch of %d images failed", len(items))
+            logger.exception("a batch of %d images could not be decoded", len(batch.items))
+            failed = [internal_error() for _ in batch.items]
             now = time.perf_counter()
-            return BatchResult([internal_error() for _ in items], started, now, now, now, {}, 0)
+            return Loaded([*failed], torch.empty(0), [], [None] * len(failed), 0.0, started, now)
+
+    def _finish(self, together: Sequence[Waiting]) -> None:
+        """Compute batches of one model in one forward and hand them over, the work being over by then."""
+        results = self._results(together)
+        self._busy_since = None
+        for waiting, result in zip(together, results, strict=True):
+            try:
+                self._deliver(waiting.batch, result)
+            except Exception:
+                logger.exception("a batch of %d images could not be delivered", len(waiting.batch.items))
+
+    def _results(self, together: Sequence[Waiting]) -> list[BatchResult]:
+        try:
+            return self._pipelines[together[0].batch.model].finish(
+                [waiting.loaded for waiting in together],
+                [[item.ticket.top_k for item in waiting.batch.items] for waiting in together],
+            )
+        except Exception:
+            logger.exception("a batch of %d images failed", sum(len(waiting.batch.items) for waiting in together))
+            return [_failed(waiting) for waiting in together]
+
+
+def _failed(waiting: Waiting) -> BatchResult:
+    """An internal error for every image that had none of its own."""
+    loaded, now = waiting.loaded, time.perf_counter()
+    outcomes = [internal_error() if outcome is None else outcome for outcome in loaded.outcomes]
+    return BatchResult(outcomes, loaded.started, loaded.decoded, loaded.decoded, now, now, {})

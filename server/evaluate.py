@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ..loaders.errors import InputError
 from .dataset import Sample, read_image
-from .pipeline import BatchResult, Outcome, Pipeline, Predictions
+from .outcome import BatchResult, Outcome, Predictions
+from .pipeline import Pipeline
 
 
 @dataclass(frozen=True)

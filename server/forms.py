@@ -1,4 +1,7 @@
-"""The three forms of a classify body, and the encoded images that each holds."""
+"""The three forms of a classify body, and the encoded images that each holds.
+
+An NPY array with a batch axis, in any form, stands for its images in order.
+"""
 
 import base64
 import binascii
@@ -6,6 +9,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json
 
+from ..loaders.arrays import count_images, split_images
 from .errors import ServiceError
 from .multipart import boundary_of, file_parts
 
@@ -15,8 +19,8 @@ Form = Literal["raw", "multipart", "json"]
 Encoded = bytes | ServiceError
 
 # curl --data-binary says this of a photograph unless told otherwise; the bytes tell better.
-_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
-_ACCEPTED = "image/*, application/octet-stream, multipart/form-data or application/json"
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded", b"application/x-npy"})
+_ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
 
 def form_of(headers: dict[bytes, bytes]) -> Form:
@@ -50,7 +54,7 @@ def images_in(body: bytes, form: Form, content_type: bytes, *, max_images: int) 
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")
     if form == "raw":
-        return [body]
+        return _one_each([body], max_images)
     images: list[Encoded] = []
     if form == "multipart":
         images += file_parts(body, boundary_of(content_type), max_parts=max_images)
@@ -59,7 +63,18 @@ def images_in(body: bytes, form: Form, content_type: bytes, *, max_images: int) 
     if not images:
         where = "file part" if form == "multipart" else "entry in images"
         raise ServiceError("empty", f"the request has no image: no {where}")
-    return images
+    return _one_each(images, max_images)
+
+
+def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
+    """The images with arrays of several taken apart."""
+    count = sum(count_images(image) if isinstance(image, bytes) else 1 for image in images)
+    if count > max_images:
+        raise ServiceError("too_many_images", f"the request has {count} images; the limit is {max_images}")
+    ones: list[Encoded] = []
+    for image in images:
+        ones += split_images(image) if isinstance(image, bytes) else [image]
+    return ones
 
 
 def _json_images(body: bytes, max_images: int) -> list[Encoded]:

@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from .errors import KINDS
 
 # The stages of a request, in order; they meet without gaps, so they add up to the whole.
-STAGES = ("receive", "parse", "queue", "decode", "forward", "postprocess", "deliver", "respond")
+STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "error")
 RELEASES = ("full", "idle_device", "drain")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -82,7 +82,7 @@ def _is_file(headers: bytes) -> bool:
             content_type = value.strip().lower()
     if _FILENAME.search(disposition):
         return True
-    return content_type.startswith((b"image/", b"application/octet-stream"))
+    return content_type.startswith((b"image/", b"application/octet-stream", b"application/x-npy"))
 
 
 def _broken(what: str) -> ServiceError:

@@ -4,26 +4,27 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..loaders.base import Loader, LoadResult
-from ..loaders.errors import InputError
+from ..loaders.base import Loader
 from ..loaders.guard import DEFAULT_LIMITS, Limits
 from ..loaders.info import ImageInfo
-from ..loaders.select import create_loader
+from ..loaders.select import DEFAULT_DALI, DaliOptions, create_loader
 from ..loaders.spec import PreprocessSpec
 from ..models.accounting import dense_equivalent_bytes, macs, resident_bytes
 from ..models.config import BundleConfig
 from ..models.fused.report import FusionReport
 from .device import resolve_device, resolve_dtype, usable_cores, use_device
-from .errors import ServiceError, internal_error
+from .errors import internal_error
 from .forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
 from .lanes import LanePlan, Lanes, batches, plan_lanes
+from .loading import Loaded, LoadStage
+from .outcome import BatchResult, Forwarded, Outcome, Predictions
 
 if TYPE_CHECKING:
     from ..models.graphs import GraphedForward
@@ -36,35 +37,10 @@ CLASSIFY_BATCH = 32
 DEFAULT_FORWARD = ForwardOptions()
 
 
-@dataclass(frozen=True, slots=True)
-class Predictions:
-    """The best classes of one image, best first: indices and softmax probabilities (float32 values)."""
-
-    index: tuple[int, ...]
-    score: tuple[float, ...]
-
-
-Outcome = Predictions | InputError | ServiceError
-
-
-@dataclass(frozen=True, slots=True)
-class BatchResult:
-    """What became of a batch: an outcome an item, same order; when each stage ended; what it cost.
-
-    `started`, `decoded`, `forwarded`, `finished` are perf_counter seconds; `cpu_seconds` is by stage.
-    """
-
-    outcomes: list[Outcome]
-    started: float
-    decoded: float
-    forwarded: float
-    finished: float
-    cpu_seconds: dict[str, float]
-    padding: int
-
-
 class Pipeline:
-    """A loader and a model, joined. Called by one thread at a time, which then owns the device.
+    """A loader and a model, joined: `run` is `load`, then `finish`.
+
+    `load` may run on one thread while `finish` runs on another, which owns the device; each by one thread at a time.
 
     Args:
         model: takes normalised images of `dtype`, returns logits.
@@ -75,6 +51,7 @@ class Pipeline:
         dense_bytes: what the parameters would take with every layer dense, in `dtype`.
         fusion: what became of the model where it was fused.
         graph_batch_sizes: batch buckets that `warm_up` captures the forward for; none on a CPU.
+        max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
     """
 
     def __init__(
@@ -90,6 +67,7 @@ class Pipeline:
         dense_bytes: int = 0,
         fusion: FusionReport | None = None,
         graph_batch_sizes: Sequence[int] = (),
+        max_batch_size: int = 0,
     ) -> None:
         self.num_classes = num_classes
         self.loader = loader
@@ -101,8 +79,14 @@ class Pipeline:
         self.fusion = fusion
         self.graphs: GraphedForward | None = None
         self._graph_batch_sizes = tuple(graph_batch_sizes)
-        self._size = size
+        self._size, self._max_batch_size = size, max_batch_size
+        self._load_stage = LoadStage(loader, device, size)
         self._lanes = Lanes(model, plan, device=device, dtype=dtype)
+
+    @property
+    def max_batch_size(self) -> int:
+        """Images of one forward at most."""
+        return self._max_batch_size or self.default_batch_size
 
     @property
     def default_batch_size(self) -> int:
@@ -113,6 +97,7 @@ class Pipeline:
 
     def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
         """Capture the forward where that is wanted, and run it on blank images: no request pays for first calls."""
+        self.loader.warm_up(max(batch_sizes))
         if self._graph_batch_sizes and self.graphs is None:
             self.graphs = self._lanes.capture(self._size, self._graph_batch_sizes)
         for count in sorted(set(batch_sizes)):
@@ -144,64 +129,66 @@ class Pipeline:
         Returns:
             An outcome for each image; one image that fails is an error in its own place.
         """
-        started = time.perf_counter()
-        outcomes, loaded = self._load(images, infos)
-        decoded = time.perf_counter()
-        padding, cpu_forward = 0, 0.0
-        forwarded = decoded
+        return self.finish([self.load(images, infos)], [top_k])[0]
+
+    def load(
+        self, images: Sequence[bytes], infos: Sequence[ImageInfo | None], sources: Sequence[str | None] | None = None
+    ) -> Loaded:
+        """The first half of a batch: its images decoded, see `LoadStage.run`."""
+        return self._load_stage.run(images, infos, sources)
+
+    def finish(self, batches: Sequence[Loaded], top_k: Sequence[Sequence[int]]) -> list[BatchResult]:
+        """The second half of one batch or several, in one forward.
+
+        Args:
+            top_k: for each batch, classes of each answer; 1..num_classes.
+
+        Returns:
+            A result for each batch, the forward's own account in the first.
+        """
+        launched = time.perf_counter()
+        count = sum(len(batch.ok) for batch in batches)
+        answers: list[Outcome] = []
+        padding, cpu_forward, forwarded = 0, 0.0, launched
         cpu_postprocess = time.thread_time()
-        if loaded.ok:
-            forward = self._lanes.run(loaded.pixels)
+        if count:
+            forward = self._lanes.run(self._pixels(batches))
             padding, cpu_forward = forward.padding, forward.cpu_seconds
             forwarded, cpu_postprocess = time.perf_counter(), time.thread_time()
-            answers = self._answers(forward.probabilities, [top_k[place] for place in loaded.ok])
-            for place, answer in zip(loaded.ok, answers, strict=True):
-                outcomes[place] = answer
-        cpu_seconds = {
-            "decode": sum(loaded.cpu_seconds.values()),
-            "forward": cpu_forward,
-            "postprocess": time.thread_time() - cpu_postprocess,
-        }
-        done = [internal_error() if outcome is None else outcome for outcome in outcomes]
-        return BatchResult(done, started, decoded, forwarded, time.perf_counter(), cpu_seconds, padding)
+            wanted = [ks[place] for batch, ks in zip(batches, top_k, strict=True) for place in batch.ok]
+            answers = self._answers(forward.probabilities, wanted)
+        rest = iter(answers)
+        outcomes = [_completed(batch, rest) for batch in batches]
+        spent = {"forward": cpu_forward, "postprocess": time.thread_time() - cpu_postprocess}
+        finished = time.perf_counter()
+        account = Forwarded(sum(len(batch.outcomes) for batch in batches), padding, finished - launched)
+        return [
+            BatchResult(
+                outcomes=outcomes[place],
+                started=batch.started,
+                decoded=batch.decoded,
+                launched=launched,
+                forwarded=forwarded,
+                finished=finished,
+                cpu_seconds={"decode": batch.cpu_seconds, **({} if place else spent)},
+                decoders=batch.decoders,
+                forward=None if place else account,
+            )
+            for place, batch in enumerate(batches)
+        ]
 
     def close(self) -> None:
         """End the pipeline's threads."""
         self._lanes.close()
         self.loader.close()
 
-    def _load(
-        self, images: Sequence[bytes], infos: Sequence[ImageInfo | None]
-    ) -> tuple[list[Outcome | None], LoadResult]:
-        """Pixels of the images that decode, and the errors of the others in their places."""
-        try:
-            loaded = self.loader.load(images, infos)
-        except Exception:
-            logger.exception("loader %s failed on a batch of %d: one by one", self.loader.name, len(images))
-            loaded = self._load_one_by_one(images, infos)
-        outcomes: list[Outcome | None] = [None] * len(images)
-        for place, error in loaded.errors.items():
-            outcomes[place] = error
-        return outcomes, loaded
-
-    def _load_one_by_one(self, images: Sequence[bytes], infos: Sequence[ImageInfo | None]) -> LoadResult:
-        """A loader that raises must not take neighbours with it: only images that raise have no result."""
-        pixels: list[Tensor] = []
-        ok: list[int] = []
-        errors: dict[int, InputError] = {}
-        for place, (image, info) in enumerate(zip(images, infos, strict=True)):
-            try:
-                one = self.loader.load([image], [info])
-            except Exception:
-                logger.exception("loader %s failed on an image of %d bytes", self.loader.name, len(image))
-                continue
-            if one.ok:
-                pixels.append(one.pixels)
-                ok.append(place)
-            else:
-                errors[place] = one.errors[0]
-        stacked = torch.cat(pixels) if pixels else torch.empty(0, 3, self._size, self._size)
-        return LoadResult(pixels=stacked, ok=ok, errors=errors)
+    def _pixels(self, batches: Sequence[Loaded]) -> Tensor:
+        """Those of all batches, there for what the device is asked next."""
+        for batch in batches:
+            if batch.ready is not None:
+                torch.cuda.current_stream(self.device).wait_event(batch.ready)
+        parts = [batch.pixels for batch in batches if batch.ok]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _answers(self, probabilities: Tensor, top_k: list[int]) -> list[Outcome]:
         """Each row's best classes; rows of one k together, so that ties break as they do alone."""
@@ -214,6 +201,14 @@ class Pipeline:
             for row, index, score in zip(rows, indices.tolist(), scores.cpu().numpy(), strict=True):
                 answers[row] = _predictions(index, score)
         return [internal_error() if answer is None else answer for answer in answers]
+
+
+def _completed(batch: Loaded, answers: Iterator[Outcome]) -> list[Outcome]:
+    """The errors of a batch, and the next answers in the places that have pixels; what has neither is our fault."""
+    outcomes = list(batch.outcomes)
+    for place in batch.ok:
+        outcomes[place] = next(answers)
+    return [internal_error() if outcome is None else outcome for outcome in outcomes]
 
 
 def _predictions(index: list[int], score: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> Outcome:
@@ -238,6 +233,7 @@ def build_pipeline(
     micro_batch: int = 0,
     max_batch_size: int = 0,
     forward: ForwardOptions = DEFAULT_FORWARD,
+    dali: DaliOptions = DEFAULT_DALI,
     limits: Limits = DEFAULT_LIMITS,
 ) -> Pipeline:
     """The pipeline of a bundle as `load_bundle` gives it; arguments are the settings of the same names."""
@@ -265,6 +261,8 @@ def build_pipeline(
             limits,
             num_threads=decode_threads or usable_cores(),
             device="gpu" if where.type == "cuda" else "cpu",
+            device_id=where.index or 0,
+            dali=replace(dali, dtype=numbers, max_batch=max_batch_size or GPU_BATCH_SIZE),
         ),
         plan=plan_lanes(where, cost, micro_batch=micro_batch, lanes=lanes, threads=threads_per_lane),
         device=where,
@@ -272,11 +270,12 @@ def build_pipeline(
         dense_bytes=dense_bytes,
         fusion=form.report,
         graph_batch_sizes=form.graph_batch_sizes,
+        max_batch_size=max_batch_size,
     )
 
 
-def formats_of(infos: Sequence[ImageInfo | None], outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """The formats of the images that were decoded, where the guard told."""
-    for info, outcome in zip(infos, outcomes, strict=True):
-        if info is not None and isinstance(outcome, Predictions):
-            yield info.format
+def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:
+    """Decoder and format of the images that were decoded, where the guard told."""
+    for info, decoder in zip(infos, decoders, strict=True):
+        if info is not None and decoder is not None:
+            yield decoder, info.format

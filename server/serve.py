@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import faulthandler
 import gc
 import logging
 import os
@@ -53,6 +54,8 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
+    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
+        faulthandler.enable()  # a crash of a native library says at least in which thread and call
     with _listen(settings.host, settings.port) as listener:
         return _Run(settings, bundles, listener).run()
 

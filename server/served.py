@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from ..loaders.guard import DEFAULT_LIMITS, Limits
+from ..loaders.info import FORMATS, OPT_IN_FORMATS
+from ..loaders.select import DaliOptions
 from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
 from ..models.inference import kernel_decision
 from .errors import ServiceError
 from .forward import ForwardOptions
-from .pipeline import Outcome, Pipeline, Predictions, build_pipeline
+from .outcome import Outcome, Predictions
+from .pipeline import Pipeline, build_pipeline
 from .settings import Settings
 
 
@@ -150,10 +153,11 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
         micro_batch=settings.micro_batch,
         max_batch_size=settings.max_batch_size,
         forward=forward_options(settings),
+        dali=dali_options(settings),
         limits=limits,
     )
     loaded = time.perf_counter()
-    batch_size = settings.max_batch_size or pipeline.default_batch_size
+    batch_size = pipeline.max_batch_size
     pipeline.warm_up((1, batch_size))
     return ServedModel(
         name=name,
@@ -171,9 +175,22 @@ def forward_options(settings: Settings) -> ForwardOptions:
     return ForwardOptions(settings.fusion, settings.tuning, settings.tuning_cache, settings.cuda_graphs)
 
 
+def dali_options(settings: Settings) -> DaliOptions:
+    """What settings say of DALI; the rest follows from the model."""
+    return DaliOptions(
+        hw_decoder_load=settings.hw_decoder_load,
+        resample=settings.resample,
+        min_pixels=settings.dali_min_pixels,
+        min_batch=settings.dali_min_batch,
+        strict={"auto": None, "on": True, "off": False}[settings.strict_jpeg],
+        max_batch_pixels=settings.max_batch_pixels,
+    )
+
+
 def image_limits(settings: Settings) -> Limits:
     """What one image may be."""
-    return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes)
+    formats = FORMATS + OPT_IN_FORMATS if settings.jpeg2000 else FORMATS
+    return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)
 
 
 def find_model(models: dict[str, ServedModel], name: str | None) -> ServedModel:

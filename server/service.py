@@ -12,11 +12,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from ..loaders.info import ImageInfo
 from .batcher import Batch, Batcher, Ticket
 from .body import HeldBytes
+from .decoder_metrics import collect_decoders
 from .engine import Engine
 from .errors import ServiceError
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
-from .pipeline import BatchResult, Pipeline, formats_of
+from .outcome import BatchResult
+from .pipeline import Pipeline, decoded_by
 from .served import OpenModel, ServedModel, open_model
 from .settings import Settings
 
@@ -46,6 +48,7 @@ class Service:
             self.batcher,
             prepare=self._open_models,
             deliver=self._deliver,
+            overlap=settings.overlap,
             stall_seconds=settings.engine_stall_seconds,
         )
         self.draining = False
@@ -55,10 +58,11 @@ class Service:
         self._lag_timer: asyncio.TimerHandle | None = None
         self._tickets: set[Ticket] = set()
         self._image_seconds = 0.0  # moving mean of the time a batch takes, per image
+        self._last_finished = 0.0
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
             *(self.batcher.collect_metrics, self._cpu.collect, self._collect_engine),
-            *(collect_process_memory, collect_gpu_memory),
+            *(collect_process_memory, collect_gpu_memory, lambda: collect_decoders(self.models)),
         ):
             self.metrics.collect_with(collect)
         self.metrics.held_bytes.set_function(lambda: self.held.total)
@@ -115,6 +119,17 @@ class Service:
         self.check_accepting()
         if not self.engine.alive:
             raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
+
+    def check_alive(self) -> None:
+        """Raises ServiceError where only a restart of the process can help."""
+        if self.draining:
+            return
+        if not self.engine.alive:
+            raise ServiceError("internal", "the engine does not answer")
+        for name, model in dict(self.models).items():
+            trouble = model.pipeline.loader.health.trouble
+            if trouble is not None:
+                raise ServiceError("internal", f"the decoder of {name} is lost: {trouble}")
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request.
@@ -182,19 +197,23 @@ class Service:
                 item.ticket.put(item.place, outcome, result)
 
     def _account(self, batch: Batch, result: BatchResult) -> None:
-        count, seconds = len(batch.items), result.finished - result.started
         model = self.models[batch.model]
-        bound = self.metrics.model(batch.model)
-        bound.batch_size.observe(count)
-        bound.batches[batch.release].inc()
-        bound.padding.inc(result.padding)
-        self.metrics.engine_busy.labels(str(model.pipeline.device)).inc(seconds)
         for stage, spent in result.cpu_seconds.items():
             self._cpu.add(stage, spent)
-        backend = model.pipeline.loader.name
-        for format in formats_of([item.info for item in batch.items], result.outcomes):
-            self.metrics.decode_backend.labels(backend, format).inc()
-        self._image_seconds += 0.2 * (seconds / count - self._image_seconds)
+        for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
+            self.metrics.decode_backend.labels(decoder, format).inc()
+        # A batch decoded while the one before it was computed costs what the two did not share.
+        seconds = result.finished - max(result.started, self._last_finished)
+        self._last_finished = result.finished
+        self._image_seconds += 0.2 * (seconds / len(batch.items) - self._image_seconds)
+        forward = result.forward
+        if forward is not None:
+            bound = self.metrics.model(batch.model)
+            full = forward.images >= model.max_batch_size
+            bound.batch_size.observe(forward.images)
+            bound.batches["full" if full else batch.release].inc()
+            bound.padding.inc(forward.padding)
+            self.metrics.engine_busy.labels(str(model.pipeline.device)).inc(forward.busy_seconds)
 
     def _collect_engine(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(

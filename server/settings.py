@@ -36,6 +36,25 @@ class Settings(BaseSettings):
         description="numbers of the forward; auto = bfloat16 where the device computes in it",
     )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
+    hw_decoder_load: float = Field(
+        default=0.0, ge=0, le=1, description="DALI on a GPU: share of its JPEGs for the GPU's JPEG engine"
+    )
+    resample: Literal["exact", "fused"] = Field(
+        default="exact", description="DALI: exact = Pillow's two passes; fused = one, quicker and a little off"
+    )
+    dali_min_pixels: int = Field(
+        default=0, ge=0, le=10**9, description="DALI: smaller images go to the cpu loader, see dali_min_batch"
+    )
+    dali_min_batch: int = Field(
+        default=1, ge=1, le=4096, description="DALI: a batch with so many images for it takes small ones as well"
+    )
+    strict_jpeg: Literal["auto", "on", "off"] = Field(
+        default="auto",
+        description="DALI: refuse damaged JPEG data as the other loaders do, for half a CPU decode; auto = on a CPU",
+    )
+    overlap: Literal["auto", "on", "off"] = Field(
+        default="auto", description="decode the next images while a forward runs; auto = where the model is on a GPU"
+    )
     decode_threads: int = Field(default=0, ge=0, le=256, description="threads that decode; 0 = one a core")
     lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
     threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
@@ -66,6 +85,7 @@ class Settings(BaseSettings):
     )
     max_body_bytes: int = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
     max_image_bytes: int = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
+    jpeg2000: bool = Field(default=False, description="accept JPEG 2000 and HTJ2K as well")
     max_held_bytes: int = Field(
         default=512 * MIB,
         ge=1024,

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from .bundles import demo_bundle, installed_demo
-from .failure import FAILED, Failure
+from .failure import FAILED, WRONG_USAGE, Failure
 from .options import Json, number_option, split_list
 from .output import flattened, note, print_fields, print_json, print_rich, print_table
 from .progress import progress
@@ -87,27 +87,45 @@ def decode(
         Path | None,
         typer.Argument(metavar="IMAGES", help="Folder of JPEGs; made ones, unlike photographs, if not given."),
     ] = None,
-    rounds: Annotated[int, number_option("--rounds", "Passes over the images a method.")] = 5,
-    limit: Annotated[int, number_option("--limit", "Images, in order of their names.")] = 200,
+    rounds: Annotated[int, number_option("--rounds", "Passes over the images a row, taking turns.")] = 5,
+    limit: Annotated[int, number_option("--limit", "Images that are timed, in order of their names.")] = 200,
+    sections: Annotated[
+        str | None,
+        typer.Option("--sections", metavar="LIST", help="Some of one, batches, isolation, equality; else all."),
+    ] = None,
     out: OutFile = None,
     json: Json = False,
 ) -> None:
     """Compare ways from JPEG bytes to model input.
 
-    One thread; ours, timm's, torchvision's and OpenCV's where they are installed.
+    One image after the other: ours, timm's, torchvision's, nvImageCodec's and OpenCV's ways, where they are
+    installed. Then our loaders: on batches, with bad images among good ones, and their pixels against the
+    reference's.
 
     \b
     Example:
-      milkweed bench decode ./photos --rounds 5
+      milkweed bench decode ./photos --rounds 5 --sections one,batches
     """
-    from ...bench.decode import DEFAULT_OUT, run, table
+    from ...bench.decode import DEFAULT_OUT, SECTIONS, run
+    from ...bench.decode_tables import tables
 
-    with tempfile.TemporaryDirectory() as folder:
-        document = run(images or _made_jpegs(Path(folder)), out=None, rounds=rounds, limit=limit)
+    chosen = SECTIONS if sections is None else split_list(sections)
+    if not chosen or set(chosen) - set(SECTIONS):
+        raise Failure(f"--sections {sections}: expected some of {', '.join(SECTIONS)}", WRONG_USAGE)
+    with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
+        document = run(
+            images or _made_jpegs(Path(folder)),
+            out=None,
+            rounds=rounds,
+            limit=limit,
+            sections=chosen,
+            progress=update,
+        )
     document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
     _finish(document, out or DEFAULT_OUT, json)
     if not json:
-        print_rich(table(document))
+        for table in tables(document):
+            print_rich(table)
 
 
 @app.command()
@@ -139,11 +157,10 @@ def http(
 
 def _made_jpegs(folder: Path) -> Path:
     """JPEGs of the usual size of ImageNet's, upright and lying."""
-    from ...bench.http_overhead import make_jpeg
+    from ...bench.bodies import made_jpegs
 
-    for number in range(MADE_IMAGES):
-        sides = (500, 375) if number % 2 else (375, 500)
-        (folder / f"{number:02d}.jpg").write_bytes(make_jpeg(60_000 + 8_000 * number, *sides))
+    for number, body in enumerate(made_jpegs(MADE_IMAGES)):
+        (folder / f"{number:02d}.jpg").write_bytes(body)
     return folder
 
 

@@ -29,6 +29,8 @@ TopK = Annotated[int | None, number_option("--top-k", "Classes an answer. [5]")]
 CHUNK = 8
 """Images asked for at once: enough for all lanes of a CPU, few enough for the bar to move."""
 
+NPY_MAGIC = b"\x93NUMPY"
+
 Ask = Callable[[Sequence[bytes]], list[Result]]
 Identity = dict[str, str]
 """Name and version of the model that answered."""
@@ -44,7 +46,8 @@ def classify(
 ) -> None:
     """Tell what is on images, by a bundle or a running server.
 
-    A folder stands for all images in it. The exit code is 1 if any image got no answer.
+    A folder stands for all images in it, a numpy array (.npy) with a batch axis for all along it. The exit code is 1
+    if any image got no answer.
 
     \b
     Example:
@@ -59,7 +62,7 @@ def classify(
     with asking as ask, progress("classify", "images") as update:
         for first in range(0, len(paths), CHUNK):
             results += _ask_files(ask, paths[first : first + CHUNK])
-            update(len(results), len(paths))
+            update(min(first + CHUNK, len(paths)), len(paths))
     if json:
         print_json({**identity, "results": results})
     else:
@@ -98,10 +101,21 @@ def _bundle(path: Path | None, top_k: int | None, device: str | None, identity: 
 
 def _ask_files(ask: Ask, paths: Sequence[Path]) -> list[Result]:
     """The results of some files, in order; a file that cannot be read is an error like a bad image."""
-    contents = [_read(path) for path in paths]
-    answers = iter(ask([content for content in contents if isinstance(content, bytes)]))
-    results = (next(answers) if isinstance(content, bytes) else content for content in contents)
-    return [{"image": str(path), **result} for path, result in zip(paths, results, strict=True)]
+    contents = [pair for path in paths for pair in _images(path)]
+    answers = iter(ask([content for _, content in contents if isinstance(content, bytes)]))
+    return [{"image": name, **(next(answers) if isinstance(what, bytes) else what)} for name, what in contents]
+
+
+def _images(path: Path) -> list[tuple[str, bytes | Result]]:
+    """Names and contents of a file's images: one, or those of an array with a batch axis as FILE[0], FILE[1], ..."""
+    content = _read(path)
+    if not isinstance(content, bytes) or not content.startswith(NPY_MAGIC):
+        return [(str(path), content)]
+    from ...loaders.arrays import count_images, split_images
+
+    if count_images(content) == 1:
+        return [(str(path), split_images(content)[0])]
+    return [(f"{path}[{place}]", image) for place, image in enumerate(split_images(content))]
 
 
 def _read(path: Path) -> bytes | Result:

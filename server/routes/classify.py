@@ -13,7 +13,7 @@ from ..batcher import Ticket
 from ..body import Hold, read_body
 from ..errors import ClientGone, ServiceError, status_of
 from ..forms import Encoded, Form, form_of, images_in
-from ..pipeline import Outcome, Predictions
+from ..outcome import Outcome, Predictions
 from ..question import Question, read_question
 from ..served import ServedModel
 from ..service import Service
@@ -24,6 +24,8 @@ INLINE_PARSE_BYTES = 1 << 20
 
 # A client that leaves sooner than this is noticed no earlier: its answer is nearly there, and watching costs a task.
 WATCH_AFTER_SECONDS = 0.5
+
+_ARRAY = b"application/x-npy"
 
 Inspected = tuple[bytes, ImageInfo] | InputError | ServiceError
 
@@ -41,17 +43,21 @@ class Classify:
         try:
             async with asyncio.timeout(question.timeout_seconds):
                 with service.held.hold() as hold:
-                    outcomes = await self._outcomes(question, trace, receive, hold)
+                    outcomes = await self._outcomes(question, trace, receive, hold, source_of(scope))
         except TimeoutError:
             milliseconds = round(question.timeout_seconds * 1e3)
             raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
         await _respond(question.model, outcomes, trace, send)
 
-    async def _outcomes(self, question: Question, trace: Trace, receive: Receive, hold: Hold) -> list[Outcome]:
+    async def _outcomes(
+        self, question: Question, trace: Trace, receive: Receive, hold: Hold, source: str | None
+    ) -> list[Outcome]:
         """What became of each image."""
         form = form_of(trace.headers)
         settings, limits = self._service.settings, question.model.limits
-        limit = min(limits.max_bytes, settings.max_body_bytes) if form == "raw" else settings.max_body_bytes
+        # An array may hold several images, each of which has its own limit.
+        one = form == "raw" and not trace.headers.get(b"content-type", b"").strip().lower().startswith(_ARRAY)
+        limit = min(limits.max_bytes, settings.max_body_bytes) if one else settings.max_body_bytes
         body = await read_body(receive, trace.content_length(), limit, hold)
         trace.mark()
         self._service.metrics.body_bytes[form].observe(len(body))
@@ -59,7 +65,7 @@ class Classify:
         del body
         trace.mark()
         try:
-            outcomes = await self._ask_engine(question, images, trace, receive)
+            outcomes = await self._ask_engine(question, images, trace, receive, source)
         except BaseException as error:
             self._count(question.model, {_outcome_of(error): len(images)})
             raise
@@ -73,18 +79,18 @@ class Classify:
         def parse() -> list[Inspected]:
             return [_inspect(image, model) for image in images_in(body, form, content_type, max_images=most)]
 
-        if form == "raw" or len(body) <= INLINE_PARSE_BYTES:
+        if len(body) <= INLINE_PARSE_BYTES or (form == "raw" and len(body) <= model.limits.max_bytes):
             return parse()
         return await asyncio.to_thread(parse)
 
     async def _ask_engine(
-        self, question: Question, images: list[Inspected], trace: Trace, receive: Receive
+        self, question: Question, images: list[Inspected], trace: Trace, receive: Receive, source: str | None
     ) -> list[Outcome]:
         """Queue the images that passed the guard and wait for the last of them."""
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
         deadline = trace.started + question.timeout_seconds
-        ticket = Ticket(question.model.name, question.top_k, deadline, waiter, len(images))
+        ticket = Ticket(question.model.name, question.top_k, deadline, waiter, len(images), source)
         wanted: list[tuple[int, bytes, ImageInfo]] = []
         for place, image in enumerate(images):
             if isinstance(image, tuple):
@@ -104,7 +110,7 @@ class Classify:
         """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
         result = ticket.last
         if result is not None:
-            trace.ends += (result.started, result.decoded, result.forwarded, result.finished)
+            trace.ends += (result.started, result.decoded, result.launched, result.forwarded, result.finished)
             trace.mark()
             trace.model = self._service.metrics.model(model.name)
 
@@ -112,6 +118,12 @@ class Classify:
         images = self._service.metrics.model(model.name).images
         for outcome, count in outcomes.items():
             images[outcome].inc(count)
+
+
+def source_of(scope: Scope) -> str | None:
+    """The address a request came from; None over a socket that has none."""
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 async def _wait(waiter: "asyncio.Future[None]", receive: Receive) -> None:

@@ -31,12 +31,14 @@ _DESCRIPTION = """Classes of one image or several, best first.
 | body | |
 |---|---|
 | `image/*` or `application/octet-stream` | one image, raw: the fast path: `curl --data-binary @dog.jpg URL` |
+| `application/x-npy` | a numpy array: uint8 (H, W, 3) is a picture, float32 or float16 (3, S, S) a model's input |
 | `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg URL` |
 | `application/json` | `{"images": ["<base64>", ...]}` |
 
 An image that fails is an error in its own place and touches no other. The status is 200 while any image
-succeeded, else the first one's. JPEG, PNG, WebP, BMP, TIFF, PPM, GIF and AVIF are accepted; of animations the
-first frame.
+succeeded, else the first one's. JPEG, PNG, WebP, BMP, TIFF, PPM, GIF, AVIF and NPY are accepted, wherever an
+image may be; of animations the first frame. An array with a batch axis in front, (n, H, W, 3) or (n, 3, S, S),
+is n images.
 `Server-Timing` tells the milliseconds of every stage."""
 
 
@@ -89,6 +91,7 @@ def _bodies(settings: Settings) -> dict[str, Any]:
     return {
         "image/*": {"schema": binary},
         "application/octet-stream": {"schema": binary},
+        "application/x-npy": {"schema": binary},
         "multipart/form-data": {"schema": {"type": "object", "properties": {"image": files}, "required": ["image"]}},
         "application/json": {"schema": {"$ref": "#/components/schemas/ClassifyJson"}},
     }

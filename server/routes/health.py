@@ -21,10 +21,12 @@ def health_routes(service: Service) -> APIRouter:
 
     @router.get("/livez", response_model=Health, responses=_NOT_YET)
     async def livez(request: Request) -> Response:
-        """Fails only when the engine's thread has ended or hangs: restart the process."""
-        if service.engine.alive or service.draining:
-            return JSONResponse({"status": "ok"})
-        return error_response(request, ServiceError("internal", "the engine does not answer"), status=503)
+        """Fails only when the engine has ended or hangs, or its decoder is lost for good: restart the process."""
+        try:
+            service.check_alive()
+        except ServiceError as error:
+            return error_response(request, error, status=503)
+        return JSONResponse({"status": "ok"})
 
     @router.get("/readyz", response_model=Health, responses=_NOT_YET)
     async def readyz(request: Request) -> Response:

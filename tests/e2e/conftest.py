@@ -29,13 +29,13 @@ _MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
 class Server:
     """One server process; its output is collected as it comes."""
 
-    def __init__(self, bundles: dict[str, Path], settings: dict[str, object]) -> None:
+    def __init__(self, bundles: dict[str, Path], settings: dict[str, object], prelude: str = "") -> None:
         settings = {"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}
         arguments = [f"{name}={path}" for name, path in bundles.items()]
         arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _MILKWEED, "serve", *arguments],
+            [sys.executable, "-c", prelude + _MILKWEED, "serve", *arguments],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -125,8 +125,8 @@ Serve = Callable[..., AbstractContextManager[Server]]
 
 
 @contextmanager
-def _serving(bundles: dict[str, Path], **settings: object) -> Iterator[Server]:
-    server = Server(bundles, settings)
+def _serving(bundles: dict[str, Path], prelude: str = "", **settings: object) -> Iterator[Server]:
+    server = Server(bundles, settings, prelude)
     try:
         yield server
     finally:
@@ -141,7 +141,10 @@ def _serving(bundles: dict[str, Path], **settings: object) -> Iterator[Server]:
 
 @pytest.fixture
 def serving(tiny_bundle: Path) -> Serve:
-    """`with serving(port=...) as server:` a process that has just been started; settings as given."""
+    """`with serving(port=...) as server:` a process that has just been started; settings as given.
+
+    `prelude` is Python that it runs before milkweed.
+    """
     return lambda bundles=None, **settings: _serving(bundles or {"tiny": tiny_bundle}, **settings)
 
 

@@ -64,7 +64,7 @@ def test_300_posts_at_concurrency_32_without_error(server: Any) -> None:
 
 def test_stages_add_up_over_the_wire(server: Any) -> None:
     httpx.post(server.url + "/classify", content=jpeg())
-    stages = ("receive", "parse", "queue", "decode", "forward", "postprocess", "deliver", "respond")
+    stages = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
     name = "milkweed_request_stage_duration_seconds_sum"
     total = server.metric('milkweed_http_request_duration_seconds_sum{code="200",method="POST",route="/classify"}')
     parts = [server.metric(f'{name}{{model="tiny",stage="{stage}"}}') for stage in stages]

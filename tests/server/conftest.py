@@ -80,7 +80,9 @@ class HeldModel(nn.Module):
         return out
 
 
-def make_pipeline(model: nn.Module, *, plan: LanePlan = WHOLE, classes: int = CLASSES) -> Pipeline:
+def make_pipeline(
+    model: nn.Module, *, plan: LanePlan = WHOLE, classes: int = CLASSES, max_batch_size: int = 0
+) -> Pipeline:
     """A pipeline on the CPU with the exact loader."""
     return Pipeline(
         model,
@@ -91,6 +93,7 @@ def make_pipeline(model: nn.Module, *, plan: LanePlan = WHOLE, classes: int = CL
         device=torch.device("cpu"),
         dtype=torch.float32,
         dense_bytes=4000,
+        max_batch_size=max_batch_size,
     )
 
 
@@ -152,7 +155,7 @@ async def _running(plan: Plan) -> AsyncIterator[Running]:
         return ServedModel(
             name=name,
             config=make_config(),
-            pipeline=make_pipeline(models[name]),
+            pipeline=make_pipeline(models[name], max_batch_size=settings.max_batch_size),
             limits=image_limits(settings),
             max_batch_size=settings.max_batch_size or 8,
         )

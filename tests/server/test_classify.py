@@ -1,16 +1,20 @@
 """POST /classify where it succeeds: three forms, several models, bad neighbours, headers."""
 
 import base64
+import io
 import json
 from types import ModuleType
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+from PIL import Image
 
 pytestmark = pytest.mark.anyio
 
 JPEG = {"content-type": "image/jpeg"}
+NPY = {"content-type": "application/x-npy"}
 
 
 def files(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
@@ -50,6 +54,55 @@ async def test_three_forms_give_the_same_answer(running: Any, kit: ModuleType) -
         "label": f'label "{expected.index[0]}" ü',
         "score": expected.score[0],
     }
+
+
+def npy(array: np.ndarray) -> bytes:
+    body = io.BytesIO()
+    np.save(body, array)
+    return body.getvalue()
+
+
+async def test_arrays_of_pictures_answer_as_the_pictures_do(running: Any, kit: ModuleType) -> None:
+    images = [kit.encoded(seed=seed) for seed in range(4)]
+    pixels = np.stack([np.asarray(Image.open(io.BytesIO(image))) for image in images])
+    async with running() as app:
+        expected = (await app.client.post("/classify", files=files(*images))).json()["results"]
+        answers = [
+            await app.client.post("/classify", content=npy(pixels), headers=NPY),
+            await app.client.post("/classify", content=npy(pixels)),
+            await app.client.post("/classify", files=files(npy(pixels[:3]), npy(pixels[3]))),
+            await app.client.post("/classify", json=as_json(npy(pixels[:1]), images[1], npy(pixels[2:]))),
+        ]
+        one = await app.client.post("/classify", content=npy(pixels[2]), headers=NPY)
+    assert [len(result["predictions"]) for result in expected] == [5] * 4
+    for answer in answers:
+        assert answer.status_code == 200
+        assert answer.json()["results"] == expected
+    assert one.json()["results"] == expected[2:3]
+
+
+async def test_arrays_of_inputs_go_in_as_they_are(running: Any, kit: ModuleType) -> None:
+    image = kit.encoded(seed=3)
+    good = np.random.default_rng(0).normal(size=(2, 3, kit.SIZE, kit.SIZE)).astype("f4")
+    async with running() as app:
+        pipeline = app.service.models["held"].pipeline
+        good[0] = pipeline.loader.load([image]).pixels[0].numpy()
+        expected = (await app.client.post("/classify", content=image)).json()["results"]
+        bad = good.copy()
+        bad[1, 0, 0, 0] = np.nan
+        mixed = await app.client.post("/classify", content=npy(bad), headers=NPY)
+        half = await app.client.post("/classify", content=npy(good.astype(">f2")), headers=NPY)
+        wrong = await app.client.post("/classify", content=npy(good[..., :4, :4].copy()), headers=NPY)
+        many = await app.client.post("/classify", content=npy(np.zeros((65, 4, 4, 3), "u1")), headers=NPY)
+        other = await app.client.post("/classify", content=npy(good.astype("f8")), headers=NPY)
+    assert mixed.status_code == 200
+    assert mixed.json()["results"][0] == expected[0]
+    assert mixed.json()["results"][1]["error"]["code"] == "undecodable"
+    assert mixed.json()["results"][1]["error"]["message"].startswith("image 1: NPY of float32 has 1 values that are no")
+    assert [list(result) for result in half.json()["results"]] == [["predictions"]] * 2
+    kit.check_error(wrong, 422, "undecodable", "float32 (3, 4, 4): the model takes (3, 8, 8)")
+    kit.check_error(many, 413, "too_many_images", "65 images", "64")
+    kit.check_error(other, 415, "unsupported_format", "float64")
 
 
 async def test_top_k_and_model_are_chosen_by_query(running: Any, kit: ModuleType) -> None:
@@ -123,7 +176,7 @@ async def test_server_timing_has_every_stage_and_adds_up(running: Any, kit: Modu
         answer = await app.client.post("/classify", content=kit.encoded())
     stages = kit.timings(answer)
     assert list(stages) == [
-        *("receive", "parse", "queue", "decode", "forward", "postprocess", "deliver", "respond", "total")
+        *("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond", "total")
     ]
     total = stages.pop("total")
     assert sum(stages.values()) == pytest.approx(total, abs=0.01)

@@ -11,7 +11,7 @@ from milkweed.loaders.guard import inspect
 from milkweed.server.batcher import Batch, Batcher, Ticket
 from milkweed.server.engine import Engine
 from milkweed.server.errors import ServiceError
-from milkweed.server.pipeline import BatchResult, Predictions
+from milkweed.server.outcome import BatchResult, Predictions
 
 
 class Rig:

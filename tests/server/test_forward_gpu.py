@@ -7,7 +7,8 @@ import pytest
 
 from milkweed.models.bundle import load_bundle
 from milkweed.server.forward import ForwardOptions
-from milkweed.server.pipeline import Predictions, build_pipeline
+from milkweed.server.outcome import Predictions
+from milkweed.server.pipeline import build_pipeline
 
 pytestmark = pytest.mark.gpu
 

@@ -65,7 +65,7 @@ async def test_openapi_documents_classify_in_full(running: Any) -> None:
     assert docs.status_code == 200
     post = document["paths"]["/classify"]["post"]
     assert set(post["requestBody"]["content"]) == {
-        *("image/*", "application/octet-stream", "multipart/form-data", "application/json")
+        *("image/*", "application/octet-stream", "application/x-npy", "multipart/form-data", "application/json")
     }
     assert set(post["responses"]) == {"200", "400", "404", "413", "415", "422", "500", "503", "504"}
     assert {p["name"] for p in post["parameters"]} == {

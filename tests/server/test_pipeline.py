@@ -13,7 +13,8 @@ from milkweed.models.inference import prepare_for_inference
 from milkweed.models.registry import create_model
 from milkweed.server.errors import ServiceError
 from milkweed.server.lanes import LanePlan, Lanes, batches, plan_lanes
-from milkweed.server.pipeline import Pipeline, Predictions
+from milkweed.server.outcome import Predictions
+from milkweed.server.pipeline import Pipeline
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,8 @@ from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
 from milkweed.server.dataset import DataError, find_samples, read_image
 from milkweed.server.evaluate import evaluate
-from milkweed.server.pipeline import Pipeline, Predictions, build_pipeline
+from milkweed.server.outcome import Predictions
+from milkweed.server.pipeline import Pipeline, build_pipeline
 
 TINY = 1 << 20
 

@@ -77,7 +77,7 @@ def test_serve_has_an_option_for_each_setting(milkweed: Callable[..., Any]) -> N
     from milkweed.server.settings import Settings
 
     text = milkweed("serve", "--help").out
-    flags = set(re.findall(r"^  (--[a-z-]+)", text, re.MULTILINE)) - {"--config", "--help"}
+    flags = set(re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE)) - {"--config", "--help"}
     assert flags == {"--" + name.replace("_", "-") for name in Settings.model_fields}
 
 

@@ -1,0 +1,67 @@
+"""Ring: decoded batches on their way from the thread that loads to the thread that owns the device; bounded."""
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+
+from .batcher import Batch
+from .loading import Loaded
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A batch whose images are decoded."""
+
+    batch: Batch
+    loaded: Loaded
+
+
+class Ring:
+    """One thread puts, one takes. What waits together goes into one forward, so that decoding ahead, as images come,
+    costs the device no batch size.
+
+    Args:
+        max_images: of one forward. As many may wait decoded before the loading thread has to wait, too.
+    """
+
+    def __init__(self, max_images: int) -> None:
+        self._max_images = max_images
+        self._wake = threading.Condition()
+        self._waiting: deque[Waiting] = deque()
+        self._closed = False
+
+    def wait_for_room(self) -> bool:
+        """Until fewer images wait than one forward takes; False once the ring is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or self._images() < self._max_images)
+            return not self._closed
+
+    def put(self, waiting: Waiting) -> None:
+        """Add a batch; `wait_for_room` says when."""
+        with self._wake:
+            self._waiting.append(waiting)
+            self._wake.notify_all()
+
+    def take(self) -> list[Waiting]:
+        """All of the oldest batch's model that go into one forward, at least one; none once closed and empty."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or self._waiting)
+            taken: list[Waiting] = []
+            images = 0
+            while self._waiting:
+                first = self._waiting[0]
+                images += len(first.batch.items)
+                if taken and (images > self._max_images or first.batch.model != taken[0].batch.model):
+                    break
+                taken.append(self._waiting.popleft())
+            self._wake.notify_all()
+            return taken
+
+    def close(self) -> None:
+        """Nothing comes any more; what waits can still be taken."""
+        with self._wake:
+            self._closed = True
+            self._wake.notify_all()
+
+    def _images(self) -> int:
+        return sum(len(waiting.batch.items) for waiting in self._waiting)

@@ -1,0 +1,55 @@
+"""Arrays and JPEG 2000 through the whole service: type, multipart part without a name, limits, the setting."""
+
+import io
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+pytestmark = pytest.mark.anyio
+
+ARRAY = {"content-type": "application/x-npy"}
+
+
+def npy(values: "np.ndarray[Any, Any]") -> bytes:
+    out = io.BytesIO()
+    np.save(out, values)
+    return out.getvalue()
+
+
+async def test_a_part_of_the_type_needs_no_file_name(running: Any, kit: ModuleType) -> None:
+    array = npy(np.random.default_rng(0).integers(0, 256, (2, 9, 12, 3), np.uint8))
+    body = b"--b\r\nContent-Disposition: form-data; name=x\r\nContent-Type: application/x-npy\r\n\r\n" + array
+    async with running() as app:
+        answer = await app.client.post(
+            "/classify", content=body + b"\r\n--b--\r\n", headers={"content-type": "multipart/form-data; boundary=b"}
+        )
+        raw = await app.client.post("/classify", content=array, headers=ARRAY)
+    assert answer.status_code == raw.status_code == 200
+    assert answer.json()["results"] == raw.json()["results"]
+    assert len(raw.json()["results"]) == 2
+
+
+async def test_a_batch_may_be_larger_than_an_image_but_no_image_of_it(running: Any, kit: ModuleType) -> None:
+    limits = {"max_image_bytes": 2000, "max_body_bytes": 20_000}
+    several = npy(np.zeros((10, 3, 8, 8), np.float32))  # 10 x 768 bytes
+    one = npy(np.zeros((30, 30, 3), np.uint8))
+    async with running(settings=limits) as app:
+        assert (await app.client.post("/classify", content=several, headers=ARRAY)).status_code == 200
+        kit.check_error(await app.client.post("/classify", content=several), 413, "too_large", "2000")
+        failed = await app.client.post("/classify", content=one, headers=ARRAY)
+        kit.check_error(failed, 413, "too_large", "2000")
+        more = npy(np.zeros((30, 3, 8, 8), np.float32))
+        kit.check_error(await app.client.post("/classify", content=more, headers=ARRAY), 413, "too_large", "20000")
+
+
+async def test_jpeg_2000_is_a_setting(running: Any, kit: ModuleType) -> None:
+    out = io.BytesIO()
+    Image.new("RGB", (20, 20), (200, 10, 30)).save(out, "JPEG2000")
+    async with running() as app:
+        refused = await app.client.post("/classify", content=out.getvalue())
+        kit.check_error(refused, 415, "unsupported_format", "JPEG 2000", "turned on")
+    async with running(settings={"jpeg2000": True}) as app:
+        assert (await app.client.post("/classify", content=out.getvalue())).status_code == 200

@@ -1,0 +1,192 @@
+"""Decoding ahead of the forward: what waits goes together, the ring is bounded, a decoder that hangs is seen."""
+
+import asyncio
+import threading
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+ON = {"overlap": "on", "max_batch_size": 4}
+
+
+class HeldLoader:
+    """Stands before the loader of an app: each load waits at `gate` and tells how many images it had."""
+
+    def __init__(self, app: Any) -> None:
+        loader = next(iter(app.service.models.values())).pipeline.loader
+        self._load = loader.load
+        loader.load = self.load
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.sizes: list[int] = []
+        self.failure: BaseException | None = None
+
+    def load(self, items: Any, infos: Any = None, sources: Any = None) -> Any:
+        self.sizes.append(len(items))
+        self.entered.release()
+        assert self.gate.wait(10), "nobody opened the gate"
+        if self.failure is not None:
+            raise self.failure
+        return self._load(items, infos, sources)
+
+
+def post(app: Any, kit: ModuleType, seed: int = 0) -> "asyncio.Task[Any]":
+    return asyncio.create_task(app.client.post("/classify", content=kit.encoded(seed=seed)))
+
+
+async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        loader = HeldLoader(app)
+        app.model.gate.clear()
+        tasks = [post(app, kit)]
+        await kit.entered(app.model)
+        for seed in (1, 2, 3):  # one after the other: each is decoded at once, by itself
+            tasks.append(post(app, kit, seed))
+            await kit.until(lambda seen=seed + 1: len(loader.sizes) == seen)
+        assert loader.sizes == [1, 1, 1, 1]
+        app.model.gate.set()
+        answers = [(await task).json()["results"][0] for task in tasks]
+        assert app.model.sizes == [1, 3]
+        assert app.value("batch_size_sum", model="held") == 4
+        assert app.value("batch_size_count", model="held") == 2
+        alone = [(await post(app, kit, seed)).json()["results"][0] for seed in range(4)]
+    assert [[p["index"] for p in answer["predictions"]] for answer in answers] == [
+        [p["index"] for p in answer["predictions"]] for answer in alone
+    ]
+
+
+async def test_what_is_decoded_ahead_is_bounded(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        loader = HeldLoader(app)
+        app.model.gate.clear()
+        tasks = [post(app, kit)]
+        await kit.entered(app.model)
+        loader.gate.clear()
+        tasks += [post(app, kit, seed) for seed in range(20)]
+        await kit.until(lambda: app.service.batcher.depth + sum(loader.sizes) == 21)
+        loader.gate.set()
+        await kit.until(lambda: sum(loader.sizes) >= 1 + 4)
+        await asyncio.sleep(0.05)  # nothing more comes: a wait for what must not happen
+        assert sum(loader.sizes) <= 1 + 4 + 3  # one short of full, and then a whole batch
+        assert app.service.batcher.depth >= 13
+        app.model.gate.set()
+        assert {(await task).status_code for task in tasks} == {200}
+        assert max(app.model.sizes) <= 4
+
+
+async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(running: Any, kit: ModuleType) -> None:
+    async with running(settings={**ON, "engine_stall_seconds": 0.2}) as app:
+        loader = HeldLoader(app)
+        loader.gate.clear()
+        stuck = post(app, kit)
+        await kit.until(lambda: bool(loader.sizes))
+        assert (await app.client.get("/livez")).status_code == 200
+        await kit.until(lambda: app.service.engine.silent_seconds() > 0.2)
+        live = await app.client.get("/livez")
+        assert live.status_code == 503
+        assert "does not answer" in live.json()["error"]["message"]
+        loader.gate.set()
+        assert (await stuck).status_code == 200
+        await kit.until(lambda: app.service.engine.alive)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+async def test_a_loading_thread_that_ends_is_no_silence(running: Any, kit: ModuleType) -> None:
+    async with running(settings={**ON, "timeout_ms": 2000}) as app:
+        HeldLoader(app).failure = SystemExit("the decoder pulled the thread down")
+        task = post(app, kit)
+        await kit.until(lambda: app.service.engine.ended)
+        assert (await app.client.get("/livez")).status_code == 503
+        refused = await app.client.post("/classify", content=kit.encoded())
+        assert refused.status_code == 503
+        assert (await task).status_code in (503, 504)
+
+
+async def test_a_loader_that_raises_costs_its_own_images(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        loader = HeldLoader(app)
+        loader.failure = RuntimeError("decoder lost")
+        failed = await post(app, kit)
+        assert failed.status_code == 500
+        assert "decoder lost" not in failed.text
+        loader.failure = None
+        assert (await post(app, kit)).status_code == 200
+
+
+async def test_a_forward_that_fails_fails_what_shared_it(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        loader = HeldLoader(app)
+        app.model.gate.clear()
+        first = post(app, kit)
+        await kit.entered(app.model)
+        good = post(app, kit, 1)
+        await kit.until(lambda: len(loader.sizes) == 2)
+        bad = asyncio.create_task(app.client.post("/classify", content=kit.broken()))
+        await kit.until(lambda: len(loader.sizes) == 3)
+        app.model.failure = RuntimeError("device lost")
+        app.model.gate.set()
+        assert (await first).status_code == 500
+        assert (await good).status_code == 500
+        assert (await bad).status_code == 422  # it had an error of its own before
+        app.model.failure = None
+        assert (await post(app, kit)).status_code == 200
+
+
+async def test_models_do_not_share_a_forward(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON, names=("held", "other")) as app:
+        held, other = app.models["held"], app.models["other"]
+        held.gate.clear()
+        tasks = [post(app, kit)]
+        await kit.entered(held)
+        for name in ("held", "other", "held"):
+            tasks.append(
+                asyncio.create_task(app.client.post("/classify", params={"model": name}, content=kit.encoded()))
+            )
+            await asyncio.sleep(0.02)
+        held.gate.set()
+        assert {(await task).status_code for task in tasks} == {200}
+        assert other.sizes == [1]
+        assert sum(held.sizes) == 3
+
+
+async def test_stopping_answers_what_is_decoded_and_what_waits(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        app.model.gate.clear()
+        tasks = [post(app, kit)]
+        await kit.entered(app.model)
+        tasks += [post(app, kit, seed) for seed in range(9)]
+        await kit.until(lambda: len(app.service._tickets) == 10)
+        stopping = asyncio.create_task(app.service.stop())
+        await asyncio.sleep(0.02)
+        app.model.gate.set()
+        assert await stopping
+        assert {(await task).status_code for task in tasks} == {200}
+
+
+async def test_stages_add_up_with_overlap(running: Any, kit: ModuleType) -> None:
+    async with running(settings=ON) as app:
+        HeldLoader(app)
+        app.model.gate.clear()
+        first = post(app, kit)
+        await kit.entered(app.model)
+        second = post(app, kit, 1)
+        await asyncio.sleep(0.05)
+        app.model.gate.set()
+        for task in (first, second):
+            stages = kit.timings(await task)
+            total = stages.pop("total")
+            assert sum(stages.values()) == pytest.approx(total, abs=0.02)
+        assert stages["ready"] > 30  # the second was decoded and waited for the device
+
+
+async def test_auto_is_off_on_a_cpu(running: Any, kit: ModuleType) -> None:
+    for overlap, wanted in (("auto", False), ("on", True), ("off", False)):
+        before = set(threading.enumerate())
+        async with running(settings={"overlap": overlap}) as app:
+            assert (await post(app, kit)).status_code == 200
+            names = {thread.name for thread in set(threading.enumerate()) - before}
+            assert ("milkweed-decode" in names) == wanted
