@@ -19,7 +19,7 @@ from .base import SOUND, LoadResult
 from .batch import Stopwatch, load_batch
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
-from .orientation import TURNS, stored_geometry, upright_levels
+from .orientation import stored_geometry, upright_levels
 from .pillow_door import decode, decoding_errors, to_rgb
 from .resize import resize_crop
 from .spec import PreprocessSpec, geometry
@@ -85,7 +85,7 @@ class CpuLoader:
         with watch.stage("resize"):
             # turning 224 px is free, turning 12 megapixels costs more than decoding them
             target = stored_geometry(upright, orientation)
-            crop = resize_crop(pixels, target, self.spec.interpolation, TURNS[orientation].transpose)
+            crop = resize_crop(pixels, target, self.spec.interpolation)
             crop = upright_levels(crop, orientation)
         with watch.stage("normalise"):
             self._normaliser.write(crop.permute(2, 0, 1), out)

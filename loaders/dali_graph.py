@@ -42,11 +42,11 @@ class Region(NamedTuple):
     columns_first: bool
 
     @classmethod
-    def of(cls, target: Geometry, width: int, height: int, columns_first: bool) -> "Region":
+    def of(cls, target: Geometry, width: int, height: int) -> "Region":
         """Of a crop that lies inside the resized image; `target` is in stored coordinates."""
         x, y = width / target.resize_width, height / target.resize_height
         right, bottom = target.left + target.size, target.top + target.size
-        return cls(width, height, target.left * x, target.top * y, right * x, bottom * y, columns_first)
+        return cls(width, height, target.left * x, target.top * y, right * x, bottom * y, target.columns_first)
 
 
 class DaliGraph:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .dali_graph import Region
 from .headers.jpeg import has_whole_scan
 from .info import ImageInfo
-from .orientation import TURNS, stored_geometry
+from .orientation import stored_geometry
 from .spec import PreprocessSpec, geometry
 
 
@@ -33,7 +33,7 @@ def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo, *, j
     upright = geometry(spec, *info.upright_size(spec.orientation == "apply"))
     if upright.left < 0 or upright.top < 0:  # padded with black, which a region cannot say
         return None
-    region = Region.of(stored_geometry(upright, orientation), info.width, info.height, TURNS[orientation].transpose)
+    region = Region.of(stored_geometry(upright, orientation), info.width, info.height)
     return Slot(index, body, info, region, orientation)
 
 

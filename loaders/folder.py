@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from .errors import InputError
 from .guard import DEFAULT_LIMITS, Limits, inspect
-from .orientation import TURNS, stored_geometry, upright_levels
+from .orientation import stored_geometry, upright_levels
 from .pillow_door import decode, decoding_errors, to_rgb
 from .resize import resize_crop
 from .spec import PreprocessSpec, geometry
@@ -34,7 +34,7 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, limits: Limits = 
         return np.ascontiguousarray(upright_levels(torch.from_numpy(pixels), orientation).numpy())
     height, width = pixels.shape[:2]
     upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
-    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation, TURNS[orientation].transpose)
+    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation)
     return np.ascontiguousarray(upright_levels(crop, orientation).numpy())
 
 

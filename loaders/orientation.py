@@ -39,6 +39,16 @@ _PILLOW = {
 }
 
 
+def transposed(orientation: int) -> int:
+    """The orientation that, beside what this one does, exchanges rows and columns of the upright picture."""
+    turn = TURNS[orientation]
+    return next(
+        number
+        for number, other in TURNS.items()
+        if (other.flip_x, other.flip_y, other.transpose) == (turn.flip_x, turn.flip_y, not turn.transpose)
+    )
+
+
 def upright_image(image: Image.Image, orientation: int) -> Image.Image:
     """A stored Pillow image as a person sees it."""
     return image if orientation == 1 else image.transpose(_PILLOW[orientation])
@@ -62,7 +72,8 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
         left = width - upright.size - left
     if turn.flip_y:
         top = height - upright.size - top
-    return Geometry(width, height, left, top, upright.size)
+    # levels are rounded between the passes, so the axis that ends up first must go first
+    return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
 
 
 def stored_box(box: tuple[int, int, int, int], width: int, height: int, orientation: int) -> tuple[int, int, int, int]:

@@ -1,8 +1,9 @@
 """The reference loader: Pillow and nothing else, equal to timm's eval transform bit for bit.
 
-Pillow resizes in two passes with 8-bit levels between, first along rows, then along columns. A row does not
-know its neighbours, nor a column its own, so the first pass runs on bands of rows and only the columns of the
-crop go into the second: the same bits as timm's resize-then-crop without its full-size copies.
+Pillow resizes in two passes with 8-bit levels between, first along rows, then along columns; from version 13 on the
+other way for tall pictures (`geometry`). A row does not know its neighbours, nor a column its own, so the first pass
+runs on bands of rows and only the columns of the crop go into the second: the same bits as timm's resize-then-crop
+without its full-size copies.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from .base import SOUND, LoadResult
 from .batch import Stopwatch, load_batch
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
-from .orientation import stored_box, upright_image
+from .orientation import stored_box, stored_geometry, transposed, upright_image
 from .pillow_door import decode, decoding_errors, to_rgb
 from .spec import Geometry, PreprocessSpec, geometry
 from .turbo import decode_jpeg
@@ -72,8 +73,12 @@ class PillowLoader:
         orientation = orientation if self.spec.orientation == "apply" else 1
         width, height = image.size if orientation < 5 else (image.height, image.width)
         target = geometry(self.spec, width, height)
-        tall = self._resize_rows(image, orientation, (width, height), target)
-        return self._resize_columns(tall, target)
+        if not target.columns_first:
+            return self._resize_columns(self._resize_rows(image, orientation, (width, height), target), target)
+        # Both passes compute alike: exchange rows and columns, and back at the end.
+        target, orientation = stored_geometry(target, 5), transposed(orientation)
+        crop = self._resize_columns(self._resize_rows(image, orientation, (height, width), target), target)
+        return crop.transpose(Image.Transpose.TRANSPOSE)
 
     def _resize_rows(
         self, image: Image.Image, orientation: int, size: tuple[int, int], target: Geometry

@@ -16,13 +16,13 @@ _ONE_CALL_EXCESS = 4
 _PART_PIXELS = 1 << 24
 
 
-def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str, columns_first: bool = False) -> Tensor:
+def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str) -> Tensor:
     """Resize and crop.
 
     Args:
         pixels: RGB (height, width, 3), writable.
-        columns_first: the crop will be transposed. Levels are rounded between the two passes, so the axis
-            that ends up horizontal goes first, as in Pillow: the other order is off by 0.2 in the mean.
+        target: levels are rounded between the two passes in the order that it says, as in Pillow: the other order is
+            off by 0.2 in the mean.
 
     Returns:
         uint8 (size, size, 3), any strides; black where the crop is larger than the resized image.
@@ -30,7 +30,7 @@ def resize_crop(pixels: NDArray[np.uint8], target: Geometry, interpolation: str,
     image = torch.from_numpy(pixels).permute(2, 0, 1).unsqueeze(0)  # (1, 3, H, W), channels last
     across = _Axis(-1, target.resize_width, target.left, target.size)
     down = _Axis(-2, target.resize_height, target.top, target.size)
-    if columns_first:
+    if target.columns_first:
         crop = _two_passes(image, down, across, interpolation)
     elif across.length * down.length > _ONE_CALL_EXCESS * target.size**2:
         crop = _two_passes(image, across, down, interpolation)

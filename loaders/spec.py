@@ -74,7 +74,8 @@ class PreprocessSpec:
 class Geometry:
     """The crop: size px square at (left, top) of the image resized to resize_width x resize_height.
 
-    A negative left or top is so much black padding on that side.
+    A negative left or top is so much black padding on that side. `columns_first`: of the two passes of the resize, with
+    8-bit levels between, the one along columns goes first.
     """
 
     resize_width: int
@@ -82,6 +83,7 @@ class Geometry:
     left: int
     top: int
     size: int
+    columns_first: bool = False
 
 
 def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
@@ -94,7 +96,9 @@ def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
     else:
         resized = int(short * width / height), short
     left, top = (_offset(length, spec.size) for length in resized)
-    return Geometry(resized[0], resized[1], left, top, spec.size)
+    # Pillow's rule from version 13 on, whichever is installed: pictures more than twice as high as wide that shrink.
+    columns_first = height - resized[1] > max(0, 2 * (width - resized[0]))
+    return Geometry(resized[0], resized[1], left, top, spec.size, columns_first)
 
 
 def _offset(length: int, size: int) -> int:

@@ -34,7 +34,17 @@ def loader():
 @pytest.fixture
 def photos(picture: Callable[..., Image.Image], encoded: Callable[..., bytes]) -> list[bytes]:
     """JPEGs of every kind that DALI gets: odd sizes, samplings, grey, all eight orientations."""
-    sizes = [(500, 375), (375, 500), (333, 251), (257, 256), (1024, 257), (301, 299), (640, 480), (259, 777)]
+    sizes = [
+        (500, 375),
+        (375, 500),
+        (333, 251),
+        (257, 256),
+        (1024, 257),
+        (301, 299),
+        (640, 480),
+        (259, 777),
+        (300, 900),
+    ]
     bodies = [
         encoded(picture(*size, seed), "JPEG", quality=90, subsampling=seed % 3) for seed, size in enumerate(sizes)
     ]

@@ -2,9 +2,10 @@
 
 from io import BytesIO
 
+import PIL
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 
 from milkweed.loaders import Limits, PillowLoader, PreprocessSpec, inspect
 
@@ -91,3 +92,19 @@ def test_infos_are_used_and_counted(picture, encoded):
 def test_nothing_in_nothing_out():
     result = PillowLoader(PreprocessSpec(size=32)).load([])
     assert (result.ok, result.errors, result.pixels.shape) == ([], {}, (0, 3, 32, 32))
+
+
+@pytest.mark.parametrize("size", [(259, 777), (300, 601), (300, 600), (100, 900), (777, 259), (64, 6000)])
+@pytest.mark.parametrize("orientation", [1, 3, 5, 6, 7, 8])
+def test_tall_pictures_that_shrink_are_resized_along_columns_first_as_from_pillow_13(
+    size, orientation, picture, encoded
+):
+    if int(PIL.__version__.partition(".")[0]) < 13:
+        pytest.skip("older Pillow resizes along rows first, always")
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    body = encoded(picture(*size), "PNG", exif=exif)
+    spec = PreprocessSpec(size=64)
+    upright = ImageOps.exif_transpose(Image.open(BytesIO(body)))
+    result = PillowLoader(spec, ANY_ASPECT).load([body])
+    assert torch.equal(result.pixels[0], timm_transform(spec)(upright.convert("RGB")))
