@@ -1,35 +1,42 @@
-"""Decode benchmark: encoded photographs to float32 model input, our loaders against the usual ways.
+"""Decode benchmark: encoded photographs to float32 model input; our loaders against the usual ways, and their contract.
 
+Four sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
+`isolation`: batches with bad images among the photographs. `equality`: how far from the reference each loader is.
 Rounds are interleaved and each row is the best of them in CPU time, which is what a shared machine disturbs
-least; images a second are wall time. One thread.
+least; images a second are wall time.
 """
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Callable
-from importlib import import_module, metadata
-from io import BytesIO
+from collections.abc import Callable, Collection
+from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 from rich.console import Console
-from rich.table import Table
 
-from ..loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
-from ..loaders.dali_graph import Resample
-from ..loaders.errors import LoaderError
-from ..loaders.normalise import Normaliser
-from ..loaders.resize import resize_crop
+from ..loaders import PreprocessSpec
+from .bodies import photos
+from .contract import LIMITS, Limit
+from .decode_batches import batch_rows, equality_rows, lenient_loaders, our_loaders
+from .decode_methods import REFERENCE, SPEC, Load, available
+from .decode_tables import tables
+from .isolation import isolation
 from .machine import machine
+from .quiet import quiet_stderr
 
-SPEC = PreprocessSpec(orientation="ignore")
 DEFAULT_OUT = Path("bench/results/decode.json")
+SECTIONS = ("one", "batches", "isolation", "equality")
+BATCH_IMAGES = 64
+"""Of a pass of the section `batches`, at most: it has many cells."""
+
+WIDTH = 100
+"""Columns where stdout is no terminal; the tables need no more."""
+
 _PACKAGES = (
     "torch",
     "torchvision",
@@ -38,34 +45,83 @@ _PACKAGES = (
     "simplejpeg",
     "opencv-python-headless",
     "nvidia-dali-cuda130",
+    "nvidia-nvimgcodec-cu13",
     "numpy",
 )
-Load = Callable[[bytes], torch.Tensor]
+
+Report = dict[str, Any]
 
 
-def run(images: Path, out: Path | None = DEFAULT_OUT, rounds: int = 5, limit: int = 200) -> dict[str, Any]:
-    """Measure every method that this machine has.
+def run(
+    images: Path,
+    out: Path | None = DEFAULT_OUT,
+    rounds: int = 5,
+    limit: int = 200,
+    sections: Collection[str] = SECTIONS,
+    progress: Callable[[int, int], None] | None = None,
+) -> Report:
+    """Measure with every library that this machine has.
 
     Args:
         images: folder of JPEGs.
         out: where the JSON goes; None writes nothing.
-        rounds: passes over the images a method, interleaved.
-        limit: number of images, in order of their names.
+        rounds: passes over the images a row, interleaved.
+        limit: number of images that are timed, in order of their names; equality is of all in the folder.
+        sections: of SECTIONS, what to measure.
+        progress: called with sections done and in all.
 
     Returns:
-        What is written: machine, versions, images, rows (method, cpu_ms_per_image, ...), skipped.
+        What is written: machine, versions, settings, skipped, and of the sections `rows`, `batches`, `isolation`,
+        `equality`.
+
+    Raises:
+        ValueError: no such section, or no JPEG in the folder.
     """
-    bodies = [path.read_bytes() for path in _photos(images)[:limit]]
+    if unknown := set(sections) - set(SECTIONS):
+        raise ValueError(f"section {sorted(unknown)[0]!r}: expected {', '.join(SECTIONS)}")
+    bodies = photos(images)
+    report = _head(bodies[:limit], rounds)
+    parts: dict[str, Callable[[], Report]] = {
+        "one": lambda: _one(bodies[:limit], rounds),
+        "batches": lambda: _batches(bodies[: min(limit, BATCH_IMAGES)], rounds),
+        "isolation": lambda: _isolation(bodies[:limit], rounds),
+        "equality": lambda: _equality(images, bodies),
+    }
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        methods, skipped = _available()
-        seconds = _measure(methods, bodies, rounds)
-        worst = {name: _difference(load, methods["Pillow reference (ours)"], bodies) for name, load in methods.items()}
+        chosen = [name for name in SECTIONS if name in sections]
+        for done, name in enumerate(chosen, 1):
+            found = parts[name]()
+            report["skipped"] |= found.pop("skipped")
+            report |= found
+            if progress is not None:
+                progress(done, len(chosen))
     finally:
         torch.set_num_threads(before)
-    rows = [_row(name, seconds[name], len(bodies), worst[name]) for name in methods]
-    report = {
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=1) + "\n")
+    return report
+
+
+def main() -> None:
+    """Command line: `python -m milkweed.bench.decode IMAGES [--out FILE] [--rounds N] [--limit N] [--sections ...]`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("images", type=Path, help="folder of JPEGs")
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON report")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--limit", type=int, default=200, help="number of images that are timed")
+    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
+    given = parser.parse_args()
+    report = run(given.images, given.out, given.rounds, given.limit, given.sections)
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+    for table in tables(report):
+        console.print(table)
+
+
+def _head(bodies: list[bytes], rounds: int) -> Report:
+    return {
         "benchmark": "decode",
         "command": " ".join(["python -m milkweed.bench.decode", *sys.argv[1:]]),
         "machine": machine(),
@@ -75,162 +131,48 @@ def run(images: Path, out: Path | None = DEFAULT_OUT, rounds: int = 5, limit: in
         "mean_bytes": round(sum(map(len, bodies)) / len(bodies)),
         "rounds": rounds,
         "threads": 1,
-        "rows": sorted(rows, key=lambda row: float(row["cpu_ms_per_image"])),
-        "skipped": skipped,
+        "rows": [],
+        "skipped": {},
     }
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    return report
 
 
-def table(report: dict[str, Any]) -> Table:
-    """The report for people."""
-    title = f"decode + resize + crop + normalise, {report['images']} images, {report['rounds']} rounds, 1 thread"
-    found = Table(title=title)
-    for name in ("method", "CPU ms/image", "median", "images/s", "of timm", "mean diff", "max diff"):
-        found.add_column(name, justify="left" if name == "method" else "right", no_wrap=name == "method")
-    timm = next((row["cpu_ms_per_image"] for row in report["rows"] if row["method"].startswith("timm")), None)
-    for row in report["rows"]:
-        found.add_row(
-            row["method"],
-            f"{row['cpu_ms_per_image']:.2f}",
-            f"{row['cpu_ms_per_image_median']:.2f}",
-            f"{row['images_per_second']:.0f}",
-            f"{row['cpu_ms_per_image'] / timm:.2f}" if timm else "",
-            f"{row['mean_difference_levels']:.4f}",
-            f"{row['max_difference_levels']:.0f}",
-        )
-    found.caption = "\n".join(f"skipped: {name} ({why})" for name, why in report["skipped"].items())
-    return found
+def _one(bodies: list[bytes], rounds: int) -> Report:
+    methods, skipped = available()
+    seconds = _measure(methods, bodies, rounds)
+    worst = {name: _difference(load, methods[REFERENCE], bodies) for name, load in methods.items()}
+    rows = [_row(name, seconds[name], len(bodies), worst[name]) for name in methods]
+    return {"rows": sorted(rows, key=lambda row: float(row["cpu_ms_per_image"])), "skipped": skipped}
 
 
-def main() -> None:
-    """Command line: `python -m milkweed.bench.decode IMAGES [--out FILE] [--rounds N] [--limit N]`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("images", type=Path, help="folder of JPEGs")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON report")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=200, help="number of images")
-    arguments = parser.parse_args()
-    Console().print(table(run(arguments.images, arguments.out, arguments.rounds, arguments.limit)))
+def _batches(bodies: list[bytes], rounds: int) -> Report:
+    rows, skipped = batch_rows(bodies, rounds)
+    return {"batches": [row.as_json() for row in rows], "skipped": _named("batches", skipped)}
 
 
-def _photos(folder: Path) -> list[Path]:
-    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not found:
-        raise ValueError(f"no JPEG in {folder}: expected *.jpg or *.jpeg")
-    return found
+def _isolation(bodies: list[bytes], rounds: int) -> Report:
+    loaders, skipped = our_loaders(PreprocessSpec())
+    loaders |= lenient_loaders(PreprocessSpec())
+    held = {name: (loader, _limit(name)) for name, loader in loaders.items()}
+    with quiet_stderr():
+        rows = isolation(held, bodies, PreprocessSpec(), rounds)
+    for loader in loaders.values():
+        loader.close()
+    return {"isolation": [row.as_json() for row in rows], "skipped": _named("isolation", skipped)}
 
 
-def _available() -> tuple[dict[str, Load], dict[str, str]]:
-    """The methods that import here, and why the others do not."""
-    makers: dict[str, Callable[[], Load]] = {
-        "simplejpeg + torch (ours)": lambda: _loader(CpuLoader(SPEC)),
-        "Pillow reference (ours)": lambda: _loader(PillowLoader(SPEC)),
-        "DALI on the CPU (ours)": lambda: _loader(_dali("exact")),
-        "DALI on the CPU, one pass (ours)": lambda: _loader(_dali("fused")),
-        "Pillow + torch": _pillow_torch,
-        "timm create_transform": _timm,
-        "torchvision decode_jpeg + v2": _torchvision,
-        "OpenCV INTER_AREA (not equal)": _opencv,
-    }
-    methods, skipped = {}, {}
-    for name, make in makers.items():
-        try:
-            methods[name] = make()
-        except (ImportError, RuntimeError, AttributeError, LoaderError) as error:
-            skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0]
-    return methods, skipped
+def _limit(loader: str) -> Limit:
+    """Of a loader by its name; that it is lenient changes no pixels."""
+    return LIMITS.get(loader) or LIMITS[f"dali {loader.removesuffix(' lenient')}"]
 
 
-def _dali(resample: Resample) -> Loader:
-    from ..loaders.dali_loader import DaliLoader
-
-    return DaliLoader(SPEC, resample=resample, max_batch=1)
-
-
-def _loader(loader: Loader) -> Load:
-    def load(body: bytes) -> torch.Tensor:
-        result = loader.load([body])
-        if result.errors:
-            raise result.errors[0]
-        return result.pixels[0]
-
-    return load
+def _equality(folder: Path, bodies: list[bytes]) -> Report:
+    names = [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
+    rows, skipped = equality_rows(dict(zip(names, bodies, strict=True)))
+    return {"equality": [row.as_json() for row in rows], "skipped": _named("equality", skipped)}
 
 
-def _finish() -> Callable[[torch.Tensor], torch.Tensor]:
-    """Our normalise, for methods that end in uint8 (3, S, S)."""
-    normaliser = Normaliser(SPEC)
-
-    def finish(levels: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(levels.shape)
-        normaliser.write(levels, out)
-        return out
-
-    return finish
-
-
-def _pillow_torch() -> Load:
-    finish = _finish()
-
-    def load(body: bytes) -> torch.Tensor:
-        pixels = np.array(Image.open(BytesIO(body)).convert("RGB"))
-        target = geometry(SPEC, pixels.shape[1], pixels.shape[0])
-        return finish(resize_crop(pixels, target, SPEC.interpolation).permute(2, 0, 1))
-
-    return load
-
-
-def _timm() -> Load:
-    transform = import_module("timm.data").create_transform(
-        SPEC.size, interpolation=SPEC.interpolation, crop_pct=SPEC.crop_pct, is_training=False
-    )
-
-    def load(body: bytes) -> torch.Tensor:
-        pixels: torch.Tensor = transform(Image.open(BytesIO(body)).convert("RGB"))
-        return pixels
-
-    return load
-
-
-def _torchvision() -> Load:
-    io, v2 = import_module("torchvision.io"), import_module("torchvision.transforms.v2.functional")
-    finish = _finish()
-
-    def load(body: bytes) -> torch.Tensor:
-        pixels = io.decode_jpeg(torch.frombuffer(bytearray(body), dtype=torch.uint8), mode=io.ImageReadMode.RGB)
-        target = geometry(SPEC, pixels.shape[2], pixels.shape[1])
-        size = [target.resize_height, target.resize_width]
-        resized = v2.resize(pixels, size, v2.InterpolationMode.BICUBIC, antialias=True)
-        return finish(v2.crop(resized, target.top, target.left, target.size, target.size))
-
-    load(_probe())
-    return load
-
-
-def _opencv() -> Load:
-    cv2 = import_module("cv2")
-    cv2.setNumThreads(1)
-    finish = _finish()
-
-    def load(body: bytes) -> torch.Tensor:
-        pixels = cv2.imdecode(np.frombuffer(body, np.uint8), cv2.IMREAD_COLOR | cv2.IMREAD_IGNORE_ORIENTATION)
-        target = geometry(SPEC, pixels.shape[1], pixels.shape[0])
-        size = (target.resize_width, target.resize_height)
-        resized = cv2.resize(pixels, size, interpolation=cv2.INTER_AREA)
-        crop = resized[target.top : target.top + target.size, target.left : target.left + target.size]
-        return finish(torch.from_numpy(cv2.cvtColor(crop, cv2.COLOR_BGR2RGB)).permute(2, 0, 1))
-
-    return load
-
-
-def _probe() -> bytes:
-    """A small JPEG: a library that imports but cannot decode is found before the clock runs."""
-    body = BytesIO()
-    Image.new("RGB", (300, 300)).save(body, "JPEG")
-    return body.getvalue()
+def _named(section: str, skipped: dict[str, str]) -> dict[str, str]:
+    return {f"{section}: {name}": reason for name, reason in skipped.items()}
 
 
 def _measure(methods: dict[str, Load], bodies: list[bytes], rounds: int) -> dict[str, list[tuple[float, float]]]:

@@ -8,10 +8,12 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
@@ -26,11 +28,12 @@ RESULTS = Path(__file__).parent / "results" / "http_overhead.json"
 START_SECONDS = 120.0
 
 _SERVE = """
-import sys
+import json, sys
 from pathlib import Path
 from milkweed.server.serve import run_server
 from milkweed.server.settings import load_settings
-sys.exit(run_server(load_settings({"port": 0, "metrics_port": 0}), {"bench": Path(sys.argv[1])}))
+settings = {"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])}
+sys.exit(run_server(load_settings(settings), {"bench": Path(sys.argv[1])}))
 """
 
 
@@ -49,25 +52,41 @@ def make_jpeg(size_bytes: int, width: int = 500, height: int = 375) -> bytes:
 
 
 @contextmanager
-def running_server(bundle: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """A server process on a free port, warm; its URL."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVE, str(bundle)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert process.stdout is not None
-    try:
-        line = process.stdout.readline()  # printed once warm; end of file when the start failed
-        match = re.search(r"http://\S+", line)
-        if match is None:
-            raise RuntimeError(f"the server did not start with bundle {bundle}")
-        yield process, match[0]
-    finally:
-        process.terminate()
-        process.wait(START_SECONDS)
-        process.stdout.close()
+def running_server(
+    bundle: Path, settings: Mapping[str, Any] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process on a free port, warm; its URL.
+
+    Args:
+        settings: by field name, those that are not to be as usual.
+
+    Raises:
+        RuntimeError: it did not start in START_SECONDS; with the last that it said.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", _SERVE, str(bundle), json.dumps(dict(settings or {}))],
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        assert process.stdout is not None
+        late = threading.Timer(START_SECONDS, process.kill)
+        late.start()
+        try:
+            # printed once warm; end of file when the start failed
+            match = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)), None)
+            late.cancel()
+            if match is None:
+                said.seek(0)
+                raise RuntimeError(f"the server did not start with bundle {bundle}: {said.read()[-400:]}")
+            yield process, match[0]
+        finally:
+            late.cancel()
+            process.terminate()
+            process.wait(START_SECONDS)
+            process.stdout.close()
 
 
 async def _post_all(host: str, port: int, body: bytes, count: int, concurrency: int) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""The parts of `bench/gpu.py`: ceilings, timers, rows and the report."""
+"""The parts of `bench/gpu.py`: ceilings, timers, rows, decoding and the report."""

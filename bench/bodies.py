@@ -1,0 +1,173 @@
+"""Encoded images for benchmarks: photographs of a folder, made edge cases, and bad bodies made from good ones."""
+
+import random
+from collections.abc import Callable, Sequence
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import simplejpeg
+from PIL import Image
+
+from .http_overhead import make_jpeg
+
+EDGE_SIZES = (
+    (500, 375),
+    (375, 500),
+    (333, 251),
+    (257, 256),
+    (1023, 257),
+    (301, 299),
+    (259, 777),
+    (225, 224),
+    (97, 61),
+    (16, 16),
+    (5, 9),
+)
+"""Odd margins on either axis, portrait, just the crop, and small enough to be enlarged."""
+
+LOSSLESS_SIZES = ((64, 101), (101, 64), (224, 224), (225, 224), (257, 256), (333, 251), (251, 334), (500, 375))
+
+SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
+"""Of chroma, as simplejpeg calls them."""
+
+
+def photos(folder: Path, limit: int | None = None) -> list[bytes]:
+    """JPEGs of a folder in order of their names.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = sorted(path for path in folder.glob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not found:
+        raise ValueError(f"no JPEG in {folder}: expected *.jpg or *.jpeg")
+    return [path.read_bytes() for path in found[:limit]]
+
+
+def made_jpegs(count: int) -> list[bytes]:
+    """Made JPEGs of the usual size of ImageNet's, upright and lying: smooth shapes and grain, no photographs."""
+    sides = ((375, 500), (500, 375))
+    return [make_jpeg(60_000 + 8_000 * (number % 12), *sides[number % 2]) for number in range(count)]
+
+
+def enlarged(photo: bytes, width: int = 4000, height: int = 3000, seed: int = 0) -> bytes:
+    """A photograph as a phone would have it: enlarged, with grain (it decides the size), quality 90, 4:2:0."""
+    image = Image.open(BytesIO(photo)).convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
+    tile = np.random.default_rng(seed).normal(0, 4, (500, 500, 1))
+    grain = np.tile(tile, (-(-height // 500), -(-width // 500), 1))[:height, :width]
+    levels = np.asarray(image, np.float32) + grain.astype(np.float32)
+    return _encoded(Image.fromarray(levels.clip(0, 255).astype(np.uint8)), "JPEG", quality=90, subsampling=2)
+
+
+def edge_cases() -> dict[str, bytes]:
+    """JPEGs by name: each size in each sampling, and the eight orientations."""
+    bodies = {}
+    for width, height in EDGE_SIZES:
+        image = picture(width, height)
+        for sampling in SAMPLINGS:
+            mode, colours = ("L", "GRAY") if sampling == "Gray" else ("RGB", "RGB")
+            levels = np.atleast_3d(np.asarray(image.convert(mode)))
+            body = simplejpeg.encode_jpeg(np.ascontiguousarray(levels), 90, colours, sampling)
+            bodies[f"{width}x{height} {sampling}"] = body
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        bodies[f"orientation {orientation}"] = _encoded(picture(411, 300, orientation), "JPEG", exif=exif)
+    return bodies
+
+
+def lossless_cases() -> dict[str, bytes]:
+    """PNGs by name in which a crop that is off by one pixel is off by a level everywhere: ramps, 1 px chequers."""
+    bodies = {}
+    for width, height in LOSSLESS_SIZES:
+        y, x = np.mgrid[0:height, 0:width]
+        ramp = np.stack([x % 256, y % 256, (x + y) % 256], -1)
+        chequer = np.repeat(((x + y) % 2 * 255)[..., None], 3, -1)
+        for name, levels in (("ramp", ramp), ("chequer", chequer)):
+            bodies[f"{name} {width}x{height}"] = _encoded(Image.fromarray(levels.astype(np.uint8)), "PNG")
+    return bodies
+
+
+def picture(width: int, height: int, seed: int = 0) -> Image.Image:
+    """Smooth colours with some noise: like a photograph to a codec, and different at every pixel."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [np.sin(x / (9 + 3 * c)) * 60 + np.cos(y / (7 + 2 * c)) * 60 for c in range(3)]
+    levels = np.stack(waves, -1) + 128 + np.random.default_rng(seed).normal(0, 8, (height, width, 3))
+    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
+
+
+def refused_by_header(photo: bytes, number: int) -> bytes:
+    """A body that its first bytes give away: empty, no image, a lie about its size, cut off before the scan."""
+    frame = _segment(photo, range(0xC0, 0xC3))
+    before, after = photo[: frame + 5], photo[frame + 9 :]  # of the four bytes that are height and width
+    return (
+        b"",
+        b"<html><body>413</body></html>",
+        random.Random(number).randbytes(4096),
+        before + b"\xff\xdc\xff\xdc" + after,
+        before + bytes(4) + after,
+        photo[:2],
+        photo[:100],
+        b"qoif" + photo[4:],
+    )[number % 8]
+
+
+def without_tables(photo: bytes, number: int = 0) -> bytes:
+    """A body that looks whole and that no decoder accepts: its Huffman table has no codes."""
+    at = _segment(photo, range(0xC4, 0xC5)) + 5
+    return photo[:at] + bytes(16) + photo[at + 16 :]
+
+
+def truncated(photo: bytes, number: int = 0) -> bytes:
+    """A body cut off inside its scan, one to eight ninths in."""
+    start = _segment(photo, range(0xDA, 0xDB))
+    return photo[: start + (len(photo) - start) * (1 + number % 8) // 9]
+
+
+def closed_again(photo: bytes, number: int = 0) -> bytes:
+    """A truncated body with an end marker put behind it: its bytes alone do not give it away."""
+    return truncated(photo, number) + b"\xff\xd9"
+
+
+def damaged_scan(photo: bytes, number: int = 0) -> bytes:
+    """A body with 1 kB of its scan overwritten, no marker among it."""
+    start = _segment(photo, range(0xDA, 0xDB)) + 14
+    at = start + (len(photo) - start) * (1 + number % 8) // 10
+    noise = bytes(random.Random(number).randrange(255) for _ in range(1000))
+    return photo[:at] + noise + photo[at + 1000 :]
+
+
+BAD_KINDS: dict[str, Callable[[bytes, int], bytes]] = {
+    "refused by header": refused_by_header,
+    "no Huffman codes": without_tables,
+    "truncated": truncated,
+    "cut, end put back": closed_again,
+    "scan overwritten": damaged_scan,
+}
+"""Ways to spoil a JPEG: of the photograph and a number that varies the damage."""
+
+SILENT_KINDS = ("cut, end put back", "scan overwritten")
+"""Those that only a strict decoder refuses: others answer them, with the garbage that is left."""
+
+
+def baseline(bodies: Sequence[bytes]) -> list[bytes]:
+    """Those of the JPEGs that are spoilt as their name says: one scan, in one piece."""
+    return [body for body in bodies if _has(body, b"\xff\xc0") and body.count(b"\xff\xda") == 1]
+
+
+def _has(body: bytes, marker: bytes) -> bool:
+    return marker in body and body.index(marker) < body.index(b"\xff\xda")
+
+
+def _segment(body: bytes, codes: range) -> int:
+    """Where the first segment with one of these marker codes begins, its 0xFF included."""
+    at = 2
+    while body[at + 1] not in codes:
+        at += 2 + int.from_bytes(body[at + 2 : at + 4], "big")
+    return at
+
+
+def _encoded(image: Image.Image, format: str, **options: object) -> bytes:
+    body = BytesIO()
+    image.save(body, format, **options)
+    return body.getvalue()
