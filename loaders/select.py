@@ -24,7 +24,6 @@ class DaliOptions:
     """What only the DALI loader asks for; see there.
 
     Args:
-        strict: None: on a CPU, where it is lost in what DALI costs, but not on a GPU.
         dtype: of the pixels on a GPU; on the CPU they are float32.
     """
 
@@ -32,7 +31,7 @@ class DaliOptions:
     resample: Literal["exact", "fused"] = "exact"
     min_pixels: int = 0
     min_batch: int = 1
-    strict: bool | None = None
+    strict: bool = True
     max_batch: int = 64
     max_batch_pixels: int = 128_000_000
     dtype: torch.dtype = torch.float32
@@ -78,7 +77,7 @@ def create_loader(
             max_batch_pixels=dali.max_batch_pixels,
             min_pixels=dali.min_pixels,
             min_batch=dali.min_batch,
-            strict=device == "cpu" if dali.strict is None else dali.strict,
+            strict=dali.strict,
             hw_decoder_load=dali.hw_decoder_load,
             resample=dali.resample,
             dtype=dali.dtype if device == "gpu" else torch.float32,

@@ -182,7 +182,7 @@ def dali_options(settings: Settings) -> DaliOptions:
         resample=settings.resample,
         min_pixels=settings.dali_min_pixels,
         min_batch=settings.dali_min_batch,
-        strict={"auto": None, "on": True, "off": False}[settings.strict_jpeg],
+        strict=settings.strict_jpeg,
         max_batch_pixels=settings.max_batch_pixels,
     )
 
