@@ -1,6 +1,7 @@
 """The decode benchmark's tables for people, each within 100 columns."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from textwrap import shorten
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -17,7 +18,7 @@ def tables(report: Mapping[str, Any]) -> Iterator[Table]:
             yield make(report)
     skipped = report.get("skipped")
     if skipped:
-        yield _table("skipped", ("row", "why"), skipped.items())
+        yield _table("skipped", ("row", "why"), ((name, shorten(why, 60)) for name, why in skipped.items()))
 
 
 def _one(report: Mapping[str, Any]) -> Table:
