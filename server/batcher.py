@@ -1,166 +1,107 @@
-"""The bounded queue between the event loop and the engine: no timer, no polling, every wait has an end."""
+"""The bounded queue between the event loop and the engine: no timer, no polling, every wait has an end.
+
+A request is taken only if it can be answered in time: what waits before it, what runs now and its own images, at the
+costs that batches were seen to have, against its deadline. So the device never works for callers who have gone.
+"""
 
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ..loaders.info import ImageInfo
+from .costs import BatchCosts
 from .errors import ServiceError
-from .outcome import BatchResult, Outcome
+from .line import Line
+from .ticket import Batch, Item, Ticket
 
-
-class Waiter(Protocol):
-    """What wakes the request when its last result is in; an asyncio future is one."""
-
-    def done(self) -> bool: ...
-
-    def set_result(self, result: None) -> None: ...
-
-    def set_exception(self, exception: BaseException) -> None: ...
-
-
-class Ticket:
-    """One request in the queue: its images, its deadline, and the places its results go to.
-
-    Args:
-        model: name of the model that shall answer.
-        top_k: classes an answer.
-        deadline: perf_counter seconds after which nobody wants the answer.
-        waiter: resolved when every place has an outcome.
-        places: number of images of the request, the ones already refused included.
-        source: who asks, as far as anybody knows.
-    """
-
-    __slots__ = ("deadline", "last", "missing", "model", "outcomes", "source", "top_k", "waiter")
-
-    def __init__(
-        self, model: str, top_k: int, deadline: float, waiter: Waiter, places: int, source: str | None = None
-    ) -> None:
-        self.model = model
-        self.top_k = top_k
-        self.deadline = deadline
-        self.waiter = waiter
-        self.source = source
-        self.outcomes: list[Outcome | None] = [None] * places
-        self.missing = 0
-        self.last: BatchResult | None = None  # the batch that completed it
-
-    def put(self, place: int, outcome: Outcome, result: BatchResult | None) -> None:
-        """Store one outcome; wakes the waiter at the last one. Only the waiter's thread calls this."""
-        self.outcomes[place] = outcome
-        self.missing -= 1
-        if not self.missing and not self.waiter.done():
-            self.last = result
-            self.waiter.set_result(None)
-
-    def fail(self, error: Exception) -> None:
-        """End the request with one error for all of it. Only the waiter's thread calls this."""
-        if not self.waiter.done():
-            self.waiter.set_exception(error)
-
-
-@dataclass(slots=True, eq=False)
-class Item:
-    """One image of a ticket."""
-
-    ticket: Ticket
-    place: int
-    data: bytes
-    info: ImageInfo
-    submitted: float = 0.0
-
-    @property
-    def pixels(self) -> int:
-        """Decoded size, px."""
-        return self.info.pixels
-
-
-@dataclass(slots=True, eq=False)
-class Batch:
-    """Images of one model to compute together, and the requests found expired on the way."""
-
-    model: str
-    items: list[Item]
-    release: str  # why it is not larger: full, idle_device, drain
-    expired: list[Ticket] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Queue:
-    """The waiting images of one model and its batch limits."""
-
-    max_batch_size: int
-    max_batch_pixels: int
-    items: deque[Item] = field(default_factory=deque)
+BULK_SHARE = 0.5
+"""Of the queue, at most: bulk never keeps interactive requests out."""
 
 
 class Batcher:
-    """Owns the queue. `submit` and `discard` belong to the event loop, `collect` to the engine thread.
+    """Owns the queue. `submit` and `discard` belong to the event loop, `collect` to the engine's threads.
 
     Args:
-        max_queue_images: images that may wait, of all models together.
+        max_queue_images, max_queue_pixels: that may wait, of all models together.
         clock: perf_counter seconds; tests bring their own.
     """
 
-    def __init__(self, *, max_queue_images: int, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        *,
+        max_queue_images: int,
+        max_queue_pixels: int = 1 << 62,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self.max_queue_images = max_queue_images
+        self.max_queue_pixels = max_queue_pixels
         self._clock = clock
         self._wake = threading.Condition()
-        self._queues: dict[str, _Queue] = {}
-        self._depth = 0
+        self._lines: dict[str, Line] = {}
+        self._depth = self._pixels = 0
+        self._running = 0  # batches taken and not done
+        self._busy_until = 0.0  # when they should be
         self._closed = False
 
-    def add_model(self, name: str, *, max_batch_size: int, max_batch_pixels: int) -> None:
+    def add_model(self, name: str, *, max_batch_pixels: int, costs: BatchCosts) -> None:
         """Accept images for a model from now on."""
         with self._wake:
-            self._queues[name] = _Queue(max_batch_size, max_batch_pixels)
+            self._lines[name] = Line(max_batch_pixels, costs)
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
 
         Args:
             images: place in the request, encoded bytes, header.
+
         Raises:
-            ServiceError: `overloaded` when they do not fit, `draining` after `close`.
+            ServiceError: `overloaded` where they do not fit or cannot be answered in time, `draining` after `close`.
         """
         now = self._clock()
+        pixels = sum(info.pixels for _, _, info in images)
         with self._wake:
             if self._closed:
                 raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
-            if self._depth + len(images) > self.max_queue_images:
-                raise ServiceError(
-                    "overloaded",
-                    f"{self._depth} images wait, {len(images)} more exceed the limit {self.max_queue_images}",
-                )
+            self._check_room(ticket, len(images), pixels)
+            self._check_time(ticket, len(images), pixels, now)
             ticket.missing = len(images)
-            queue = self._queues[ticket.model].items
-            queue.extend(Item(ticket, place, data, info, now) for place, data, info in images)
+            line, waits = self._lines[ticket.model], bool(self._running or self._depth)
+            for place, data, info in images:
+                line.add(Item(ticket, place, data, info, now, waits))
             self._depth += len(images)
+            self._pixels += pixels
             self._wake.notify()
 
     def discard(self, ticket: Ticket) -> int:
         """Forget a request's images that still wait, because nobody wants them; how many there were."""
         with self._wake:
-            return self._remove(ticket)
+            line = self._lines.get(ticket.model)
+            if line is None:
+                return 0
+            pixels = line.pixels
+            removed = line.remove(ticket)
+            self._left(removed, pixels - line.pixels)
+            return removed
 
     def collect(self) -> Batch | None:
         """The next batch: waits until an image is there, never longer; `None` once closed and empty."""
         with self._wake:
             while True:
-                expired: list[Ticket] = []
-                queue_name = self._oldest_queue(expired)
-                if queue_name is not None:
-                    return self._take(queue_name, expired)
-                if expired:
-                    return Batch("", [], "idle_device", expired)
+                found = self._oldest()
+                if found is not None:
+                    return self._take(*found)
                 if self._closed:
                     return None
                 self._wake.wait()
+
+    def done(self) -> None:
+        """A batch that `collect` handed out is computed, or lost."""
+        with self._wake:
+            self._running = max(0, self._running - 1)
+            if not self._running:
+                self._busy_until = self._clock()
 
     def close(self) -> None:
         """Accept nothing more; `collect` hands out what waits and then ends."""
@@ -171,28 +112,40 @@ class Batcher:
     def abandon(self) -> list[Ticket]:
         """Empty the queue without computing; the requests that were in it."""
         with self._wake:
-            tickets = {item.ticket for queue in self._queues.values() for item in queue.items}
-            for queue in self._queues.values():
-                queue.items.clear()
-            self._depth = 0
+            tickets = {ticket for line in self._lines.values() for ticket in line.clear()}
+            self._depth = self._pixels = 0
             return list(tickets)
+
+    @property
+    def closed(self) -> bool:
+        """Accepts nothing more."""
+        return self._closed
 
     @property
     def depth(self) -> int:
         """Images that wait."""
         return self._depth
 
-    def oldest_age_seconds(self) -> float:
-        """How long the image at the head of the queue has waited; 0 when none does."""
+    def wait_seconds(self) -> float:
+        """When what runs and waits now should be done."""
+        now = self._clock()
         with self._wake:
-            heads = [queue.items[0].submitted for queue in self._queues.values() if queue.items]
-        return max(0.0, self._clock() - min(heads)) if heads else 0.0
+            return max(0.0, self._busy_until - now) + sum(
+                line.costs.seconds(line.images, line.pixels) for line in self._lines.values()
+            )
+
+    def oldest_age_seconds(self) -> float:
+        """How long the image that has waited longest has waited; 0 when none does."""
+        with self._wake:
+            came = [at for line in self._lines.values() if (at := line.oldest_submitted()) is not None]
+        return max(0.0, self._clock() - min(came)) if came else 0.0
 
     def collect_metrics(self) -> Iterator[Metric]:
         """The queue as gauges, for the registry."""
         labels = ["model"]
         depth = GaugeMetricFamily("milkweed_queue_depth_images", "Images that wait.", labels=labels)
         size = GaugeMetricFamily("milkweed_queue_bytes", "Encoded bytes that wait.", labels=labels)
+        pixels = GaugeMetricFamily("milkweed_queue_pixels", "Decoded pixels of the images that wait.", labels=labels)
         age = GaugeMetricFamily(
             "milkweed_queue_oldest_age_seconds",
             "How long the oldest waiting image has waited.",
@@ -200,53 +153,79 @@ class Batcher:
         )
         now = self._clock()
         with self._wake:
-            waiting = {name: list(queue.items) for name, queue in self._queues.items()}
-        for name, items in waiting.items():
-            depth.add_metric([name], len(items))
-            size.add_metric([name], sum(len(item.data) for item in items))
-            age.add_metric([name], max(0.0, now - items[0].submitted) if items else 0.0)
-        yield from (depth, size, age)
+            found = [
+                (name, line.images, line.bytes, line.pixels, line.oldest_submitted())
+                for name, line in self._lines.items()
+            ]
+        for name, images, held, area, came in found:
+            depth.add_metric([name], images)
+            size.add_metric([name], held)
+            pixels.add_metric([name], area)
+            age.add_metric([name], 0.0 if came is None else max(0.0, now - came))
+        predicted = GaugeMetricFamily(
+            "milkweed_queue_predicted_wait_seconds", "When what runs and waits now should be done."
+        )
+        predicted.add_metric([], self.wait_seconds())
+        yield from (depth, size, pixels, age, predicted)
 
-    def _oldest_queue(self, expired: list[Ticket]) -> str | None:
-        """The model whose head has waited longest, heads that are too late dropped into `expired`."""
-        now = self._clock()
-        oldest: tuple[float, str] | None = None
-        for name, queue in self._queues.items():
-            self._drop_late_head(queue, now, expired)
-            if queue.items and (oldest is None or queue.items[0].submitted < oldest[0]):
-                oldest = queue.items[0].submitted, name
-        return oldest[1] if oldest else None
+    def _check_room(self, ticket: Ticket, images: int, pixels: int) -> None:
+        bulk = ticket.priority == "bulk"
+        limit = max(1, int(self.max_queue_images * BULK_SHARE)) if bulk else self.max_queue_images
+        if self._depth + images > limit:
+            what = "bulk " if bulk else ""
+            raise ServiceError("overloaded", f"{self._depth} images wait, {images} more exceed the {what}limit {limit}")
+        # one request alone always fits: its images were found small enough each
+        if self._depth and self._pixels + pixels > self.max_queue_pixels:
+            raise ServiceError(
+                "overloaded", f"{self._pixels} pixels wait, {pixels} more exceed the limit {self.max_queue_pixels}"
+            )
 
-    def _drop_late_head(self, queue: _Queue, now: float, expired: list[Ticket]) -> None:
-        while queue.items and queue.items[0].ticket.deadline <= now:
-            ticket = queue.items[0].ticket
-            self._remove(ticket)
-            expired.append(ticket)
+    def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float) -> None:
+        """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
+        if not self._depth and not self._running:
+            return
+        ahead = max(0.0, self._busy_until - now)
+        for name, line in self._lines.items():
+            waiting = (line.images, line.pixels) if ticket.priority == "bulk" else line.before_interactive(now)
+            if name == ticket.model:
+                waiting = waiting[0] + images, waiting[1] + pixels
+                ahead += line.costs.slack_seconds(images, pixels)
+            ahead += line.costs.seconds(*waiting)
+        left = ticket.deadline - now
+        if ahead > left:
+            raise ServiceError(
+                "overloaded",
+                f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left: "
+                f"{self._depth} images wait",
+            )
 
-    def _take(self, name: str, expired: list[Ticket]) -> Batch:
-        """As many images as the batch limits let through; at least the one at the head."""
-        queue, now = self._queues[name], self._clock()
-        items: list[Item] = []
-        pixels = 0
-        while queue.items and len(items) < queue.max_batch_size:
-            pixels += queue.items[0].pixels
-            if items and pixels > queue.max_batch_pixels:
-                break
-            items.append(queue.items.popleft())
-            self._depth -= 1
-            self._drop_late_head(queue, now, expired)
-        full = bool(queue.items) or len(items) == queue.max_batch_size
-        release = "full" if full else "drain" if self._closed else "idle_device"
-        # A request found late while one of its images was already taken is not computed either.
-        late = set(expired)
-        return Batch(name, [item for item in items if item.ticket not in late], release, expired)
+    def _oldest(self) -> tuple[str, Line] | None:
+        """The model whose head has waited longest."""
+        heads = [(head.submitted, name) for name, line in self._lines.items() if (head := line.head()) is not None]
+        if not heads:
+            return None
+        _, name = min(heads)
+        return name, self._lines[name]
 
-    def _remove(self, ticket: Ticket) -> int:
-        queue = self._queues.get(ticket.model)
-        if queue is None:
-            return 0
-        before = len(queue.items)
-        queue.items = deque(item for item in queue.items if item.ticket is not ticket)
-        removed = before - len(queue.items)
-        self._depth -= removed
-        return removed
+    def _take(self, name: str, line: Line) -> Batch:
+        now, images, pixels = self._clock(), line.images, line.pixels
+        batch = line.take(now, self._late(line, now))
+        self._left(images - line.images, pixels - line.pixels)
+        batch.model = name
+        if self._closed and batch.release == "idle_device":
+            batch.release = "drain"
+        if batch.items:
+            begins = max(now, self._busy_until) if self._running else now
+            self._busy_until = begins + line.costs.seconds(len(batch.items), batch.pixels)
+            self._running += 1
+        return batch
+
+    def _late(self, line: Line, now: float) -> Callable[[Item], bool]:
+        """Whether an image is too late to compute: past its deadline, or sure to be, where it had to wait."""
+        soonest = line.costs.seconds(1, 0)
+        return lambda item: item.ticket.deadline <= now + (soonest if item.waits else 0.0)
+
+    def _left(self, images: int, pixels: int) -> None:
+        """So much waits no more."""
+        self._depth -= images
+        self._pixels -= pixels

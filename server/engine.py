@@ -7,22 +7,32 @@ computes; the ring between them is bounded, and neither the event loop nor the d
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Literal, Protocol
 
 import torch
 
-from .batcher import Batch, Batcher
+from .batcher import Batcher
 from .errors import internal_error
 from .loading import Loaded
 from .outcome import BatchResult
 from .pipeline import Pipeline
 from .ring import Ring, Waiting
+from .ticket import Batch
 
 logger = logging.getLogger("milkweed.engine")
 
 Overlap = Literal["auto", "on", "off"]
+
+MOST_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
+"""A thread that is ended is begun again, with the same models; one that is ended so often is left to a supervisor."""
+
+
+MOST_FAILURES = 10
+"""Forwards that fail in a row, each with other images: the device is lost."""
 
 
 class Deliver(Protocol):
@@ -42,6 +52,7 @@ class Engine:
         deliver: takes each batch away.
         overlap: decode the next images while a forward runs; "auto" does where a model is on a GPU, since on a CPU
             both would share the same cores.
+        on_end: called on the engine thread once it has ended, for whatever reason, after the models were loaded.
         stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
     """
 
@@ -52,6 +63,7 @@ class Engine:
         prepare: Callable[[], dict[str, Pipeline]],
         deliver: Deliver,
         overlap: Overlap = "auto",
+        on_end: Callable[[], None] = lambda: None,
         stall_seconds: float = 60.0,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -59,12 +71,17 @@ class Engine:
         self._prepare = prepare
         self._deliver = deliver
         self._overlap = overlap
+        self._ended = on_end
         self._stall_seconds = stall_seconds
         self._clock = clock
         self._busy_since: float | None = None
         self._loading_since: float | None = None
         self._pipelines: dict[str, Pipeline] = {}
         self._thread = threading.Thread(target=self._main, name="milkweed-engine", daemon=True)
+        self._in_hand: deque[Batch] = deque()  # collected and not delivered; appends and removals are atomic
+        self._deaths: list[float] = []
+        self._failures = 0  # forwards in a row that failed as a whole
+        self.restarts = 0
         self.prepared: Future[None] = Future()
         self.ended = False
 
@@ -81,8 +98,8 @@ class Engine:
 
     @property
     def alive(self) -> bool:
-        """False when the thread ended, or a batch runs or an image waits longer than anything explains."""
-        if self.ended or not self._thread.is_alive():
+        """False when the thread ended, no forward works any more, or one or an image takes longer than explained."""
+        if self.ended or not self._thread.is_alive() or self._failures >= MOST_FAILURES:
             return False
         return not self.prepared.done() or self.silent_seconds() < self._stall_seconds
 
@@ -102,26 +119,51 @@ class Engine:
             return
         self.prepared.set_result(None)
         try:
-            if self._overlaps():
-                self._run_overlapped()
-            else:
-                self._run_alone()
+            while self._run_until_closed_or_killed():
+                self.restarts += 1
         finally:
             self.ended = True
             for pipeline in self._pipelines.values():
                 pipeline.close()
+            self._ended()
 
-    def _overlaps(self) -> bool:
-        on_gpu = any(pipeline.device.type != "cpu" for pipeline in self._pipelines.values())
-        return self._overlap == "on" or (self._overlap == "auto" and on_gpu)
+    def _run_until_closed_or_killed(self) -> bool:
+        """Run batches; True where something ended that and it is worth to begin again."""
+        try:
+            if any(map(self.overlaps, self._pipelines.values())):
+                self._run_overlapped()
+            else:
+                self._run_alone()
+        except BaseException:
+            logger.exception("the engine thread was ended; what it had in hand is lost")
+            self._drop_in_hand()
+            now = self._clock()
+            self._deaths = [at for at in self._deaths if now - at < RESTART_WINDOW_SECONDS] + [now]
+            return len(self._deaths) <= MOST_RESTARTS
+        return False
+
+    def _drop_in_hand(self) -> None:
+        """Answer, with an internal error each, the batches that a thread had when it was ended."""
+        self._busy_since = self._loading_since = None
+        while self._in_hand:
+            batch = self._in_hand.popleft()
+            self._batcher.done()
+            now = time.perf_counter()
+            failed = [internal_error() for _ in batch.items]
+            self._deliver(batch, BatchResult([*failed], now, now, now, now, now, {}))
+
+    def overlaps(self, pipeline: Pipeline) -> bool:
+        """Whether images are decoded ahead for a pipeline like this one."""
+        return self._overlap == "on" or (self._overlap == "auto" and pipeline.device.type != "cpu")
 
     def _run_alone(self) -> None:
         while (batch := self._batcher.collect()) is not None:
-            if not batch.items:
-                self._deliver(batch, None)
-                continue
-            self._busy_since = self._clock()
-            self._finish([Waiting(batch, self._load(batch))])
+            if batch.expired:
+                self._deliver(replace(batch, items=[]), None)
+            if batch.items:
+                self._in_hand.append(batch)
+                self._busy_since = self._clock()
+                self._finish([Waiting(batch, self._load(batch))])
 
     def _run_overlapped(self) -> None:
         ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
@@ -134,18 +176,21 @@ class Engine:
         finally:
             ring.close()
             loading.join(self._stall_seconds)
+        if not self._batcher.closed:
+            raise RuntimeError("the loading thread was ended")
 
     def _load_ahead(self, ring: Ring) -> None:
         """The loading thread: collect and decode as long as there is room."""
         try:
             while ring.wait_for_room() and (batch := self._batcher.collect()) is not None:
-                if not batch.items:
-                    self._deliver(batch, None)
-                    continue
-                self._loading_since = self._clock()
-                loaded = self._load(batch)
-                self._loading_since = None
-                ring.put(Waiting(batch, loaded))
+                if batch.expired:
+                    self._deliver(replace(batch, items=[]), None)
+                if batch.items:
+                    self._in_hand.append(batch)
+                    self._loading_since = self._clock()
+                    loaded = self._load(batch)
+                    self._loading_since = None
+                    ring.put(Waiting(batch, loaded))
         finally:
             ring.close()
 
@@ -169,6 +214,8 @@ class Engine:
         results = self._results(together)
         self._busy_since = None
         for waiting, result in zip(together, results, strict=True):
+            self._in_hand.remove(waiting.batch)
+            self._batcher.done()
             try:
                 self._deliver(waiting.batch, result)
             except Exception:
@@ -176,11 +223,14 @@ class Engine:
 
     def _results(self, together: Sequence[Waiting]) -> list[BatchResult]:
         try:
-            return self._pipelines[together[0].batch.model].finish(
+            results = self._pipelines[together[0].batch.model].finish(
                 [waiting.loaded for waiting in together],
                 [[item.ticket.top_k for item in waiting.batch.items] for waiting in together],
             )
+            self._failures = 0
+            return results
         except Exception:
+            self._failures += 1
             logger.exception("a batch of %d images failed", sum(len(waiting.batch.items) for waiting in together))
             return [_failed(waiting) for waiting in together]
 

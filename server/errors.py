@@ -18,12 +18,14 @@ KINDS: dict[str, ErrorKind] = {
     "unknown_model": ErrorKind(404, "unknown_model"),
     "not_found": ErrorKind(404, "not_found"),
     "method_not_allowed": ErrorKind(405, "method_not_allowed"),
+    "request_timeout": ErrorKind(408, "request_timeout"),
     "too_large": ErrorKind(413, "body_too_large"),
     "too_many_pixels": ErrorKind(413, "pixels"),
     "too_many_images": ErrorKind(413, "too_many_images"),
     "unsupported_format": ErrorKind(415, "unsupported_media"),
     "undecodable": ErrorKind(422, "undecodable"),
     "rate_limited": ErrorKind(429, "rate_limited"),
+    "headers_too_large": ErrorKind(431, "headers_too_large"),
     "internal": ErrorKind(500, "internal"),
     "draining": ErrorKind(503, "draining"),
     "not_ready": ErrorKind(503, "not_ready"),
@@ -85,6 +87,8 @@ def error_body(code: str, message: str, request_id: str) -> bytes:
 def error_headers(error: ServiceError) -> list[tuple[bytes, bytes]]:
     """The headers that belong to the error itself."""
     headers = []
+    if error.code == "unauthorized":
+        headers.append((b"www-authenticate", b'Bearer realm="milkweed"'))
     if error.retry_after_seconds is not None:
         headers.append((b"retry-after", b"%d" % error.retry_after_seconds))
     if error.close:

@@ -16,10 +16,11 @@ from .errors import KINDS
 # The stages of a request, in order; they meet without gaps, so they add up to the whole.
 STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
 OUTCOMES = ("ok", "invalid", "rejected", "expired", "cancelled", "error")
-RELEASES = ("full", "idle_device", "drain")
+RELEASES = ("full", "captured", "idle_device", "drain")
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 CANCEL_STAGES = ("receive", "wait")
 CPU_STAGES = ("decode", "forward", "postprocess")
+CLOSE_REASONS = ("head_timeout", "body_timeout", "malformed", "too_large", "evicted", "refused", "not_reading")
 BODY_FORMS = ("raw", "multipart", "json")
 
 # Seconds: a whole small forward is below where the usual buckets start (5 ms).
@@ -52,6 +53,7 @@ class Metrics:
         # A `_created` series beside each counter would double the scrape.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         self._define_http()
+        self._define_security()
         self._define_engine()
         self._define_models()
         self._models: dict[str, ModelMetrics] = {}
@@ -101,11 +103,26 @@ class Metrics:
             "event_loop_lag_seconds", "How late the event loop runs a timer.", ("process",), SECONDS_BUCKETS
         ).labels("main")
 
+    def _define_security(self) -> None:
+        self.connections = self._gauge("http_connections", "Connections that are open now.")
+        closed = self._counter(
+            "http_connections_closed_total", "Connections the server closed for a reason of its own.", ("reason",)
+        )
+        self.connections_closed = {reason: closed.labels(reason) for reason in CLOSE_REASONS}
+        # Callers are those in the file of keys; who is not in it is counted as refused, under no name.
+        self.caller_requests = self._counter("caller_requests_total", "Requests with a caller's key.", ("caller",))
+        self.caller_refusals = self._counter(
+            "caller_refusals_total", "Requests beyond a caller's limits, by which one.", ("caller", "limit")
+        )
+        self.reload_failing = self._gauge(
+            "file_reload_failing", "1 while the newest version of a file cannot be used.", ("file",)
+        )
+
     def _define_engine(self) -> None:
         self.batch_size = self._histogram("batch_size", "Images a batch.", ("model",), BATCH_BUCKETS)
         self.batches = self._counter(
             "batches_total",
-            "Batches by why they were not larger: full, device idle, drain.",
+            "Batches by why they were not larger: full, a captured size that costs less, device idle, drain.",
             ("model", "release"),
         )
         self.padding = self._counter(

@@ -23,11 +23,13 @@ class Forwarded:
 
     Args:
         images: of the batches, those that could not be decoded among them.
+        computed: images without those.
         padding: empty places it computed beside them.
         busy_seconds: that its thread worked.
     """
 
     images: int
+    computed: int
     padding: int
     busy_seconds: float
 
@@ -40,7 +42,7 @@ class BatchResult:
         started, decoded, launched, forwarded, finished: perf_counter seconds. Between `decoded` and `launched` the
             images waited for the device.
         cpu_seconds: by stage.
-        decoders: the name of what decoded each item, None where nothing did.
+        decoders: the name of what decoded each item, None where nothing did; empty where nobody knows.
         forward: of the batch's forward; None where an earlier batch of the same forward has it already.
     """
 

@@ -78,6 +78,7 @@ class Pipeline:
         self.resident_bytes = resident_bytes(model)
         self.fusion = fusion
         self.graphs: GraphedForward | None = None
+        self.warm_seconds: dict[int, float] = {}  # of a forward by its images, once warm
         self._graph_batch_sizes = tuple(graph_batch_sizes)
         self._size, self._max_batch_size = size, max_batch_size
         self._load_stage = LoadStage(loader, device, size)
@@ -100,8 +101,13 @@ class Pipeline:
         self.loader.warm_up(max(batch_sizes))
         if self._graph_batch_sizes and self.graphs is None:
             self.graphs = self._lanes.capture(self._size, self._graph_batch_sizes)
-        for count in sorted(set(batch_sizes)):
-            self._lanes.run(torch.zeros(count, 3, self._size, self._size))
+        sizes = {*batch_sizes, *(self._graph_batch_sizes if self.graphs is not None else ())}
+        for count in sorted(sizes):
+            blank = torch.zeros(count, 3, self._size, self._size)
+            self._lanes.run(blank)
+            started = time.perf_counter()
+            self._lanes.run(blank)
+            self.warm_seconds[count] = time.perf_counter() - started
 
     def classify(self, images: Sequence[bytes], top_k: int = 5) -> list[Outcome]:
         """Predictions or an error for each image, in order.
@@ -161,7 +167,12 @@ class Pipeline:
         outcomes = [_completed(batch, rest) for batch in batches]
         spent = {"forward": cpu_forward, "postprocess": time.thread_time() - cpu_postprocess}
         finished = time.perf_counter()
-        account = Forwarded(sum(len(batch.outcomes) for batch in batches), padding, finished - launched)
+        account = Forwarded(
+            images=sum(len(batch.outcomes) for batch in batches),
+            computed=count,
+            padding=padding,
+            busy_seconds=finished - launched,
+        )
         return [
             BatchResult(
                 outcomes=outcomes[place],
@@ -276,6 +287,6 @@ def build_pipeline(
 
 def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:
     """Decoder and format of the images that were decoded, where the guard told."""
-    for info, decoder in zip(infos, decoders, strict=True):
+    for info, decoder in zip(infos, decoders, strict=bool(decoders)):
         if info is not None and decoder is not None:
             yield decoder, info.format

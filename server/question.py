@@ -6,17 +6,19 @@ from urllib.parse import parse_qsl
 from .errors import ServiceError
 from .served import ServedModel, find_model
 from .settings import Settings
+from .ticket import PRIORITIES, Priority
 
 PARAMETERS = ("model", "top_k")
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """The model that answers, classes an answer, seconds the whole may take."""
+    """The model that answers, classes an answer, seconds the whole may take, and whether others go first."""
 
     model: ServedModel
     top_k: int
     timeout_seconds: float
+    priority: Priority = "interactive"
 
 
 def read_question(
@@ -39,7 +41,15 @@ def read_question(
         timeout_ms = settings.timeout_ms
     else:
         timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
-    return Question(model, classes, timeout_ms / 1e3)
+    return Question(model, classes, timeout_ms / 1e3, _priority(headers))
+
+
+def _priority(headers: dict[bytes, bytes]) -> Priority:
+    text = headers.get(b"x-priority", b"interactive").decode("latin-1").strip().lower()
+    for priority in PRIORITIES:
+        if text == priority:
+            return priority
+    raise ServiceError("bad_request", f"X-Priority is {text[:40]!r}: expected {' or '.join(PRIORITIES)}")
 
 
 def _parameters(query: bytes) -> tuple[str | None, str | None]:

@@ -4,8 +4,8 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 
-from .batcher import Batch
 from .loading import Loaded
+from .ticket import Batch
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ..loaders.select import DaliOptions
 from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
 from ..models.inference import kernel_decision
+from .costs import BatchCosts
 from .errors import ServiceError
 from .forward import ForwardOptions
 from .outcome import Outcome, Predictions
@@ -82,6 +83,15 @@ class ServedModel:
             "resident": self.pipeline.resident_bytes,
             "on_disk": self.config.bytes_on_disk,
         }
+
+    def batch_costs(self, *, overlapped: bool) -> BatchCosts:
+        """What batches cost, as far as the warm-up has seen."""
+        graphs = self.pipeline.graphs
+        captured = graphs.batch_sizes if graphs is not None and graphs.reason is None else ()
+        costs = BatchCosts(captured, self.max_batch_size, overlapped=overlapped)
+        for images, seconds in self.pipeline.warm_seconds.items():
+            costs.observe(images, seconds)
+        return costs
 
     @property
     def dtype(self) -> str:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..loaders.info import ImageInfo
-from .batcher import Batch, Batcher, Ticket
+from .batcher import Batcher
 from .body import HeldBytes
+from .costs import BatchCosts
 from .decoder_metrics import collect_decoders
 from .engine import Engine
 from .errors import ServiceError
@@ -21,6 +22,7 @@ from .outcome import BatchResult
 from .pipeline import Pipeline, decoded_by
 from .served import OpenModel, ServedModel, open_model
 from .settings import Settings
+from .ticket import Batch, Ticket
 
 logger = logging.getLogger("milkweed.service")
 
@@ -43,12 +45,13 @@ class Service:
         self.models: dict[str, ServedModel] = {}
         self.metrics = Metrics()
         self.held = HeldBytes(settings.max_held_bytes)
-        self.batcher = Batcher(max_queue_images=settings.max_queue_images)
+        self.batcher = Batcher(max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels)
         self.engine = Engine(
             self.batcher,
             prepare=self._open_models,
             deliver=self._deliver,
             overlap=settings.overlap,
+            on_end=self._engine_ended,
             stall_seconds=settings.engine_stall_seconds,
         )
         self.draining = False
@@ -57,8 +60,8 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._tickets: set[Ticket] = set()
-        self._image_seconds = 0.0  # moving mean of the time a batch takes, per image
-        self._last_finished = 0.0
+        self._costs: dict[str, BatchCosts] = {}
+        self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
             *(self.batcher.collect_metrics, self._cpu.collect, self._collect_engine),
@@ -67,12 +70,18 @@ class Service:
             self.metrics.collect_with(collect)
         self.metrics.held_bytes.set_function(lambda: self.held.total)
 
-    def start(self, on_prepared: Callable[[BaseException | None], None] | None = None) -> None:
+    def start(
+        self,
+        on_prepared: Callable[[BaseException | None], None] | None = None,
+        on_ended: Callable[[], None] = lambda: None,
+    ) -> None:
         """Start the engine, which loads the models; returns at once.
 
         Args:
             on_prepared: called on the event loop once the models are warm, or with why they are not.
+            on_ended: called on the event loop when the engine has ended though nobody stopped it.
         """
+        self._on_ended = on_ended
         self._loop = asyncio.get_running_loop()
         loop = self._loop
         self.engine.prepared.add_done_callback(
@@ -151,17 +160,16 @@ class Service:
             self.batcher.discard(ticket)
 
     def retry_after_seconds(self) -> int:
-        """When the images that wait now will be done."""
-        return max(1, min(60, math.ceil(self.batcher.depth * self._image_seconds)))
+        """When what runs and waits now should be done."""
+        return max(1, min(60, math.ceil(self.batcher.wait_seconds())))
 
     def _open_models(self) -> dict[str, Pipeline]:
         """On the engine thread: every model, loaded and warm; published together, so that ready means all."""
         opened: dict[str, ServedModel] = {}
         for name, path in self.bundles.items():
             model = opened[name] = self._open_model(name, path, self.settings)
-            self.batcher.add_model(
-                name, max_batch_size=model.max_batch_size, max_batch_pixels=self.settings.max_batch_pixels
-            )
+            costs = self._costs[name] = model.batch_costs(overlapped=self.engine.overlaps(model.pipeline))
+            self.batcher.add_model(name, max_batch_pixels=self.settings.max_batch_pixels, costs=costs)
             self._describe_model(model)
         self.models = opened
         return {name: model.pipeline for name, model in opened.items()}
@@ -202,18 +210,30 @@ class Service:
             self._cpu.add(stage, spent)
         for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
             self.metrics.decode_backend.labels(decoder, format).inc()
-        # A batch decoded while the one before it was computed costs what the two did not share.
-        seconds = result.finished - max(result.started, self._last_finished)
-        self._last_finished = result.finished
-        self._image_seconds += 0.2 * (seconds / len(batch.items) - self._image_seconds)
+        costs = self._costs[batch.model]
+        costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
         forward = result.forward
         if forward is not None:
+            if forward.computed:
+                costs.observe(forward.computed, result.forwarded - result.launched)
             bound = self.metrics.model(batch.model)
             full = forward.images >= model.max_batch_size
             bound.batch_size.observe(forward.images)
             bound.batches["full" if full else batch.release].inc()
             bound.padding.inc(forward.padding)
             self.metrics.engine_busy.labels(str(model.pipeline.device)).inc(forward.busy_seconds)
+
+    def _engine_ended(self) -> None:
+        """On the engine thread: nobody who waits shall wait for nothing."""
+        loop = self._loop
+        if self._accepting and loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._fail_all)
+            loop.call_soon_threadsafe(self._on_ended)
+
+    def _fail_all(self) -> None:
+        self.batcher.abandon()
+        for ticket in list(self._tickets):
+            ticket.fail(ServiceError("not_ready", "the engine has ended", retry_after_seconds=5))
 
     def _collect_engine(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(
@@ -223,7 +243,11 @@ class Service:
         )
         device = next((str(model.pipeline.device) for model in self.models.values()), "none")
         family.add_metric([device], time.time() - self.engine.silent_seconds())
-        yield family
+        restarts = CounterMetricFamily(
+            "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=["device"]
+        )
+        restarts.add_metric([device], self.engine.restarts)
+        yield from (family, restarts)
 
     def _tick(self, due: float) -> None:
         """Measure how late the loop is, on a timer of its own."""

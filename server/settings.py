@@ -13,6 +13,9 @@ ENV_PREFIX = "MILKWEED_"
 
 MIB = 1 << 20
 
+OFF = "off"
+"""What a setting that names a file says where there is none."""
+
 
 class SettingsError(ValueError):
     """A knob has a value that cannot be; the message is one line with the knob, the value and the limit."""
@@ -77,10 +80,13 @@ class Settings(BaseSettings):
         description="decoded pixels of one batch at most (one image may exceed it)",
     )
     max_queue_images: int = Field(
-        default=256, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
+        default=1024, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
+    )
+    max_queue_pixels: int = Field(
+        default=2_000_000_000, ge=1, le=10**12, description="decoded pixels that wait at most; beyond it 503"
     )
     max_images_per_request: int = Field(
-        default=64, ge=1, le=4096, description="images of one request at most; beyond it 413"
+        default=256, ge=1, le=4096, description="images of one request at most; beyond it 413"
     )
     max_body_bytes: int = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
     max_image_bytes: int = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
@@ -98,6 +104,32 @@ class Settings(BaseSettings):
         default=300_000, ge=1, le=3_600_000, description="milliseconds X-Request-Timeout-Ms may ask for"
     )
     keep_alive_seconds: int = Field(default=75, ge=1, le=3600, description="seconds an idle connection is kept")
+    max_connections: int = Field(
+        default=4096, ge=1, le=1_000_000, description="connections open at most; beyond it the longest idle is closed"
+    )
+    max_headers: int = Field(default=100, ge=8, le=10_000, description="headers of one request at most; beyond it 431")
+    max_header_bytes: int = Field(
+        default=32_768, ge=1024, le=1 << 20, description="bytes of a request's target and headers at most"
+    )
+    header_timeout_ms: int = Field(
+        default=10_000, ge=1, le=3_600_000, description="milliseconds a request's headers may take to arrive"
+    )
+    body_timeout_ms: int = Field(
+        default=15_000, ge=1, le=3_600_000, description="milliseconds a body may take, see body_min_bytes_per_second"
+    )
+    body_min_bytes_per_second: int = Field(
+        default=16_384, ge=1, le=1 << 40, description="so many bytes of a body give it a second more"
+    )
+    api_keys: str = Field(default=OFF, min_length=1, description="TOML file of who may ask; off = anybody")
+    metrics_without_key: bool = Field(
+        default=False, description="with API keys: /metrics on the service's port needs none"
+    )
+    tls_cert: str = Field(default=OFF, min_length=1, description="PEM file of the certificate chain; off = plain HTTP")
+    tls_key: str = Field(default=OFF, min_length=1, description="PEM file of its private key; off = in tls_cert")
+    tls_client_ca: str = Field(
+        default=OFF, min_length=1, description="PEM file of who signs clients' certificates; off = none asked for"
+    )
+    tls_min_version: Literal["1.2", "1.3"] = Field(default="1.2", description="least version of TLS")
     drain_grace_seconds: float = Field(
         default=1.0,
         ge=0,

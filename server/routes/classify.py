@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections import Counter
 
 from starlette.types import Receive, Scope, Send
@@ -9,21 +10,21 @@ from starlette.types import Receive, Scope, Send
 from ...loaders.errors import InputError
 from ...loaders.guard import inspect
 from ...loaders.info import ImageInfo
-from ..batcher import Ticket
 from ..body import Hold, read_body
-from ..errors import ClientGone, ServiceError, status_of
+from ..errors import ServiceError, status_of
 from ..forms import Encoded, Form, form_of, images_in
 from ..outcome import Outcome, Predictions
 from ..question import Question, read_question
 from ..served import ServedModel
 from ..service import Service
+from ..ticket import Ticket
 from ..trace import Trace, trace_of
+from ..waiting import source_of, watched
+from .outcomes import word_for
+from .stream import Stream, wants_stream
 
 # Parsing more than this happens on another thread, so that the event loop goes on.
 INLINE_PARSE_BYTES = 1 << 20
-
-# A client that leaves sooner than this is noticed no earlier: its answer is nearly there, and watching costs a task.
-WATCH_AFTER_SECONDS = 0.5
 
 _ARRAY = b"application/x-npy"
 
@@ -40,19 +41,22 @@ class Classify:
         trace, service = trace_of(scope), self._service
         service.check_accepting()
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
-        try:
-            async with asyncio.timeout(question.timeout_seconds):
-                with service.held.hold() as hold:
-                    outcomes = await self._outcomes(question, trace, receive, hold, source_of(scope))
-        except TimeoutError:
-            milliseconds = round(question.timeout_seconds * 1e3)
-            raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
+        with service.held.hold() as hold:
+            try:
+                async with asyncio.timeout(question.timeout_seconds):
+                    images = await self._images(question, trace, receive, hold)
+                    if not wants_stream(trace.headers):
+                        outcomes = await self._outcomes(question, images, trace, receive, source_of(scope))
+            except TimeoutError:
+                milliseconds = round(question.timeout_seconds * 1e3)
+                raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
+            if wants_stream(trace.headers):
+                await self._stream(question, images, trace, receive, send, source_of(scope))
+                return
         await _respond(question.model, outcomes, trace, send)
 
-    async def _outcomes(
-        self, question: Question, trace: Trace, receive: Receive, hold: Hold, source: str | None
-    ) -> list[Outcome]:
-        """What became of each image."""
+    async def _images(self, question: Question, trace: Trace, receive: Receive, hold: Hold) -> list[Inspected]:
+        """The request's images, each past the guard or with its error."""
         form = form_of(trace.headers)
         settings, limits = self._service.settings, question.model.limits
         # An array may hold several images, each of which has its own limit.
@@ -62,15 +66,41 @@ class Classify:
         trace.mark()
         self._service.metrics.body_bytes[form].observe(len(body))
         images = await self._parse(body, form, question.model, trace)
-        del body
         trace.mark()
+        return images
+
+    async def _outcomes(
+        self, question: Question, images: list[Inspected], trace: Trace, receive: Receive, source: str | None
+    ) -> list[Outcome]:
+        """What became of each image."""
         try:
             outcomes = await self._ask_engine(question, images, trace, receive, source)
         except BaseException as error:
-            self._count(question.model, {_outcome_of(error): len(images)})
+            self._count(question.model, {word_for(error): len(images)})
             raise
-        self._count(question.model, Counter(map(_outcome_of, outcomes)))
+        self._count(question.model, Counter(map(word_for, outcomes)))
         return outcomes
+
+    async def _stream(
+        self,
+        question: Question,
+        images: list[Inspected],
+        trace: Trace,
+        receive: Receive,
+        send: Send,
+        source: str | None,
+    ) -> None:
+        """Answer image by image."""
+        ticket, waiter, wanted = _ticket(question, images, trace, source)
+        if wanted:
+            self._submit(question, ticket, wanted)
+        stream = Stream(self._service, question, ticket, trace, send)
+        try:
+            await stream.run(waiter, receive, ticket.deadline - time.perf_counter())
+        finally:
+            waiter.cancel()
+            self._service.forget(ticket)
+            self._count(question.model, stream.counts)
 
     async def _parse(self, body: bytes, form: Form, model: ServedModel, trace: Trace) -> list[Inspected]:
         content_type = trace.headers.get(b"content-type", b"")
@@ -87,24 +117,23 @@ class Classify:
         self, question: Question, images: list[Inspected], trace: Trace, receive: Receive, source: str | None
     ) -> list[Outcome]:
         """Queue the images that passed the guard and wait for the last of them."""
-        loop = asyncio.get_running_loop()
-        waiter: asyncio.Future[None] = loop.create_future()
-        deadline = trace.started + question.timeout_seconds
-        ticket = Ticket(question.model.name, question.top_k, deadline, waiter, len(images), source)
-        wanted: list[tuple[int, bytes, ImageInfo]] = []
-        for place, image in enumerate(images):
-            if isinstance(image, tuple):
-                wanted.append((place, *image))
-            else:
-                ticket.outcomes[place] = image
+        ticket, waiter, wanted = _ticket(question, images, trace, source)
         if wanted:
             self._service.submit(ticket, wanted)
             try:
-                await _wait(waiter, receive)
+                async with watched(waiter, receive):
+                    await waiter
             finally:
                 self._service.forget(ticket)
             self._mark_engine(question.model, ticket, trace)
         return [outcome for outcome in ticket.outcomes if outcome is not None]
+
+    def _submit(self, question: Question, ticket: Ticket, wanted: list[tuple[int, bytes, ImageInfo]]) -> None:
+        try:
+            self._service.submit(ticket, wanted)
+        except ServiceError as error:
+            self._count(question.model, {word_for(error): len(ticket.outcomes)})
+            raise
 
     def _mark_engine(self, model: ServedModel, ticket: Ticket, trace: Trace) -> None:
         """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
@@ -120,31 +149,20 @@ class Classify:
             images[outcome].inc(count)
 
 
-def source_of(scope: Scope) -> str | None:
-    """The address a request came from; None over a socket that has none."""
-    client = scope.get("client")
-    return client[0] if client else None
-
-
-async def _wait(waiter: "asyncio.Future[None]", receive: Receive) -> None:
-    """Wait for the answer; if it is not there at once, also watch for the client to leave."""
-    loop = asyncio.get_running_loop()
-    watchers: list[asyncio.Task[None]] = []
-    timer = loop.call_later(WATCH_AFTER_SECONDS, lambda: watchers.append(loop.create_task(_watch(waiter, receive))))
-    try:
-        await waiter
-    finally:
-        timer.cancel()
-        for watcher in watchers:
-            watcher.cancel()
-
-
-async def _watch(waiter: "asyncio.Future[None]", receive: Receive) -> None:
-    """Give the waiter up as soon as the client has gone."""
-    while (await receive())["type"] != "http.disconnect":
-        continue
-    if not waiter.done():
-        waiter.set_exception(ClientGone("wait"))
+def _ticket(
+    question: Question, images: list[Inspected], trace: Trace, source: str | None
+) -> tuple[Ticket, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
+    """The request as the queue sees it, what wakes it, and the images that passed the guard."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    deadline = trace.started + question.timeout_seconds
+    ticket = Ticket(question.model.name, question.top_k, deadline, waiter, len(images), source, question.priority)
+    wanted: list[tuple[int, bytes, ImageInfo]] = []
+    for place, image in enumerate(images):
+        if isinstance(image, tuple):
+            wanted.append((place, *image))
+        else:
+            ticket.outcomes[place] = image
+    return ticket, waiter, wanted
 
 
 def _inspect(image: Encoded, model: ServedModel) -> Inspected:
@@ -178,17 +196,3 @@ async def _respond(model: ServedModel, outcomes: list[Outcome], trace: Trace, se
     ]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
-
-
-def _outcome_of(outcome: object) -> str:
-    """The metric's word for how an image, or the request it was in, ended."""
-    if isinstance(outcome, Predictions):
-        return "ok"
-    if isinstance(outcome, ClientGone):
-        return "cancelled"
-    if isinstance(outcome, TimeoutError | asyncio.CancelledError):
-        return "expired"
-    code = getattr(outcome, "code", "internal")
-    return {"internal": "error", "overloaded": "rejected", "draining": "rejected", "deadline": "expired"}.get(
-        code, "invalid"
-    )

@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from milkweed.loaders.info import ImageInfo
-from milkweed.server.batcher import Batcher, Ticket
+from milkweed.server.batcher import Batcher
+from milkweed.server.costs import BatchCosts
 from milkweed.server.errors import ServiceError
+from milkweed.server.ticket import Ticket
 
 INFO = ImageInfo("PNG", 10, 10, "RGB")
 
@@ -25,7 +27,7 @@ def make(queue: int = 8, batch: int = 4, pixels: int = 10**6, models: str = "a")
     clock = Clock()
     batcher = Batcher(max_queue_images=queue, clock=clock)
     for model in models:
-        batcher.add_model(model, max_batch_size=batch, max_batch_pixels=pixels)
+        batcher.add_model(model, max_batch_pixels=pixels, costs=BatchCosts((), batch))
     return batcher, clock
 
 
@@ -174,6 +176,7 @@ def test_queue_gauges_tell_depth_bytes_and_age() -> None:
         (family.name, sample.labels["model"]): sample.value
         for family in batcher.collect_metrics()
         for sample in family.samples
+        if "model" in sample.labels
     }
     assert values["milkweed_queue_depth_images", "a"] == 3
     assert values["milkweed_queue_bytes", "a"] == 30

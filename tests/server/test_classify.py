@@ -93,7 +93,7 @@ async def test_arrays_of_inputs_go_in_as_they_are(running: Any, kit: ModuleType)
         mixed = await app.client.post("/classify", content=npy(bad), headers=NPY)
         half = await app.client.post("/classify", content=npy(good.astype(">f2")), headers=NPY)
         wrong = await app.client.post("/classify", content=npy(good[..., :4, :4].copy()), headers=NPY)
-        many = await app.client.post("/classify", content=npy(np.zeros((65, 4, 4, 3), "u1")), headers=NPY)
+        many = await app.client.post("/classify", content=npy(np.zeros((257, 4, 4, 3), "u1")), headers=NPY)
         other = await app.client.post("/classify", content=npy(good.astype("f8")), headers=NPY)
     assert mixed.status_code == 200
     assert mixed.json()["results"][0] == expected[0]
@@ -101,7 +101,7 @@ async def test_arrays_of_inputs_go_in_as_they_are(running: Any, kit: ModuleType)
     assert mixed.json()["results"][1]["error"]["message"].startswith("image 1: NPY of float32 has 1 values that are no")
     assert [list(result) for result in half.json()["results"]] == [["predictions"]] * 2
     kit.check_error(wrong, 422, "undecodable", "float32 (3, 4, 4): the model takes (3, 8, 8)")
-    kit.check_error(many, 413, "too_many_images", "65 images", "64")
+    kit.check_error(many, 413, "too_many_images", "257 images", "256")
     kit.check_error(other, 415, "unsupported_format", "float64")
 
 

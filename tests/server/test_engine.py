@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 
 from milkweed.loaders.guard import inspect
-from milkweed.server.batcher import Batch, Batcher, Ticket
+from milkweed.server.batcher import Batcher
+from milkweed.server.costs import BatchCosts
 from milkweed.server.engine import Engine
 from milkweed.server.errors import ServiceError
 from milkweed.server.outcome import BatchResult, Predictions
+from milkweed.server.ticket import Batch, Ticket
 
 
 class Rig:
@@ -22,7 +24,7 @@ class Rig:
         self.now = 0.0
         self.model = kit.HeldModel()
         self.batcher = Batcher(max_queue_images=100, clock=lambda: self.now)
-        self.batcher.add_model("held", max_batch_size=4, max_batch_pixels=10**9)
+        self.batcher.add_model("held", max_batch_pixels=10**9, costs=BatchCosts((), 4))
         self.delivered: queue.Queue[tuple[Batch, BatchResult | None]] = queue.Queue()
         self.engine = Engine(
             self.batcher,

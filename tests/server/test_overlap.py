@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from milkweed.server.engine import MOST_FAILURES, MOST_RESTARTS
+
 pytestmark = pytest.mark.anyio
 
 ON = {"overlap": "on", "max_batch_size": 4}
@@ -95,15 +97,51 @@ async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(ru
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-async def test_a_loading_thread_that_ends_is_no_silence(running: Any, kit: ModuleType) -> None:
-    async with running(settings={**ON, "timeout_ms": 2000}) as app:
-        HeldLoader(app).failure = SystemExit("the decoder pulled the thread down")
-        task = post(app, kit)
+@pytest.mark.parametrize("overlap", ["on", "off"])
+async def test_a_thread_that_is_ended_is_begun_again_and_costs_what_it_had_in_hand(
+    running: Any, kit: ModuleType, overlap: str
+) -> None:
+    async with running(settings={**ON, "overlap": overlap}) as app:
+        loader = HeldLoader(app)
+        loader.failure = SystemExit("the decoder pulled the thread down")
+        assert (await post(app, kit)).status_code == 500
+        loader.failure = None
+        assert (await post(app, kit)).status_code == 200
+        assert app.value("engine_restarts_total", device="cpu") == 1
+        assert (await app.client.get("/livez")).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_hangs(
+    running: Any, kit: ModuleType, overlap: str
+) -> None:
+    async with running(settings={**ON, "overlap": overlap}) as app:
+        loader = HeldLoader(app)
+        loader.failure = SystemExit("again")
+        answers = [await post(app, kit) for _ in range(MOST_RESTARTS)]
+        assert {answer.status_code for answer in answers} == {500}
+        loader.gate.clear()
+        tasks = [post(app, kit, seed) for seed in range(12)]
+        await kit.until(lambda: len(app.service._tickets) == 12)
+        loader.gate.set()
+        assert {(await task).status_code for task in tasks} <= {500, 503}
         await kit.until(lambda: app.service.engine.ended)
         assert (await app.client.get("/livez")).status_code == 503
         refused = await app.client.post("/classify", content=kit.encoded())
-        assert refused.status_code == 503
-        assert (await task).status_code in (503, 504)
+        kit.check_error(refused, 503, "not_ready", "the engine has ended")
+
+
+async def test_a_device_that_fails_every_batch_is_not_alive(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        app.model.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
+        for _ in range(MOST_FAILURES):
+            assert (await app.client.get("/livez")).status_code == 200
+            assert (await post(app, kit)).status_code == 500
+        assert (await app.client.get("/livez")).status_code == 503
+        app.model.failure = None
+        assert (await post(app, kit)).status_code == 200
+        assert (await app.client.get("/livez")).status_code == 200
 
 
 async def test_a_loader_that_raises_costs_its_own_images(running: Any, kit: ModuleType) -> None:

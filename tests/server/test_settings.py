@@ -34,7 +34,7 @@ def test_settings_are_frozen_and_described() -> None:
         ({}, {"MILKWEED_DEVICE": "tpu"}, "", ("MILKWEED_DEVICE = 'tpu'", "cuda")),
         ({}, {}, "top_k = 0", ("milkweed.toml: top_k = 0", "1")),
         ({}, {}, "topk = 3", ("milkweed.toml: topk = 3", "no such setting")),
-        ({"max_images_per_request": 500}, {}, "", ("max_images_per_request = 500", "max_queue_images = 256")),
+        ({"max_images_per_request": 2000}, {}, "", ("max_images_per_request = 2000", "max_queue_images = 1024")),
         ({"port": 9, "metrics_port": 9}, {}, "", ("port and metrics_port are both 9",)),
         ({}, {}, "port = ", ("milkweed.toml is not TOML",)),
     ],

@@ -1,0 +1,131 @@
+"""BatchCosts: what a batch takes, learnt from those that ran, so that a wait can be told before it begins."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
+"""How fast estimates follow, as a TCP sender's of the round trip (RFC 6298, section 2)."""
+
+PIXELS_AN_IMAGE = 50_000
+"""What an image costs to decode whatever its size, in pixels of a JPEG: calls, resize, normalise (about 0.3 ms)."""
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A smoothed mean and mean deviation of what was seen."""
+
+    mean: float
+    deviation: float = 0.0
+
+    def follow(self, value: float) -> None:
+        """Take one more value in."""
+        off = value - self.mean
+        self.deviation += DEVIATION_GAIN * (abs(off) - self.deviation)
+        self.mean += MEAN_GAIN * off
+
+
+class BatchCosts:
+    """Of one model on its device. Written by the engine's threads, read by the event loop.
+
+    Args:
+        sizes: of batches that are computed as they are; one between two costs as much as the upper. None: any size
+            is, and costs by the image.
+        max_batch_size: images of one batch at most.
+        overlapped: decoding goes on beside the forward, so a stream of batches costs the dearer of both.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_batch_size: int, *, overlapped: bool = False) -> None:
+        self.max_batch_size = max_batch_size
+        self.sizes = tuple(sorted(size for size in set(sizes) if size <= max_batch_size))
+        self.overlapped = overlapped
+        self._buckets = self.sizes or _powers(max_batch_size)
+        self._forward: dict[int, Estimate] = {}  # by bucket: seconds, an image's share where sizes are free
+        self._decode: Estimate | None = None  # seconds a pixel
+        self._lock = threading.Lock()
+
+    def observe(self, images: int, forward_seconds: float) -> None:
+        """A forward of so many images took so long."""
+        bucket = self.size_of(images)
+        value = forward_seconds if self.sizes else forward_seconds / images
+        with self._lock:
+            _follow(self._forward, bucket, value)
+
+    def observe_decode(self, images: int, pixels: int, seconds: float) -> None:
+        """Decoding so much took so long."""
+        value = seconds / (pixels + PIXELS_AN_IMAGE * images)
+        with self._lock:
+            if self._decode is None:
+                self._decode = Estimate(value)
+            else:
+                self._decode.follow(value)
+
+    def size_of(self, images: int) -> int:
+        """The bucket that a batch of so many images is computed in; the largest for more."""
+        return next((bucket for bucket in self._buckets if bucket >= images), self._buckets[-1])
+
+    def forward_seconds(self, images: int) -> float:
+        """What a forward of so many images takes; 0 as long as none has been seen."""
+        with self._lock:
+            return self._forward_seconds(images)
+
+    def seconds(self, images: int, pixels: int) -> float:
+        """What so many images take, cut into batches, from the first one's decoding to the last one's answer."""
+        if not images:
+            return 0.0
+        with self._lock:
+            full, rest = divmod(images, self.max_batch_size)
+            forward = full * self._forward_seconds(self.max_batch_size) + (self._forward_seconds(rest) if rest else 0.0)
+            decode = self._decode.mean * (pixels + PIXELS_AN_IMAGE * images) if self._decode else 0.0
+            if not self.overlapped:
+                return forward + decode
+            # The first batch's decoding and the last one's forward have nothing beside them.
+            batches = full + bool(rest)
+            return max(forward, decode) + min(forward, decode) / batches
+
+    def slack_seconds(self, images: int, pixels: int) -> float:
+        """By how much a batch misses its estimate: what a promise leaves room for."""
+        batch = min(images, self.max_batch_size)
+        with self._lock:
+            found = self._nearest(self.size_of(batch))
+            forward = self._forward[found].deviation * (1 if self.sizes else batch) if found else 0.0
+            work = pixels * batch / max(images, 1) + PIXELS_AN_IMAGE * batch
+            decode = self._decode.deviation * work if self._decode else 0.0
+        return 2 * (forward + decode)
+
+    def best_size(self, waiting: int) -> int:
+        """How many of the waiting images to compute next: all, or a captured size where two batches cost less."""
+        most = min(waiting, self.max_batch_size)
+        if not self.sizes or most in self.sizes:
+            return most
+        below = max((size for size in self.sizes if size < most), default=0)
+        if not below:
+            return most
+        with self._lock:
+            together = self._forward_seconds(most)
+            apart = self._forward_seconds(below) + self._forward_seconds(most - below)
+        return below if 0 < apart < together else most
+
+    def _forward_seconds(self, images: int) -> float:
+        bucket = self.size_of(images)
+        known = self._nearest(bucket)
+        if known is None:
+            return 0.0
+        value = self._forward[known].mean
+        if not self.sizes:
+            return value * images
+        return value * max(1.0, bucket / known)  # a smaller batch may cost as much, a larger one not more than this
+
+    def _nearest(self, bucket: int) -> int | None:
+        return min(self._forward, key=lambda known: (abs(known - bucket), known), default=None)
+
+
+def _follow(estimates: dict[int, Estimate], key: int, value: float) -> None:
+    if key in estimates:
+        estimates[key].follow(value)
+    else:
+        estimates[key] = Estimate(value)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)

@@ -1,0 +1,108 @@
+"""Results as they finish: one JSON line an image (NDJSON), in whatever order, and one line at the end."""
+
+import asyncio
+from collections import Counter
+
+from starlette.types import Receive, Send
+
+from ..errors import ClientGone, ServiceError
+from ..outcome import Outcome
+from ..question import Question
+from ..served import ServedModel
+from ..service import Service
+from ..ticket import Ticket
+from ..trace import Trace
+from ..waiting import watched
+from .outcomes import word_for
+
+CONTENT_TYPE = b"application/x-ndjson"
+
+
+def wants_stream(headers: dict[bytes, bytes]) -> bool:
+    """Whether a request asks for lines."""
+    return any(
+        kind.partition(b";")[0].strip().lower() == CONTENT_TYPE for kind in headers.get(b"accept", b"").split(b",")
+    )
+
+
+class Stream:
+    """The lines of one request, whose ticket has been submitted or has nothing to wait for.
+
+    Args:
+        ticket: its `listener` is this object's `put`; places that were refused before have their outcome.
+    """
+
+    def __init__(self, service: Service, question: Question, ticket: Ticket, trace: Trace, send: Send) -> None:
+        self._service, self._question, self._ticket, self._trace, self._send = service, question, ticket, trace, send
+        self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
+        self._open = set(range(len(ticket.outcomes)))
+        self.counts: Counter[str] = Counter()  # images by how they ended
+        for place, outcome in enumerate(ticket.outcomes):
+            if outcome is not None:
+                self.put(place, outcome)
+        ticket.listener = self.put
+
+    def put(self, place: int, outcome: Outcome) -> None:
+        """An image is done. Belongs to the event loop."""
+        self._ready.put_nowait((place, outcome))
+
+    async def run(self, waiter: "asyncio.Future[None]", receive: Receive, seconds: float) -> None:
+        """Send everything within so many seconds; images without an answer by then get an error each.
+
+        Raises:
+            ClientGone: nobody reads any more.
+        """
+        waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
+        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", self._trace.server_timing())]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+        try:
+            async with asyncio.timeout(seconds), watched(waiter, receive):
+                await self._lines(waiter)
+        except TimeoutError:
+            error = ServiceError("deadline", f"no answer within {round(self._question.timeout_seconds * 1e3)} ms")
+            await self._give_up(error)
+        except ServiceError as error:
+            await self._give_up(error)
+        except ClientGone:
+            self.counts["cancelled"] += len(self._open)
+            raise
+        await self._end()
+
+    async def _lines(self, waiter: "asyncio.Future[None]") -> None:
+        while self._open:
+            done = [await self._ready.get()]
+            while not self._ready.empty():
+                done.append(self._ready.get_nowait())
+            finished = [each for each in done if each is not None]
+            if finished:
+                await self._write(finished)
+            if None in done and waiter.done() and self._open and self._ready.empty():
+                waiter.result()  # raises what ended it before all were done
+
+    async def _give_up(self, error: ServiceError) -> None:
+        await self._write([(place, error) for place in sorted(self._open)])
+
+    async def _write(self, done: list[tuple[int, Outcome]]) -> None:
+        model = self._question.model
+        lines = []
+        for place, outcome in done:
+            self._open.discard(place)
+            self.counts[word_for(outcome)] += 1
+            lines.append(_line(model, place, outcome))
+        await self._send({"type": "http.response.body", "body": b"".join(lines), "more_body": True})
+
+    async def _end(self) -> None:
+        ok, total = self.counts["ok"], self.counts.total()
+        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
+            self._question.model.head_json,
+            self._trace.request_id,
+            total,
+            ok,
+        )
+        await self._send({"type": "http.response.body", "body": body})
+
+
+def _line(model: ServedModel, place: int, outcome: Outcome) -> bytes:
+    """{"image": 3, "predictions": [...]} or with "error"."""
+    result = model.result_json(outcome, "")
+    return b'{"image": %d, %b\n' % (place, result[1:])

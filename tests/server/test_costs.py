@@ -1,0 +1,64 @@
+"""What batches are said to cost, from what they were seen to."""
+
+import pytest
+
+from milkweed.server.costs import PIXELS_AN_IMAGE, BatchCosts
+
+
+def test_nothing_seen_costs_nothing():
+    costs = BatchCosts((), 8)
+    assert costs.seconds(5, 10**6) == costs.slack_seconds(5, 10**6) == costs.forward_seconds(3) == 0
+    assert costs.best_size(5) == 5
+
+
+def test_free_sizes_cost_by_the_image():
+    costs = BatchCosts((), 8)
+    costs.observe(8, 0.8)
+    assert costs.forward_seconds(8) == pytest.approx(0.8)
+    assert costs.forward_seconds(3) == pytest.approx(0.3)  # nearest known
+    costs.observe(1, 0.15)
+    assert costs.forward_seconds(1) == pytest.approx(0.15)
+    assert costs.seconds(20, 0) == pytest.approx(0.8 + 0.8 + costs.forward_seconds(4))
+    assert costs.best_size(7) == 7
+    assert costs.best_size(20) == 8
+
+
+def test_captured_sizes_cost_as_the_size_above():
+    costs = BatchCosts((1, 2, 4, 8), 8)
+    for size, seconds in ((1, 0.010), (2, 0.011), (4, 0.012), (8, 0.030)):
+        costs.observe(size, seconds)
+    assert costs.forward_seconds(3) == pytest.approx(0.012)
+    assert costs.forward_seconds(5) == pytest.approx(0.030)
+    # five as 4 + 1 take 22 ms, padded to eight 30; seven as 4 + 3 take 24
+    assert costs.best_size(5) == 4
+    assert costs.best_size(7) == 4
+    assert costs.best_size(8) == 8
+    assert costs.best_size(3) == 3  # 2 + 1 take 21 ms, padded to four 12
+
+
+def test_decoding_is_by_pixels_and_added_or_overlapped():
+    costs, beside = BatchCosts((), 4), BatchCosts((), 4, overlapped=True)
+    for each in (costs, beside):
+        each.observe(4, 0.04)
+        each.observe_decode(2, 2 * 950_000, 0.02)  # 10 ns a pixel
+    work = (10**6 + 8 * PIXELS_AN_IMAGE) * 1e-8
+    assert costs.seconds(8, 10**6) == pytest.approx(0.08 + work)
+    assert beside.seconds(8, 10**6) == pytest.approx(
+        0.08 + work / 2
+    )  # the first batch's decoding has no forward beside
+    assert costs.seconds(0, 0) == 0
+
+
+def test_estimates_follow_and_slack_tells_how_badly():
+    costs = BatchCosts((), 4)
+    for _ in range(100):
+        costs.observe(4, 0.1)
+    assert costs.slack_seconds(4, 0) == pytest.approx(0, abs=1e-9)
+    for turn in range(100):
+        costs.observe(4, 0.2 if turn % 2 else 0.1)
+    assert costs.forward_seconds(4) == pytest.approx(0.15, rel=0.1)
+    assert costs.slack_seconds(4, 0) == pytest.approx(0.1, rel=0.2)
+    assert costs.slack_seconds(100, 0) == pytest.approx(costs.slack_seconds(4, 0))  # of one batch
+    for _ in range(60):
+        costs.observe(4, 0.4)
+    assert costs.forward_seconds(4) == pytest.approx(0.4, rel=0.01)
