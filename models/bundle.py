@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from .config import BundleConfig, check_preprocess
 from .durable import sync
 from .errors import BundleError, quoted
+from .golden import golden_record
 from .json_document import MAX_JSON_BYTES, parse_json, readable_json
 from .labels import Label, labels_document, parse_labels
 from .registry import create_model
@@ -110,6 +111,7 @@ def save_bundle(
         _check_target(path, overwrite)
         config = replace(config, labels=tuple(config.labels if labels is None else labels))
         _check_saving(model, config)
+        config = replace(config, golden=golden_record(model, int(config.preprocess["size"])))
         folder = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()

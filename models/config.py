@@ -9,6 +9,7 @@ from typing import Any
 
 from .arch_args import MAX_CLASSES
 from .errors import BundleError, quoted
+from .golden import check_record
 from .json_document import canonical_json
 from .labels import Label
 from .structure import LayerStructure
@@ -34,6 +35,7 @@ class BundleConfig:
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
+        golden: what the model answers its golden images (`models/golden.py`); empty in bundles of earlier versions.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: of the bundle's files together; 0 before it is saved.
@@ -46,6 +48,7 @@ class BundleConfig:
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    golden: Mapping[str, Any] = field(default_factory=dict)
     labels: tuple[Label, ...] = ()
     format: int = FORMAT
     bytes_on_disk: int = 0
@@ -74,6 +77,7 @@ class BundleConfig:
             "provenance": dict(self.provenance),
             "metrics": dict(self.metrics),
             "files": dict(self.files),
+            **({"golden": dict(self.golden)} if self.golden else {}),
         }
 
     @classmethod
@@ -87,10 +91,10 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document)):
+        for name in sorted(known - set(document) - {"golden"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
-        for name in sorted(known - {"arch", "format"}):
+        for name in sorted((known & set(document)) - {"arch", "format"}):
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         classes = document["arch_args"].get("num_classes", 1000)
         _require(
@@ -99,6 +103,8 @@ class BundleConfig:
         )
         _check_files(document["files"])
         check_preprocess(document["preprocess"])
+        if document.get("golden"):
+            check_record(document["golden"], classes)
         return cls(**{**document, "structure": _structure(document["structure"])})
 
 

@@ -40,7 +40,7 @@ def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_conf
 
 def test_config_comes_back_whole(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
     _, config = load_bundle(tiny_bundle)
-    assert config == replace(tiny_config, files=config.files, bytes_on_disk=config.bytes_on_disk)
+    assert config == replace(tiny_config, files=config.files, golden=config.golden, bytes_on_disk=config.bytes_on_disk)
     assert config == read_config(tiny_bundle)
     assert config.num_classes == 5
     assert config.labels[3] == Label("3", "class 3")
@@ -62,6 +62,7 @@ def test_files_and_version_are_what_the_interface_says(tiny_bundle: Path) -> Non
         "provenance",
         "metrics",
         "files",
+        "golden",
     }
     assert json.loads((tiny_bundle / "labels.json").read_text())[0] == {"id": "0", "label": "class 0"}
 
