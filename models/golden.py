@@ -58,7 +58,8 @@ def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
 
 def check_record(record: Mapping[str, Any], num_classes: int) -> None:
     """Refuse a record that no model can have answered; raises BundleError."""
-    index, probability = record.get("index"), record.get("probability")
+    index: Any = record.get("index")
+    probability: Any = record.get("probability")
     if set(record) != {"index", "probability"} or not (_rows(index) and _rows(probability)):
         raise BundleError(f"golden {quoted(dict(record), 40)} must have index and probability, {IMAGES} rows each")
     for indices, values in zip(index, probability, strict=True):

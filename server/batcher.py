@@ -16,6 +16,9 @@ from .errors import ServiceError
 from .line import Line
 from .ticket import Batch, Item, Ticket
 
+REMOVED = "removed"
+"""Why a batch is empty that stands for a model's end."""
+
 BULK_SHARE = 0.5
 """Of the queue, at most: bulk never keeps interactive requests out."""
 
@@ -40,15 +43,27 @@ class Batcher:
         self._clock = clock
         self._wake = threading.Condition()
         self._lines: dict[str, Line] = {}
+        self._removing: set[str] = set()
         self._depth = self._pixels = 0
         self._running = 0  # batches taken and not done
         self._busy_until = 0.0  # when they should be
         self._closed = False
 
-    def add_model(self, name: str, *, max_batch_pixels: int, costs: BatchCosts) -> None:
-        """Accept images for a model from now on."""
+    def add_model(self, key: str, *, max_batch_pixels: int, costs: BatchCosts, label: str | None = None) -> None:
+        """Accept images for a model from now on.
+
+        Args:
+            key: what tickets call it.
+            label: what metrics call it; the key where none is given.
+        """
         with self._wake:
-            self._lines[name] = Line(max_batch_pixels, costs)
+            self._lines[key] = Line(max_batch_pixels, costs, label or key)
+
+    def remove_model(self, key: str) -> None:
+        """Accept no more images for a model; once none waits, `collect` hands out a batch that says it is removed."""
+        with self._wake:
+            self._removing.add(key)
+            self._wake.notify_all()
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
@@ -85,16 +100,31 @@ class Batcher:
             self._left(removed, pixels - line.pixels)
             return removed
 
-    def collect(self) -> Batch | None:
-        """The next batch: waits until an image is there, never longer; `None` once closed and empty."""
+    def collect(self, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
+        """The next batch: waits until an image is there, never longer; `None` once closed and empty.
+
+        Args:
+            give_up: asked whenever `wake` is called; `None` is the answer once it says so.
+        """
         with self._wake:
-            while True:
+            while not give_up():
+                gone = next((key for key in self._removing if not self._lines[key].images), None)
+                if gone is not None:
+                    self._removing.remove(gone)
+                    del self._lines[gone]
+                    return Batch(gone, [], REMOVED)
                 found = self._oldest()
                 if found is not None:
                     return self._take(*found)
                 if self._closed:
                     return None
                 self._wake.wait()
+            return None
+
+    def wake(self) -> None:
+        """Have a waiting `collect` ask whether to give up."""
+        with self._wake:
+            self._wake.notify_all()
 
     def done(self) -> None:
         """A batch that `collect` handed out is computed, or lost."""
@@ -154,14 +184,16 @@ class Batcher:
         now = self._clock()
         with self._wake:
             found = [
-                (name, line.images, line.bytes, line.pixels, line.oldest_submitted())
-                for name, line in self._lines.items()
+                (line.label, line.images, line.bytes, line.pixels, line.oldest_submitted())
+                for line in self._lines.values()
             ]
-        for name, images, held, area, came in found:
-            depth.add_metric([name], images)
-            size.add_metric([name], held)
-            pixels.add_metric([name], area)
-            age.add_metric([name], 0.0 if came is None else max(0.0, now - came))
+        for label in dict.fromkeys(label for label, *_ in found):
+            same = [each for each in found if each[0] == label]  # versions of one name
+            came = [at for *_, at in same if at is not None]
+            depth.add_metric([label], sum(images for _, images, *_ in same))
+            size.add_metric([label], sum(held for _, _, held, *_ in same))
+            pixels.add_metric([label], sum(area for _, _, _, area, _ in same))
+            age.add_metric([label], max(0.0, now - min(came)) if came else 0.0)
         predicted = GaugeMetricFamily(
             "milkweed_queue_predicted_wait_seconds", "When what runs and waits now should be done."
         )

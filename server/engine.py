@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import torch
 
-from .batcher import Batcher
+from .batcher import REMOVED, Batcher
 from .errors import internal_error
 from .loading import Loaded
 from .outcome import BatchResult
@@ -52,6 +52,7 @@ class Engine:
         deliver: takes each batch away.
         overlap: decode the next images while a forward runs; "auto" does where a model is on a GPU, since on a CPU
             both would share the same cores.
+        on_removed: called on the engine thread with the key of a model whose last batch is done, its pipeline closed.
         on_end: called on the engine thread once it has ended, for whatever reason, after the models were loaded.
         stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
     """
@@ -63,6 +64,7 @@ class Engine:
         prepare: Callable[[], dict[str, Pipeline]],
         deliver: Deliver,
         overlap: Overlap = "auto",
+        on_removed: Callable[[str], None] = lambda key: None,
         on_end: Callable[[], None] = lambda: None,
         stall_seconds: float = 60.0,
         clock: Callable[[], float] = time.perf_counter,
@@ -71,6 +73,7 @@ class Engine:
         self._prepare = prepare
         self._deliver = deliver
         self._overlap = overlap
+        self._removed = on_removed
         self._ended = on_end
         self._stall_seconds = stall_seconds
         self._clock = clock
@@ -79,11 +82,16 @@ class Engine:
         self._pipelines: dict[str, Pipeline] = {}
         self._thread = threading.Thread(target=self._main, name="milkweed-engine", daemon=True)
         self._in_hand: deque[Batch] = deque()  # collected and not delivered; appends and removals are atomic
+        self._leaving: set[str] = set()  # models whose last batch may still be on its way
         self._deaths: list[float] = []
         self._failures = 0  # forwards in a row that failed as a whole
         self.restarts = 0
         self.prepared: Future[None] = Future()
         self.ended = False
+
+    def add(self, key: str, pipeline: Pipeline) -> None:
+        """Compute a model from now on; what it is called in batches must be new."""
+        self._pipelines[key] = pipeline
 
     def start(self) -> None:
         """Start the thread; `prepared` resolves when the models are warm, or fails as their loading did."""
@@ -151,6 +159,8 @@ class Engine:
             now = time.perf_counter()
             failed = [internal_error() for _ in batch.items]
             self._deliver(batch, BatchResult([*failed], now, now, now, now, now, {}))
+        for key in list(self._leaving):
+            self._remove(key)
 
     def overlaps(self, pipeline: Pipeline) -> bool:
         """Whether images are decoded ahead for a pipeline like this one."""
@@ -158,6 +168,9 @@ class Engine:
 
     def _run_alone(self) -> None:
         while (batch := self._batcher.collect()) is not None:
+            if batch.release == REMOVED:
+                self._remove(batch.model)
+                continue
             if batch.expired:
                 self._deliver(replace(batch, items=[]), None)
             if batch.items:
@@ -165,16 +178,25 @@ class Engine:
                 self._busy_since = self._clock()
                 self._finish([Waiting(batch, self._load(batch))])
 
+    def _remove(self, key: str) -> None:
+        self._leaving.discard(key)
+        self._pipelines.pop(key).close()
+        self._removed(key)
+
     def _run_overlapped(self) -> None:
         ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
         loading = threading.Thread(target=self._load_ahead, args=(ring,), name="milkweed-decode", daemon=True)
         loading.start()
         try:
             while together := ring.take():
+                if isinstance(together, str):
+                    self._remove(together)
+                    continue
                 self._busy_since = self._clock()
                 self._finish(together)
         finally:
             ring.close()
+            self._batcher.wake()
             loading.join(self._stall_seconds)
         if not self._batcher.closed:
             raise RuntimeError("the loading thread was ended")
@@ -182,7 +204,11 @@ class Engine:
     def _load_ahead(self, ring: Ring) -> None:
         """The loading thread: collect and decode as long as there is room."""
         try:
-            while ring.wait_for_room() and (batch := self._batcher.collect()) is not None:
+            while ring.wait_for_room() and (batch := self._batcher.collect(lambda: ring.closed)) is not None:
+                if batch.release == REMOVED:
+                    self._leaving.add(batch.model)  # a ring may be lost with its thread
+                    ring.put(batch.model)
+                    continue
                 if batch.expired:
                     self._deliver(replace(batch, items=[]), None)
                 if batch.items:

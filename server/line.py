@@ -16,10 +16,12 @@ class Line:
 
     Args:
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
+        label: what metrics call the model.
     """
 
-    def __init__(self, max_batch_pixels: int, costs: BatchCosts) -> None:
+    def __init__(self, max_batch_pixels: int, costs: BatchCosts, label: str) -> None:
         self.costs = costs
+        self.label = label
         self.max_batch_pixels = max_batch_pixels
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
         self._interactive: deque[Item] = deque()

@@ -151,6 +151,9 @@ class Metrics:
         self.load_seconds = self._gauge("model_load_duration_seconds", "Time to read the bundle.", model)
         self.warmup_seconds = self._gauge("model_warmup_duration_seconds", "Time of the first forwards.", model)
         self.model_ready = self._gauge("model_ready", "1 once the model is loaded and warm.", model)
+        self.load_failures = self._counter(
+            "model_load_failures_total", "New versions that could not be served; what served went on.", ("model",)
+        )
         self.kernel_fallbacks = self._gauge(
             "model_kernel_fallbacks",
             "What of a GPU's forward does not run as it was meant to, by kind; /v1/models says why.",
@@ -164,6 +167,12 @@ class Metrics:
         if name not in self._models:
             self._models[name] = ModelMetrics(self, name)
         return self._models[name]
+
+    def forget_version(self, name: str, version: str) -> None:
+        """End the series that name a model's version."""
+        for gauge in (self.parameter_bytes, self.model_info, self.load_seconds, self.warmup_seconds, self.model_ready):
+            gauge.remove_by_labels({"model": name, "version": version})
+        self.kernel_fallbacks.remove_by_labels({"model": name, "version": version})
 
     def observe_http(self, route: str, method: str, code: int, seconds: float) -> None:
         """One finished HTTP request. `route` is a template or `other`, never a raw path."""

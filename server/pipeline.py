@@ -3,9 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from ..loaders.spec import PreprocessSpec
 from ..models.accounting import dense_equivalent_bytes, macs, resident_bytes
 from ..models.config import BundleConfig
 from ..models.fused.report import FusionReport
+from ..models.golden import check_golden, golden_images
 from .device import resolve_device, resolve_dtype, usable_cores, use_device
 from .errors import internal_error
 from .forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
@@ -108,6 +109,12 @@ class Pipeline:
             started = time.perf_counter()
             self._lanes.run(blank)
             self.warm_seconds[count] = time.perf_counter() - started
+
+    def check_golden(self, record: Mapping[str, Any]) -> None:
+        """Hold the forward, as it serves, against what the bundle remembers; raises BundleError."""
+        if record:
+            answers = self._lanes.run(golden_images(self._size)).probabilities.float().cpu()
+            check_golden(record, answers, self.dtype)
 
     def classify(self, images: Sequence[bytes], top_k: int = 5) -> list[Outcome]:
         """Predictions or an error for each image, in order.

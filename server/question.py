@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from .catalogue import Catalogue
 from .errors import ServiceError
-from .served import ServedModel, find_model
+from .served import ServedModel
 from .settings import Settings
 from .ticket import PRIORITIES, Priority
 
@@ -21,9 +22,7 @@ class Question:
     priority: Priority = "interactive"
 
 
-def read_question(
-    query: bytes, headers: dict[bytes, bytes], models: dict[str, ServedModel], settings: Settings
-) -> Question:
+def read_question(query: bytes, headers: dict[bytes, bytes], models: Catalogue, settings: Settings) -> Question:
     """The question in a request's URL and headers.
 
     Raises:
@@ -31,7 +30,8 @@ def read_question(
             `unknown_model`.
     """
     name, top_k = (None, None) if not query else _parameters(query)
-    model = find_model(models, name)
+    version = headers.get(b"x-model-version")
+    model = models.find(name, None if version is None else version.decode("latin-1").strip())
     num_classes = model.pipeline.num_classes
     classes = min(settings.top_k, num_classes)
     if top_k is not None:

@@ -27,7 +27,7 @@ class Ring:
     def __init__(self, max_images: int) -> None:
         self._max_images = max_images
         self._wake = threading.Condition()
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[Waiting | str] = deque()
         self._closed = False
 
     def wait_for_room(self) -> bool:
@@ -36,26 +36,37 @@ class Ring:
             self._wake.wait_for(lambda: self._closed or self._images() < self._max_images)
             return not self._closed
 
-    def put(self, waiting: Waiting) -> None:
-        """Add a batch; `wait_for_room` says when."""
+    def put(self, waiting: Waiting | str) -> None:
+        """Add a batch; `wait_for_room` says when. Or the key of a model that no batch will come for any more."""
         with self._wake:
             self._waiting.append(waiting)
             self._wake.notify_all()
 
-    def take(self) -> list[Waiting]:
-        """All of the oldest batch's model that go into one forward, at least one; none once closed and empty."""
+    def take(self) -> list[Waiting] | str:
+        """All of the oldest batch's model that go into one forward, or a model's end; none once closed and empty."""
         with self._wake:
             self._wake.wait_for(lambda: self._closed or self._waiting)
             taken: list[Waiting] = []
             images = 0
             while self._waiting:
                 first = self._waiting[0]
+                if isinstance(first, str):
+                    if taken:
+                        break
+                    self._waiting.popleft()
+                    return first
                 images += len(first.batch.items)
                 if taken and (images > self._max_images or first.batch.model != taken[0].batch.model):
                     break
-                taken.append(self._waiting.popleft())
+                taken.append(first)
+                self._waiting.popleft()
             self._wake.notify_all()
             return taken
+
+    @property
+    def closed(self) -> bool:
+        """Nothing comes any more."""
+        return self._closed
 
     def close(self) -> None:
         """Nothing comes any more; what waits can still be taken."""
@@ -64,4 +75,4 @@ class Ring:
             self._wake.notify_all()
 
     def _images(self) -> int:
-        return sum(len(waiting.batch.items) for waiting in self._waiting)
+        return sum(len(waiting.batch.items) for waiting in self._waiting if isinstance(waiting, Waiting))

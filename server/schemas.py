@@ -123,6 +123,7 @@ class Model(BaseModel):
 
     name: str
     version: str
+    number: str | None = Field(description="of the version, in a repository")
     ready: bool
     default: bool = Field(description="answers requests that name no model")
     arch: str

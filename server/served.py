@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from ..loaders.info import FORMATS, OPT_IN_FORMATS
 from ..loaders.select import DaliOptions
 from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
+from ..models.errors import BundleError
 from ..models.inference import kernel_decision
 from .costs import BatchCosts
 from .errors import ServiceError
@@ -32,6 +33,8 @@ class ServedModel:
     max_batch_size: int
     load_seconds: float = 0.0
     warmup_seconds: float = 0.0
+    number: str = ""  # of its version in a repository
+    key: str = ""  # what queue and engine call it: two versions of a name may serve at once
     # Made once from the above: each prediction up to its score, and the beginning of every answer.
     label_json: tuple[bytes, ...] = field(init=False, repr=False)
     head_json: bytes = field(init=False, repr=False)
@@ -44,6 +47,11 @@ class ServedModel:
         )
         object.__setattr__(self, "label_json", labels)
         object.__setattr__(self, "head_json", head)
+
+    @property
+    def spoken_version(self) -> str:
+        """The version as people say it."""
+        return f"{self.number} ({self.config.version})" if self.number else self.config.version
 
     @property
     def kernels(self) -> str:
@@ -120,6 +128,7 @@ class ServedModel:
         return {
             "name": self.name,
             "version": config.version,
+            "number": self.number or None,
             "ready": True,
             "arch": config.arch,
             "num_classes": config.num_classes,
@@ -146,7 +155,8 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     """Load a bundle, verify it, warm it up. Runs on the thread that will own the device.
 
     Raises:
-        ValueError: (BundleError, DeviceError) one line that says what is wrong.
+        ValueError: (BundleError, DeviceError) one line that says what is wrong, a wrong answer to its golden images
+            among it.
     """
     started = time.perf_counter()
     model, config = load_bundle(path)
@@ -169,6 +179,11 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     loaded = time.perf_counter()
     batch_size = pipeline.max_batch_size
     pipeline.warm_up((1, batch_size))
+    try:
+        pipeline.check_golden(config.golden)
+    except ValueError as error:
+        pipeline.close()
+        raise BundleError(f"bundle {path}: {error}") from None
     return ServedModel(
         name=name,
         config=config,
@@ -203,12 +218,8 @@ def image_limits(settings: Settings) -> Limits:
     return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)
 
 
-def find_model(models: dict[str, ServedModel], name: str | None) -> ServedModel:
-    """The model of that name; the first one where no name is given.
-
-    Raises:
-        ServiceError: `unknown_model`.
-    """
+def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
+    """The model of that name; the first one where no name is given."""
     if name is None:
         return next(iter(models.values()))
     if name not in models:

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from ..loaders.info import ImageInfo
 from .batcher import Batcher
 from .body import HeldBytes
-from .costs import BatchCosts
+from .catalogue import Catalogue
 from .decoder_metrics import collect_decoders
 from .engine import Engine
 from .errors import ServiceError
@@ -20,9 +20,11 @@ from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
 from .pipeline import Pipeline, decoded_by
+from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
-from .settings import Settings
+from .settings import OFF, Settings
 from .ticket import Batch, Ticket
+from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
 
@@ -38,29 +40,39 @@ class Service:
     """
 
     def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
-        if not bundles:
+        if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings = settings
         self.bundles = dict(bundles)
-        self.models: dict[str, ServedModel] = {}
         self.metrics = Metrics()
         self.held = HeldBytes(settings.max_held_bytes)
         self.batcher = Batcher(max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels)
+        self.rollout = Rollout(
+            settings, self.batcher, open_model=open_model, introduce=self._describe_model, forget=self._forget_model
+        )
         self.engine = Engine(
             self.batcher,
             prepare=self._open_models,
             deliver=self._deliver,
             overlap=settings.overlap,
+            on_removed=self.rollout.removed,
             on_end=self._engine_ended,
             stall_seconds=settings.engine_stall_seconds,
         )
+        self.rollout.serve_on(self.engine)
+        self.watch: Watch | None = None
+        if settings.repository != OFF:
+            self.watch = Watch(
+                Path(settings.repository),
+                self.rollout,
+                keep=settings.keep_versions,
+                failed=lambda name: self.metrics.load_failures.labels(name).inc(),
+            )
         self.draining = False
         self._accepting = True
-        self._open_model = open_model
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
         self._tickets: set[Ticket] = set()
-        self._costs: dict[str, BatchCosts] = {}
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
@@ -69,6 +81,11 @@ class Service:
         ):
             self.metrics.collect_with(collect)
         self.metrics.held_bytes.set_function(lambda: self.held.total)
+
+    @property
+    def models(self) -> Catalogue:
+        """What is served now."""
+        return self.rollout.catalogue
 
     def start(
         self,
@@ -87,6 +104,8 @@ class Service:
         self.engine.prepared.add_done_callback(
             lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
         )
+        if self.watch is not None and self.settings.repository_seconds:
+            self.watch.start(self.settings.repository_seconds)
         self.engine.start()
         self._tick(loop.time())
 
@@ -108,6 +127,9 @@ class Service:
     async def stop(self) -> bool:
         """End the engine; False when it did not end in time."""
         self.stop_accepting()
+        self.rollout.close()
+        if self.watch is not None:
+            self.watch.stop()
         if self._lag_timer is not None:
             self._lag_timer.cancel()
         return await asyncio.to_thread(self.engine.stop, self.settings.drain_seconds)
@@ -135,7 +157,7 @@ class Service:
             return
         if not self.engine.alive:
             raise ServiceError("internal", "the engine does not answer")
-        for name, model in dict(self.models).items():
+        for name, model in self.models.items():
             trouble = model.pipeline.loader.health.trouble
             if trouble is not None:
                 raise ServiceError("internal", f"the decoder of {name} is lost: {trouble}")
@@ -165,14 +187,11 @@ class Service:
 
     def _open_models(self) -> dict[str, Pipeline]:
         """On the engine thread: every model, loaded and warm; published together, so that ready means all."""
-        opened: dict[str, ServedModel] = {}
-        for name, path in self.bundles.items():
-            model = opened[name] = self._open_model(name, path, self.settings)
-            costs = self._costs[name] = model.batch_costs(overlapped=self.engine.overlaps(model.pipeline))
-            self.batcher.add_model(name, max_batch_pixels=self.settings.max_batch_pixels, costs=costs)
-            self._describe_model(model)
-        self.models = opened
-        return {name: model.pipeline for name, model in opened.items()}
+        bundles = [(name, "", path) for name, path in self.bundles.items()]
+        if self.watch is not None:
+            found = [each for versions in self.watch.first_look(self.bundles) for each in versions]
+            bundles += [(each.name, each.number, each.path) for each in found]
+        return self.rollout.open_all(bundles)
 
     def _describe_model(self, model: ServedModel) -> None:
         metrics, version = self.metrics, model.config.version
@@ -190,6 +209,11 @@ class Service:
             *(model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
         ).set(1)
 
+    def _forget_model(self, model: ServedModel) -> None:
+        """A version serves no more: its series end, unless the same version serves again."""
+        if not any(other.config.version == model.config.version for other in self.models.versions(model.name)):
+            self.metrics.forget_version(model.name, model.config.version)
+
     def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
         """On the engine thread: one hop to the event loop for the whole batch, then the books."""
         if self._loop is not None and not self._loop.is_closed():
@@ -205,18 +229,18 @@ class Service:
                 item.ticket.put(item.place, outcome, result)
 
     def _account(self, batch: Batch, result: BatchResult) -> None:
-        model = self.models[batch.model]
+        model = self.rollout.by_key(batch.model)
         for stage, spent in result.cpu_seconds.items():
             self._cpu.add(stage, spent)
         for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
             self.metrics.decode_backend.labels(decoder, format).inc()
-        costs = self._costs[batch.model]
+        costs = self.rollout.costs[batch.model]
         costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
         forward = result.forward
         if forward is not None:
             if forward.computed:
                 costs.observe(forward.computed, result.forwarded - result.launched)
-            bound = self.metrics.model(batch.model)
+            bound = self.metrics.model(model.name)
             full = forward.images >= model.max_batch_size
             bound.batch_size.observe(forward.images)
             bound.batches["full" if full else batch.release].inc()

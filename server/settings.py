@@ -2,7 +2,7 @@
 
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,7 +18,15 @@ OFF = "off"
 
 
 class SettingsError(ValueError):
-    """A knob has a value that cannot be; the message is one line with the knob, the value and the limit."""
+    """A knob has a value that cannot be; the message is one line with the knob, the value and the limit.
+
+    Args:
+        lines: all that is wrong, a line each; the first one is the message.
+    """
+
+    def __init__(self, *lines: str) -> None:
+        super().__init__(lines[0])
+        self.lines = lines
 
 
 class Settings(BaseSettings):
@@ -71,6 +79,18 @@ class Settings(BaseSettings):
         default="auto", min_length=1, description="CUDA: folder of what was measured; auto = in the user's cache"
     )
     cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
+
+    repository: str = Field(default=OFF, min_length=1, description="folder of bundles to serve: NAME or NAME/NUMBER")
+    repository_seconds: float = Field(
+        default=0.0, ge=0, le=86_400, description="seconds between looks for what changed in the repository; 0 = never"
+    )
+    admin_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port to load and unload models by, on admin_host alone; 0 = off"
+    )
+    admin_host: str = Field(default="127.0.0.1", min_length=1, description="address of admin_port")
+    keep_versions: int = Field(
+        default=1, ge=1, le=100, description="versions of a model that serve at once, the newest first"
+    )
 
     max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
     max_batch_pixels: int = Field(
@@ -141,22 +161,31 @@ class Settings(BaseSettings):
         default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    grpc_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port of the Open Inference Protocol's gRPC; 0 = off"
+    )
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
         """Limits that contradict each other are refused at start, not met by the first unlucky request."""
-        if self.max_images_per_request > self.max_queue_images:
-            raise ValueError(
-                f"max_images_per_request = {self.max_images_per_request} is above max_queue_images = "
-                f"{self.max_queue_images}: such a request could never be admitted"
-            )
-        if self.timeout_ms > self.max_timeout_ms:
-            raise ValueError(f"timeout_ms = {self.timeout_ms} is above max_timeout_ms = {self.max_timeout_ms}")
-        if self.max_body_bytes > self.max_held_bytes:
-            raise ValueError(f"max_body_bytes = {self.max_body_bytes} is above max_held_bytes = {self.max_held_bytes}")
-        if self.port and self.port == self.metrics_port:
-            raise ValueError(f"port and metrics_port are both {self.port}")
+        found = list(self._contradictions())
+        if found:
+            raise ValueError("\n".join(found))
         return self
+
+    def _contradictions(self) -> Iterator[str]:
+        for low, high, why in (
+            ("max_images_per_request", "max_queue_images", ": such a request could never be admitted"),
+            ("timeout_ms", "max_timeout_ms", ""),
+            ("max_body_bytes", "max_held_bytes", ""),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                yield f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}{why}"
+        if self.port and self.port == self.metrics_port:
+            yield f"port and metrics_port are both {self.port}"
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) != OFF and self.tls_cert == OFF:
+                yield f"{name} = {getattr(self, name)!r} needs tls_cert"
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
@@ -166,18 +195,53 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
         flags: values from the command line by field name; `None` means not given.
         file: TOML, keys are field names.
     Raises:
-        SettingsError: one line that names the flag, variable or key, its value and the limit.
+        SettingsError: one line that names the flag, variable or key, its value and the limit; all such lines.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
-    from_file = _read_file(file) if file else {}
-    below = {name: value for name, value in from_file.items() if _variable(name) not in _upper_environment()}
+    from_file = read_settings_file(file) if file else {}
+    environment = settings_environment()
+    below = {name: value for name, value in from_file.items() if name not in environment}
     try:
         return Settings(**{**below, **given})
     except ValidationError as error:
-        raise SettingsError(_one_line(error, given, below, file)) from None
+        raise SettingsError(*_lines(error, given, below, file)) from None
 
 
-def _read_file(file: Path) -> dict[str, Any]:
+def origins(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> dict[str, str]:
+    """Where `load_settings` of the same takes each setting from: an option, a variable, a file, `default`."""
+    given = {name for name, value in (flags or {}).items() if value is not None}
+    from_file = read_settings_file(file) if file else {}
+    environment = settings_environment()
+
+    def origin(name: str) -> str:
+        if name in given:
+            return option_of(name)
+        if name in environment:
+            return variable_of(name)
+        return str(file) if name in from_file else "default"
+
+    return {name: origin(name) for name in Settings.model_fields}
+
+
+def option_of(name: str) -> str:
+    """The command-line option of a setting."""
+    return "--" + name.replace("_", "-")
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of a setting."""
+    return (ENV_PREFIX + name).upper()
+
+
+def settings_environment() -> dict[str, str]:
+    """What the environment says of settings, and of what looks like one, by the setting's name."""
+    upper = {name.upper(): value for name, value in os.environ.items()}
+    return {
+        name.removeprefix(ENV_PREFIX).lower(): value for name, value in upper.items() if name.startswith(ENV_PREFIX)
+    }
+
+
+def read_settings_file(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
@@ -186,27 +250,22 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise SettingsError(f"config file {file} is not TOML: {error}") from None
 
 
-def _variable(field: str) -> str:
-    return (ENV_PREFIX + field).upper()
+def _lines(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> Iterator[str]:
+    """Every complaint, with the place the value came from in that place's own spelling."""
+    for found in error.errors(include_url=False):
+        if found["loc"]:
+            yield _line(str(found["loc"][0]), found["msg"], found["input"], flags, file, path)
+        else:
+            yield from (str(found["ctx"]["error"]) if "ctx" in found else found["msg"]).splitlines()
 
 
-def _upper_environment() -> dict[str, str]:
-    return {name.upper(): value for name, value in os.environ.items()}
-
-
-def _one_line(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> str:
-    """The first complaint, with the place the value came from in that place's own spelling."""
-    first = error.errors(include_url=False)[0]
-    if not first["loc"]:
-        return str(first["ctx"]["error"]) if "ctx" in first else first["msg"]
-    name = str(first["loc"][0])
-    reason = first["msg"][0].lower() + first["msg"][1:]
+def _line(name: str, message: str, seen: Any, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> str:
     if name in flags:
-        source, value = "--" + name.replace("_", "-"), flags[name]
+        source, value = option_of(name), flags[name]
     elif name in file:
         source, value = f"{path}: {name}", file[name]
     else:
-        source, value = _variable(name), _upper_environment().get(_variable(name), first["input"])
+        source, value = variable_of(name), settings_environment().get(name, seen)
     if name not in Settings.model_fields:
         return f"{source} = {value!r}: there is no such setting"
-    return f"{source} = {value!r}: {reason} ({Settings.model_fields[name].description})"
+    return f"{source} = {value!r}: {message[0].lower()}{message[1:]} ({Settings.model_fields[name].description})"

@@ -31,10 +31,11 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     Example:
       milkweed serve --port 9000 deit=./deit-monarch
     """
-    from ..settings import load_settings
+    from ..settings import OFF, load_settings
 
     loaded = load_settings(settings, config)
-    bundles = named_bundles(models or [])
+    # The demo is for who names nothing at all.
+    bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
     # Before the heavy imports and the port: what is wrong with a bundle's small files is told at once.
     from ...models import read_config
 

@@ -41,7 +41,7 @@ class Classify:
         trace, service = trace_of(scope), self._service
         service.check_accepting()
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
-        with service.held.hold() as hold:
+        with service.rollout.using(question.model), service.held.hold() as hold:
             try:
                 async with asyncio.timeout(question.timeout_seconds):
                     images = await self._images(question, trace, receive, hold)
@@ -155,7 +155,7 @@ def _ticket(
     """The request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     deadline = trace.started + question.timeout_seconds
-    ticket = Ticket(question.model.name, question.top_k, deadline, waiter, len(images), source, question.priority)
+    ticket = Ticket(question.model.key, question.top_k, deadline, waiter, len(images), source, question.priority)
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for place, image in enumerate(images):
         if isinstance(image, tuple):

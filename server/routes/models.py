@@ -13,8 +13,8 @@ def model_routes(service: Service) -> APIRouter:
 
     @router.get("/v1/models", response_model=ModelList)
     async def list_models() -> JSONResponse:
-        """Every served model, the default one first; empty while they load."""
-        models = [{**model.describe(), "default": place == 0} for place, model in enumerate(service.models.values())]
+        """Every version of every served model, the default one first; empty while they load."""
+        models = [{**model.describe(), "default": place == 0} for place, model in enumerate(service.models.every())]
         return JSONResponse({"models": models})
 
     return router

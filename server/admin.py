@@ -1,0 +1,75 @@
+"""The admin API: what the repository has, and to load and unload it. On a port of its own, off by default."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, Response
+
+from .errors import ServiceError, status_of
+from .repository import RepositoryError, scan
+from .served import ServedModel
+from .service import Service
+from .watch import Watch
+
+
+def create_admin_app(service: Service) -> FastAPI:
+    """The app of one service; `POST` changes what it serves and answers once that is done."""
+    app = FastAPI(title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_exception_handler(ServiceError, _refused)
+    app.add_exception_handler(ValueError, _failed)
+
+    @app.get("/v1/repository")
+    async def index() -> JSONResponse:
+        """Every bundle of the repository, newest versions first, and which of them serve."""
+        watch = _watch(service)
+        names = [
+            {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
+            for versions in scan(watch.root).values()
+            for each in versions
+        ]
+        return JSONResponse({"models": names})
+
+    @app.post("/v1/repository/look")
+    async def look() -> JSONResponse:
+        """Serve what is new or changed, and no longer what is gone; what was done, in lines."""
+        return JSONResponse({"done": await _watch(service).look()})
+
+    @app.post("/v1/models/{name}/load")
+    async def load(name: str, number: str | None = None) -> JSONResponse:
+        """Serve the newest version, or the number given; it answers who asks for no version."""
+        return JSONResponse(_described(await _watch(service).load(name, number)))
+
+    @app.post("/v1/models/{name}/unload")
+    async def unload(name: str, version: str | None = None) -> JSONResponse:
+        """Serve it no more; answered once its memory is back."""
+        gone = await _watch(service).unload(name, version)
+        return JSONResponse({"unloaded": [_described(model) for model in gone]})
+
+    return app
+
+
+def _watch(service: Service) -> Watch:
+    if service.watch is None:
+        raise ServiceError("not_found", "this server has no repository: --repository DIR")
+    if not service.engine.prepared.done():
+        raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+    return service.watch
+
+
+def _serves(service: Service, name: str, number: str) -> bool:
+    return any(model.number == number for model in service.models.versions(name))
+
+
+def _described(model: ServedModel) -> dict[str, Any]:
+    return {"name": model.name, "number": model.number or None, "version": model.config.version}
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    return JSONResponse({"error": {"code": error.code, "message": error.message}}, status_of(error.code))
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """A bundle that cannot be served: what served goes on. Only our own words are said."""
+    code = 500 if isinstance(error, RepositoryError) else 422
+    return JSONResponse({"error": {"code": "bad_bundle", "message": str(error)[:500]}}, code)

@@ -1,0 +1,185 @@
+"""Rollout: brings models in and takes them out while others serve.
+
+A model is loaded, warmed up and held against its golden images on a thread of its own; then it is put in place at once,
+for whoever asks next. The one before it answers those who have it in hand, and is let go: its memory comes back.
+"""
+
+import asyncio
+import ctypes
+import gc
+import itertools
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from .batcher import Batcher
+from .catalogue import Catalogue
+from .costs import BatchCosts
+from .engine import Engine
+from .pipeline import Pipeline
+from .served import OpenModel, ServedModel
+from .settings import Settings
+
+logger = logging.getLogger("milkweed.rollout")
+
+
+class Rollout:
+    """Belongs to the event loop, `open_all` and `removed` excepted, which the engine thread calls.
+
+    Args:
+        open_model: makes a warm, verified model of a bundle.
+        introduce, forget: the books: called for each model that begins and ends to serve.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        batcher: Batcher,
+        *,
+        open_model: OpenModel,
+        introduce: Callable[[ServedModel], None],
+        forget: Callable[[ServedModel], None],
+    ) -> None:
+        self.catalogue = Catalogue()
+        self.costs: dict[str, BatchCosts] = {}
+        self._settings, self._batcher, self._open_model = settings, batcher, open_model
+        self._introduce, self._forget = introduce, forget
+        self._engine: Engine | None = None
+        self._by_key: dict[str, ServedModel] = {}
+        self._numbers = itertools.count(1)
+        self._users: Counter[str] = Counter()
+        self._retired: dict[str, asyncio.Future[None]] = {}
+        self._turn = asyncio.Lock()
+        self._opener = ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
+
+    def serve_on(self, engine: Engine) -> None:
+        """Say which engine computes."""
+        self._engine = engine
+
+    def by_key(self, key: str) -> ServedModel:
+        """The model that the queue and the engine know by that key, also one that is on its way out."""
+        return self._by_key[key]
+
+    def open_all(self, bundles: Iterable[tuple[str, str, Path]]) -> dict[str, Pipeline]:
+        """At the start, on the engine thread: every model; in place together, so that ready means all.
+
+        Args:
+            bundles: name, number of the version and place of each.
+        """
+        catalogue = Catalogue()
+        for name, number, path in bundles:
+            model = self._enter(self._opened(name, path, number))
+            catalogue, _ = catalogue.with_model(model, self._settings.keep_versions, first=False)
+        self.catalogue = catalogue
+        return {model.key: model.pipeline for model in catalogue.every()}
+
+    @contextmanager
+    def using(self, model: ServedModel) -> Iterator[None]:
+        """A model that is in a request's hands is not let go."""
+        self._users[model.key] += 1
+        try:
+            yield
+        finally:
+            self._users[model.key] -= 1
+            if not self._users[model.key]:
+                del self._users[model.key]
+                if model.key in self._retired:
+                    self._batcher.remove_model(model.key)
+
+    async def bring_in(self, name: str, path: Path, number: str = "", *, first: bool = True) -> ServedModel:
+        """Load a bundle and put it in place; returns once it serves. What it replaces is let go behind.
+
+        Args:
+            first: it answers who asks for no version; else the highest number does.
+
+        Raises:
+            ValueError: (BundleError, DeviceError) it cannot be loaded or answers wrongly; what served goes on.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            model = await loop.run_in_executor(self._opener, self._opened, name, path, number)
+            assert self._engine is not None
+            self._enter(model)
+            self._engine.add(model.key, model.pipeline)
+            self.catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
+        for each in old:
+            self._retire(each)
+        return model
+
+    async def take_out(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
+        """Serve a name, or one version of it, no more; returns once their memory is back.
+
+        Raises:
+            ServiceError: `unknown_model`.
+        """
+        async with self._turn:
+            self.catalogue, old = self.catalogue.without(name, version)
+        await asyncio.gather(*(self._retire(each) for each in old))
+        return old
+
+    async def settled(self) -> None:
+        """Wait until every model that is on its way out has gone."""
+        await asyncio.gather(*self._retired.values())
+
+    def removed(self, key: str) -> None:
+        """On the engine thread: the last batch of a model is done, and its pipeline is closed."""
+        future = self._retired.get(key)
+        if future is not None:
+            future.get_loop().call_soon_threadsafe(self._let_go, key, future)
+
+    def close(self) -> None:
+        """No model comes any more."""
+        self._opener.shutdown(wait=False, cancel_futures=True)
+
+    def _opened(self, name: str, path: Path, number: str) -> ServedModel:
+        model = self._open_model(name, path, self._settings)
+        return replace(model, number=number, key=f"{name}#{next(self._numbers)}")
+
+    def _enter(self, model: ServedModel) -> ServedModel:
+        assert self._engine is not None
+        self._by_key[model.key] = model
+        costs = self.costs[model.key] = model.batch_costs(overlapped=self._engine.overlaps(model.pipeline))
+        self._batcher.add_model(
+            model.key, label=model.name, max_batch_pixels=self._settings.max_batch_pixels, costs=costs
+        )
+        self._introduce(model)
+        return model
+
+    def _retire(self, model: ServedModel) -> "asyncio.Future[None]":
+        """Let a model go once nobody has it in hand; resolved when its memory is back."""
+        future = self._retired[model.key] = asyncio.get_running_loop().create_future()
+        if not self._users[model.key]:
+            self._batcher.remove_model(model.key)
+        return future
+
+    def _let_go(self, key: str, future: "asyncio.Future[None]") -> None:
+        model = self._by_key.pop(key)
+        del self.costs[key], self._retired[key]
+        self._forget(model)
+        on_gpu = model.pipeline.device.type == "cuda"
+        del model
+        _give_memory_back(on_gpu)
+        logger.info("a model was let go", extra={"event": {"model": key}})
+        if not future.done():
+            future.set_result(None)
+
+
+def _give_memory_back(on_gpu: bool) -> None:
+    """What the model held goes to the system, not to a pool of ours: reloads must not add up."""
+    frozen = gc.get_freeze_count()  # what is frozen is not looked at: the old model may be among it
+    gc.unfreeze()
+    gc.collect()
+    if frozen:
+        gc.freeze()
+    if on_gpu:
+        torch.cuda.empty_cache()
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library: it keeps what it likes

@@ -1,0 +1,141 @@
+"""Watch: keeps what is served as the repository has it, at the start, on a look from time to time, or when told to."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from .errors import ServiceError
+from .repository import Found, RepositoryError, newest, scan
+from .rollout import Rollout
+from .served import ServedModel
+
+logger = logging.getLogger("milkweed.watch")
+
+
+class Watch:
+    """Belongs to the event loop.
+
+    Args:
+        root: the repository.
+        keep: versions of a name to serve.
+        failed: called with the name of a model whose new version cannot be served.
+    """
+
+    def __init__(self, root: Path, rollout: Rollout, *, keep: int, failed: Callable[[str], None]) -> None:
+        self.root = root
+        self._rollout, self._keep, self._failed = rollout, keep, failed
+        self._served: dict[tuple[str, str], Found] = {}
+        self._bad: dict[tuple[str, str], Found] = {}  # not tried again until they change
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    def first_look(self, taken: Iterable[str]) -> list[list[Found]]:
+        """What to serve from the start, by name; on the engine thread, before anything else is asked of it.
+
+        Args:
+            taken: names that are served from elsewhere.
+
+        Raises:
+            RepositoryError: it cannot be read, or has a name that is taken.
+        """
+        found = newest(scan(self.root), self._keep)
+        for name in taken:
+            if name in found:
+                raise RepositoryError(f"repository {self.root}: a model called {name} is served already")
+        self._served = {(each.name, each.number): each for versions in found.values() for each in versions}
+        return list(found.values())
+
+    def start(self, seconds: float) -> None:
+        """Look every so many seconds."""
+        self._task = asyncio.get_running_loop().create_task(self._look_again_and_again(seconds))
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def look(self) -> list[str]:
+        """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged."""
+        async with self._turn:
+            found = newest(await asyncio.to_thread(scan, self.root), self._keep)
+            done = []
+            for name, versions in found.items():
+                for each in versions:
+                    key = each.name, each.number
+                    if self._served.get(key) != each and self._bad.get(key) != each:
+                        done += await self._bring_in(each)
+                wanted = {each.number for each in versions}
+                done += await self._take_out(name, wanted)
+            for name in {name for name, _ in self._served} - set(found):
+                done += await self._take_out(name, set())
+            return done
+
+    async def load(self, name: str, number: str | None = None) -> ServedModel:
+        """Serve a name's newest version, or one of its numbers, now; also one that failed or serves already.
+
+        Raises:
+            ServiceError: `unknown_model`: the repository has none such.
+            ValueError: (BundleError, DeviceError) it cannot be served; what served goes on.
+        """
+        async with self._turn:
+            versions = (await asyncio.to_thread(scan, self.root)).get(name, [])
+            chosen = [each for each in versions if number in (None, each.number)][:1]
+            if not chosen:
+                what = name[:80] if number is None else f"{name[:80]}/{number[:20]}"
+                raise ServiceError("unknown_model", f"the repository has no bundle {what!r}")
+            return await self._bring(chosen[0], first=True)
+
+    async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
+        """Serve a name, or a version of it, no more, until it changes or is loaded again.
+
+        Raises:
+            ServiceError: `unknown_model`.
+        """
+        async with self._turn:
+            gone = await self._rollout.take_out(name, version)
+            for model in gone:
+                found = self._served.pop((name, model.number), None)
+                if found is not None:
+                    self._bad[name, model.number] = found
+            return gone
+
+    async def _bring_in(self, found: Found) -> list[str]:
+        what = f"{found.name}/{found.number}" if found.number else found.name
+        try:
+            model = await self._bring(found, first=False)
+        except ValueError as error:
+            logger.error("%s cannot be served, what served goes on: %s", what, error)
+            self._bad[found.name, found.number] = found
+            self._failed(found.name)
+            return [f"failed {what}: {error}"]
+        return [f"serves {what} ({model.config.version})"]
+
+    async def _bring(self, found: Found, *, first: bool) -> ServedModel:
+        key = found.name, found.number
+        model = await self._rollout.bring_in(found.name, found.path, found.number, first=first)
+        self._served[key] = found
+        self._bad.pop(key, None)
+        return model
+
+    async def _take_out(self, name: str, wanted: set[str]) -> list[str]:
+        gone = [number for served, number in self._served if served == name and number not in wanted]
+        done = []
+        for number in gone:
+            del self._served[name, number]
+            version = number if len(self._rollout.catalogue.versions(name)) > 1 else None
+            if any(model.number == number for model in self._rollout.catalogue.versions(name)):
+                await self._rollout.take_out(name, version)
+                done.append(f"serves {name}/{number} no more" if number else f"serves {name} no more")
+        return done
+
+    async def _look_again_and_again(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                for line in await self.look():
+                    logger.info(line)
+            except RepositoryError as error:
+                logger.error("%s: what serves goes on", error)
+            except Exception:
+                logger.exception("the repository could not be looked at: what serves goes on")

@@ -1,0 +1,201 @@
+"""A repository of bundles: what it holds is served, changes are taken over whole or not at all, the admin API acts."""
+
+import asyncio
+import gc
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import torch
+
+from milkweed.models.bundle import save_bundle
+from milkweed.models.config import BundleConfig
+from milkweed.models.labels import default_labels
+from milkweed.models.registry import create_model
+from milkweed.server.admin import create_admin_app
+from milkweed.server.app import create_app
+from milkweed.server.repository import RepositoryError, newest, scan
+from milkweed.server.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+Put = Callable[..., str]
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """`put("deit/2", seed=3)`: a bundle there; its version."""
+
+    def put(place: str, seed: int = 0, **args: Any) -> str:
+        torch.manual_seed(seed)
+        args = {**ARGS, **args}
+        config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=args, preprocess=PREPROCESS)
+        model = create_model(config.arch, **args)
+        with torch.no_grad():
+            model.head.weight.mul_(40)
+        return save_bundle(tmp_path / place, model, config, default_labels(10), overwrite=True).version
+
+    return put
+
+
+class App:
+    """A warm app of a repository: its client, the admin's, the service."""
+
+    def __init__(self, app: Any, client: httpx.AsyncClient, admin: httpx.AsyncClient) -> None:
+        self.service, self.client, self.admin = app.state.service, client, admin
+
+    async def version(self, kit: ModuleType, model: str, **headers: str) -> str | None:
+        answer = await self.client.post(
+            "/classify", params={"model": model}, content=kit.encoded("JPEG", size=(40, 40)), headers=headers
+        )
+        return answer.json()["version"] if answer.status_code == 200 else None
+
+    def value(self, name: str, **labels: str) -> float:
+        return self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
+
+
+@asynccontextmanager
+async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
+    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
+    async with app.router.lifespan_context(app):
+        await asyncio.wrap_future(app.state.service.engine.prepared)
+        clients = [
+            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
+            for each in (app, create_admin_app(app.state.service))
+        ]
+        async with clients[0], clients[1]:
+            yield App(app, *clients)
+
+
+def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
+    put("plain")
+    put("many/1")
+    put("many/10", seed=1)
+    put("many/9", seed=2)
+    (tmp_path / "many" / "latest").mkdir()
+    (tmp_path / "many" / "11").mkdir()  # no bundle yet
+    (tmp_path / "empty").mkdir()
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "file").write_text("x")
+    found = scan(tmp_path)
+    assert {name: [each.number for each in versions] for name, versions in found.items()} == {
+        "plain": [""],
+        "many": ["10", "9", "1"],
+    }
+    assert [each.number for each in newest(found, 2)["many"]] == ["9", "10"]
+    with pytest.raises(RepositoryError, match=r"repository .*/nowhere: No such file"):
+        scan(tmp_path / "nowhere")
+
+
+async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    put("a/1")
+    a2, b = put("a/2", seed=1), put("b", seed=2)
+    async with serving(tmp_path) as app:
+        assert (await app.version(kit, "a"), await app.version(kit, "b")) == (a2, b)
+        assert await app.service.watch.look() == []
+        a3, changed, c = put("a/3", seed=3), put("b", seed=4), put("c", seed=5)
+        done = await app.service.watch.look()
+        assert sorted(done) == [f"serves a/3 ({a3})", f"serves b ({changed})", f"serves c ({c})"]
+        assert [await app.version(kit, name) for name in "abc"] == [a3, changed, c]
+        shutil.rmtree(tmp_path / "c")
+        assert await app.service.watch.look() == ["serves c no more"]
+        assert await app.version(kit, "c") is None
+        await app.service.rollout.settled()
+        assert len(app.service.engine._pipelines) == 2
+
+
+async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
+    tmp_path: Path, put: Put, kit: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = put("a")
+    async with serving(tmp_path) as app:
+        put("a", seed=1)
+        config = json.loads((tmp_path / "a" / "config.json").read_text())
+        config["golden"]["probability"][0][0] /= 3
+        (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+        [line] = await app.service.watch.look()
+        assert "failed a: bundle" in line
+        assert "golden image 0" in line
+        assert await app.version(kit, "a") == first
+        assert app.value("model_load_failures_total", model="a") == 1
+        assert await app.service.watch.look() == []
+        assert "what served goes on" in caplog.text
+        fixed = put("a", seed=2)
+        assert await app.service.watch.look() == [f"serves a ({fixed})"]
+        assert await app.version(kit, "a") == fixed
+
+
+async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    a1, a2 = put("a/1"), put("a/2", seed=1)
+    put("b", seed=2)
+    async with serving(tmp_path) as app:
+        index = (await app.admin.get("/v1/repository")).json()["models"]
+        assert [(each["name"], each["number"], each["serves"]) for each in index] == [
+            ("a", "2", True),
+            ("a", "1", False),
+            ("b", None, True),
+        ]
+        back = await app.admin.post("/v1/models/a/load", params={"number": "1"})
+        assert back.json() == {"name": "a", "number": "1", "version": a1}
+        assert await app.version(kit, "a") == a1
+        assert (await app.admin.post("/v1/models/a/load")).json()["version"] == a2
+        gone = await app.admin.post("/v1/models/b/unload")
+        assert gone.json()["unloaded"][0]["name"] == "b"
+        assert await app.version(kit, "b") is None
+        assert await app.service.watch.look() == []  # it stays out until it changes
+        assert (await app.admin.post("/v1/models/b/load")).status_code == 200
+        for path in ("/v1/models/none/load", "/v1/models/a/load?number=9", "/v1/models/none/unload"):
+            answer = await app.admin.post(path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "unknown_model")
+        (tmp_path / "b" / "model.safetensors").write_bytes(b"x")
+        failed = await app.admin.post("/v1/models/b/load")
+        assert failed.status_code == 422
+        assert "model.safetensors" in failed.json()["error"]["message"]
+        assert await app.version(kit, "b") is not None
+        assert (await app.admin.post("/v1/repository/look")).json() == {"done": []}
+
+
+async def test_without_a_repository_there_is_nothing_to_admin(tmp_path: Path, put: Put) -> None:
+    put("a")
+    app = create_app(Settings(), {"a": tmp_path / "a"})
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(app=create_admin_app(app.state.service)), base_url="http://admin"
+    ) as admin:
+        answer = await admin.get("/v1/repository")
+    assert answer.status_code == 404
+    assert "--repository DIR" in answer.json()["error"]["message"]
+
+
+async def test_a_name_served_from_elsewhere_stops_the_start(tmp_path: Path, put: Put) -> None:
+    put("repository/a")
+    app = create_app(Settings(repository=str(tmp_path / "repository")), {"a": tmp_path / "repository" / "a"})
+    async with app.router.lifespan_context(app):
+        with pytest.raises(RepositoryError, match="a model called a is served already"):
+            await asyncio.wrap_future(app.state.service.engine.prepared)
+
+
+async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> None:
+    sizes = {"embed_dim": 256, "depth": 4, "num_heads": 4}  # 13 MB of weights
+    put("a", **sizes)
+    async with serving(tmp_path) as app:
+
+        async def reload(times: int) -> int:
+            for _ in range(times):
+                await app.service.watch.load("a")
+            await app.service.rollout.settled()
+            gc.collect()
+            return int(psutil.Process().memory_info().rss)
+
+        before = await reload(5)
+        after = await reload(15)
+        assert after - before < 20 << 20  # fifteen would be 190 MB

@@ -1,0 +1,221 @@
+"""Models come and go while others serve: atomically, verified, nothing lost, and their memory comes back."""
+
+import asyncio
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.models.errors import BundleError
+from milkweed.server.catalogue import Catalogue
+from milkweed.server.errors import ServiceError
+from milkweed.server.served import ServedModel, image_limits
+from milkweed.server.settings import Settings
+
+pytestmark = pytest.mark.anyio
+
+
+class Openers:
+    """Stands for `open_model` after the start: what it makes next, and a gate before it."""
+
+    def __init__(self, app: Any, kit: ModuleType) -> None:
+        self.kit = kit
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.models: list[Any] = []
+        app.service.rollout._open_model = self
+
+    def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
+        assert self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        torch.manual_seed(len(self.models) + 100)
+        model = self.kit.HeldModel()
+        self.models.append(model)
+        config = self.kit.make_config()
+        object.__setattr__(config, "files", {**config.files, "model.safetensors": f"{len(self.models):064d}"})
+        return ServedModel(
+            name=name,
+            config=config,
+            pipeline=self.kit.make_pipeline(model, max_batch_size=settings.max_batch_size),
+            limits=image_limits(settings),
+            max_batch_size=settings.max_batch_size or 8,
+        )
+
+
+async def version(app: Any, kit: ModuleType, **headers: str) -> str:
+    answer = await app.client.post("/classify", content=kit.encoded(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["version"])
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(
+    running: Any, kit: ModuleType, overlap: str
+) -> None:
+    async with running(settings={"overlap": overlap}) as app:
+        old = app.service.models["held"]
+        before = await version(app, kit)
+        openers = Openers(app, kit)
+        openers.gate.clear()
+        loading = asyncio.create_task(app.service.rollout.bring_in("held", Path("x"), "2"))
+        assert await version(app, kit) == before  # meanwhile the old one serves
+        openers.gate.set()
+        model = await loading
+        assert await version(app, kit) == model.config.version != before
+        await app.service.rollout.settled()
+        assert old.key not in app.service.engine._pipelines
+        assert old.key not in app.service.batcher._lines
+        assert app.value("model_ready", model="held", version=before) == 0
+        assert app.value("model_ready", model="held", version=model.config.version) == 1
+        listed = (await app.client.get("/v1/models")).json()["models"]
+        assert [(each["version"], each["number"]) for each in listed] == [(model.config.version, "2")]
+
+
+async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        old = app.service.models["held"]
+        openers = Openers(app, kit)
+        app.model.gate.clear()
+        running_one = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        queued = asyncio.create_task(app.client.post("/classify", content=kit.encoded(seed=1)))
+        await kit.until(lambda: app.service.batcher.depth == 1)
+        # a third has only asked: its body is not there yet
+        begun = asyncio.Event()
+        more = asyncio.Event()
+
+        async def body() -> Any:
+            begun.set()
+            yield kit.encoded(seed=2)[:50]
+            await more.wait()
+            yield kit.encoded(seed=2)[50:]
+
+        reading = asyncio.create_task(app.client.post("/classify", content=body()))
+        await begun.wait()
+        new = await app.service.rollout.bring_in("held", Path("x"))
+        late = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        app.model.gate.set()
+        assert (await running_one).json()["version"] == old.config.version
+        assert (await queued).json()["version"] == old.config.version
+        assert (await late).json()["version"] == new.config.version
+        more.set()
+        answer = (await reading).json()
+        assert answer["version"] in (old.config.version, new.config.version)  # httpx may send before or after
+        await app.service.rollout.settled()
+        assert old.key not in app.service.engine._pipelines
+        assert openers.models[0].sizes
+
+
+async def test_what_fails_to_load_changes_nothing(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        before = await version(app, kit)
+        openers = Openers(app, kit)
+        openers.failure = BundleError("bundle x: golden image 0, class 3: the model answers 0.1, its bundle says 0.9")
+        with pytest.raises(BundleError, match="golden image 0"):
+            await app.service.rollout.bring_in("held", Path("x"))
+        assert await version(app, kit) == before
+        openers.failure = None
+        await app.service.rollout.bring_in("held", Path("x"))
+        assert await version(app, kit) != before
+
+
+async def test_versions_are_pinned_by_header(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"keep_versions": 2}) as app:
+        first = app.service.models["held"]
+        Openers(app, kit)
+        second = await app.service.rollout.bring_in("held", Path("x"), "2")
+        assert await version(app, kit) == second.config.version
+        pinned = {"X-Model-Version": first.config.version}
+        assert await version(app, kit, **pinned) == first.config.version
+        assert await version(app, kit, **{"X-Model-Version": "2"}) == second.config.version
+        async with kit.one_reason(app, "unknown_model"):
+            answer = await app.client.post("/classify", content=kit.encoded(), headers={"X-Model-Version": "7"})
+        kit.check_error(answer, 404, "unknown_model", "no version '7' of held", first.config.version, "2 (")
+        third = await app.service.rollout.bring_in("held", Path("x"), "3")
+        await app.service.rollout.settled()
+        assert [model.number for model in app.service.models.versions("held")] == ["3", "2"]
+        assert await version(app, kit) == third.config.version
+        assert (await app.client.post("/classify", content=kit.encoded(), headers=pinned)).status_code == 404
+
+
+async def test_a_name_is_added_and_taken_out(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        Openers(app, kit)
+        await app.service.rollout.bring_in("other", Path("x"))
+        ask = {"params": {"model": "other"}, "content": kit.encoded()}
+        assert (await app.client.post("/classify", **ask)).status_code == 200
+        gone = await app.service.rollout.take_out("other")
+        assert [model.name for model in gone] == ["other"]
+        assert (await app.client.post("/classify", **ask)).status_code == 404
+        with pytest.raises(ServiceError, match="no model 'other'"):
+            await app.service.rollout.take_out("other")
+        assert await version(app, kit)
+
+
+async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"overlap": "on"}) as app:
+        Openers(app, kit)
+        app.model.gate.clear()
+        task = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        await app.service.rollout.bring_in("held", Path("x"))
+        app.model.failure = SystemExit("killed")
+        app.model.gate.set()
+        assert (await task).status_code == 500
+        async with asyncio.timeout(10):
+            await app.service.rollout.settled()
+        assert await version(app, kit)
+
+
+async def test_a_hundred_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"overlap": "on"}) as app:
+        Openers(app, kit)
+        statuses: list[int] = []
+        stop = asyncio.Event()
+
+        async def client(seed: int) -> None:
+            while not stop.is_set():
+                statuses.append((await app.client.post("/classify", content=kit.encoded(seed=seed))).status_code)
+
+        clients = [asyncio.create_task(client(seed)) for seed in range(4)]
+        for number in range(100):
+            await app.service.rollout.bring_in("held", Path("x"), str(number))
+        stop.set()
+        await asyncio.gather(*clients)
+        await app.service.rollout.settled()
+        assert set(statuses) == {200}
+        assert len(app.service.engine._pipelines) == len(app.service.batcher._lines) == 1
+        assert len(app.service.rollout._by_key) == len(app.service.rollout.costs) == 1
+
+
+def test_a_catalogue_never_changes(kit: ModuleType) -> None:
+    def model(name: str, number: str) -> ServedModel:
+        pipeline = kit.make_pipeline(kit.HeldModel())
+        return ServedModel(name, kit.make_config(), pipeline, image_limits(Settings()), 8, number=number)
+
+    empty = Catalogue()
+    a1, a2, b = model("a", "1"), model("a", "2"), model("b", "")
+    one, _ = empty.with_model(a1)
+    two, out = one.with_model(b)
+    assert not out
+    three, out = two.with_model(a2, keep=2)
+    assert not out
+    four, out = three.with_model(model("a", "2"), keep=2)  # the same number again
+    assert out == (a2,)
+    assert (len(empty), list(one), list(three), [m.number for m in three.versions("a")]) == (
+        *(0, ["a"], ["a", "b"]),
+        ["2", "1"],
+    )
+    assert three.find("a", "1") is a1
+    assert three.find() is a2
+    five, out = three.without("a", "2")
+    assert out == (a2,)
+    assert five.find("a") is a1
+    six, _ = five.without("a")
+    assert list(six) == ["b"]
+    assert list(three.every()) == [a2, a1, b]
