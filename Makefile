@@ -6,7 +6,7 @@ BIN := .venv/bin
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check bench kernels image lock clean
+.PHONY: serve test check audit bench kernels image lock clean
 
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
@@ -18,6 +18,12 @@ check: .venv/.installed-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p milkweed
+	$(MAKE) audit
+
+# Known holes in what is installed, as of now: asks pypi.org, so it needs the network. What cannot be asked about fails.
+audit: .venv/.installed-check
+	@$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement constraints.txt \
+		|| { echo 'audit: failed: a hole above, or pypi.org could not be asked (needs the network)' >&2; exit 1; }
 
 bench: .venv/.installed-bench
 	$(BIN)/milkweed bench model

@@ -2,19 +2,33 @@
 
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 
 from .errors import ServiceError, status_of
 from .repository import RepositoryError, scan
+from .security.gate import Gate
 from .served import ServedModel
 from .service import Service
 from .watch import Watch
 
+ADMIN = "admin"
+"""The caller that alone may ask here, where API keys are on."""
 
-def create_admin_app(service: Service) -> FastAPI:
+
+def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
     """The app of one service; `POST` changes what it serves and answers once that is done."""
-    app = FastAPI(title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None)
+
+    def check(request: Request) -> None:
+        # A page in a browser on this machine can post to any port, but not without telling where it is from.
+        if "origin" in request.headers:
+            raise ServiceError("unauthorized", "the admin API answers no browser")
+        if gate is not None and gate.closed and gate.identify(dict(request.headers.raw)).name != ADMIN:
+            raise ServiceError("unauthorized", f"the admin API answers the caller {ADMIN} alone")
+
+    app = FastAPI(
+        title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)]
+    )
     app.add_exception_handler(ServiceError, _refused)
     app.add_exception_handler(ValueError, _failed)
 

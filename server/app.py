@@ -17,13 +17,19 @@ from . import schemas
 from .errors import ServiceError
 from .metrics import package_version
 from .middleware import RequestMiddleware
+from .oip.error_form import ErrorForm
 from .responses import error_response
 from .routes.classify import Classify
 from .routes.classify_doc import classify_path
+from .routes.docs import docs_routes
 from .routes.health import health_routes
 from .routes.home import home_routes
 from .routes.metrics import metric_routes
 from .routes.models import model_routes
+from .routes.oip import oip_routes
+from .security.gate import Gate
+from .security.openapi import add_security
+from .security.watch import FileWatch
 from .served import OpenModel, open_model
 from .service import Service
 from .settings import Settings
@@ -43,6 +49,7 @@ def create_app(
     *,
     open_model: OpenModel = open_model,
     on_prepared: Callable[[BaseException | None], None] | None = None,
+    on_ended: Callable[[], None] = lambda: None,
 ) -> FastAPI:
     """The app; its service is `app.state.service`. The models load once its lifespan starts.
 
@@ -50,36 +57,49 @@ def create_app(
         bundles: where each served model lies, by name; the first one is the default.
         open_model: makes a warm model of a bundle.
         on_prepared: called when the models are warm, or with why they are not.
+        on_ended: called when the engine has ended though nobody stopped it.
     """
     service = Service(settings, bundles, open_model=open_model)
+    watch = FileWatch(service.metrics.reload_failing)
+    gate = Gate(settings, service.metrics, watch)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        service.start(on_prepared)
+        service.start(on_prepared, on_ended)
+        watch.start()
         yield
+        watch.stop()
         app.state.stopped_clean = await service.stop()
 
     app = FastAPI(
-        title="milkweed", version=package_version(), lifespan=lifespan, redoc_url=None, redirect_slashes=False
+        title="milkweed",
+        version=package_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
-    app.state.service = service
+    app.state.service, app.state.gate, app.state.watch = service, gate, watch
     app.state.stopped_clean = True
-    app.router.routes.insert(0, Route("/classify", Classify(service), methods=["POST"], name="classify"))
-    routers = (health_routes(service), model_routes(service), metric_routes(service), home_routes())
+    app.router.routes.insert(0, Route("/classify", Classify(service, gate), methods=["POST"], name="classify"))
+    app.router.routes.extend(oip_routes(service, gate))
+    routers = (health_routes(service), model_routes(service), metric_routes(service), home_routes(), docs_routes(app))
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
-    app.add_middleware(RequestMiddleware, service=service, routes=templates)
+    app.add_middleware(RequestMiddleware, service=service, gate=gate, routes=templates)
+    app.add_middleware(ErrorForm)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = lambda: _document(app, settings)  # type: ignore[method-assign]
+    app.openapi = lambda: _document(app, settings, gate)  # type: ignore[method-assign]
     return app
 
 
 async def _http_error(request: Request, exception: Exception) -> Response:
     """What the router refuses (404, 405), in our shape."""
     assert isinstance(exception, HTTPException)
-    where = f"{request.method[:10]} {request.url.path[:80]}"
+    # Not request.url: that reads the Host header, in which a client may write anything.
+    where = f"{request.method[:10]} {_shown(request.scope['path'])}"
     if exception.status_code == 405:
         error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
     elif exception.status_code == 404:
@@ -92,7 +112,12 @@ async def _http_error(request: Request, exception: Exception) -> Response:
     return response
 
 
-def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
+def _shown(path: str) -> str:
+    """A path on one line, at most 80 characters of it."""
+    return "".join(char if char.isprintable() else "?" for char in path[:80])
+
+
+def _document(app: FastAPI, settings: Settings, gate: Gate) -> dict[str, Any]:
     """FastAPI's OpenAPI document with the hand-written route in it; made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -102,5 +127,6 @@ def _document(app: FastAPI, settings: Settings) -> dict[str, Any]:
             ref_template="#/components/schemas/{model}",
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        add_security(document, gate)
         app.openapi_schema = document
     return app.openapi_schema

@@ -65,11 +65,14 @@ class Batcher:
             self._removing.add(key)
             self._wake.notify_all()
 
-    def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+    def submit(
+        self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
+    ) -> None:
         """Queue a request: all of its images or none.
 
         Args:
             images: place in the request, encoded bytes, header.
+            unseen_seconds: of the deadline that pass before a request is seen and after its answer is there.
 
         Raises:
             ServiceError: `overloaded` where they do not fit or cannot be answered in time, `draining` after `close`.
@@ -80,7 +83,7 @@ class Batcher:
             if self._closed:
                 raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
             self._check_room(ticket, len(images), pixels)
-            self._check_time(ticket, len(images), pixels, now)
+            self._check_time(ticket, len(images), pixels, now, unseen_seconds)
             ticket.missing = len(images)
             line, waits = self._lines[ticket.model], bool(self._running or self._depth)
             for place, data, info in images:
@@ -212,7 +215,7 @@ class Batcher:
                 "overloaded", f"{self._pixels} pixels wait, {pixels} more exceed the limit {self.max_queue_pixels}"
             )
 
-    def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float) -> None:
+    def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
         if not self._depth and not self._running:
             return
@@ -223,7 +226,7 @@ class Batcher:
                 waiting = waiting[0] + images, waiting[1] + pixels
                 ahead += line.costs.slack_seconds(images, pixels)
             ahead += line.costs.seconds(*waiting)
-        left = ticket.deadline - now
+        left = ticket.deadline - now - unseen
         if ahead > left:
             raise ServiceError(
                 "overloaded",

@@ -1,14 +1,18 @@
-"""Around every request, in plain ASGI: its id, its clock, its metrics, the answer to what is raised."""
+"""Around every request, in plain ASGI: its id, its clock, who asks, its metrics, the answer to what is raised."""
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Iterable
 
+from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .errors import ClientGone, ServiceError, error_body, error_headers, internal_error
 from .metrics import Metrics
+from .security.connection import REFUSAL_KEY
+from .security.gate import Gate
 from .service import Service
 from .trace import SCOPE_KEY, Trace
 
@@ -21,15 +25,20 @@ CLIENT_GONE = 499  # nginx's word for it; never sent, only counted
 KEEP_UNREAD_BYTES = 1 << 20
 LINGER_SECONDS = 2.0
 
+# A browser shall take our JSON for nothing else, whatever bytes of an upload are quoted in it.
+NO_SNIFFING = (b"x-content-type-options", b"nosniff")
+
 
 class RequestMiddleware:
     """The outermost layer of the app."""
 
-    def __init__(self, app: ASGIApp, service: Service, routes: Iterable[str]) -> None:
+    def __init__(self, app: ASGIApp, service: Service, gate: Gate, routes: Iterable[str]) -> None:
         self._app = app
+        self._gate = gate
         self._service = service
         self._metrics: Metrics = service.metrics
         self._routes = frozenset(routes)
+        self._patterns = [(compile_path(route)[0], route) for route in self._routes if "{" in route]
         self._in_flight = {route: self._metrics.in_flight.labels(route) for route in (*self._routes, "other")}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -37,7 +46,7 @@ class RequestMiddleware:
             await self._app(scope, receive, send)
             return
         trace = scope[SCOPE_KEY] = Trace(scope["headers"])
-        route = scope["path"] if scope["path"] in self._routes else "other"
+        route = self._route(scope["path"])
 
         async def send_traced(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -45,9 +54,15 @@ class RequestMiddleware:
                 message["headers"] = self._headers(message.get("headers", ()), trace)
             await send(message)
 
+        async def receive_whole() -> Message:
+            message = await receive()
+            if REFUSAL_KEY in scope:  # the connection knows that the rest of the body will never come
+                raise scope[REFUSAL_KEY]
+            return message
+
         self._in_flight[route].inc()
         try:
-            await self._answer(scope, receive, send_traced, trace)
+            await self._answer(scope, receive_whole, send_traced, trace)
         finally:
             self._in_flight[route].dec()
             end = time.perf_counter()
@@ -56,8 +71,15 @@ class RequestMiddleware:
             if trace.code is not None:
                 self._metrics.rejected[trace.code].inc()
 
+    def _route(self, path: str) -> str:
+        """The template of a path, which is a metric's label: a closed set, whatever clients ask for."""
+        if path in self._routes:
+            return path
+        return next((route for pattern, route in self._patterns if pattern.match(path)), "other")
+
     async def _answer(self, scope: Scope, receive: Receive, send: Send, trace: Trace) -> None:
         try:
+            self._gate.admit(scope, trace.headers)
             await self._app(scope, receive, send)
             return
         except ClientGone as gone:
@@ -65,6 +87,11 @@ class RequestMiddleware:
             return
         except ServiceError as error:
             refusal = error
+        except asyncio.CancelledError:
+            if trace.status or not self._service.draining:
+                raise
+            # The server ends now. uvicorn would answer 500 in plain text.
+            refusal = ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1)
         except Exception:
             logger.exception("a request failed", extra={"request_id": trace.request_id.decode()})
             refusal = internal_error()
@@ -74,7 +101,7 @@ class RequestMiddleware:
         await _refuse(refusal, receive, send, trace)
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], trace: Trace) -> list[tuple[bytes, bytes]]:
-        out = [*headers, (b"x-request-id", trace.request_id)]
+        out = [*headers, (b"x-request-id", trace.request_id), NO_SNIFFING]
         if self._service.draining and not any(name == b"connection" for name, _ in out):
             out.append((b"connection", b"close"))  # the client's next request goes to a server that stays
         return out
@@ -101,11 +128,9 @@ async def _refuse(error: ServiceError, receive: Receive, send: Send, trace: Trac
 
 async def _linger(receive: Receive) -> None:
     """Read a body away, for a bounded time, so that the client can read our answer before the close."""
-    try:
+    with contextlib.suppress(TimeoutError, ServiceError):
         async with asyncio.timeout(LINGER_SECONDS):
             while True:
                 message = await receive()
                 if message["type"] != "http.request" or not message.get("more_body"):
                     return
-    except TimeoutError:
-        return

@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
+# A grey pixel as PNG: an example that can be sent.
+_PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
+
 
 class ErrorDetail(BaseModel):
     """What went wrong: a code for programs, a line for people."""
@@ -58,7 +61,7 @@ class ClassifyFailure(ClassifyAnswer):
 class ClassifyJson(BaseModel):
     """The JSON form of a request."""
 
-    images: list[str] = Field(min_length=1, description="encoded images in base64", examples=[["/9j/4AAQSkZJ..."]])
+    images: list[str] = Field(min_length=1, description="encoded images in base64", examples=[[_PIXEL]])
 
 
 class Health(BaseModel):

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -13,31 +14,32 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import cast
+from typing import Any, cast
 from wsgiref.simple_server import WSGIServer
 
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import start_http_server
 
+from .admin_server import AdminServer
 from .app import create_app
+from .listener import BACKLOG, PortError, accept_all, allow_files, listen, reason_of
 from .logs import configure_logs
+from .oip.grpc_server import GrpcError, GrpcServer
+from .probe_port import WsgiApp, with_probes
+from .security.connection import Connection
+from .security.connections import Connections
+from .security.tls import Tls
 from .service import Service
 from .settings import Settings
 
 logger = logging.getLogger("milkweed.serve")
-
-BACKLOG = 2048
 
 # The server waits this much longer than the service, so that the service has the last word to each client.
 DRAIN_MARGIN_SECONDS = 2
 
 # After the listener is closed, connections that are open may still bring a request for so long.
 LAST_REQUEST_SECONDS = 1.0
-
-
-class PortError(OSError):
-    """A port that cannot be listened on; the message is one line."""
 
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
@@ -56,28 +58,23 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
     configure_logs(settings.log_level)
     with contextlib.suppress(OSError, ValueError):  # stderr may be no file
         faulthandler.enable()  # a crash of a native library says at least in which thread and call
-    with _listen(settings.host, settings.port) as listener:
+    with listen(settings.host, settings.port) as listener:
         return _Run(settings, bundles, listener).run()
 
 
-def _listen(host: str, port: int) -> socket.socket:
-    """A bound, not yet accepting socket.
+def _grpc_server(settings: Settings, app: FastAPI) -> GrpcServer | None:
+    """The gRPC half, not yet started; None where it is off.
 
     Raises:
-        PortError: names the address and what is wrong with it.
+        PortError: its port is not to be had.
+        GrpcError: it cannot be served.
     """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
-    except OSError as error:
-        raise PortError(f"cannot listen on {host} port {port}: {_reason(error)}") from None
-
-
-def _reason(error: OSError) -> str:
-    """The system's words for an error; socket.create_server adds its own, getaddrinfo has its own numbers."""
-    if error.errno is None or isinstance(error, socket.gaierror):
-        return error.strerror or str(error)
-    return os.strerror(error.errno)
+    if not settings.grpc_port:
+        return None
+    server = GrpcServer(app.state.service, app.state.gate)
+    # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
+    listen(settings.host, settings.grpc_port).close()
+    return server
 
 
 class _Run:
@@ -88,11 +85,16 @@ class _Run:
         self._listener = listener
         self._failed = False
         self._grace_seconds = 0.0
-        self.app: FastAPI = create_app(settings, bundles, on_prepared=self._prepared)
+        self.app: FastAPI = create_app(settings, bundles, on_prepared=self._prepared, on_ended=self._engine_ended)
         self.service: Service = self.app.state.service
+        self.tls = Tls.of(settings, self.app.state.watch)
+        self.connections = Connections(settings, self.service.metrics)
+        self._grpc = _grpc_server(settings, self.app)
+        self._admin = AdminServer(settings, self.service, self.app.state.gate) if settings.admin_port else None
         self._server = _Server(self._config(), self)
 
     def run(self) -> int:
+        allow_files(self._settings.max_connections)
         metrics_server = self._serve_metrics()
         logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
         try:
@@ -111,14 +113,22 @@ class _Run:
     def url(self) -> str:
         """Where the service answers."""
         host, port = self._listener.getsockname()[:2]
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        scheme = "http" if self.tls is None else "https"
+        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+    @property
+    def tls_options(self) -> dict[str, Any]:
+        """What an event loop is told to speak TLS; a handshake may take as long as a request's headers."""
+        if self.tls is None:
+            return {}
+        return {"ssl": self.tls, "ssl_handshake_timeout": self._settings.header_timeout_ms / 1e3}
 
     def _config(self) -> uvicorn.Config:
         settings = self._settings
         return uvicorn.Config(
             self.app,
             loop="uvloop",
-            http="httptools",
+            http=cast(type[asyncio.Protocol], functools.partial(Connection, self.connections)),
             ws="none",
             lifespan="on",
             access_log=False,
@@ -136,10 +146,11 @@ class _Run:
             return None
         try:
             server, _ = start_http_server(settings.metrics_port, settings.host, registry=self.service.metrics.registry)
+            server.set_app(with_probes(cast(WsgiApp, server.get_app()), self.service))
         except OSError as error:
             raise PortError(
                 f"cannot listen on {settings.host} metrics port {settings.metrics_port}: "
-                f"{_reason(error)} (--metrics-port 0 turns it off)"
+                f"{reason_of(error)} (--metrics-port 0 turns it off)"
             ) from None
         return server
 
@@ -164,10 +175,36 @@ class _Run:
             )
             print(line, flush=True)
 
+    def _engine_ended(self) -> None:
+        """Whoever waited has been told; what starts processes shall start this one again."""
+        logger.error("the engine has ended: the process ends with 1")
+        self._failed = True
+        self._server.should_exit = True
+
     @property
     def last_request_seconds(self) -> float:
         """How long connections stay open for a request on its way, once nobody can connect any more."""
         return min(LAST_REQUEST_SECONDS, self._grace_seconds)
+
+    async def start_others(self) -> None:
+        """Open the other ports, if there shall be any; without the gRPC port the process does not go on."""
+        if self._admin is not None:
+            self._admin.begin()
+        if self._grpc is None:
+            return
+        try:
+            await self._grpc.start()
+        except GrpcError as error:
+            self._failed = True
+            print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
+            asyncio.get_running_loop().call_soon(self._drain)  # once uvicorn has begun, so that it also ends
+
+    async def stop_others(self) -> None:
+        """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
+        if self._admin is not None:
+            await self._admin.end()
+        if self._grpc is not None:
+            await self._grpc.stop(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
 
     def stop(self, signal_number: int) -> None:
         """First signal: say not ready, wait a moment, then drain. A person at a terminal need not wait."""
@@ -203,20 +240,35 @@ class _Server(uvicorn.Server):
             for number in numbers:
                 loop.remove_signal_handler(number)
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As uvicorn's own for sockets that are there, with a limit to the time of a TLS handshake."""
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            sys.exit(uvicorn.config.STARTUP_FAILURE)
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(self._protocol, sock=listener, backlog=BACKLOG, **self._run.tls_options)
+            for listener in sockets or []
+        ]
+        self.started = True
+        await self._run.start_others()
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody connect any more, answer who already has, then close what is idle."""
-        connected = [peer for listener in sockets or [] for peer in _accept_all(listener)]
+        others_stopped = asyncio.create_task(self._run.stop_others())
+        connected = [peer for listener in sockets or [] for peer in accept_all(listener)]
         for server in self.servers:
             server.close()
         for listener in sockets or []:
             listener.close()
         for peer in connected:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, peer)
+            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, peer, **self._run.tls_options)
         # A request may be on its way in every open connection; closing now would reset it.
         end = time.monotonic() + self._run.last_request_seconds
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._run.service.stop_accepting()
+        await others_stopped
         await super().shutdown(sockets)
 
     def _protocol(self) -> asyncio.Protocol:
@@ -231,17 +283,6 @@ class _Server(uvicorn.Server):
             _exit_now(128 + sig)
         self._signalled = True
         self._run.stop(sig)
-
-
-def _accept_all(listener: socket.socket) -> list[socket.socket]:
-    """The connections that wait to be accepted; closing the listener would reset them."""
-    listener.setblocking(False)
-    listener.listen(0)  # from here on the kernel takes hardly anybody in: who comes between now and the close is reset
-    accepted = []
-    with contextlib.suppress(BlockingIOError):
-        while True:
-            accepted.append(listener.accept()[0])
-    return accepted
 
 
 def _exit_now(code: int) -> None:

@@ -3,19 +3,16 @@
 import asyncio
 import logging
 import math
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ..loaders.info import ImageInfo
 from .batcher import Batcher
 from .body import HeldBytes
 from .catalogue import Catalogue
-from .decoder_metrics import collect_decoders
 from .engine import Engine
 from .errors import ServiceError
+from .live_metrics import collect_decoders, collect_engine
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
@@ -28,7 +25,7 @@ from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
 
-LAG_TICK_SECONDS = 0.25
+LAG_TICK_SECONDS = 0.1
 
 
 class Service:
@@ -72,11 +69,12 @@ class Service:
         self._accepting = True
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lag_timer: asyncio.TimerHandle | None = None
+        self._lag = self._due = 0.0
         self._tickets: set[Ticket] = set()
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
-            *(self.batcher.collect_metrics, self._cpu.collect, self._collect_engine),
+            *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engine(self.engine, self.models)),
             *(collect_process_memory, collect_gpu_memory, lambda: collect_decoders(self.models)),
         ):
             self.metrics.collect_with(collect)
@@ -169,7 +167,7 @@ class Service:
             ServiceError: `overloaded` with an estimate of when there is room, `draining`.
         """
         try:
-            self.batcher.submit(ticket, images)
+            self.batcher.submit(ticket, images, unseen_seconds=2 * self.lag_seconds())
         except ServiceError as error:
             error.retry_after_seconds = self.retry_after_seconds()
             raise
@@ -180,6 +178,21 @@ class Service:
         self._tickets.discard(ticket)
         if ticket.missing:
             self.batcher.discard(ticket)
+
+    def lag_seconds(self) -> float:
+        """How late the event loop is: so long a request has waited before it was seen, and its answer will again."""
+        overdue = self._loop.time() - self._due if self._loop is not None and self._due else 0.0
+        return max(self._lag, overdue)
+
+    def check_time(self, timeout_seconds: float) -> None:
+        """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
+        lag = self.lag_seconds()
+        if lag >= timeout_seconds:
+            raise ServiceError(
+                "overloaded",
+                f"the event loop is {lag * 1e3:.0f} ms behind, the request may take {timeout_seconds * 1e3:.0f} ms",
+                retry_after_seconds=self.retry_after_seconds(),
+            )
 
     def retry_after_seconds(self) -> int:
         """When what runs and waits now should be done."""
@@ -259,26 +272,13 @@ class Service:
         for ticket in list(self._tickets):
             ticket.fail(ServiceError("not_ready", "the engine has ended", retry_after_seconds=5))
 
-    def _collect_engine(self) -> Iterator[Metric]:
-        family = GaugeMetricFamily(
-            "milkweed_engine_heartbeat_timestamp_seconds",
-            "Unix time of the engine's last sign of life; now, while it is idle.",
-            labels=["device"],
-        )
-        device = next((str(model.pipeline.device) for model in self.models.values()), "none")
-        family.add_metric([device], time.time() - self.engine.silent_seconds())
-        restarts = CounterMetricFamily(
-            "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=["device"]
-        )
-        restarts.add_metric([device], self.engine.restarts)
-        yield from (family, restarts)
-
     def _tick(self, due: float) -> None:
         """Measure how late the loop is, on a timer of its own."""
         assert self._loop is not None
         now = self._loop.time()
-        self.metrics.loop_lag.observe(max(0.0, now - due))
-        due = now + LAG_TICK_SECONDS
+        self._lag = max(0.0, now - due)
+        self.metrics.loop_lag.observe(self._lag)
+        self._due = due = now + LAG_TICK_SECONDS
         self._lag_timer = self._loop.call_at(due, self._tick, due)
 
 

@@ -8,10 +8,12 @@ import typer
 from .bench import app as bench
 from .classify import classify
 from .compress import compress
+from .config import config_app
 from .densify import densify
 from .evaluate import evaluate
 from .import_checkpoint import import_checkpoint
 from .inspect_bundle import inspect
+from .keys import keys_app
 from .models import models
 from .serve import serve, with_settings
 from .train import train
@@ -21,7 +23,7 @@ def build_app(command: str = "") -> typer.Typer:
     """The whole command.
 
     Args:
-        command: the one about to run; only `serve` pays for reading the list of all settings.
+        command: the one about to run; only `serve` and `config` pay for reading the list of all settings.
     """
     app = typer.Typer(
         name="milkweed",
@@ -40,6 +42,8 @@ def build_app(command: str = "") -> typer.Typer:
     app.command("inspect")(inspect)
     app.command("classify")(classify)
     app.command("models")(models)
+    app.add_typer(config_app(with_options=command == "config"), name="config")
+    app.add_typer(keys_app(), name="keys")
     app.add_typer(bench, name="bench")
     return app
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
+from . import bench_options as given
 from .bundles import demo_bundle, installed_demo
 from .failure import FAILED, WRONG_USAGE, Failure
 from .options import Json, number_option, split_list
@@ -17,7 +18,7 @@ from .output import flattened, note, print_fields, print_json, print_rich, print
 from .progress import progress
 
 app = typer.Typer(
-    help="Measure this machine: forward, decoding, HTTP.\n\n\b\nExample:\n  milkweed bench model --threads 2",
+    help="Measure this machine: forward, decoding, HTTP, load.\n\n\b\nExample:\n  milkweed bench model --threads 2",
     rich_markup_mode=None,
 )
 
@@ -155,6 +156,92 @@ def http(
         raise Failure(f"{document['errors']} of {document['requests']} requests failed", FAILED)
 
 
+@app.command()
+def server(
+    bundle: given.Server = None,
+    url: given.Url = None,
+    arch: given.Arch = None,
+    sections: given.Sections = None,
+    body: given.Bodies = None,
+    photos: given.Photos = None,
+    images: given.Images = 1,
+    seconds: given.Seconds = 10.0,
+    concurrency: given.Concurrency = 32,
+    clients: given.Clients = 1,
+    arrivals: given.Arriving = "poisson",
+    loads: given.Loads = "0.3,0.5,0.8",
+    rates: given.Rates = None,
+    timeout_ms: given.Timeout = 10_000,
+    overload: given.Times = 2.0,
+    overload_timeout_ms: given.OverloadTimeout = 500,
+    malformed: given.Malformed = 0.09,
+    restarts: given.Restarts = 4,
+    endpoint_delay_ms: given.Delay = 400,
+    minutes: given.Minutes = 10.0,
+    api_key: given.ApiKey = None,
+    settings: given.Settings = None,
+    plot: given.Plot = None,
+    out: OutFile = None,
+    json: Json = False,
+) -> None:
+    """Put a server under load: capacity, latency, overload, bad neighbours, restarts.
+
+    Open loop: requests start on a schedule, whether or not the server keeps up; latency counts from the intended
+    start. Exits with 1 where requests were lost, answered wrongly or refused without Retry-After, or good ones failed
+    below capacity.
+
+    \b
+    Examples:
+      milkweed bench server --seconds 10 --plot server.svg
+      milkweed bench server ./deit --photos ./photos --sections capacity,load
+      milkweed bench server --sections soak --minutes 30
+    """
+    from ...bench.load.plan import Watch
+    from ...bench.load.schedule import ARRIVALS
+    from ...bench.serving import run as bench
+    from ...bench.serving.bodies import KINDS
+    from ...bench.serving.plot import plot as draw
+    from ...bench.serving.sections import Options
+    from ...bench.serving.tables import line, table
+
+    if sum(value is not None for value in (bundle, url, arch)) > 1:
+        raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)
+    request = bench.Request(
+        bundle=bundle,
+        url=url,
+        arch=arch,
+        sections=given.chosen("--sections", sections, bench.SECTIONS) or bench.usual(url),
+        bodies=given.chosen("--body", body, KINDS),
+        photos=photos,
+        images=images,
+        seconds=seconds,
+        concurrency=concurrency,
+        clients=clients,
+        timeout_seconds=timeout_ms / 1e3,
+        api_key=api_key,
+        settings=given.pairs("--set", settings),
+        restarts=restarts,
+        watch=Watch(delay_seconds=endpoint_delay_ms / 1e3),
+        options=Options(
+            arrivals=(given.chosen("--arrivals", arrivals, ARRIVALS) or ["poisson"])[0],
+            loads=given.numbers("--loads", loads),
+            rates=given.numbers("--rates", rates),
+            overload=overload,
+            overload_timeout_seconds=overload_timeout_ms / 1e3,
+            malformed_share=malformed,
+            soak_minutes=minutes,
+        ),
+    )
+    document = bench.run(request, say=lambda row: note(line(row)))
+    _finish(document, out or bench.DEFAULT_OUT, json, secret=api_key)
+    if plot is not None:
+        note(f"wrote {draw(document, plot)}")
+    if not json:
+        print_rich(table(document))
+    if document["complaints"]:
+        raise Failure("; ".join(document["complaints"]), FAILED)
+
+
 def _made_jpegs(folder: Path) -> Path:
     """JPEGs of the usual size of ImageNet's, upright and lying."""
     from ...bench.bodies import made_jpegs
@@ -164,9 +251,10 @@ def _made_jpegs(folder: Path) -> Path:
     return folder
 
 
-def _finish(document: dict[str, Any], out: Path, json: bool) -> None:
-    """Write the JSON file, with the command that made it, and print it where asked."""
-    document["command"] = shlex.join(["milkweed", *sys.argv[1:]])
+def _finish(document: dict[str, Any], out: Path, json: bool, secret: str | None = None) -> None:
+    """Write the JSON file, with the command that made it, less its secret, and print it where asked."""
+    words = [word.replace(secret, "***") if secret else word for word in sys.argv[1:]]
+    document["command"] = shlex.join(["milkweed", *words])
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json_format.dumps(document, indent=1) + "\n")
     if json:

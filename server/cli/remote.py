@@ -1,12 +1,16 @@
 """A running milkweed server as a client sees it: one image in, one result out."""
 
 import json
+import os
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 from .failure import WRONG_USAGE, Failure
 
 TIMEOUT_SECONDS = 60.0
+
+KEY_VARIABLE = "MILKWEED_API_KEY"
+"""Where the key is that a server may ask for: options can be read by everybody on the machine."""
 
 Result = dict[str, Any]
 """One entry of `results`, as the interface has it: `predictions` or `error`."""
@@ -40,6 +44,8 @@ class RemoteServer:
             Failure: no server there, or one that is not milkweed's.
         """
         headers = {"Content-Type": "application/octet-stream"}
+        if key := os.environ.get(KEY_VARIABLE):
+            headers["Authorization"] = f"Bearer {key}"
         try:
             response = self._client.post(self._url, params=self._params, content=image, headers=headers)
         except self._failed as error:

@@ -3,23 +3,20 @@
 import asyncio
 import json
 import time
-from collections import Counter
 
 from starlette.types import Receive, Scope, Send
 
-from ...loaders.errors import InputError
-from ...loaders.guard import inspect
-from ...loaders.info import ImageInfo
+from ..ask import Inspected, ask, count_images, inspect_image, make_ticket
 from ..body import Hold, read_body
 from ..errors import ServiceError, status_of
-from ..forms import Encoded, Form, form_of, images_in
+from ..forms import Form, form_of, images_in
 from ..outcome import Outcome, Predictions
 from ..question import Question, read_question
+from ..security.gate import ACCOUNT_KEY, Gate
 from ..served import ServedModel
 from ..service import Service
-from ..ticket import Ticket
 from ..trace import Trace, trace_of
-from ..waiting import source_of, watched
+from ..waiting import source_of
 from .outcomes import word_for
 from .stream import Stream, wants_stream
 
@@ -28,25 +25,25 @@ INLINE_PARSE_BYTES = 1 << 20
 
 _ARRAY = b"application/x-npy"
 
-Inspected = tuple[bytes, ImageInfo] | InputError | ServiceError
-
 
 class Classify:
     """The endpoint."""
 
-    def __init__(self, service: Service) -> None:
-        self._service = service
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self._service, self._gate = service, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace, service = trace_of(scope), self._service
         service.check_accepting()
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
+        service.check_time(question.timeout_seconds)
         with service.rollout.using(question.model), service.held.hold() as hold:
             try:
                 async with asyncio.timeout(question.timeout_seconds):
                     images = await self._images(question, trace, receive, hold)
+                    self._gate.charge_images(scope.get(ACCOUNT_KEY), len(images))
                     if not wants_stream(trace.headers):
-                        outcomes = await self._outcomes(question, images, trace, receive, source_of(scope))
+                        outcomes = await ask(service, question, images, trace, source=source_of(scope), receive=receive)
             except TimeoutError:
                 milliseconds = round(question.timeout_seconds * 1e3)
                 raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
@@ -69,18 +66,6 @@ class Classify:
         trace.mark()
         return images
 
-    async def _outcomes(
-        self, question: Question, images: list[Inspected], trace: Trace, receive: Receive, source: str | None
-    ) -> list[Outcome]:
-        """What became of each image."""
-        try:
-            outcomes = await self._ask_engine(question, images, trace, receive, source)
-        except BaseException as error:
-            self._count(question.model, {word_for(error): len(images)})
-            raise
-        self._count(question.model, Counter(map(word_for, outcomes)))
-        return outcomes
-
     async def _stream(
         self,
         question: Question,
@@ -91,88 +76,32 @@ class Classify:
         source: str | None,
     ) -> None:
         """Answer image by image."""
-        ticket, waiter, wanted = _ticket(question, images, trace, source)
-        if wanted:
-            self._submit(question, ticket, wanted)
-        stream = Stream(self._service, question, ticket, trace, send)
+        service, model = self._service, question.model
+        ticket, waiter, wanted = make_ticket(question, images, trace, source)
+        try:
+            if wanted:
+                service.submit(ticket, wanted)
+        except ServiceError as error:
+            count_images(service, model, {word_for(error): len(images)})
+            raise
+        stream = Stream(service, question, ticket, trace, send)
         try:
             await stream.run(waiter, receive, ticket.deadline - time.perf_counter())
         finally:
             waiter.cancel()
-            self._service.forget(ticket)
-            self._count(question.model, stream.counts)
+            service.forget(ticket)
+            count_images(service, model, stream.counts)
 
     async def _parse(self, body: bytes, form: Form, model: ServedModel, trace: Trace) -> list[Inspected]:
         content_type = trace.headers.get(b"content-type", b"")
         most = self._service.settings.max_images_per_request
 
         def parse() -> list[Inspected]:
-            return [_inspect(image, model) for image in images_in(body, form, content_type, max_images=most)]
+            return [inspect_image(image, model) for image in images_in(body, form, content_type, max_images=most)]
 
         if len(body) <= INLINE_PARSE_BYTES or (form == "raw" and len(body) <= model.limits.max_bytes):
             return parse()
         return await asyncio.to_thread(parse)
-
-    async def _ask_engine(
-        self, question: Question, images: list[Inspected], trace: Trace, receive: Receive, source: str | None
-    ) -> list[Outcome]:
-        """Queue the images that passed the guard and wait for the last of them."""
-        ticket, waiter, wanted = _ticket(question, images, trace, source)
-        if wanted:
-            self._service.submit(ticket, wanted)
-            try:
-                async with watched(waiter, receive):
-                    await waiter
-            finally:
-                self._service.forget(ticket)
-            self._mark_engine(question.model, ticket, trace)
-        return [outcome for outcome in ticket.outcomes if outcome is not None]
-
-    def _submit(self, question: Question, ticket: Ticket, wanted: list[tuple[int, bytes, ImageInfo]]) -> None:
-        try:
-            self._service.submit(ticket, wanted)
-        except ServiceError as error:
-            self._count(question.model, {word_for(error): len(ticket.outcomes)})
-            raise
-
-    def _mark_engine(self, model: ServedModel, ticket: Ticket, trace: Trace) -> None:
-        """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
-        result = ticket.last
-        if result is not None:
-            trace.ends += (result.started, result.decoded, result.launched, result.forwarded, result.finished)
-            trace.mark()
-            trace.model = self._service.metrics.model(model.name)
-
-    def _count(self, model: ServedModel, outcomes: dict[str, int]) -> None:
-        images = self._service.metrics.model(model.name).images
-        for outcome, count in outcomes.items():
-            images[outcome].inc(count)
-
-
-def _ticket(
-    question: Question, images: list[Inspected], trace: Trace, source: str | None
-) -> tuple[Ticket, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
-    """The request as the queue sees it, what wakes it, and the images that passed the guard."""
-    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = trace.started + question.timeout_seconds
-    ticket = Ticket(question.model.key, question.top_k, deadline, waiter, len(images), source, question.priority)
-    wanted: list[tuple[int, bytes, ImageInfo]] = []
-    for place, image in enumerate(images):
-        if isinstance(image, tuple):
-            wanted.append((place, *image))
-        else:
-            ticket.outcomes[place] = image
-    return ticket, waiter, wanted
-
-
-def _inspect(image: Encoded, model: ServedModel) -> Inspected:
-    """The header guard, before anything is queued."""
-    if isinstance(image, ServiceError):
-        return image
-    try:
-        return image, inspect(image, model.limits)
-    except InputError as error:
-        return error
 
 
 async def _respond(model: ServedModel, outcomes: list[Outcome], trace: Trace, send: Send) -> None:

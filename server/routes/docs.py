@@ -5,7 +5,7 @@ foreign code in a page of this origin with it.
 """
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -110,7 +110,7 @@ def _schema_name(schema: Mapping[str, Any]) -> str:
     return kind + limits + default
 
 
-def _table(columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     if not rows:
         return ""
     lines = ["<tr>" + "".join(f"<th>{escape(column)}</th>" for column in columns) + "</tr>\n"]

@@ -10,7 +10,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ..ask import source_of
 from ..body import Hold, read_body
 from ..errors import ServiceError
 from ..forms import form_of
@@ -20,16 +19,17 @@ from ..oip.outputs import output_tensors
 from ..oip.rest_answer import infer_answer
 from ..oip.rest_request import LENGTH_HEADER, json_length, parsed_bytes, read_infer_request
 from ..responses import error_response
+from ..security.gate import ACCOUNT_KEY, Gate
 from ..served import ServedModel
 from ..service import Service
 from ..trace import Trace, trace_of
+from ..waiting import source_of
 
-# More than this, in or out, is parsed or written on another thread, so that the event loop goes on.
+# More than this is parsed on another thread, so that the event loop goes on.
 INLINE_BYTES = 1 << 20
-INLINE_VALUES = 10_000
 
 # A parsed document may take so many times the memory of the largest body.
-PARSED_FACTOR = 4
+PARSED_FACTOR = 2
 
 MAX_QUESTION_BYTES = 1 << 16
 
@@ -39,7 +39,7 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def oip_routes(service: Service) -> list[Route]:
+def oip_routes(service: Service, gate: Gate) -> list[Route]:
     """The routes of one service."""
     routes = [
         Route("/v2", _said(describe.server_metadata)),
@@ -50,11 +50,13 @@ def oip_routes(service: Service) -> list[Route]:
     ]
     for path in (_MODEL, _VERSION):
         routes += [
-            Route(path, _about(service, describe.model_metadata)),
+            Route(
+                path, _about(service, lambda model: describe.model_metadata(model, service.models.versions(model.name)))
+            ),
             Route(f"{path}/ready", _model_probe(service)),
             Route(f"{path}/config", _about(service, describe.model_config)),
             Route(f"{path}/stats", _stats(service)),
-            Route(f"{path}/infer", Infer(service), methods=["POST"]),
+            Route(f"{path}/infer", Infer(service, gate), methods=["POST"]),
         ]
     return routes
 
@@ -62,8 +64,9 @@ def oip_routes(service: Service) -> list[Route]:
 class Infer:
     """POST .../infer."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
+        self._gate = gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace, service = trace_of(scope), self._service
@@ -72,17 +75,23 @@ class Infer:
         question = question_of(service, model, trace)
         said = b"x-request-timeout-ms" in trace.headers
         async with before_deadline(question, trace, said=said) as clock:
-            with service.held.hold() as hold:
+            with service.rollout.using(model), service.held.hold() as hold:
                 prepared = await self._read(model, trace, receive, hold)
                 outcomes = await infer(
-                    service, question, prepared, clock, trace, source=source_of(scope), receive=receive
+                    service,
+                    question,
+                    prepared,
+                    clock,
+                    trace,
+                    charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
+                    source=source_of(scope),
+                    receive=receive,
                 )
-            values = len(outcomes) * prepared.options.engine_top_k
 
             def write() -> tuple[bytes, list[tuple[bytes, bytes]]]:
                 return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
 
-            body, headers = write() if values <= INLINE_VALUES else await asyncio.to_thread(write)
+            body, headers = write() if prepared.is_small else await asyncio.to_thread(write)
         headers += [(b"content-length", b"%d" % len(body)), (b"server-timing", trace.server_timing())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await send({"type": "http.response.body", "body": body})

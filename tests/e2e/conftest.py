@@ -58,7 +58,7 @@ class Server:
         """Wait for the line that is printed once the models are warm; the URL in it."""
         assert self.process.stdout is not None
         self.line = self.process.stdout.readline()
-        found = re.search(r"http://\S+", self.line)
+        found = re.search(r"https?://\S+", self.line)
         assert found, f"no start: {self.exit()} {self.log}"
         self.url = found[0]
         return self.url
@@ -139,13 +139,13 @@ def _serving(bundles: dict[str, Path], prelude: str = "", **settings: object) ->
         server.process.stderr.close()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def serving(tiny_bundle: Path) -> Serve:
     """`with serving(port=...) as server:` a process that has just been started; settings as given.
 
     `prelude` is Python that it runs before milkweed.
     """
-    return lambda bundles=None, **settings: _serving(bundles or {"tiny": tiny_bundle}, **settings)
+    return lambda bundles=None, **settings: _serving({"tiny": tiny_bundle} if bundles is None else bundles, **settings)
 
 
 @pytest.fixture(scope="module")

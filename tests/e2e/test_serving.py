@@ -113,3 +113,10 @@ def test_client_that_hangs_up_is_counted(server: Any) -> None:
         if server.metric(name) > before:
             break
     assert server.metric(name) - before == 1
+
+
+def test_metrics_port_answers_probes(server: Any) -> None:
+    for path in ("/livez", "/readyz"):
+        answer = httpx.get(server.metrics_url + path)
+        assert (answer.status_code, answer.text) == (200, "ok\n")
+    assert "milkweed_build_info" in httpx.get(server.metrics_url + "/metrics").text

@@ -182,3 +182,13 @@ def test_models_add_up():
     waiter: Future[None] = Future()
     rig.batcher.submit(Ticket("b", 5, 1e9, waiter, 4), [(place, b"x", INFO) for place in range(4)])
     assert "would take 410 ms and 300 ms are left" in rig.refused(1, within=0.3)
+
+
+def test_time_that_nobody_saw_counts_against_the_deadline():
+    rig = Rig()
+    rig.ticket(4)
+    waiter: Future[None] = Future()
+    late = Ticket("a", 5, rig.now + 0.1, waiter, 1)
+    with pytest.raises(ServiceError, match="would take 50 ms and 20 ms are left"):
+        rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.08)
+    rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)

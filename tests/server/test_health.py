@@ -67,7 +67,7 @@ async def test_openapi_documents_classify_in_full(running: Any) -> None:
     assert set(post["requestBody"]["content"]) == {
         *("image/*", "application/octet-stream", "application/x-npy", "multipart/form-data", "application/json")
     }
-    assert set(post["responses"]) == {"200", "400", "404", "413", "415", "422", "500", "503", "504"}
+    assert set(post["responses"]) == {*("200", "400", "404", "408", "413", "415", "422", "431", "500", "503", "504")}
     assert {p["name"] for p in post["parameters"]} == {
         "model",
         "top_k",

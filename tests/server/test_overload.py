@@ -1,6 +1,7 @@
 """What is refused for load, time or the service's state: full queues, deadlines, clients gone, faults, draining."""
 
 import asyncio
+import time
 from types import ModuleType
 from typing import Any
 
@@ -179,3 +180,28 @@ async def test_end_of_the_drain_answers_what_is_left(running: Any, kit: ModuleTy
         for answer in await asyncio.gather(stuck, waiting):
             kit.check_error(answer, 503, "draining")
         assert app.service.batcher.depth == 0
+
+
+async def test_what_is_late_before_it_is_read_is_refused_at_once(
+    running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running() as app:
+        monkeypatch.setattr(app.service, "lag_seconds", lambda: 0.4)
+        async with kit.one_reason(app, "overloaded"):
+            refused = await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-Timeout-Ms": "400"})
+        kit.check_error(refused, 503, "overloaded", "the event loop is 400 ms behind", "may take 400 ms")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await app.client.post("/classify", content=kit.encoded())).status_code == 200
+
+
+async def test_the_loops_lag_is_seen_while_it_lasts(running: Any) -> None:
+    async with running() as app:
+        time.sleep(0.3)  # the loop stands still
+        assert app.service.lag_seconds() >= 0.15
+        await settled(app)
+
+
+async def settled(app: Any) -> None:
+    async with asyncio.timeout(10):
+        while app.service.lag_seconds() > 0.05:
+            await asyncio.sleep(0.01)

@@ -205,7 +205,7 @@ def test_a_catalogue_never_changes(kit: ModuleType) -> None:
     assert not out
     three, out = two.with_model(a2, keep=2)
     assert not out
-    four, out = three.with_model(model("a", "2"), keep=2)  # the same number again
+    _four, out = three.with_model(model("a", "2"), keep=2)  # the same number again
     assert out == (a2,)
     assert (len(empty), list(one), list(three), [m.number for m in three.versions("a")]) == (
         *(0, ["a"], ["a", "b"]),

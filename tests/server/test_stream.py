@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from types import ModuleType
 from typing import Any
 
@@ -68,10 +69,15 @@ async def test_a_line_comes_as_soon_as_its_image_is_done(running: Any, kit: Modu
         assert (await sent.get())["status"] == 200  # before any image is done
         await kit.entered(app.model)
         assert sent.empty()
+        passes = threading.Semaphore(0)  # one forward at a time
+        app.model.gate.wait = lambda timeout: passes.acquire(timeout=timeout)
         app.model.gate.set()
+        await kit.entered(app.model)
         first = await sent.get()
         assert first["more_body"]
-        assert {line["image"] for line in lines(first["body"].decode())} <= {0, 1}
+        assert {line["image"] for line in lines(first["body"].decode())} == {0, 1}
+        assert sent.empty()
+        passes.release()
         await task
 
 

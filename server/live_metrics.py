@@ -1,9 +1,11 @@
-"""What the loaders' decoders have been through, read from them at each scrape."""
+"""What the engine and the loaders' decoders have been through, read from them at each scrape."""
 
+import time
 from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .engine import Engine
 from .served import ServedModel
 
 
@@ -33,3 +35,19 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
         suspects.add_metric([name], health.suspects)
         healthy.add_metric([name], float(health.trouble is None))
     yield from (rebuilds, lost, suspect, suspects, healthy)
+
+
+def collect_engine(engine: Engine, models: Mapping[str, ServedModel]) -> Iterator[Metric]:
+    """The series of the engine's threads."""
+    device = next((str(model.pipeline.device) for model in models.values()), "none")
+    family = GaugeMetricFamily(
+        "milkweed_engine_heartbeat_timestamp_seconds",
+        "Unix time of the engine's last sign of life; now, while it is idle.",
+        labels=["device"],
+    )
+    family.add_metric([device], time.time() - engine.silent_seconds())
+    restarts = CounterMetricFamily(
+        "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=["device"]
+    )
+    restarts.add_metric([device], engine.restarts)
+    yield from (family, restarts)

@@ -1,0 +1,121 @@
+"""`milkweed config`: which settings are in force and why, whether they can be, and the table of all."""
+
+import json as json_text
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from .failure import FAILED, one_line
+from .options import Json
+from .output import print_json, print_table
+from .serve import ConfigFile, with_settings
+
+if TYPE_CHECKING:
+    from ..settings import Settings
+
+Toml = Annotated[bool, typer.Option("--toml", help="Print the settings as a file for --config.")]
+CheckedFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML.", show_default=False)]
+
+
+def config_app(*, with_options: bool) -> typer.Typer:
+    """The group of commands.
+
+    Args:
+        with_options: give `show` and `check` an option for each setting.
+    """
+    app = typer.Typer(help="Show and check the settings of `milkweed serve`.", rich_markup_mode=None)
+    app.command("show")(with_settings(show) if with_options else show)
+    app.command("check")(with_settings(check) if with_options else check)
+    app.command("table")(table)
+    return app
+
+
+def show(config: ConfigFile = None, json: Json = False, toml: Toml = False, **settings: str | None) -> None:
+    """Print every setting, its value and where that came from.
+
+    Takes the options of `milkweed serve`, and reads the same variables and file. Settings name the files of keys
+    and certificates; what these hold is never printed.
+
+    \b
+    Example:
+      milkweed config show --config milkweed.toml --port 9000
+    """
+    from ..settings import load_settings, origins
+
+    loaded, places = load_settings(settings, config), origins(settings, config)
+    values = loaded.model_dump()
+    if json:
+        print_json({name: {"value": values[name], "from": places[name]} for name in values})
+    elif toml:
+        for name, value in values.items():
+            comment = "" if places[name] == "default" else f"  # {one_line(places[name])}"
+            print(f"{name} = {toml_value(value)}{comment}")
+    else:
+        print_table(("setting", "value", "from"), ((name, values[name], places[name]) for name in values))
+
+
+def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str | None) -> None:
+    """Say what is wrong with the settings, and with the files they name; exit code 0 if nothing, else 1.
+
+    Reads what `milkweed serve --config FILE` would read, variables too, and looks at everything before it gives up:
+    a line on stderr for each error.
+
+    \b
+    Example:
+      milkweed config check milkweed.toml
+    """
+    from ..settings import Settings, SettingsError, load_settings, settings_environment, variable_of
+
+    for name in settings_environment().keys() - Settings.model_fields.keys() - {"api_key"}:
+        typer.echo(f"milkweed: warning: {variable_of(name)}: there is no such setting; it has no effect", err=True)
+    try:
+        errors = _wrong_files(load_settings(settings, file or config))
+    except SettingsError as error:
+        errors = list(error.lines)
+    for line in errors:
+        typer.echo(f"milkweed: error: {one_line(line)}", err=True)
+    if errors:
+        raise typer.Exit(FAILED)
+    typer.echo("the settings are right")
+
+
+def table() -> None:
+    """Print the table of all settings as Markdown, as docs/settings.md has it."""
+    for line in settings_table():
+        print(line)
+
+
+def settings_table() -> list[str]:
+    """The rows of the table, head first: option, variable, default, what it is."""
+    from ..settings import Settings, option_of, variable_of
+
+    rows = ["| option | variable | default | |", "|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        rows.append(f"| `{option_of(name)}` | `{variable_of(name)}` | `{field.default}` | {field.description} |")
+    return rows
+
+
+def toml_value(value: Any) -> str:
+    """A plain value as TOML. JSON's strings are TOML's, but for one character."""
+    return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
+
+
+def _wrong_files(settings: "Settings") -> list[str]:
+    """What is wrong with the files that right settings name."""
+    from ..security.keys import read_keys
+    from ..security.tls import make_context
+    from ..settings import OFF
+
+    errors = []
+    for name, read in (
+        ("api_keys", lambda: read_keys(Path(settings.api_keys))),
+        ("tls_cert", lambda: make_context(settings)),
+    ):
+        if getattr(settings, name) == OFF:
+            continue
+        try:
+            read()
+        except ValueError as error:
+            errors.append(str(error))
+    return errors

@@ -1,0 +1,61 @@
+"""The sockets a server listens on, and the files it may have open for what comes through them."""
+
+import contextlib
+import logging
+import os
+import resource
+import socket
+
+logger = logging.getLogger("milkweed.serve")
+
+BACKLOG = 2048
+
+# Files that are open beside the connections: models, caches, logs, the metrics port.
+OTHER_FILES = 256
+
+
+class PortError(OSError):
+    """A port that cannot be listened on; the message is one line."""
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A bound, not yet accepting socket.
+
+    Raises:
+        PortError: names the address and what is wrong with it.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise PortError(f"cannot listen on {host} port {port}: {reason_of(error)}") from None
+
+
+def reason_of(error: OSError) -> str:
+    """The system's words for an error; socket.create_server adds its own, getaddrinfo has its own numbers."""
+    if error.errno is None or isinstance(error, socket.gaierror):
+        return error.strerror or str(error)
+    return os.strerror(error.errno)
+
+
+def allow_files(connections: int) -> None:
+    """Let the process have a file for each connection, as far as it may decide that itself."""
+    wanted = connections + OTHER_FILES
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
+    if possible < wanted:
+        logger.warning("only %s files may be open: fewer than max_connections = %s needs", possible, connections)
+
+
+def accept_all(listener: socket.socket) -> list[socket.socket]:
+    """The connections that wait to be accepted; closing the listener would reset them."""
+    listener.setblocking(False)
+    listener.listen(0)  # from here on the kernel takes hardly anybody in: who comes between now and the close is reset
+    accepted = []
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            accepted.append(listener.accept()[0])
+    return accepted

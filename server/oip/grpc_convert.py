@@ -1,0 +1,117 @@
+"""Turns the messages of gRPC into requests to infer, and outputs into messages."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import ServiceError
+from ..served import ServedModel
+from .describe import version_of
+from .grpc_messages import Messages
+from .rest_request import MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
+from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
+
+# Values that a message may hold by themselves, for the types of our inputs. FP16 has none: it comes raw.
+_CONTENTS = {"BYTES": "bytes_contents", "UINT8": "uint_contents", "FP32": "fp32_contents"}
+
+# What a request may have at its top level: names, parameters, tensors.
+MAX_FIELDS = 256
+
+# Bytes of memory that a byte of a message may become, where it is not a tensor's raw contents.
+PARSED_FACTOR = 16
+
+_RAW_CONTENTS = 7  # the field's number
+
+
+def parsed_bytes(payload: bytes) -> int:
+    """Memory that an infer request may take once parsed, told from its top level alone.
+
+    Raises:
+        ServiceError: `bad_request` where it is no such message, or has more fields than any request needs.
+    """
+    at, fields, raw = 0, 0, 0
+    while at < len(payload):
+        tag, at = _varint(payload, at)
+        fields += 1
+        # Every field of this message is a text, bytes or a message: wire type 2, a length before them.
+        if tag & 7 != 2 or fields > MAX_FIELDS:
+            raise ServiceError("bad_request", f"the message is no ModelInferRequest of at most {MAX_FIELDS} fields")
+        length, at = _varint(payload, at)
+        at += length
+        if tag >> 3 == _RAW_CONTENTS:
+            raw += length
+    return raw + PARSED_FACTOR * (len(payload) - raw)
+
+
+def read_infer_message(message: Any) -> InferRequest:
+    """The request in a ModelInferRequest.
+
+    Raises:
+        ServiceError: `bad_request`.
+    """
+    if len(message.id) > MAX_ID_CHARS:
+        raise ServiceError("bad_request", f"id is not text of at most {MAX_ID_CHARS} characters")
+    if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
+        raise ServiceError("bad_request", f"the request has more than {MAX_TENSORS} tensors")
+    raw = message.raw_input_contents
+    if raw and len(raw) != len(message.inputs):
+        raise ServiceError(
+            "bad_request", f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs: expected one each"
+        )
+    inputs = [_input(tensor, raw[place] if raw else None, place) for place, tensor in enumerate(message.inputs)]
+    return InferRequest(
+        id=message.id or None,
+        parameters=_parameters(message.parameters),
+        inputs=inputs,
+        outputs=[RequestedOutput(output.name, _parameters(output.parameters)) for output in message.outputs],
+    )
+
+
+def infer_response(messages: Messages, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
+    """A ModelInferResponse; its values are raw contents, as Triton's are."""
+    response = messages["ModelInferResponse"](model_name=model.name, model_version=version_of(model), id=id or "")
+    for output in outputs:
+        response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
+        response.raw_output_contents.append(output.to_bytes())
+    return response
+
+
+def _input(tensor: Any, raw: bytes | None, place: int) -> InputTensor:
+    where = f"inputs[{place}]"
+    shape = tuple(tensor.shape)
+    if len(shape) > MAX_RANK or any(length < 0 for length in shape):
+        raise ServiceError("bad_request", f"shape of {where} is not at most {MAX_RANK} whole numbers")
+    values: list[Any] | memoryview
+    if raw is None:
+        values = list(getattr(tensor.contents, _CONTENTS.get(tensor.datatype, ""), ()))
+        if not values and tensor.datatype not in _CONTENTS:
+            raise ServiceError("bad_request", f"{where} is {tensor.datatype[:20]!r}: expected raw_input_contents")
+    elif tensor.HasField("contents"):
+        raise ServiceError("bad_request", f"{where} has both contents and raw_input_contents")
+    else:
+        values = memoryview(raw)
+    parameters = _parameters(tensor.parameters)
+    parameters.pop("binary_data_size", None)  # KServe's client says it here too, where lengths say themselves
+    return InputTensor(tensor.name, tensor.datatype, shape, parameters, values)
+
+
+def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
+    parameters = {}
+    for name, parameter in entries.items():
+        choice = parameter.WhichOneof("parameter_choice")
+        if choice is None:
+            raise ServiceError("bad_request", f"parameter {name[:40]!r} has no value")
+        parameters[name] = getattr(parameter, choice)
+    return parameters
+
+
+def _varint(payload: bytes, at: int) -> tuple[int, int]:
+    """A number of seven bits a byte, lowest first, and where it ends."""
+    value = 0
+    for place in range(10):
+        if at + place >= len(payload):
+            break
+        byte = payload[at + place]
+        value |= (byte & 127) << (7 * place)
+        if byte < 128:
+            return value, at + place + 1
+    raise ServiceError("bad_request", "the message is broken off")

@@ -1,0 +1,193 @@
+"""The gRPC half of the Open Inference Protocol, on the service's event loop: its port, its statuses, its books."""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Iterable
+from typing import Any
+from urllib.parse import unquote
+
+from prometheus_client import Histogram
+
+from ..errors import ServiceError, internal_error
+from ..metrics import SECONDS_BUCKETS
+from ..security.gate import Gate
+from ..service import Service
+from ..trace import Trace
+from .grpc_messages import PACKAGE
+from .grpc_service import PROBES, Call, GrpcService, Method
+from .grpc_tls import server_credentials
+
+logger = logging.getLogger("milkweed.grpc")
+
+SERVICE_NAME = f"{PACKAGE}.GRPCInferenceService"
+
+MAX_CALLS = 1024
+"""At the same time; a call's message is in memory before anything can be asked about it."""
+
+# What a status of HTTP is in gRPC; `overloaded` shares its own with `not_ready`.
+_STATUSES = {
+    **dict.fromkeys((400, 413, 415, 422, 431), "INVALID_ARGUMENT"),
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    405: "UNIMPLEMENTED",
+    **dict.fromkeys((408, 504), "DEADLINE_EXCEEDED"),
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    503: "UNAVAILABLE",
+}
+
+
+class GrpcError(ValueError):
+    """gRPC cannot be served; the message is one line."""
+
+
+class GrpcServer:
+    """One port. Made before the event loop runs, started and stopped on it.
+
+    Raises:
+        GrpcError: the packages are missing.
+    """
+
+    def __init__(self, service: Service, gate: Gate) -> None:
+        # Its library would write a line to stderr for each call that it refuses itself; read when it is imported.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+        try:
+            import grpc
+            import grpc.aio
+
+            self._calls = GrpcService(service, gate)
+        except ImportError as error:
+            raise GrpcError(f"grpc_port needs grpcio and protobuf: pip install 'milkweed[grpc]' ({error})") from None
+        self._grpc: Any = grpc
+        self._service, self._gate = service, gate
+        self._server: Any = None
+        try:
+            self._credentials = server_credentials(grpc, service.settings)
+        except (OSError, ValueError) as error:
+            raise GrpcError(f"grpc_port: {error}") from None
+        self._duration = Histogram(
+            "milkweed_grpc_request_duration_seconds",
+            "From a call's message to its answer handed to gRPC.",
+            ("method", "code"),
+            buckets=SECONDS_BUCKETS,
+            registry=service.metrics.registry,
+        )
+
+    async def start(self) -> int:
+        """Listen; the port.
+
+        Raises:
+            GrpcError: the port is in use or not ours to take.
+        """
+        grpc, settings = self._grpc, self._service.settings
+        handlers = {
+            name: grpc.unary_unary_rpc_method_handler(self._handler(name, method))
+            for name, method in self._calls.methods.items()
+        }
+        self._server = grpc.aio.server(
+            maximum_concurrent_rpcs=MAX_CALLS,
+            options=(
+                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.so_reuseport", 0),
+                # A compressed message is refused: its limit would be that of the compressed bytes.
+                ("grpc.compression_enabled_algorithms_bitset", 1),
+            ),
+        )
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        address = f"{host}:{settings.grpc_port}"
+        try:
+            if self._credentials is None:
+                port: int = self._server.add_insecure_port(address)
+            else:
+                port = self._server.add_secure_port(address, self._credentials)
+        except RuntimeError as error:
+            raise GrpcError(f"cannot listen on {address}: {error}") from None
+        await self._server.start()
+        logger.info("listening for gRPC", extra={"event": {"address": f"{host}:{port}"}})
+        return port
+
+    async def stop(self, grace_seconds: float) -> None:
+        """Take no new calls, wait for those in flight; after the grace they are cancelled."""
+        if self._server is not None:
+            await self._server.stop(grace_seconds)
+
+    def _handler(self, name: str, method: Method) -> Any:
+        """What gRPC calls with a message's bytes."""
+
+        async def handle(payload: bytes, context: Any) -> bytes:
+            trace = Trace(_headers(context.invocation_metadata()))
+            answer, failure = b"", None
+            try:
+                answer = (await method(payload, self._call(name, trace, context))).SerializeToString()
+            except ServiceError as error:
+                failure = error
+            except asyncio.CancelledError:
+                self._count_cancelled(name, trace, context)
+                raise
+            except Exception:
+                logger.exception("a gRPC call failed", extra={"request_id": trace.request_id.decode()})
+                failure = internal_error()
+            metadata = (("x-request-id", trace.request_id.decode()),)
+            if failure is not None:
+                await self._refuse(name, failure, trace, context, metadata)
+            context.set_trailing_metadata((*metadata, ("server-timing", trace.server_timing().decode())))
+            self._count(name, "OK", trace)
+            return answer
+
+        return handle
+
+    def _call(self, name: str, trace: Trace, context: Any) -> Call:
+        """Who calls and until when.
+
+        Raises:
+            ServiceError: `unauthorized`, `rate_limited`.
+        """
+        account = self._gate.identify(trace.headers) if self._gate.closed and name not in PROBES else None
+        source = account.name if account is not None else _address(context.peer())
+        return Call(trace, source, account, context.time_remaining())
+
+    async def _refuse(
+        self, name: str, error: ServiceError, trace: Trace, context: Any, metadata: tuple[tuple[str, str], ...]
+    ) -> None:
+        """End a call with an error; does not return."""
+        status = "RESOURCE_EXHAUSTED" if error.code == "overloaded" else _STATUSES.get(error.status, "UNKNOWN")
+        self._service.metrics.rejected[error.code].inc()
+        self._count(name, status, trace)
+        metadata = (*metadata, ("milkweed-code", error.code))
+        if error.retry_after_seconds is not None:
+            metadata = (*metadata, ("retry-after", str(error.retry_after_seconds)))
+        await context.abort(getattr(self._grpc.StatusCode, status), error.message, metadata)
+
+    def _count(self, name: str, status: str, trace: Trace) -> None:
+        end = time.perf_counter()
+        trace.observe_stages(end)
+        self._duration.labels(name, status).observe(end - trace.started)
+
+    def _count_cancelled(self, name: str, trace: Trace, context: Any) -> None:
+        """The caller's deadline passed, or he went away; nobody hears an answer."""
+        left = context.time_remaining()
+        late = left is not None and left <= 0
+        if late:
+            self._service.metrics.rejected["deadline"].inc()
+        else:
+            self._service.metrics.cancelled["wait"].inc()
+        self._count(name, "DEADLINE_EXCEEDED" if late else "CANCELLED", trace)
+
+
+def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:
+    """Metadata as the headers they are on the wire."""
+    return [
+        (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
+        for key, value in metadata
+    ]
+
+
+def _address(peer: str) -> str | None:
+    """The address in gRPC's words for a peer, such as `ipv4:10.0.0.1:4711`; None where it has none."""
+    kind, _, address = peer.partition(":")
+    return unquote(address.rpartition(":")[0]).strip("[]") if kind in ("ipv4", "ipv6") else None

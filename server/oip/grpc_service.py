@@ -1,0 +1,172 @@
+"""The calls of `inference.GRPCInferenceService`, without the wire: from a message to a message."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..errors import ServiceError
+from ..question import Question
+from ..security.gate import Gate
+from ..security.keyring import Account
+from ..served import ServedModel
+from ..service import Service
+from ..trace import Trace
+from . import describe
+from .grpc_convert import infer_response, parsed_bytes, read_infer_message
+from .grpc_messages import Messages
+from .infer import Prepared, before_deadline, find_version, infer, prepare, question_of
+from .outputs import output_tensors
+
+# More than this is read on another thread, so that the event loop goes on.
+INLINE_BYTES = 1 << 20
+
+# Asked by whoever starts, routes to or restarts the process: they have no key.
+PROBES = frozenset({"ServerLive", "ServerReady"})
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call.
+
+    Args:
+        source: who asks, as far as anybody knows.
+        account: the caller's, where keys are needed.
+        seconds_left: until the caller's deadline, from the trace's start; None where it has none.
+    """
+
+    trace: Trace
+    source: str | None
+    account: Account | None
+    seconds_left: float | None
+
+
+Method = Callable[[bytes, Call], Awaitable[Any]]
+
+
+class GrpcService:
+    """The methods of one service, by name."""
+
+    def __init__(self, service: Service, gate: Gate) -> None:
+        self._service = service
+        self._gate = gate
+        self._messages = Messages()
+        self.methods: dict[str, Method] = {
+            "ServerLive": self._server_live,
+            "ServerReady": self._server_ready,
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._repository_index,
+            "ModelInfer": self._model_infer,
+        }
+
+    async def _model_infer(self, payload: bytes, call: Call) -> Any:
+        service = self._service
+        service.check_accepting()
+        call.trace.mark()
+        with service.held.hold() as hold:
+            cost, limit = parsed_bytes(payload), service.held.limit
+            if cost > limit:
+                raise ServiceError("too_large", f"the message takes {cost} bytes of memory: limit {limit}; send it raw")
+            hold.take(cost)
+            message = self._read("ModelInferRequest", payload)
+            model = find_version(service, message.model_name, message.model_version)
+            with service.rollout.using(model):
+                return await self._answer(message, model, call, inline=len(payload) <= INLINE_BYTES)
+
+    async def _answer(self, message: Any, model: ServedModel, call: Call, *, inline: bool) -> Any:
+        service = self._service
+
+        def parse() -> Prepared:
+            return prepare(read_infer_message(message), model, service.settings)
+
+        question, said = self._question(model, call)
+        async with before_deadline(question, call.trace, said=said) as clock:
+            prepared = parse() if inline else await asyncio.to_thread(parse)
+            call.trace.mark()
+            outcomes = await infer(
+                service,
+                question,
+                prepared,
+                clock,
+                call.trace,
+                charge=lambda images: self._gate.charge_images(call.account, images),
+                source=call.source,
+                receive=None,
+            )
+
+            def write() -> Any:
+                outputs = output_tensors(model, outcomes, prepared.options)
+                return infer_response(self._messages, model, prepared.id, outputs)
+
+            return write() if prepared.is_small else await asyncio.to_thread(write)
+
+    def _question(self, model: ServedModel, call: Call) -> tuple[Question, bool]:
+        """Of metadata and deadline; and whether the caller said anything of time."""
+        question = question_of(self._service, model, call.trace)
+        said = b"x-request-timeout-ms" in call.trace.headers
+        if call.seconds_left is None:
+            return question, said
+        most = question.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
+        return replace(question, timeout_seconds=min(most, call.seconds_left)), True
+
+    async def _server_live(self, payload: bytes, call: Call) -> Any:
+        return self._messages["ServerLiveResponse"](live=_passes(self._service.check_alive))
+
+    async def _server_ready(self, payload: bytes, call: Call) -> Any:
+        return self._messages["ServerReadyResponse"](ready=_passes(self._service.check_ready))
+
+    async def _model_ready(self, payload: bytes, call: Call) -> Any:
+        request = self._read("ModelReadyRequest", payload)
+        try:
+            find_version(self._service, request.name, request.version)
+            self._service.check_ready()
+        except ServiceError as error:
+            if error.code == "unknown_model":
+                raise
+            return self._messages["ModelReadyResponse"](ready=False)
+        return self._messages["ModelReadyResponse"](ready=True)
+
+    async def _server_metadata(self, payload: bytes, call: Call) -> Any:
+        return self._messages["ServerMetadataResponse"](**describe.server_metadata())
+
+    async def _model_metadata(self, payload: bytes, call: Call) -> Any:
+        request = self._read("ModelMetadataRequest", payload)
+        model = find_version(self._service, request.name, request.version)
+        return self._messages["ModelMetadataResponse"](
+            **describe.model_metadata(model, self._service.models.versions(model.name))
+        )
+
+    async def _model_config(self, payload: bytes, call: Call) -> Any:
+        request = self._read("ModelConfigRequest", payload)
+        model = find_version(self._service, request.name, request.version)
+        return self._messages["ModelConfigResponse"](config=describe.model_config(model))
+
+    async def _model_statistics(self, payload: bytes, call: Call) -> Any:
+        request = self._read("ModelStatisticsRequest", payload)
+        models = list(self._service.models.values())
+        if request.name:
+            models = [find_version(self._service, request.name, request.version)]
+        return self._messages["ModelStatisticsResponse"](model_stats=describe.statistics(self._service, models))
+
+    async def _repository_index(self, payload: bytes, call: Call) -> Any:
+        request = self._read("RepositoryIndexRequest", payload)
+        index = describe.repository_index(self._service, ready_only=request.ready)
+        return self._messages["RepositoryIndexResponse"](models=index)
+
+    def _read(self, name: str, payload: bytes) -> Any:
+        try:
+            return self._messages.parse(name, payload)
+        except ValueError:
+            raise ServiceError("bad_request", f"the message is no {name}") from None
+
+
+def _passes(check: Callable[[], None]) -> bool:
+    try:
+        check()
+    except ServiceError:
+        return False
+    return True

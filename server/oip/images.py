@@ -1,0 +1,144 @@
+"""The images of an inference request: encoded ones, or pixels, which become bodies like those that were encoded."""
+
+import base64
+import binascii
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...loaders.arrays import Dtype, array_images
+from ...loaders.spec import PreprocessSpec
+from ..errors import ServiceError
+from ..served import ServedModel
+from .tensors import InputTensor, split_bytes
+
+ENCODED, PIXELS = "image", "pixels"
+
+# Names by which clients say how the strings of a BYTES tensor are encoded.
+_ENCODING = ("encoding", "content_encoding", "content_type")
+_PIXEL_TYPES: dict[str, Dtype] = {"UINT8": "uint8", "FP16": "float16", "FP32": "float32"}
+_NUMPY = {"uint8": "|u1", "float16": "<f2", "float32": "<f4"}
+
+# Longer sides than any picture's: the guard names the real limit.
+_MAX_SIDE = 1 << 20
+
+
+def images_of(inputs: Sequence[InputTensor], model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+    """The images of a request, in order: bodies as `POST /classify` takes them, or why there is none in a place.
+
+    Raises:
+        ServiceError: `bad_request`, `empty`, `too_many_images`.
+    """
+    names = [tensor.name for tensor in inputs]
+    for name in names:
+        if name not in (ENCODED, PIXELS):
+            raise ServiceError("bad_request", f"no input {name[:40]!r}; there are: {ENCODED}, {PIXELS}")
+    if len(names) != 1:
+        got = " and ".join(names) or "none"
+        raise ServiceError("bad_request", f"a request has either the input {ENCODED} or the input {PIXELS}: got {got}")
+    tensor = inputs[0]
+    for parameter in tensor.parameters:
+        if parameter not in _ENCODING:
+            known = ", ".join(_ENCODING)
+            raise ServiceError("bad_request", f"no parameter {parameter[:40]!r} of an input; there are: {known}")
+    return _encoded(tensor, max_images) if tensor.name == ENCODED else _pixels(tensor, model, max_images)
+
+
+def _encoded(tensor: InputTensor, max_images: int) -> list[bytes | ServiceError]:
+    """Encoded images: an element each."""
+    shape = tensor.shape
+    if tensor.datatype != "BYTES":
+        raise ServiceError("bad_request", f"input {ENCODED} is {tensor.datatype[:20]!r}: expected BYTES")
+    if len(shape) != 1 and (len(shape) != 2 or shape[1] != 1):
+        raise ServiceError("bad_request", f"input {ENCODED} has the shape {_shown(shape)}: expected [n] or [n, 1]")
+    _check_count(shape[0], max_images)
+    in_base64 = _in_base64(tensor)
+    values = tensor.values
+    if isinstance(values, memoryview):
+        values = split_bytes(values, shape[0], f"input {ENCODED}")
+    elif len(shape) == 2 and all(isinstance(row, list) for row in values):
+        values = [value for row in values for value in row]
+    if len(values) != shape[0]:
+        raise ServiceError("bad_request", f"input {ENCODED} has {len(values)} elements: its shape is {_shown(shape)}")
+    return [_element(value, in_base64) for value in values]
+
+
+def _in_base64(tensor: InputTensor) -> bool:
+    for name in _ENCODING:
+        value = tensor.parameters.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or value.lower() != "base64":
+            raise ServiceError("bad_request", f"{name} of input {tensor.name} is {str(value)[:40]!r}: expected base64")
+        return True
+    return False
+
+
+def _element(value: Any, in_base64: bool) -> bytes | ServiceError:
+    """An element; a string is base64, whether or not it says so: no encoded image is text. A bad one is an error."""
+    if isinstance(value, bytes) and not in_base64:
+        return value
+    if not isinstance(value, str | bytes):
+        return ServiceError("bad_request", f"an element is {type(value).__name__}: expected base64 text")
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError):
+        return ServiceError("bad_request", "an element is not base64")
+
+
+def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+    """Pictures, or what the model sees, as arrays; one image along the first axis each."""
+    dtype = _PIXEL_TYPES.get(tensor.datatype)
+    if dtype is None:
+        known = ", ".join(_PIXEL_TYPES)
+        raise ServiceError("bad_request", f"input {PIXELS} is {tensor.datatype[:20]!r}: expected one of {known}")
+    if tensor.parameters:
+        raise ServiceError("bad_request", f"input {PIXELS} has no parameters: got {next(iter(tensor.parameters))}")
+    shape = tensor.shape
+    size = PreprocessSpec.from_dict(model.config.preprocess).size
+    picture = dtype == "uint8"
+    fits = len(shape) == 4 and (shape[3] == 3 if picture else shape[1:] == (3, size, size))
+    if not fits or not all(1 <= length <= _MAX_SIDE for length in shape[1:]):
+        expected = "[n, H, W, 3]" if picture else f"[n, 3, {size}, {size}]"
+        raise ServiceError(
+            "bad_request", f"input {PIXELS} of {tensor.datatype} has the shape {_shown(shape)}: expected {expected}"
+        )
+    _check_count(shape[0], max_images)
+    values = tensor.values
+    data = values if isinstance(values, memoryview) else _numbers(values, dtype, shape)
+    expected_bytes = math.prod(shape) * int(_NUMPY[dtype][-1])
+    if len(data) != expected_bytes:
+        raise ServiceError(
+            "bad_request",
+            f"input {PIXELS} has {len(data)} bytes: {tensor.datatype} of {_shown(shape)} has {expected_bytes}",
+        )
+    return list(array_images(dtype, shape, data))
+
+
+def _numbers(values: list[Any], dtype: Dtype, shape: tuple[int, ...]) -> memoryview:
+    """Values that came as numbers, nested or flat, in the binary layout. Too large a float becomes no number."""
+    what = f"input {PIXELS}"
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError):
+        raise ServiceError("bad_request", f"{what} is not a regular array of numbers") from None
+    if array.dtype.kind not in ("iu" if dtype == "uint8" else "iuf") or array.size != math.prod(shape):
+        kind = "whole numbers" if dtype == "uint8" else "numbers"
+        raise ServiceError("bad_request", f"{what} is not the {math.prod(shape)} {kind} of its shape {_shown(shape)}")
+    if dtype == "uint8" and not 0 <= array.min() <= array.max() <= 255:
+        raise ServiceError("bad_request", f"{what} has values {array.min()}..{array.max()}: UINT8 has 0..255")
+    with np.errstate(over="ignore"):
+        return memoryview(array.astype(_NUMPY[dtype]).tobytes())
+
+
+def _check_count(count: int, max_images: int) -> None:
+    if count == 0:
+        raise ServiceError("empty", "the request has no image")
+    if count > max_images:
+        raise ServiceError("too_many_images", f"the request has {count} images; the limit is {max_images}")
+
+
+def _shown(shape: tuple[int, ...]) -> str:
+    return str(list(shape))[:80]

@@ -1,0 +1,156 @@
+"""One inference, whatever protocol brought it: from a request's tensors to the tensors of its answer."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from starlette.types import Receive
+
+from ..ask import Inspected, ask, count_images, inspect_image
+from ..errors import ServiceError
+from ..outcome import Outcome, Predictions
+from ..question import Question, read_question
+from ..served import ServedModel
+from ..service import Service
+from ..settings import Settings
+from ..trace import Trace
+from .images import images_of
+from .options import Options, read_options
+from .tensors import InferRequest
+
+INLINE_VALUES = 10_000
+"""Of an answer; more of them are written on another thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request whose images were looked at and whose options were read."""
+
+    id: str | None
+    images: list[Inspected]
+    options: Options
+
+    @property
+    def is_small(self) -> bool:
+        """Its answer is written so quickly that the event loop can do it."""
+        return len(self.images) * self.options.engine_top_k <= INLINE_VALUES
+
+
+def find_version(service: Service, name: str, version: str) -> ServedModel:
+    """The model of that name; `version` may be empty.
+
+    Raises:
+        ServiceError: `not_ready` while it is loaded, `unknown_model` where there is no such model or version.
+    """
+    if not service.models and name in service.bundles:
+        raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+    return service.models.find(name, version or None)
+
+
+def question_of(service: Service, model: ServedModel, trace: Trace) -> Question:
+    """What the headers say: by when, and whether others go first; the rest is in the body."""
+    headers = {name: value for name, value in trace.headers.items() if name != b"x-model-version"}
+    return replace(read_question(b"", headers, service.models, service.settings), model=model)
+
+
+@asynccontextmanager
+async def before_deadline(question: Question, trace: Trace, *, said: bool) -> AsyncIterator["Clock"]:
+    """What runs inside must end in time.
+
+    Args:
+        said: the time is the client's word, not our default.
+
+    Raises:
+        ServiceError: `deadline` where it does not.
+    """
+    clock = Clock(question.timeout_seconds, trace, said)
+    try:
+        async with asyncio.timeout(clock.left()) as clock.timeout:
+            yield clock
+    except TimeoutError:
+        raise ServiceError("deadline", f"no answer within {round(clock.seconds * 1e3)} ms") from None
+
+
+class Clock:
+    """How long a request may take in all; its body may say so after its headers did."""
+
+    def __init__(self, seconds: float, trace: Trace, said: bool) -> None:
+        self.seconds = seconds
+        self.timeout: asyncio.Timeout | None = None
+        self._trace = trace
+        self._said = said
+
+    def left(self) -> float:
+        """Seconds until the end."""
+        return self._trace.started + self.seconds - time.perf_counter()
+
+    def set(self, seconds: float) -> None:
+        """The body's word; of two words the shorter counts."""
+        assert self.timeout is not None
+        self.seconds = min(self.seconds, seconds) if self._said else seconds
+        self.timeout.reschedule(asyncio.get_running_loop().time() + self.left())
+
+
+def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Prepared:
+    """Read the options and look at each image's header; costs no more than that and one copy of the images.
+
+    Raises:
+        ServiceError: what is wrong with the request as a whole.
+    """
+    options = read_options(request, model, settings)
+    images = images_of(request.inputs, model, settings.max_images_per_request)
+    return Prepared(request.id, [inspect_image(image, model) for image in images], options)
+
+
+async def infer(
+    service: Service,
+    question: Question,
+    prepared: Prepared,
+    clock: Clock,
+    trace: Trace,
+    *,
+    charge: Callable[[int], None],
+    source: str | None,
+    receive: Receive | None,
+) -> list[Outcome]:
+    """What became of each image: all are predictions, or some where the request takes partial answers.
+
+    Args:
+        charge: told how many images there are; may raise ServiceError.
+        source, receive: see `ask`.
+
+    Raises:
+        ServiceError: the first image's that is bad, where the request does not take partial answers or none is good.
+    """
+    options = prepared.options
+    if options.timeout_seconds is not None:
+        clock.set(options.timeout_seconds)
+    question = replace(question, top_k=options.engine_top_k, timeout_seconds=clock.seconds)
+    try:
+        charge(len(prepared.images))
+    except ServiceError:
+        count_images(service, question.model, {"rejected": len(prepared.images)})
+        raise
+    if not options.partial:
+        _refuse_bad(service, question.model, prepared.images)
+    outcomes = await ask(service, question, prepared.images, trace, source=source, receive=receive)
+    bad = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
+    if bad and (not options.partial or len(bad) == len(outcomes)):
+        raise _located(outcomes[bad[0]], bad[0], len(outcomes))
+    return outcomes
+
+
+def _refuse_bad(service: Service, model: ServedModel, images: list[Inspected]) -> None:
+    """An image that the guard refused fails the request before anything of it is computed."""
+    bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
+    if bad:
+        count_images(service, model, {"invalid": len(bad), "rejected": len(images) - len(bad)})
+        raise _located(images[bad[0]], bad[0], len(images))
+
+
+def _located(failure: object, place: int, count: int) -> ServiceError:
+    """An image's error as the request's."""
+    code, message = getattr(failure, "code", "internal"), getattr(failure, "message", "")
+    return ServiceError(code, f"image {place}: {message}" if count > 1 else message)

@@ -1,0 +1,135 @@
+"""What an inference request asks for beside its images: classes, outputs, partial answers, a deadline."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ServiceError
+from ..served import ServedModel
+from ..settings import Settings
+from .tensors import InferRequest, RequestedOutput
+
+OUTPUTS = ("label", "index", "score", "probabilities", "error")
+USUAL_OUTPUTS = ("label", "index", "score")
+CLASSIFIED = ("score", "probabilities")
+"""Outputs of which Triton's classification extension can be asked: both rank the classes."""
+
+PARAMETERS = ("top_k", "partial", "timeout", "binary_data_output")
+IGNORED = ("priority", "sequence_id", "sequence_start", "sequence_end")
+"""Triton's clients can say them of every request; they mean nothing to a classifier."""
+
+OUTPUT_PARAMETERS = ("binary_data", "classification")
+
+
+@dataclass(frozen=True, slots=True)
+class WantedOutput:
+    """An output to give.
+
+    Args:
+        classes: texts `score:index:label` of so many classes instead of numbers; 0 for numbers.
+        binary: in the binary layout, where the protocol leaves a choice.
+    """
+
+    name: str
+    classes: int
+    binary: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The parameters of a request.
+
+    Args:
+        top_k: classes of label, index and score.
+        engine_top_k: classes that the engine must give so that all outputs can be made.
+        partial: bad images do not fail the request.
+        timeout_seconds: that the whole may take; None where the request says nothing.
+    """
+
+    top_k: int
+    engine_top_k: int
+    partial: bool
+    timeout_seconds: float | None
+    outputs: tuple[WantedOutput, ...]
+
+
+def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
+    """The options of a request.
+
+    Raises:
+        ServiceError: `bad_request` for a parameter or an output that cannot be, naming it and the limit.
+    """
+    given, num_classes = request.parameters, model.pipeline.num_classes
+    for name in given:
+        if name not in PARAMETERS + IGNORED:
+            raise ServiceError("bad_request", f"no parameter {name[:40]!r}; there are: {', '.join(PARAMETERS)}")
+    top_k = read_whole(given, "top_k", 1, num_classes) or min(settings.top_k, num_classes)
+    partial = read_flag(given, "partial")
+    outputs = _outputs(request.outputs, read_flag(given, "binary_data_output"), partial, num_classes)
+    return Options(
+        top_k=top_k,
+        engine_top_k=max(_classes(output, top_k, num_classes) for output in outputs),
+        partial=partial,
+        timeout_seconds=_timeout(given, settings),
+        outputs=outputs,
+    )
+
+
+def read_whole(parameters: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
+    """A whole number among parameters; None where it is not there."""
+    value = parameters.get(name)
+    if value is None:
+        return None
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)  # some clients have no other numbers
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise ServiceError("bad_request", f"{name} is {str(value)[:40]!r}: expected a whole number {least}..{most}")
+    return value
+
+
+def read_flag(parameters: Mapping[str, Any], name: str) -> bool:
+    """Whether a parameter is true; absent is false."""
+    value = parameters.get(name, False)
+    if not isinstance(value, bool):
+        raise ServiceError("bad_request", f"{name} is {str(value)[:40]!r}: expected true or false")
+    return value
+
+
+def _timeout(given: Mapping[str, Any], settings: Settings) -> float | None:
+    """Triton's `timeout`, in microseconds; 0 says nothing."""
+    microseconds = read_whole(given, "timeout", 0, settings.max_timeout_ms * 1000)
+    return microseconds / 1e6 if microseconds else None
+
+
+def _outputs(
+    requested: Sequence[RequestedOutput], binary: bool, partial: bool, num_classes: int
+) -> tuple[WantedOutput, ...]:
+    if not requested:
+        usual = (*USUAL_OUTPUTS, "error") if partial else USUAL_OUTPUTS
+        return tuple(WantedOutput(name, 0, binary) for name in usual)
+    outputs = tuple(_output(output, binary, num_classes) for output in requested)
+    names = [output.name for output in outputs]
+    for name in names:
+        if names.count(name) > 1:
+            raise ServiceError("bad_request", f"output {name} is requested twice")
+    return outputs
+
+
+def _output(requested: RequestedOutput, binary: bool, num_classes: int) -> WantedOutput:
+    name, given = requested.name, requested.parameters
+    if name not in OUTPUTS:
+        raise ServiceError("bad_request", f"no output {name[:40]!r}; there are: {', '.join(OUTPUTS)}")
+    for parameter in given:
+        if parameter not in OUTPUT_PARAMETERS:
+            known = ", ".join(OUTPUT_PARAMETERS)
+            raise ServiceError("bad_request", f"no parameter {parameter[:40]!r} of an output; there are: {known}")
+    classes = read_whole(given, "classification", 0, num_classes) or 0
+    if classes and name not in CLASSIFIED:
+        raise ServiceError("bad_request", f"output {name} has no classification; {' and '.join(CLASSIFIED)} have")
+    return WantedOutput(name, classes, read_flag(given, "binary_data") if "binary_data" in given else binary)
+
+
+def _classes(output: WantedOutput, top_k: int, num_classes: int) -> int:
+    if output.classes:
+        return output.classes
+    return num_classes if output.name == "probabilities" else top_k

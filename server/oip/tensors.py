@@ -1,0 +1,102 @@
+"""Tensors and requests of the protocol as data, the same for REST and gRPC, and the layout of BYTES."""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..errors import ServiceError
+
+# Of the outputs; BYTES has a layout of its own.
+_DTYPES = {"INT64": "<i8", "FP32": "<f4"}
+
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True, slots=True)
+class InputTensor:
+    """An input of a request.
+
+    Args:
+        values: a list where they came as such (JSON may nest it); else the bytes of the binary layout.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    parameters: Mapping[str, Any]
+    values: list[Any] | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedOutput:
+    """An output that a request names."""
+
+    name: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class InferRequest:
+    """A request to infer; `id` is None where it has none, no `outputs` means the usual ones."""
+
+    id: str | None
+    parameters: Mapping[str, Any]
+    inputs: Sequence[InputTensor]
+    outputs: Sequence[RequestedOutput]
+
+
+@dataclass(frozen=True, slots=True)
+class OutputTensor:
+    """An output of an answer, its values in row-major order: str for BYTES, else numbers.
+
+    Args:
+        binary: a REST client wants it in the binary layout.
+    """
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    values: list[Any]
+    binary: bool = False
+
+    def to_bytes(self) -> bytes:
+        """The values in the binary layout."""
+        if self.datatype == "BYTES":
+            return join_bytes([value.encode() for value in self.values])
+        return np.asarray(self.values, _DTYPES[self.datatype]).tobytes()
+
+
+def join_bytes(elements: Sequence[bytes]) -> bytes:
+    """BYTES in the binary layout: before each element its length, four bytes, little-endian."""
+    return b"".join(part for element in elements for part in (_LENGTH.pack(len(element)), element))
+
+
+def split_bytes(data: memoryview, count: int, where: str) -> list[bytes]:
+    """The elements of BYTES in the binary layout.
+
+    Args:
+        count: how many there must be.
+        where: begins the message of an error.
+
+    Raises:
+        ServiceError: `bad_request` where the lengths do not add up to the data.
+    """
+    elements: list[bytes] = []
+    at = 0
+    while at < len(data) and len(elements) < count:
+        if at + _LENGTH.size > len(data):
+            raise ServiceError("bad_request", f"{where}: element {len(elements)} is cut off in its length")
+        size: int = _LENGTH.unpack_from(data, at)[0]
+        at += _LENGTH.size
+        if at + size > len(data):
+            raise ServiceError(
+                "bad_request", f"{where}: element {len(elements)} has {size} bytes, of which {len(data) - at} are there"
+            )
+        elements.append(bytes(data[at : at + size]))
+        at += size
+    if len(elements) != count or at != len(data):
+        raise ServiceError("bad_request", f"{where}: its {len(data)} bytes are not {count} elements, as its shape says")
+    return elements

@@ -1,0 +1,149 @@
+"""TLS over real sockets: certificates made here, versions, clients with and without one, and new files in place."""
+
+import shutil
+import socket
+import ssl
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+OPENSSL = shutil.which("openssl")
+
+pytestmark = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
+
+
+class Authority:
+    """Signs certificates for 127.0.0.1."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.cert, self.key = folder / f"{name}.pem", folder / f"{name}.key"
+        extension = "keyUsage=critical,keyCertSign,cRLSign"
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-addext", extension, "-keyout", self.key, "-out", self.cert),
+        )
+
+    def issue(self, name: str) -> tuple[Path, Path]:
+        """Files of a certificate and its key."""
+        cert, key, request = (self.folder / f"{name}{end}" for end in (".pem", ".key", ".csr"))
+        _openssl(
+            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", request),
+        )
+        _openssl(
+            *("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2"),
+            *("-copy_extensions", "copy", "-out", cert),
+        )
+        return cert, key
+
+
+def _openssl(*arguments: object) -> None:
+    assert OPENSSL is not None
+    subprocess.run([OPENSSL, *map(str, arguments)], check=True, capture_output=True, timeout=60)
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("tls"), "authority")
+
+
+def trusting(authority: Authority, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=str(authority.cert))
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    if client is not None:
+        context.load_cert_chain(*client)
+    return context
+
+
+def name_on(url: str, context: ssl.SSLContext) -> str:
+    """Whose certificate the server shows."""
+    host, port = url.removeprefix("https://").split(":")
+    with (
+        socket.create_connection((host, int(port)), timeout=20) as plain,
+        context.wrap_socket(plain, server_hostname=host) as client,
+    ):
+        certificate: Any = client.getpeercert()
+    return dict(pair for part in certificate["subject"] for pair in part)["commonName"]
+
+
+def test_requests_over_tls_and_a_new_certificate_while_it_runs(
+    serving: Any, authority: Authority, tmp_path: Path
+) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+
+    def install(name: str) -> None:
+        for made, place in zip(authority.issue(name), (cert, key), strict=True):
+            shutil.copy(made, place.with_suffix(".new"))
+            place.with_suffix(".new").rename(place)
+
+    install("first")
+    with serving(tls_cert=cert, tls_key=key, header_timeout_ms=1000) as server:
+        url = server.wait_ready()
+        assert url.startswith("https://")
+        context = trusting(authority)
+        with httpx.Client(verify=context, timeout=20) as client:
+            assert client.get(url + "/readyz").status_code == 200
+            assert client.post(url + "/classify", content=b"no image").status_code == 415
+            assert name_on(url, context) == "first"
+
+            key.write_text("broken")
+            server.wait_log("the old one stays in force")
+            assert name_on(url, context) == "first"
+            install("second")
+            while name_on(url, context) != "second":  # a look a second
+                pass
+            assert client.get(url + "/readyz").status_code == 200  # the open connection goes on
+
+        host, port = url.removeprefix("https://").split(":")
+        with socket.create_connection((host, int(port)), timeout=20) as silent:  # no handshake at all
+            assert silent.recv(100) == b""
+        with socket.create_connection((host, int(port)), timeout=20) as plain:
+            plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert b"HTTP" not in plain.recv(1000)
+        server.terminate()
+        assert server.exit() == 0
+        assert not [line for line in server.log if "Traceback" in line]
+
+
+def test_only_clients_with_a_certificate(serving: Any, authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.issue("server")
+    stranger = Authority(tmp_path, "stranger")
+    with serving(tls_cert=cert, tls_key=key, tls_client_ca=authority.cert, tls_min_version="1.3") as server:
+        url = server.wait_ready()
+        with httpx.Client(verify=trusting(authority, authority.issue("client")), timeout=20) as client:
+            assert client.get(url + "/livez").status_code == 200
+        old = trusting(authority, authority.issue("client"))
+        old.maximum_version = ssl.TLSVersion.TLSv1_2
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            name_on(url, old)
+        for certificate in (None, stranger.issue("client")):
+            with (
+                httpx.Client(verify=trusting(authority, certificate), timeout=20) as client,
+                pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)),
+            ):
+                client.get(url + "/livez")
+
+
+@pytest.mark.parametrize("case", ["missing", "no pem", "other key", "encrypted key", "no authority"])
+def test_bad_files_stop_the_start_in_one_line(serving: Any, authority: Authority, tmp_path: Path, case: str) -> None:
+    cert, key = authority.issue("server")
+    settings: dict[str, object] = {"tls_cert": cert, "tls_key": key}
+    bad = tmp_path / "bad.pem"
+    if case == "no pem":
+        bad.write_text("hello")
+    elif case == "other key":
+        shutil.copy(authority.issue("other")[1], bad)
+    elif case == "encrypted key":
+        _openssl("pkcs8", "-topk8", "-in", key, "-passout", "pass:secret", "-out", bad)
+    elif case == "no authority":
+        bad.write_text("hello")
+    settings["tls_client_ca" if case == "no authority" else "tls_key"] = bad
+    with serving(**settings) as server:
+        assert server.exit() == 1
+        [line] = server.log
+    assert line.startswith("milkweed: error: ")
+    assert str(bad) in line

@@ -1,0 +1,85 @@
+"""A client of the gRPC service, built of messages from their field numbers."""
+
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkweed.server.oip.grpc_messages import Messages
+from milkweed.server.oip.grpc_server import GrpcServer
+
+grpc = pytest.importorskip("grpc")
+pytest.importorskip("grpc.aio")
+
+SERVICE = "/inference.GRPCInferenceService/"
+
+
+class Client:
+    """Calls by name, on one channel."""
+
+    def __init__(self, port: int) -> None:
+        self.messages = Messages()
+        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+
+    def start(self, method: str, message: Any, **options: Any) -> Any:
+        call = self.channel.unary_unary(SERVICE + method)
+        payload = message if isinstance(message, bytes) else message.SerializeToString()
+        return call(payload, **options)
+
+    async def ask(self, method: str, message: Any, **options: Any) -> Any:
+        answer = await self.start(method, message, **options)
+        return self.messages.parse(f"{method}Response", answer)
+
+    def infer(self, *images: bytes, model: str = "held", **more: Any) -> Any:
+        """A request with encoded images as raw contents."""
+        request = self.messages["ModelInferRequest"](model_name=model, **more)
+        request.inputs.add(name="image", datatype="BYTES", shape=[len(images)])
+        request.raw_input_contents.append(b"".join(len(i).to_bytes(4, "little") + i for i in images))
+        return request
+
+
+@asynccontextmanager
+async def calling(app: Any) -> AsyncIterator[Client]:
+    """A client of an app, whose gRPC server runs."""
+    server = GrpcServer(app.service, app.app.state.gate)
+    client = Client(await server.start())
+    try:
+        yield client
+    finally:
+        await client.channel.close()
+        await server.stop(0)
+
+
+def arrays(response: Any, oip: SimpleNamespace) -> dict[str, Any]:
+    """The outputs by name."""
+    assert len(response.outputs) == len(response.raw_output_contents)
+    return {
+        output.name: np.array(
+            oip.decoded(output.datatype, data), object if output.datatype == "BYTES" else None
+        ).reshape(output.shape)
+        for output, data in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+@asynccontextmanager
+async def refused(status: str, *words: str) -> AsyncIterator[SimpleNamespace]:
+    """Within, a call fails by that status, in one line with those words."""
+    caught = SimpleNamespace()
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        yield caught
+    failure = error.value
+    assert failure.code() == getattr(grpc.StatusCode, status), failure
+    caught.metadata = dict(failure.trailing_metadata())
+    for word in words:
+        assert word in failure.details()
+    assert "\n" not in failure.details()
+
+
+def settings(**more: Any) -> dict[str, Any]:
+    """Those of an app whose gRPC port is free."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return {"grpc_port": listener.getsockname()[1], **more}

@@ -1,0 +1,185 @@
+"""What gRPC refuses: statuses, one reason each, deadlines, departed callers, keys, a port that is taken."""
+
+import asyncio
+import random
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
+
+from .grpc_client import calling, grpc, refused, settings
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_refusals_have_a_status_and_one_reason(running: Any, kit: ModuleType) -> None:
+    good = kit.encoded()
+    async with running(settings=settings(max_images_per_request=2)) as app, calling(app) as client:
+        many = client.infer(good, good, good)
+        both = client.infer(good)
+        both.inputs[0].contents.bytes_contents.append(good)
+        lone = client.infer(good)
+        lone.raw_input_contents.append(b"")
+        half = client.infer(good)
+        half.inputs[0].datatype = "FP16"
+        del half.raw_input_contents[:]
+        shape = client.infer(good)
+        shape.inputs[0].shape[0] = -1
+        odd = client.infer(good)
+        odd.parameters["top_k"].SetInParent()
+        for request, status, code, words in (
+            (client.infer(good, model="cat"), "NOT_FOUND", "unknown_model", ("'cat'",)),
+            (client.infer(good, model_version="9"), "NOT_FOUND", "unknown_model", ("'9'",)),
+            (client.infer(b"text"), "INVALID_ARGUMENT", "unsupported_format", ()),
+            (client.infer(good, kit.broken()), "INVALID_ARGUMENT", "undecodable", ("image 1: ",)),
+            (many, "INVALID_ARGUMENT", "too_many_images", ("3 images", "2")),
+            (both, "INVALID_ARGUMENT", "bad_request", ("both",)),
+            (lone, "INVALID_ARGUMENT", "bad_request", ("2 raw_input_contents for 1",)),
+            (half, "INVALID_ARGUMENT", "bad_request", ("raw_input_contents",)),
+            (shape, "INVALID_ARGUMENT", "bad_request", ("shape",)),
+            (odd, "INVALID_ARGUMENT", "bad_request", ("'top_k' has no value",)),
+            (client.infer(good, id="x" * 1025), "INVALID_ARGUMENT", "bad_request", ("1024",)),
+            (b"\xff\xff", "INVALID_ARGUMENT", "bad_request", ("broken off",)),
+            (b"\x08\x01", "INVALID_ARGUMENT", "bad_request", ("no ModelInferRequest",)),
+            (b"\x0a\x05ab", "INVALID_ARGUMENT", "bad_request", ("no ModelInferRequest",)),
+            (b"\x2a\x00" * 300, "INVALID_ARGUMENT", "bad_request", ("256 fields",)),
+            (b"", "NOT_FOUND", "unknown_model", ()),
+        ):
+            async with kit.one_reason(app, code), refused(status, *words) as caught:
+                await client.ask("ModelInfer", request)
+            assert caught.metadata["milkweed-code"] == code
+            assert caught.metadata["x-request-id"]
+        async with kit.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT"):
+            await client.ask("ModelMetadata", b"\xff")
+        async with refused("UNIMPLEMENTED"):
+            await client.start("ModelStreamInfer", b"")
+        assert app.service.held.total == 0
+
+
+async def test_faults_say_nothing_but_that_they_are_ours(running: Any, kit: ModuleType) -> None:
+    async with running(settings=settings()) as app, calling(app) as client:
+        app.model.failure = RuntimeError("secret detail")
+        async with kit.one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
+            await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=(("x-request-id", "me-1"),))
+        assert caught.metadata["x-request-id"] == "me-1"
+
+
+async def test_limits_of_a_message(running: Any, kit: ModuleType) -> None:
+    async with running(settings=settings(max_body_bytes=4096, max_held_bytes=6000)) as app, calling(app) as client:
+        async with refused("RESOURCE_EXHAUSTED", "4096"):
+            await client.ask("ModelInfer", client.infer(bytes(5000)))
+        typed = client.infer(kit.encoded())
+        typed.inputs[0].contents.bytes_contents.append(bytes(500))
+        del typed.raw_input_contents[:]
+        async with kit.one_reason(app, "too_large"), refused("INVALID_ARGUMENT", "send it raw"):
+            await client.ask("ModelInfer", typed)
+        async with refused("UNIMPLEMENTED", "gzip"):
+            await client.ask("ModelInfer", client.infer(kit.encoded()), compression=grpc.Compression.Gzip)
+
+
+async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running: Any, kit: ModuleType) -> None:
+    limits = settings(max_queue_images=1, max_images_per_request=1)
+    async with running(settings=limits) as app, calling(app) as client:
+        app.model.gate.clear()
+        first = client.start("ModelInfer", client.infer(kit.encoded()))
+        await kit.entered(app.model)
+        second = client.start("ModelInfer", client.infer(kit.encoded()))
+        while app.service.batcher.depth < 1:
+            await asyncio.sleep(0.001)
+        async with kit.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(kit.encoded()))
+        assert int(caught.metadata["retry-after"]) >= 1
+        app.service.stop_accepting()
+        async with kit.one_reason(app, "draining"), refused("UNAVAILABLE"):
+            await client.ask("ModelInfer", client.infer(kit.encoded()))
+        app.model.gate.set()
+        await asyncio.gather(first, second)
+
+
+@pytest.mark.parametrize("how", ["parameter", "metadata"])
+async def test_deadline_of_ours_is_deadline_exceeded(running: Any, kit: ModuleType, how: str) -> None:
+    async with running(settings=settings()) as app, calling(app) as client:
+        app.model.gate.clear()
+        request, metadata = client.infer(kit.encoded()), ()
+        if how == "parameter":
+            request.parameters["timeout"].int64_param = 20_000
+        else:
+            metadata = (("x-request-timeout-ms", "20"),)
+        async with kit.one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
+            await client.ask("ModelInfer", request, metadata=metadata)
+        app.model.gate.set()
+
+
+async def test_callers_deadline_and_departure_free_the_queue(running: Any, kit: ModuleType) -> None:
+    async with running(settings=settings()) as app, calling(app) as client:
+        app.model.gate.clear()
+        first = client.start("ModelInfer", client.infer(kit.encoded()))
+        await kit.entered(app.model)
+        async with kit.one_reason(app, "deadline"):
+            async with refused("DEADLINE_EXCEEDED"):
+                await client.ask("ModelInfer", client.infer(kit.encoded()), timeout=0.05)
+            while app.service.batcher.depth:
+                await asyncio.sleep(0.001)
+            while not app.value("requests_rejected_total", reason="deadline"):
+                await asyncio.sleep(0.001)
+        leaving = client.start("ModelInfer", client.infer(kit.encoded()))
+        while app.service.batcher.depth < 1:
+            await asyncio.sleep(0.001)
+        leaving.cancel()
+        while app.service.batcher.depth:
+            await asyncio.sleep(0.001)
+        while not app.value("requests_cancelled_total", stage="wait"):
+            await asyncio.sleep(0.001)
+        app.model.gate.set()
+        await first
+        assert app.service.held.total == 0
+
+
+async def test_keys_are_asked_for_here_too(running: Any, kit: ModuleType, tmp_path: Any) -> None:
+    key = "k" * 40
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        f'[[key]]\nname = "ann"\nsha256 = "{sha256(key.encode()).hexdigest()}"\nrequests_per_second = 0.001\n'
+    )
+    async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
+        kinds = client.messages
+        assert (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
+        for metadata in ((), (("authorization", "Bearer wrong"),)):
+            async with kit.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
+                await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=metadata)
+        said = (("authorization", f"Bearer {key}"),)
+        await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=said)
+        async with kit.one_reason(app, "rate_limited"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=said)
+        assert int(caught.metadata["retry-after"]) >= 1
+
+
+async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
+    async with running(settings=settings()) as app, calling(app):
+        app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
+        second = GrpcServer(app.service, app.app.state.gate)
+        with pytest.raises(GrpcError, match="cannot listen on"):
+            await second.start()
+
+
+async def test_no_random_message_is_our_fault(running: Any, kit: ModuleType) -> None:
+    numbers = random.Random(0)
+    async with running(settings=settings()) as app, calling(app) as client:
+        good = client.infer(kit.encoded(size=(3, 2)), id="x").SerializeToString()
+        for _ in range(300):
+            message = bytearray(good)
+            for _ in range(numbers.randint(1, 4)):
+                message[numbers.randrange(min(len(message), 60))] = numbers.randrange(256)
+            cut = bytes(message[: numbers.choice((len(message), numbers.randrange(len(message))))])
+            try:
+                await client.start("ModelInfer", cut)
+            except grpc.aio.AioRpcError as error:
+                known = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
+                assert error.code() in known, (cut, error)  # noqa: PT017 (it may also be answered)
+        assert app.value("requests_rejected_total", reason="internal") == 0
+        assert app.service.held.total == 0

@@ -1,0 +1,174 @@
+"""What is refused under /v2 for size, time or the service's state."""
+
+import asyncio
+import base64
+from collections.abc import AsyncIterator
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_long_body_is_refused_before_it_is_read(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(1000):
+            yield bytes(1024)
+
+    async with running(settings={"max_body_bytes": 4096}) as app, kit.one_reason(app, "too_large"):
+        answer = await app.client.post(oip.url, content=body())
+    oip.check_refusal(answer, 413, "at least 5120 bytes", "4096")
+    assert answer.headers["connection"] == "close"
+
+
+@pytest.mark.parametrize(
+    ("bomb", "words"),
+    [
+        (b'{"inputs": [' + b"1," * 30_000 + b"1]}", "in binary"),
+        (b'{"inputs": ["' + "\U0001f600".encode() + b"a" * 60_000 + b'"]}', "in binary"),
+        (b'{"inputs": [' + b"[]," * 250 + b"[]]}", "253 lists and objects"),
+    ],
+)
+async def test_json_that_would_fill_memory_is_refused_unparsed(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bomb: bytes, words: str
+) -> None:
+    monkeypatch.setattr("milkweed.server.oip.rest_request.MAX_CONTAINERS", 250)
+    async with running(settings={"max_body_bytes": 70_000}) as app, kit.one_reason(app, "too_large"):
+        oip.check_refusal(await app.client.post(oip.url, content=bomb), 413, words)
+
+
+async def test_bodies_in_memory_are_bounded(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(kit.encoded())
+    limits = {"max_held_bytes": 4000, "max_body_bytes": 4000, "max_image_bytes": 4000}
+    async with running(settings=limits) as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
+        await kit.entered(app.model)
+        assert app.service.held.total > len(body)  # the parsed JSON is counted too
+        async with kit.one_reason(app, "overloaded"):
+            oip.check_refusal(await app.client.post(oip.url, content=body + bytes(2000), headers=headers), 503, "4000")
+        app.model.gate.set()
+        assert (await first).status_code == 200
+        assert app.service.held.total == 0
+
+
+@pytest.mark.parametrize("header", [True, False])
+async def test_deadline_of_header_or_parameter_is_504(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, header: bool
+) -> None:
+    body, headers = oip.binary(kit.encoded(), **({} if header else {"timeout": 20_000}))
+    if header:
+        headers["x-request-timeout-ms"] = "20"
+    async with running() as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        async with kit.one_reason(app, "deadline"):
+            oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 504, "20 ms")
+        assert app.service.batcher.depth == 0
+        app.model.gate.set()
+        assert (await first).status_code == 200
+
+
+async def test_of_two_deadlines_the_shorter_counts(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    async with running(settings={"timeout_ms": 30}) as app:
+        for said, parameter, milliseconds in (("40", 5_000_000, 40), ("5000", 40_000, 40)):
+            app.model.gate.clear()
+            body, headers = oip.binary(kit.encoded(), timeout=parameter)
+            answer = await app.client.post(oip.url, content=body, headers={**headers, "x-request-timeout-ms": said})
+            oip.check_refusal(answer, 504, f"{milliseconds} ms")
+            app.model.gate.set()
+        # alone, the parameter may ask for more than the default
+        app.model.gate.clear()
+        body, headers = oip.binary(kit.encoded(), timeout=5_000_000)
+        patient = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
+        plain, plain_headers = oip.binary(kit.encoded())
+        oip.check_refusal(await app.client.post(oip.url, content=plain, headers=plain_headers), 504, "30 ms")
+        app.model.gate.set()
+        assert (await patient).status_code == 200
+
+
+async def test_full_queue_and_draining_say_so(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(kit.encoded())
+    async with running(settings={"max_queue_images": 1, "max_images_per_request": 1}) as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
+        await kit.entered(app.model)
+        second = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
+        await kit.until(lambda: app.service.batcher.depth == 1)
+        async with kit.one_reason(app, "overloaded"):
+            refused = await app.client.post(oip.url, content=body, headers=headers)
+        oip.check_refusal(refused, 503)
+        assert int(refused.headers["retry-after"]) >= 1
+        app.service.stop_accepting()
+        async with kit.one_reason(app, "draining"):
+            oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 503, "shutting down")
+        app.model.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(first, second)] == [200, 200]
+
+
+async def test_client_that_leaves_is_dropped(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(kit.encoded())
+    async with running() as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
+        await kit.entered(app.model)
+        leave = asyncio.Event()
+        messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nobody is there")
+
+        pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
+        scope = {"type": "http", "method": "POST", "path": oip.url, "query_string": b"", "headers": pairs}
+        gone = asyncio.create_task(app.app(scope, receive, send))
+        await kit.until(lambda: app.service.batcher.depth == 1)
+        leave.set()
+        await gone
+        assert app.service.batcher.depth == 0
+        assert app.value("requests_cancelled_total", stage="wait") == 1
+        app.model.gate.set()
+        await first
+
+
+async def test_index_of_a_strange_body(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    async with running() as app:
+        for body in (b"[]", b"{", b'{"ready": 1}'):
+            async with kit.one_reason(app, "bad_request"):
+                oip.check_refusal(await app.client.post("/v2/repository/index", content=body), 400)
+
+
+async def test_base64_of_one_bad_image_is_its_own_error(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    data = [base64.b64encode(kit.encoded()).decode(), "not base64!", 7]
+    document = {"inputs": [oip.tensor("image", "BYTES", [3], data=data)], "parameters": {"partial": True}}
+    async with running() as app:
+        found = oip.arrays(await app.client.post(oip.url, json=document))
+    assert [bool(text) for text in found["error"]] == [False, True, True]
+    assert found["index"][0].tolist() != [-1] * 5
+
+
+async def test_keys_are_asked_for_in_the_protocols_form(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, tmp_path: Path
+) -> None:
+    file = tmp_path / "keys.toml"
+    digest = sha256(b"k" * 40).hexdigest()
+    file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{digest}"\nimages_per_second = 0.001\nimage_burst = 3\n')
+    body, headers = oip.binary(kit.encoded(), kit.encoded())
+    said = {**headers, "authorization": "Bearer " + "k" * 40}
+    async with running(settings={"api_keys": str(file)}) as app:
+        assert (await app.client.get("/v2/health/ready")).status_code == 200
+        async with kit.one_reason(app, "unauthorized"):
+            oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 401, "API key")
+        assert (await app.client.post(oip.url, content=body, headers=said)).status_code == 200
+        async with kit.one_reason(app, "rate_limited"):
+            oip.check_refusal(await app.client.post(oip.url, content=body, headers=said), 429, "images")
+        assert app.value("images_total", model="held", outcome="rejected") == 2

@@ -1,0 +1,105 @@
+"""What clients ask under /v2 beside inference: health, metadata, configuration, statistics, the index."""
+
+import asyncio
+import threading
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_server_and_model_describe_themselves(running: Any, kit: ModuleType) -> None:
+    async with running(names=("held", "other")) as app:
+        server = (await app.client.get("/v2")).json()
+        model = (await app.client.get("/v2/models/held")).json()
+        version = model["versions"][0]
+        same = (await app.client.get(f"/v2/models/held/versions/{version}")).json()
+        config = (await app.client.get(f"/v2/models/held/versions/{version}/config")).json()
+        index = (await app.client.post("/v2/repository/index", json={"ready": True})).json()
+    assert (server["name"], "binary_tensor_data" in server["extensions"]) == ("milkweed", True)
+    assert model == same
+    assert (model["name"], model["versions"], model["platform"]) == ("held", [kit.make_config().version], "milkweed")
+    assert model["inputs"] == [
+        {"name": "image", "datatype": "BYTES", "shape": [-1]},
+        {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
+    ]
+    assert [(o["name"], o["datatype"], o["shape"]) for o in model["outputs"]] == [
+        ("label", "BYTES", [-1, -1]),
+        ("index", "INT64", [-1, -1]),
+        ("score", "FP32", [-1, -1]),
+        ("probabilities", "FP32", [-1, 7]),
+        ("error", "BYTES", [-1]),
+    ]
+    assert config["max_batch_size"] == 0
+    assert [(i["name"], i["data_type"], i["dims"]) for i in config["input"]] == [
+        ("image", "TYPE_STRING", [-1]),
+        ("pixels", "TYPE_UINT8", [-1, -1, -1, 3]),
+    ]
+    assert [(entry["name"], entry["state"]) for entry in index] == [("held", "READY"), ("other", "READY")]
+
+
+async def test_probes_follow_the_service(running: Any, kit: ModuleType) -> None:
+    gate = threading.Event()
+    paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
+    async with running(wait=False, open_gate=gate) as app:
+
+        async def statuses() -> list[int]:
+            return [(await app.client.get(path)).status_code for path in paths]
+
+        assert await statuses() == [200, 503, 503]
+        assert (await app.client.post("/v2/repository/index")).json() == [
+            {"name": "held", "version": "", "state": "LOADING", "reason": ""}
+        ]
+        assert (await app.client.post("/v2/repository/index", json={"ready": True})).json() == []
+        async with kit.one_reason(app, "not_ready"):
+            early = await app.client.get("/v2/models/held")
+        assert (early.status_code, early.json()) == (503, {"error": "the models are loading"})
+        gate.set()
+        await asyncio.wrap_future(app.service.engine.prepared)
+        assert await statuses() == [200, 200, 200]
+        assert (await app.client.get("/v2/health/live")).json() == {"live": True}
+        assert (await app.client.get("/v2/models/held/ready")).json() == {"name": "held", "ready": True}
+        app.service.begin_drain()
+        assert await statuses() == [200, 503, 503]
+        refused = await app.client.get("/v2/health/ready")
+        assert refused.json() == {"error": "the server is shutting down"}
+        assert app.value("requests_rejected_total", reason="draining") == 0
+
+
+async def test_unknown_names_and_versions_are_404(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        for path, words in (
+            ("/v2/models/cat", "no model 'cat'"),
+            ("/v2/models/held/versions/1", "no version '1'"),
+            ("/v2/models/held/versions/1/config", "no version '1'"),
+            ("/v2/models/cat/stats", "no model 'cat'"),
+        ):
+            async with kit.one_reason(app, "unknown_model"):
+                answer = await app.client.get(path)
+            assert answer.status_code == 404
+            assert list(answer.json()) == ["error"]
+            assert words in answer.json()["error"]
+        ready = await app.client.get("/v2/models/cat/ready")
+        assert (ready.status_code, list(ready.json())) == (404, ["error"])
+
+
+async def test_statistics_count_images_batches_and_time(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(kit.encoded(), kit.encoded(seed=1))
+    async with running(names=("held", "idle")) as app:
+        for _ in range(3):
+            assert (await app.client.post(oip.url, content=body, headers=headers)).status_code == 200
+        await kit.until(lambda: app.value("batch_size_count", model="held") == 3)
+        whole = app.service.metrics.registry.get_sample_value(
+            "milkweed_request_stage_duration_seconds_sum", {"model": "held", "stage": "forward"}
+        )
+        held, idle = (await app.client.get("/v2/models/stats")).json()["model_stats"]
+        [same] = (await app.client.get("/v2/models/held/stats")).json()["model_stats"]
+    assert held == same
+    assert (held["inference_count"], held["execution_count"]) == (6, 3)
+    times = held["inference_stats"]
+    assert {name: times[name]["count"] for name in times} == dict.fromkeys(times, 3)
+    assert times["compute_infer"]["ns"] == round(1e9 * whole)
+    assert times["success"]["ns"] > times["compute_infer"]["ns"] > 0
+    assert (idle["inference_count"], idle["inference_stats"]["success"]["count"]) == (0, 0)

@@ -1,0 +1,225 @@
+"""Every refusal under /v2 has the protocol's form and one reason; random bytes are never our fault."""
+
+import struct
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytestmark = pytest.mark.anyio
+
+GOOD = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
+PIXELS = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [1, 2, 3]}
+
+
+def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
+    return {"inputs": [{**tensor, **changes}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ([], "bad_request", ('{"inputs"',)),
+        ({}, "bad_request", ("got none",)),
+        ({"inputs": {}}, "bad_request", ("inputs is not a list",)),
+        ({"inputs": [GOOD] * 17}, "bad_request", ("at most 16",)),
+        ({"inputs": [GOOD, PIXELS]}, "bad_request", ("image and pixels",)),
+        ({"inputs": [GOOD, GOOD]}, "bad_request", ("image and image",)),
+        ({"inputs": [7]}, "bad_request", ("inputs[0]",)),
+        (document(name="cat"), "bad_request", ("no input 'cat'",)),
+        (document(name=7), "bad_request", ("inputs[0]",)),
+        (document(datatype="FP32"), "bad_request", ("expected BYTES",)),
+        (document(datatype=None), "bad_request", ("datatype",)),
+        (document(shape=[1.5]), "bad_request", ("shape of inputs[0]",)),
+        (document(shape=[True]), "bad_request", ("shape of inputs[0]",)),
+        (document(shape=[-1]), "bad_request", ("shape of inputs[0]",)),
+        (document(shape=[1] * 9), "bad_request", ("at most 8",)),
+        (document(shape=[]), "bad_request", ("[n] or [n, 1]",)),
+        (document(shape=[1, 2]), "bad_request", ("[1, 2]",)),
+        (document(shape=[2]), "bad_request", ("1 elements", "[2]")),
+        (document(shape=[0], data=[]), "empty", ("no image",)),
+        (document(shape=[10**11], data=[]), "too_many_images", ("3",)),
+        (document(shape=[4], data=["AAAA"] * 4), "too_many_images", ("4 images", "3")),
+        (document(data=None), "bad_request", ("neither data",)),
+        (document(data="AAAA"), "bad_request", ("neither data",)),
+        (document(data=["%%"]), "bad_request", ("not base64",)),
+        (document(data=["ü"]), "bad_request", ("not base64",)),
+        (document(data=[7]), "bad_request", ("int", "base64 text")),
+        (document(data=["AAAA"]), "unsupported_format", ()),
+        (document(data=[""]), "empty", ()),
+        (document(parameters={"binary_data_size": 4}), "bad_request", ("both data",)),
+        (document(parameters={"encoding": "hex"}), "bad_request", ("'hex'", "base64")),
+        (document(parameters={"shared_memory_region": "x"}), "bad_request", ("shared_memory_region",)),
+        (document(parameters=[]), "bad_request", ("parameters of inputs[0]",)),
+        (document(PIXELS, shape=[1, 1, 3]), "bad_request", ("[n, H, W, 3]",)),
+        (document(PIXELS, shape=[1, 0, 1, 3]), "bad_request", ("[1, 0, 1, 3]",)),
+        (document(PIXELS, shape=[1, 1, 1, 4]), "bad_request", ("[1, 1, 1, 4]",)),
+        (document(PIXELS, data=[1, 2]), "bad_request", ("3 whole numbers",)),
+        (document(PIXELS, data=[1, 2, 256]), "bad_request", ("1..256", "0..255")),
+        (document(PIXELS, data=[1, 2, 10**30]), "bad_request", ("whole numbers",)),
+        (document(PIXELS, data=[1, 2, 3.5]), "bad_request", ("whole numbers",)),
+        (document(PIXELS, data=[True, True, True]), "bad_request", ("whole numbers",)),
+        (document(PIXELS, data=[[1, 2], [3]]), "bad_request", ("regular",)),
+        (document(PIXELS, data=["1", "2", "3"]), "bad_request", ("whole numbers",)),
+        (document(PIXELS, datatype="INT8"), "bad_request", ("UINT8, FP16, FP32",)),
+        (document(PIXELS, datatype="FP32", shape=[1, 3, 4, 4]), "bad_request", ("[n, 3, 8, 8]",)),
+        (document(PIXELS, parameters={"encoding": "base64"}), "bad_request", ("has no parameters",)),
+        ({**document(), "parameters": {"top_k": 8}}, "bad_request", ("top_k is '8'", "1..7")),
+        ({**document(), "parameters": {"top_k": True}}, "bad_request", ("top_k",)),
+        ({**document(), "parameters": {"topk": 1}}, "bad_request", ("'topk'", "top_k")),
+        ({**document(), "parameters": {"partial": 1}}, "bad_request", ("partial",)),
+        ({**document(), "parameters": {"timeout": -1}}, "bad_request", ("timeout",)),
+        ({**document(), "parameters": {"timeout": 10**12}}, "bad_request", ("0..300000000",)),
+        ({**document(), "outputs": [{"name": "cat"}]}, "bad_request", ("no output 'cat'",)),
+        ({**document(), "outputs": [{"name": "label"}] * 2}, "bad_request", ("twice",)),
+        (
+            {**document(), "outputs": [{"name": "label", "parameters": {"classification": 1}}]},
+            "bad_request",
+            ("score and probabilities",),
+        ),
+        (
+            {**document(), "outputs": [{"name": "score", "parameters": {"classification": 8}}]},
+            "bad_request",
+            ("0..7",),
+        ),
+        (
+            {**document(), "outputs": [{"name": "score", "parameters": {"shared_memory_region": "x"}}]},
+            "bad_request",
+            ("shared_memory_region",),
+        ),
+        ({**document(), "id": 7}, "bad_request", ("id",)),
+        ({**document(), "id": "x" * 1025}, "bad_request", ("1024",)),
+    ],
+)
+async def test_refusal_of_json(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, body: Any, code: str, words: tuple[str, ...]
+) -> None:
+    async with running(settings={"max_images_per_request": 3}) as app, kit.one_reason(app, code):
+        answer = await app.client.post(oip.url, json=body)
+        oip.check_refusal(answer, kit.KINDS[code].status, *words)
+        assert app.model.sizes == []
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "code", "words"),
+    [
+        (b"", {}, "empty", ()),
+        (b"{", {}, "bad_request", ("not JSON",)),
+        (b"[" * 100_000, {}, "bad_request", ("not JSON",)),
+        (b"\xff\xfe{}", {}, "bad_request", ("not JSON",)),
+        (b"{}", {"inference-header-content-length": "3"}, "bad_request", ("'3'", "0..2")),
+        (b"{}", {"inference-header-content-length": "-1"}, "bad_request", ("'-1'",)),
+        (b"{}", {"inference-header-content-length": "9" * 30}, "bad_request", ("0..2",)),
+        (b"{}x", {"inference-header-content-length": "2"}, "bad_request", ("1 bytes follow",)),
+        (b"text", {"inference-header-content-length": "0"}, "unsupported_format", ()),
+        (b"{}", {"content-encoding": "gzip"}, "unsupported_format", ("gzip",)),
+        (b"{}", {"content-type": "text/plain"}, "unsupported_format", ("text/plain",)),
+        (b"{}", {"content-type": "multipart/form-data; boundary=x"}, "unsupported_format", ("multipart",)),
+        (b"{}", {"x-request-timeout-ms": "0"}, "bad_request", ("X-Request-Timeout-Ms",)),
+        (b"{}", {"content-length": "abc"}, "bad_request", ("Content-Length",)),
+    ],
+)
+async def test_refusal_of_headers(
+    running: Any,
+    kit: ModuleType,
+    oip: SimpleNamespace,
+    body: bytes,
+    headers: dict[str, str],
+    code: str,
+    words: tuple[str, ...],
+) -> None:
+    async with running() as app, kit.one_reason(app, code):
+        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), kit.KINDS[code].status, *words)
+
+
+@pytest.mark.parametrize(
+    ("data", "shape", "words"),
+    [
+        (b"\1\0", [1], ("element 0 is cut off in its length",)),
+        (struct.pack("<I", 5) + b"abc", [1], ("element 0 has 5 bytes, of which 3",)),
+        (struct.pack("<I", 2**32 - 1) + b"abc", [1], ("4294967295 bytes",)),
+        (struct.pack("<I", 1) + b"ab", [1], ("not 1 elements",)),
+        (struct.pack("<I", 1) + b"a", [2], ("not 2 elements",)),
+        (b"", [1], ("not 1 elements",)),
+    ],
+)
+async def test_broken_bytes_name_the_element(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, data: bytes, shape: list[int], words: tuple[str, ...]
+) -> None:
+    body, headers = oip.binary_tensor("image", "BYTES", shape, data)
+    async with running() as app, kit.one_reason(app, "bad_request"):
+        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, *words)
+
+
+async def test_binary_pixels_of_another_length(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary_tensor("pixels", "UINT8", [1, 2, 2, 3], bytes(11))
+    async with running() as app, kit.one_reason(app, "bad_request"):
+        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, "11 bytes", "has 12")
+
+
+async def test_numbers_that_are_none_are_one_images_trouble(
+    running: Any, kit: ModuleType, oip: SimpleNamespace
+) -> None:
+    pixels = np.zeros((2, 3, kit.SIZE, kit.SIZE), "<f4")
+    pixels[1, 0, 0, 0] = 1e30
+    for text in (False, True):
+        async with running() as app, kit.one_reason(app, "undecodable"):
+            if text:
+                data = oip.tensor("pixels", "FP16", list(pixels.shape), data=pixels.tolist())
+                answer = await app.client.post(oip.url, json={"inputs": [data]})
+            else:
+                body, headers = oip.binary_tensor("pixels", "FP32", list(pixels.shape), pixels.tobytes())
+                answer = await app.client.post(oip.url, content=body, headers=headers)
+            oip.check_refusal(answer, 422, "image 1: ")
+
+
+async def test_bad_image_fails_the_request_by_its_own_status(
+    running: Any, kit: ModuleType, oip: SimpleNamespace
+) -> None:
+    late, late_headers = oip.binary(kit.encoded(), kit.encoded(), kit.broken())
+    early, early_headers = oip.binary(kit.encoded(), b"text", kit.encoded())
+    alone, alone_headers = oip.binary(kit.broken())
+    async with running() as app:
+        async with kit.one_reason(app, "unsupported_format"):
+            oip.check_refusal(await app.client.post(oip.url, content=early, headers=early_headers), 415, "image 1: ")
+        assert app.model.sizes == []  # nothing is computed for a request that has failed already
+        assert app.value("images_total", model="held", outcome="rejected") == 2
+        async with kit.one_reason(app, "undecodable"):
+            oip.check_refusal(await app.client.post(oip.url, content=late, headers=late_headers), 422, "image 2: ")
+        async with kit.one_reason(app, "undecodable"):
+            answer = await app.client.post(oip.url, content=alone, headers=alone_headers)
+        oip.check_refusal(answer, 422)
+        assert "image 0" not in answer.text
+
+
+async def test_partial_request_without_a_good_image_fails(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(b"text", kit.broken(), partial=True)
+    async with running() as app, kit.one_reason(app, "unsupported_format"):
+        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 415, "image 0: ")
+
+
+async def test_router_and_faults_speak_the_protocol_too(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body, headers = oip.binary(kit.encoded())
+    async with running() as app:
+        async with kit.one_reason(app, "not_found"):
+            oip.check_refusal(await app.client.get("/v2/nowhere"), 404, "/v2/nowhere")
+        async with kit.one_reason(app, "method_not_allowed"):
+            wrong = await app.client.get(oip.url)
+        oip.check_refusal(wrong, 405)
+        assert wrong.headers["allow"] == "POST"
+        other = await app.client.get("/v2x")
+        assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
+        app.model.failure = RuntimeError("secret detail")
+        async with kit.one_reason(app, "internal"):
+            failed = await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-1"})
+        oip.check_refusal(failed, 500, "me-1")
+        app.model.failure = None
+        monkeypatch.setattr("milkweed.server.oip.infer.images_of", lambda *_: 1 / 0)
+        async with kit.one_reason(app, "internal"):
+            oip.check_refusal(
+                await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
+            )
+    assert "secret" not in failed.text
