@@ -53,19 +53,20 @@ def make_jpeg(size_bytes: int, width: int = 500, height: int = 375) -> bytes:
 
 @contextmanager
 def running_server(
-    bundle: Path, settings: Mapping[str, Any] | None = None
+    bundle: Path, settings: Mapping[str, Any] | None = None, prelude: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process on a free port, warm; its URL.
 
     Args:
         settings: by field name, those that are not to be as usual.
+        prelude: Python that it runs before milkweed.
 
     Raises:
         RuntimeError: it did not start in START_SECONDS; with the last that it said.
     """
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-c", _SERVE, str(bundle), json.dumps(dict(settings or {}))],
+            [sys.executable, "-c", prelude + _SERVE, str(bundle), json.dumps(dict(settings or {}))],
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,

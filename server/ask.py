@@ -103,7 +103,7 @@ async def _outcomes(
             if receive is None:
                 await waiter
             else:
-                async with watched(waiter, receive):
+                async with watched(waiter, receive, trace.departure):
                     await waiter
         finally:
             service.forget(ticket)

@@ -15,6 +15,7 @@ from .security.connection import REFUSAL_KEY
 from .security.gate import Gate
 from .service import Service
 from .trace import SCOPE_KEY, Trace
+from .waiting import DEPARTURE_KEY
 
 logger = logging.getLogger("milkweed.http")
 
@@ -45,7 +46,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        trace = scope[SCOPE_KEY] = Trace(scope["headers"])
+        trace = scope[SCOPE_KEY] = Trace(scope["headers"], scope.get(DEPARTURE_KEY))
         route = self._route(scope["path"])
 
         async def send_traced(message: Message) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import ServiceError
 from .metrics import STAGES, ModelMetrics
+from .waiting import Departure
 
 SCOPE_KEY = "milkweed.trace"
 
@@ -25,9 +26,10 @@ def _new_id() -> bytes:
 class Trace:
     """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
 
-    __slots__ = ("code", "ends", "headers", "model", "request_id", "started", "status")
+    __slots__ = ("code", "departure", "ends", "headers", "model", "request_id", "started", "status")
 
-    def __init__(self, headers: list[tuple[bytes, bytes]]) -> None:
+    def __init__(self, headers: list[tuple[bytes, bytes]], departure: Departure | None = None) -> None:
+        self.departure = departure  # where it is heard that the client has gone
         self.started = time.perf_counter()
         self.headers = dict(headers)
         given = self.headers.get(b"x-request-id", b"")

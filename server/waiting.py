@@ -1,23 +1,66 @@
 """Waiting for an answer while the client may leave."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from starlette.types import Receive, Scope
 
 from .errors import ClientGone
 
+DEPARTURE_KEY = "milkweed.departure"
+"""Where a connection puts its Departure into a request's scope."""
+
 WATCH_AFTER_SECONDS = 0.5
 """A client that leaves sooner is noticed no earlier: its answer is nearly there, and watching costs a task."""
 
 
+class Departure:
+    """Tells whoever waits for an answer that the connection is gone; made by it, one a request."""
+
+    __slots__ = ("_tell", "gone")
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._tell: Callable[[], None] | None = None
+
+    def listen(self, tell: Callable[[], None] | None) -> None:
+        """Call this once the connection is gone, at once if it is; None: nobody listens any more."""
+        self._tell = tell
+        if self.gone and tell is not None:
+            tell()
+
+    def happen(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        if self._tell is not None:
+            self._tell()
+
+
 @asynccontextmanager
-async def watched(waiter: "asyncio.Future[None]", receive: Receive) -> AsyncIterator[None]:
-    """Within, the waiter fails with ClientGone once the client has closed its connection."""
+async def watched(
+    waiter: "asyncio.Future[None]", receive: Receive, departure: Departure | None = None
+) -> AsyncIterator[None]:
+    """Within, the waiter fails with ClientGone once the client has closed its connection.
+
+    Args:
+        departure: where the connection tells it, at once and for nothing; else `receive` is asked, after a while.
+    """
+
+    def give_up() -> None:
+        if not waiter.done():
+            waiter.set_exception(ClientGone("wait"))
+
+    if departure is not None:
+        departure.listen(give_up)
+        try:
+            yield
+        finally:
+            departure.listen(None)
+        return
     loop = asyncio.get_running_loop()
     watchers: list[asyncio.Task[None]] = []
-    timer = loop.call_later(WATCH_AFTER_SECONDS, lambda: watchers.append(loop.create_task(_watch(waiter, receive))))
+    timer = loop.call_later(WATCH_AFTER_SECONDS, lambda: watchers.append(loop.create_task(_watch(give_up, receive))))
     try:
         yield
     finally:
@@ -35,9 +78,7 @@ def source_of(scope: Scope) -> str | None:
     return client[0] if client else None
 
 
-async def _watch(waiter: "asyncio.Future[None]", receive: Receive) -> None:
-    """Give the waiter up as soon as the client has gone."""
+async def _watch(give_up: Callable[[], None], receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         continue
-    if not waiter.done():
-        waiter.set_exception(ClientGone("wait"))
+    give_up()

@@ -56,7 +56,7 @@ class Stream:
         headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", self._trace.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(seconds), watched(waiter, receive):
+            async with asyncio.timeout(seconds), watched(waiter, receive, self._trace.departure):
                 await self._lines(waiter)
         except TimeoutError:
             error = ServiceError("deadline", f"no answer within {round(self._question.timeout_seconds * 1e3)} ms")

@@ -7,6 +7,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import ServiceError
+from ..waiting import DEPARTURE_KEY, Departure
 from .connections import Connections, raw_answer
 
 REFUSAL_KEY = "milkweed.refusal"
@@ -70,6 +71,9 @@ class Connection(HttpToolsProtocol):
                 timer.cancel()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
+        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
+            if cycle is not None and not cycle.response_complete:
+                cycle.scope[DEPARTURE_KEY].happen()  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -130,6 +134,7 @@ class Connection(HttpToolsProtocol):
             self._refuse(self._head_too_large())
         if len(self.pipeline) >= MAX_PIPELINED or self.parser.get_http_version() not in _VERSIONS:
             raise _Refused
+        self.scope[DEPARTURE_KEY] = Departure()  # type: ignore[literal-required]
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0

@@ -2,6 +2,7 @@
 
 import contextlib
 import signal
+import socket
 import threading
 from typing import Any
 
@@ -71,3 +72,39 @@ def test_dali_serves_over_a_socket(serving: Any) -> None:
         assert server.metric('milkweed_decode_backend_images_total{backend="dali",format="JPEG"}') == 6
         assert server.metric('milkweed_decoder_healthy{model="tiny"}') == 1
         assert server.metric('milkweed_decoder_rebuilds_total{model="tiny"}') == 0
+
+
+SLOW = """
+import threading
+from milkweed.loaders.cpu_loader import CpuLoader
+load = CpuLoader.load
+def slowly(self, items, infos=None, sources=None):
+    threading.Event().wait(1.0)
+    return load(self, items, infos, sources)
+CpuLoader.load = slowly
+"""
+
+
+def test_clients_that_leave_are_noticed_at_once_and_not_computed(serving: Any) -> None:
+    image = jpeg()
+    head = f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: {len(image)}\r\n\r\n".encode()
+    with serving(prelude=SLOW, max_batch_size=1) as server:
+        host, _, port = server.wait_ready().removeprefix("http://").partition(":")
+        stays = socket.create_connection((host, int(port)))
+        stays.sendall(head + image)
+        while server.metric('milkweed_queue_oldest_age_seconds{model="tiny"}') or not server.metric(
+            'milkweed_http_requests_in_flight{route="/classify"}'
+        ):
+            continue  # until the first one runs
+        for _ in range(3):
+            with socket.create_connection((host, int(port))) as leaves:
+                leaves.sendall(head + image)
+                while not server.metric('milkweed_queue_depth_images{model="tiny"}'):
+                    continue
+            while server.metric('milkweed_queue_depth_images{model="tiny"}'):
+                continue
+        assert server.metric('milkweed_requests_cancelled_total{stage="wait"}') == 3
+        assert b"200 OK" in stays.recv(4096)
+        stays.close()
+        assert server.metric('milkweed_images_total{model="tiny",outcome="ok"}') == 1
+        assert server.metric('milkweed_batch_size_count{model="tiny"}') == 1

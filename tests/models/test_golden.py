@@ -64,9 +64,7 @@ def test_another_model_is_found(bundle: Path):
     model, config = load_bundle(bundle)
     with torch.no_grad():
         model.blocks[1].mlp.fc1.weight.mul_(0.5)
-    with pytest.raises(
-        BundleError, match=r"golden image 0, class \d+: the model answers 0\.\d+, its"
-    ):
+    with pytest.raises(BundleError, match=r"golden image 0, class \d+: the model answers 0\.\d+, its"):
         check_golden(config.golden, answers(model), torch.float32)
     with pytest.raises(BundleError, match="nan"):
         check_golden(config.golden, torch.full((2, 10), torch.nan), torch.float32)

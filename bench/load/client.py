@@ -1,0 +1,201 @@
+"""One client process: sends a plan's requests, on a schedule or back to back, and notes what became of each."""
+
+import asyncio
+import random
+import re
+import select
+import selectors
+import time
+from collections import defaultdict
+
+from .connection import Answer, Connection, ConnectionFailed, connect
+from .endpoints import Endpoints
+from .plan import Plan, Shot
+from .samples import NO_CONNECTION, OK, TIMEOUT, Samples
+from .schedule import arrivals
+
+SLICE_SECONDS = 0.2
+"""Between two looks at whether to stop early."""
+
+OVERLOADED = ("429", "503")
+WRONG = re.compile(rb'"error"')
+
+
+class PreciseSelector(selectors.EpollSelector):
+    """epoll waits in whole milliseconds; select, on the epoll descriptor itself, in microseconds."""
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """As the base class's."""
+        if timeout is not None and timeout > 0:
+            select.select([self.fileno()], [], [], timeout)
+            timeout = 0
+        return super().select(timeout)
+
+
+class Client:
+    """Sends the requests of one plan.
+
+    Args:
+        begin: monotonic seconds at which the row begins.
+    """
+
+    def __init__(self, plan: Plan, begin: float) -> None:
+        self._plan, self._begin = plan, begin
+        self._random = random.Random(plan.seed + 1)
+        self._endpoints = Endpoints(plan.targets, plan.watch)
+        self._idle: dict[tuple[str, int], list[Connection]] = defaultdict(list)
+        self._open = 0
+        self._wires: dict[tuple[int, tuple[str, int]], bytes] = {}
+        self._good = [shot for shot in plan.shots if shot.good]
+        self._malformed = [shot for shot in plan.shots if not shot.good]
+        self._answer = re.compile(plan.answer, re.DOTALL) if plan.answer else None
+        self._stopped = False
+        self.samples = Samples()
+
+    def stop(self) -> None:
+        """Send nothing more; what is in flight is waited for."""
+        self._stopped = True
+        self.samples.stopped_after = time.monotonic() - self._begin
+
+    async def run(self) -> Samples:
+        """All of it."""
+        cpu = time.process_time()
+        self._endpoints.start()
+        await asyncio.sleep(max(0.0, self._begin - time.monotonic()))
+        await (self._open_loop() if self._plan.rate else self._closed_loop())
+        self._endpoints.stop()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.close()
+        self.samples.cpu_seconds = time.process_time() - cpu
+        return self.samples
+
+    async def _open_loop(self) -> None:
+        """Every request at its time, however many wait for an answer."""
+        plan, tasks = self._plan, set[asyncio.Task[None]]()
+        for start in arrivals(plan.arrivals, plan.rate, plan.seconds, plan.seed):
+            due = self._begin + start
+            while (wait := due - time.monotonic()) > 0 and not self._stopped:
+                await asyncio.sleep(min(wait, SLICE_SECONDS))
+            if self._stopped:
+                break
+            task = asyncio.create_task(self._one(start))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+            if wait < 0:
+                await asyncio.sleep(0)  # behind schedule: let what was started go out, and answers come in
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _closed_loop(self) -> None:
+        """So many connections, each sending its next request when it has its answer."""
+
+        async def post_on() -> None:
+            while not self._stopped and (now := time.monotonic() - self._begin) < self._plan.seconds:
+                await self._one(now)
+
+        await asyncio.gather(*(post_on() for _ in range(self._plan.connections)))
+
+    async def _one(self, start: float) -> None:
+        """One request, from its intended start to its end."""
+        shot = self._draw()
+        due = self._begin + start
+        sent = time.monotonic()
+        outcome = await self._outcome(shot, due)
+        self.samples.add(start, time.monotonic() - due, sent - due, outcome, shot.good)
+        if not outcome.isdigit():
+            await asyncio.sleep(0)  # where nobody can be reached, a closed loop must not keep out everything else
+
+    def _draw(self) -> Shot:
+        malformed = self._malformed and self._random.random() < self._plan.malformed_share
+        return self._random.choice(self._malformed if malformed else self._good)
+
+    async def _outcome(self, shot: Shot, due: float) -> str:
+        """What became of a request; one that a server refuses is sent to another, where there is one."""
+        target = self._endpoints.next()
+        try:
+            answer = await self._post(shot, target, due)
+            if answer.status in OVERLOADED:
+                self.samples.bare_refusals += not answer.retry_after
+                other = self._endpoints.other(target)
+                if self._plan.watch is not None and other != target:
+                    self.samples.moved += 1
+                    answer = await self._post(shot, other, due)
+        except ConnectionFailed as failure:
+            return failure.outcome
+        except TimeoutError:
+            return TIMEOUT
+        if shot.good and answer.status == OK:
+            self.samples.wrong += self._is_wrong(shot, answer)
+        return answer.status
+
+    async def _post(self, shot: Shot, target: tuple[str, int], due: float) -> Answer:
+        """Over an idle connection, or a new one; the time that is left of the request's bounds both."""
+        left = due + self._plan.timeout_seconds - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection = self._kept(target)
+        if connection is None:
+            if self._open >= self._plan.connections:
+                raise ConnectionFailed(NO_CONNECTION)
+            self._open += 1
+            try:
+                connection = await connect(*target, left)
+            except (ConnectionFailed, TimeoutError):
+                self._open -= 1
+                raise
+        try:
+            left = due + self._plan.timeout_seconds - time.monotonic()
+            return await connection.post(self._wire(shot, target), left)
+        finally:
+            if connection.usable:
+                self._idle[target].append(connection)
+            else:
+                self._open -= 1
+
+    def _kept(self, target: tuple[str, int]) -> Connection | None:
+        idle = self._idle[target]
+        while idle:
+            connection = idle.pop()
+            if connection.usable:
+                return connection
+            self._open -= 1
+        return None
+
+    def _wire(self, shot: Shot, target: tuple[str, int]) -> bytes:
+        key = id(shot), target
+        if key not in self._wires:
+            self._wires[key] = shot.wire(f"{target[0]}:{target[1]}", self._plan.path, self._plan.headers)
+        return self._wires[key]
+
+    def _is_wrong(self, shot: Shot, answer: Answer) -> bool:
+        """An answer with an error in it, or with what another request asked for."""
+        if WRONG.search(answer.body):
+            return True
+        if self._answer is None or not shot.expected:
+            return False
+        found = self._answer.search(answer.body)
+        return found is None or found[1] != shot.expected
+
+
+def run_client(plan: Plan, begin: float, stop_when_readable: int | None = None) -> Samples:
+    """Run a plan in this process.
+
+    Args:
+        stop_when_readable: a descriptor; the row ends early once it can be read.
+    """
+
+    async def go() -> Samples:
+        client = Client(plan, begin)
+        if stop_when_readable is not None:
+            loop = asyncio.get_running_loop()
+
+            def stop() -> None:
+                loop.remove_reader(stop_when_readable)
+                client.stop()
+
+            loop.add_reader(stop_when_readable, stop)
+        return await client.run()
+
+    with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner:
+        return runner.run(go())

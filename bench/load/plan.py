@@ -1,0 +1,81 @@
+"""What a client process is told to do: plain data, sent over a pipe."""
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One request as it goes over the wire.
+
+    Args:
+        body: after the headers.
+        content_type: of the body; none is sent where it is empty.
+        good: whether a server should answer it with 200.
+        expected: what `Plan.answer` finds in the right answer; not compared where empty.
+        headers: others, by name.
+    """
+
+    body: bytes
+    content_type: str
+    good: bool = True
+    expected: bytes = b""
+    headers: tuple[tuple[str, str], ...] = ()
+
+    def wire(self, host: str, path: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+        """The bytes of the request."""
+        lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(self.body)}"]
+        if self.content_type:
+            lines.append(f"Content-Type: {self.content_type}")
+        lines += [f"{name}: {value}" for name, value in (*self.headers, *headers)]
+        return "\r\n".join(lines).encode() + b"\r\n\r\n" + self.body
+
+
+@dataclass(frozen=True)
+class Watch:
+    """How a client hears of servers that come and go: an endpoint controller's view of /readyz, some time later.
+
+    Args:
+        every_seconds: between two questions.
+        delay_seconds: until what was seen reaches the client.
+    """
+
+    every_seconds: float = 0.1
+    delay_seconds: float = 0.4
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One row of load.
+
+    Args:
+        targets: host and port of each server; taken in turns.
+        path: of the request, with its query.
+        shots: good and malformed requests; drawn at random.
+        seconds: of sending; answers are waited for after that.
+        rate: requests a second in an open loop; 0 = closed loop.
+        connections: in a closed loop, those that post; in an open loop, the most there may be.
+        timeout_seconds: after which a request is given up and its connection closed.
+        malformed_share: of requests that are drawn from the malformed shots.
+        headers: of every request.
+        answer: regular expression with one group, what a right answer is told by; none where empty.
+        watch: how readiness is followed; None = every target always gets requests.
+    """
+
+    targets: tuple[tuple[str, int], ...]
+    path: str
+    shots: tuple[Shot, ...]
+    seconds: float
+    rate: float = 0.0
+    arrivals: str = "poisson"
+    connections: int = 32
+    timeout_seconds: float = 10.0
+    malformed_share: float = 0.0
+    headers: tuple[tuple[str, str], ...] = ()
+    answer: bytes = b""
+    watch: Watch | None = None
+    seed: int = 0
+
+    def share(self, number: int, of: int) -> "Plan":
+        """The part of one of several client processes."""
+        own = self.connections // of + (number < self.connections % of)
+        return replace(self, rate=self.rate / of, connections=max(1, own), seed=self.seed + 7919 * number)

@@ -1,0 +1,89 @@
+"""Client processes that share one plan's load: so that one core of client is not what is measured."""
+
+import os
+import pickle
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from types import TracebackType
+
+from .plan import Plan
+from .samples import Samples, merged
+from .worker import BEGIN, READY
+
+LEAD_SECONDS = 0.2
+"""From the last process that is there to the beginning of the row."""
+
+
+class Clients:
+    """Processes with a plan each, ready to begin: `with Clients(plan, 2) as clients: clients.run()`."""
+
+    def __init__(self, plan: Plan, count: int = 1) -> None:
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+        command = [sys.executable, "-m", "milkweed.bench.load.worker"]
+        self._processes = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+            for _ in range(count)
+        ]
+        self._plans = [plan.share(number, count) for number in range(count)]
+
+    def __enter__(self) -> "Clients":
+        for process, plan in zip(self._processes, self._plans, strict=True):
+            assert process.stdin is not None
+            pickle.dump(plan, process.stdin)
+            process.stdin.flush()
+        for process in self._processes:
+            assert process.stdout is not None
+            if process.stdout.readline() != READY:
+                self._end()
+                raise RuntimeError(f"a client process did not start, exit code {process.wait()}")
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._end()
+
+    def begin(self) -> float:
+        """Let them begin; monotonic seconds of the row's beginning, a moment from now."""
+        at = time.monotonic() + LEAD_SECONDS
+        for process in self._processes:
+            assert process.stdin is not None
+            process.stdin.write(BEGIN.pack(at))
+            process.stdin.flush()
+        return at
+
+    def stop(self) -> None:
+        """End the row early: nothing more is sent."""
+        for process in self._processes:
+            assert process.stdin is not None
+            with suppress(OSError):
+                process.stdin.close()
+
+    def results(self) -> Samples:
+        """Wait for the end of the row.
+
+        Raises:
+            RuntimeError: a client process broke down.
+        """
+        parts = []
+        for process in self._processes:
+            assert process.stdout is not None
+            try:
+                parts.append(pickle.load(process.stdout))
+            except EOFError:
+                raise RuntimeError(f"a client process broke down, exit code {process.wait()}") from None
+        return merged(parts)
+
+    def run(self) -> Samples:
+        """The whole row."""
+        self.begin()
+        return self.results()
+
+    def _end(self) -> None:
+        self.stop()
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+            assert process.stdout is not None
+            process.stdout.close()

@@ -1,0 +1,114 @@
+"""What a row of load comes to: rates, percentiles, the client's own lateness, and what went wrong."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from .plan import Plan
+from .samples import LOST, OK, Samples
+
+PERCENTILES = (50, 90, 95, 99, 99.9)
+
+LATE_SHARE, LATE_LEAST_MS = 0.1, 1.0
+"""A client is late when the p99 of its lateness is above this share of the p99 latency, and above this much."""
+
+
+def percentile(ascending: Sequence[float], q: float) -> float:
+    """Nearest rank: the least value that at least q percent of all do not exceed; one that occurred."""
+    if not ascending:
+        raise ValueError("percentile of no values")
+    return ascending[max(0, math.ceil(len(ascending) * q / 100) - 1)]
+
+
+def percentiles_ms(ascending_seconds: Sequence[float]) -> dict[str, float] | None:
+    """p50 to p99.9 and the largest, ms; None of no values."""
+    if not ascending_seconds:
+        return None
+    found = {f"p{q:g}": round(percentile(ascending_seconds, q) * 1e3, 2) for q in PERCENTILES}
+    return {**found, "max": round(ascending_seconds[-1] * 1e3, 2)}
+
+
+def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
+    """One row.
+
+    Latencies are of good requests answered with 200, from their intended start. `goodput` counts those answered
+    within the client's timeout, a second of sending (of a closed loop: answered before its end); `answered`
+    everything that got a status.
+    """
+    good, malformed = samples.counts(good=True), samples.counts(good=False)
+    accepted = samples.latencies_of(OK)
+    seconds = samples.stopped_after or plan.seconds
+    in_time = _in_time(samples, plan.timeout_seconds, math.inf if plan.rate else seconds)
+    latency, late = percentiles_ms(accepted), percentiles_ms(sorted(samples.lateness)) if plan.rate else None
+    return {
+        "loop": "open" if plan.rate else "closed",
+        "arrivals": plan.arrivals if plan.rate else None,
+        "rate": round(plan.rate, 1) or None,
+        "connections": plan.connections,
+        "timeout_ms": round(plan.timeout_seconds * 1e3),
+        "seconds": round(seconds, 2),
+        "sent": len(samples),
+        "answered": sum(count for outcome, count in (good + malformed).items() if outcome.isdigit()),
+        "lost": sum(good[word] + malformed[word] for word in LOST),
+        "statuses": dict(sorted(good.items())),
+        "malformed_statuses": dict(sorted(malformed.items())),
+        "good_sent": sum(good.values()),
+        "good_failed": sum(good.values()) - good[OK],
+        "wrong_answers": samples.wrong,
+        "refusals_without_retry_after": samples.bare_refusals,
+        "moved": samples.moved,
+        "goodput": round(in_time / seconds, 1),
+        "latency_ms": latency,
+        "lateness_ms": late,
+        "client_late": is_late(late, latency or {"p99": plan.timeout_seconds * 1e3}),
+        "client_cpu_ms_per_request": round(samples.cpu_seconds / max(1, len(samples)) * 1e3, 3),
+    }
+
+
+def _in_time(samples: Samples, timeout_seconds: float, until: float) -> int:
+    """Good requests answered with 200 within the timeout; in a closed loop, before the end of the row."""
+    columns = zip(samples.starts, samples.latencies, samples.outcomes, samples.good, strict=True)
+    return sum(
+        bool(good) and samples.labels[outcome] == OK and latency <= timeout_seconds and start + latency <= until
+        for start, latency, outcome, good in columns
+    )
+
+
+def is_late(lateness: dict[str, float] | None, latency: dict[str, float]) -> bool:
+    """Whether the client itself made so much of the latencies that they are hardly the server's."""
+    if lateness is None:
+        return False
+    return lateness["p99"] > max(LATE_LEAST_MS, LATE_SHARE * latency["p99"])
+
+
+def timeline(samples: Samples, bin_seconds: float) -> list[dict[str, Any]]:
+    """Good requests by when they were meant to start: their outcomes, and the p99 of those answered with 200."""
+    if not samples.starts:
+        return []
+    bins = int(max(samples.starts) / bin_seconds) + 1
+    counts: list[Counter[str]] = [Counter() for _ in range(bins)]
+    latencies: list[list[float]] = [[] for _ in range(bins)]
+    columns = zip(samples.starts, samples.latencies, samples.outcomes, samples.good, strict=True)
+    for start, latency, outcome, good in columns:
+        if not good:
+            continue
+        number, label = int(start / bin_seconds), samples.labels[outcome]
+        counts[number][label] += 1
+        if label == OK:
+            latencies[number].append(latency)
+    return [
+        {
+            "at": round(number * bin_seconds, 3),
+            "statuses": dict(sorted(counts[number].items())),
+            "p99_ms": round(percentile(sorted(found), 99) * 1e3, 2) if found else None,
+        }
+        for number, found in enumerate(latencies)
+    ]
+
+
+def curve(samples: Samples) -> list[tuple[float, float]]:
+    """Percentile and latency in ms of good requests answered with 200: enough points for a plot."""
+    accepted = samples.latencies_of(OK)
+    wanted = [*range(0, 90, 5), *(100 - 10 ** (1 - step / 6) for step in range(19))]
+    return [(round(q, 4), round(percentile(accepted, q) * 1e3, 3)) for q in wanted] if accepted else []

@@ -1,0 +1,1 @@
+"""Scripts that run in the peers' own environments: they know nothing of milkweed but the weights file."""

@@ -1,0 +1,41 @@
+"""LitServe: multipart (it answers raw bodies with 500), batches of 16, its quicker queue."""
+
+import sys
+from typing import Any
+
+import litserve
+from fastapi import Request
+from tiny_vit import classify, decode, load
+
+MAX_BATCH, BATCH_SECONDS = 16, 0.005
+
+
+class Tiny(litserve.LitAPI):
+    """The tiny ViT."""
+
+    def setup(self, device: str) -> None:
+        self.model = load(sys.argv[1])
+
+    def decode_request(self, request: Request) -> Any:  # it reads the annotation; what comes is the form
+        form: Any = request
+        return decode(form["image"].file.read())
+
+    def batch(self, inputs: list[Any]) -> Any:
+        import torch
+
+        return torch.stack(inputs)
+
+    def predict(self, batch: Any) -> Any:
+        return classify(self.model, batch) if batch.ndim == 4 else classify(self.model, batch[None])[0]
+
+    def unbatch(self, output: Any) -> Any:
+        return output
+
+    def encode_response(self, output: Any) -> Any:
+        return {"class": output[0], "score": output[1]}
+
+
+if __name__ == "__main__":
+    api = Tiny(max_batch_size=MAX_BATCH, batch_timeout=BATCH_SECONDS)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=1, fast_queue=True)
+    server.run(port=int(sys.argv[2]), host="127.0.0.1", generate_client_file=False, log_level="error")

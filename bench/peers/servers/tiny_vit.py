@@ -1,0 +1,122 @@
+"""The tiny ViT in plain PyTorch, from a state dict with timm's names, and its preprocessing of raw pixels."""
+
+import os
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+SIZE, HEADS = 32, 4
+RAW_BYTES = SIZE * SIZE * 3
+MEAN, STD = 0.5, 0.25
+
+DEVICE_SECONDS = float(os.environ.get("TINY_DEVICE_MS", "0")) / 1e3
+"""That a batch takes besides, without the CPU: as if a slow device computed it."""
+
+
+class Attention(nn.Module):
+    """Of one block."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        b, n, c = x.shape
+        q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        mixed: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c))
+        return mixed
+
+
+class Mlp(nn.Module):
+    """Of one block."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.fc2(F.gelu(self.fc1(x)))
+        return mixed
+
+
+class Block(nn.Module):
+    """Attention, then MLP, each after its norm."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
+        self.attn, self.mlp = Attention(dim), Mlp(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        y: Tensor = x + self.mlp(self.norm2(x))
+        return y
+
+
+class PatchEmbed(nn.Module):
+    """Pixels to tokens."""
+
+    def __init__(self, dim: int, patch: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, patch, patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens: Tensor = self.proj(x).flatten(2).transpose(1, 2)
+        return tokens
+
+
+class TinyViT(nn.Module):
+    """(B, 3, 32, 32) to (B, classes)."""
+
+    def __init__(self, dim: int, patch: int, depth: int, classes: int) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(dim, patch)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, (SIZE // patch) ** 2 + 1, dim))
+        self.blocks = nn.Sequential(*[Block(dim) for _ in range(depth)])
+        self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.patch_embed(x)
+        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
+        logits: Tensor = self.head(self.norm(self.blocks(x)[:, 0]))
+        return logits
+
+
+def load(path: str | Path) -> TinyViT:
+    """The model of a state dict, on one thread."""
+    torch.set_num_threads(1)
+    state = torch.load(path, weights_only=True)
+    dim, _, patch, _ = state["patch_embed.proj.weight"].shape
+    depth = len({name.split(".")[1] for name in state if name.startswith("blocks.")})
+    model = TinyViT(dim, patch, depth, len(state["head.bias"]))
+    model.load_state_dict(state)
+    return model.eval()
+
+
+def decode(body: bytes) -> Tensor:
+    """uint8 (32, 32, 3) raw to the model's input (3, 32, 32).
+
+    Raises:
+        ValueError: another length.
+    """
+    if len(body) != RAW_BYTES:
+        raise ValueError(f"expected {RAW_BYTES} bytes, got {len(body)}")
+    pixels = torch.frombuffer(bytearray(body), dtype=torch.uint8).reshape(SIZE, SIZE, 3)
+    return normalise(pixels[None])[0]
+
+
+def normalise(pixels: Tensor) -> Tensor:
+    """uint8 (B, 32, 32, 3) to float32 (B, 3, 32, 32)."""
+    return (pixels.permute(0, 3, 1, 2).float() / 255 - MEAN) / STD
+
+
+def classify(model: TinyViT, batch: Tensor) -> list[tuple[int, float]]:
+    """Best class and its score, for each image."""
+    time.sleep(DEVICE_SECONDS)
+    with torch.inference_mode():
+        scores, classes = model(batch).softmax(-1).max(-1)
+    return list(zip(classes.tolist(), scores.tolist(), strict=True))

@@ -1,0 +1,50 @@
+"""Triton with a Python backend (nvidia-pytriton): binary tensors by its HTTP protocol, batches of 16."""
+
+import sys
+import tempfile
+from typing import Any
+
+import numpy as np
+import torch
+from pytriton.decorators import batch
+from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor, TimeoutAction
+from pytriton.triton import Triton, TritonConfig
+from tiny_vit import SIZE, classify, load, normalise
+
+MAX_BATCH, BATCH_MICROSECONDS = 16, 5000
+
+
+def batcher(bounded: bool) -> Any:
+    """Triton's own, as it comes, or with a queue bounded in length and time."""
+    policy = None
+    if bounded:
+        policy = QueuePolicy(
+            timeout_action=TimeoutAction.REJECT, default_timeout_microseconds=250_000, max_queue_size=64
+        )
+    return DynamicBatcher(max_queue_delay_microseconds=BATCH_MICROSECONDS, default_queue_policy=policy)
+
+
+def main(weights: str, port: int, bounded: bool) -> None:
+    """Serve until the process is told to end."""
+    model = load(weights)
+
+    @batch
+    def infer(pixels: Any) -> dict[str, Any]:
+        found = classify(model, normalise(torch.from_numpy(pixels)))
+        return {"class": np.array([[pair[0]] for pair in found], np.int64)}
+
+    home = tempfile.mkdtemp() + "/workspace"
+    config = TritonConfig(http_port=port, grpc_port=port + 1, metrics_port=port + 2, model_repository=None)
+    with Triton(config=config, workspace=home) as triton:
+        triton.bind(
+            model_name="tiny",
+            infer_func=infer,
+            inputs=[Tensor(name="pixels", dtype=np.uint8, shape=(SIZE, SIZE, 3))],
+            outputs=[Tensor(name="class", dtype=np.int64, shape=(1,))],
+            config=ModelConfig(max_batch_size=MAX_BATCH, batcher=batcher(bounded)),
+        )
+        triton.serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), "bounded" in sys.argv[3:])

@@ -1,0 +1,1 @@
+"""`milkweed bench server`: a server under load, section by section, one row each."""

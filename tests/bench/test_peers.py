@@ -1,0 +1,175 @@
+"""What of the peers needs no peer: the same model, requests, environments, processes and the table."""
+
+import json
+import socket
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from rich.console import Console
+
+from milkweed.bench.load.plan import Plan
+from milkweed.bench.load.samples import Samples
+from milkweed.bench.load.summary import summary
+from milkweed.bench.peers.__main__ import main
+from milkweed.bench.peers.catalogue import PEERS, VENVS, Peer
+from milkweed.bench.peers.install import STAMP, install, missing, version_of
+from milkweed.bench.peers.process import running_peer
+from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
+from milkweed.bench.peers.tables import skipped, table
+from milkweed.bench.peers.weights import export
+from milkweed.bench.serving.bodies import array_bodies, pictures
+from milkweed.bench.serving.ports import free_port
+from milkweed.loaders import PreprocessSpec, create_loader
+from milkweed.models import load_bundle
+
+PEER = """
+import http.server, subprocess, sys
+deaf = "import signal, time; signal.signal(15, signal.SIG_IGN); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", deaf])
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404); self.end_headers()
+    def log_message(self, *given): pass
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def test_peers_compute_what_we_do(tmp_path: Path) -> None:
+    bundle, weights = export(tmp_path)
+    threads = torch.get_num_threads()
+    theirs = load(weights)
+    torch.set_num_threads(threads)
+    ours, config = load_bundle(bundle)
+    images = pictures(32)
+    batch = torch.stack([decode(image.tobytes()) for image in images])
+    loaded = create_loader("cpu", PreprocessSpec.from_dict(config.preprocess)).load(array_bodies(images))
+    torch.testing.assert_close(batch, loaded.pixels, atol=1e-5, rtol=0)
+    with torch.inference_mode():
+        torch.testing.assert_close(theirs(batch), ours.eval()(batch), atol=1e-5, rtol=1e-5)
+        classes = [found[0] for found in classify(theirs, batch)]
+    assert classes == ours(batch).argmax(-1).tolist()
+    assert len(set(classes)) > 1  # a swapped answer can be told
+
+
+def test_a_body_of_another_length_is_refused() -> None:
+    with pytest.raises(ValueError, match=rf"expected {RAW_BYTES} bytes, got 5"):
+        decode(b"12345")
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_requests_hold_the_pixels(name: str) -> None:
+    images = pictures(32, 2)
+    found = PEERS[name].shots(images)
+    assert [shot.good for shot in found] == [True, True, False]
+    wire = found[1].wire("h:1", PEERS[name].path, ())
+    assert wire.startswith(f"POST {PEERS[name].path} HTTP/1.1\r\n".encode())
+    assert len(found[2].body) < len(found[1].body)
+    if PEERS[name].body != "base64 in JSON":
+        assert images[1].tobytes() in wire
+    if PEERS[name].body == "binary tensor":
+        head = int(dict(found[0].headers)["Inference-Header-Content-Length"])
+        assert json.loads(found[0].body[:head])["inputs"][0]["shape"] == [1, 32, 32, 3]
+        assert len(found[0].body) - head == RAW_BYTES
+
+
+def test_what_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert missing(PEERS["triton-bounded"], tmp_path) == "not installed: python -m milkweed.bench.peers setup triton"
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert missing(PEERS["torchserve"], tmp_path) == "needs java"
+    with pytest.raises(RuntimeError, match="torchserve needs java"):
+        install("torchserve", tmp_path)
+    monkeypatch.setitem(PEERS, "triton", replace(PEERS["triton"], python=tmp_path / "python3.11"))
+    with pytest.raises(RuntimeError, match=r"triton needs .*python3\.11"):
+        install("triton", tmp_path)
+
+
+def test_an_environment_that_is_complete_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "ray").mkdir()
+    (tmp_path / "ray" / STAMP).write_text("numpy==2\nray==2.60.0\n")
+    install("ray", tmp_path)
+    assert missing(PEERS["ray"], tmp_path) is None
+    assert version_of(PEERS["ray"], tmp_path) == "2.60.0"
+    assert set(VENVS.values()) <= set(PEERS)
+
+
+def test_a_port_is_free_and_those_that_follow_it() -> None:
+    port = free_port(following=2)
+    with ExitStack() as held:
+        for number in range(3):
+            held.enter_context(socket.create_server(("127.0.0.1", port + number)))
+
+
+def fake_peer(code: str) -> Peer:
+    usual = PEERS["ray"]
+    return replace(
+        usual,
+        name="fake",
+        ready="/health",
+        environment={},
+        command=lambda bin, weights, port, scratch: [sys.executable, "-c", code, str(port)],
+    )
+
+
+def test_a_peer_ends_with_all_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkweed.bench.peers.process.END_SECONDS", 0.5)
+    with running_peer(fake_peer(PEER), tmp_path, tmp_path / "w.pt") as (pid, url):
+        assert url.startswith("http://127.0.0.1:")
+        (child,) = psutil.Process(pid).children()
+        assert child.is_running()
+    end = time.monotonic() + 10
+    while (child.is_running() and child.status() != psutil.STATUS_ZOMBIE) and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+def test_a_peer_that_does_not_start_says_why(tmp_path: Path) -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"fake did not start: .* its process ended; no licence"),
+        running_peer(fake_peer("import sys; sys.exit('no licence')"), tmp_path, tmp_path / "w.pt"),
+    ):
+        pass
+
+
+def row(section: str, statuses: dict[str, int]) -> dict[str, Any]:
+    seen = Samples()
+    for outcome, count in statuses.items():
+        for _ in range(count):
+            seen.add(0.0, 0.01, 0.0, outcome, True)
+    plan = Plan((("h", 1),), "/", (), seconds=1.0)
+    return {"section": section, "cpu_ms_per_request": 0.3, "pss_mb": 400.0, **summary(plan, seen)}
+
+
+def test_one_table_compares(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [row("capacity", {"200": 90}), row("capacity", {"200": 100}), row("load", {"200": 9})]
+    rows += [row("malformed", {"200": 9}), row("malformed", {"200": 5, "500": 5})]
+    rows += [row("slow", {"200": 40}), row("overload", {"200": 20})]
+    usual = {"body": "raw", "skipped": None}
+    servers = [
+        {"name": "litserve", "rows": rows, **usual},
+        {"name": "ray", "rows": [], "body": "raw", "skipped": "why"},
+    ]
+    Console(width=120).print(table({"servers": servers}))
+    found = capsys.readouterr().out.splitlines()
+    assert len(found) == 2
+    cells = found[1].split()
+    assert cells[:4] == ["litserve", "raw", "0.30", "100"]
+    assert cells[-5:] == ["50.0%", "50%", "of", "40", "400"]
+    assert skipped({"servers": servers}) == ["ray: skipped: why"]
+
+
+def test_peers_that_are_not_there_are_rows_that_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "peers.json"
+    assert main(["run", "--peers", "litserve", "ray", "--venvs", str(tmp_path), "--out", str(out)]) == 0
+    printed, err = capsys.readouterr()
+    assert "litserve: skipped: not installed: python -m milkweed.bench.peers setup litserve" in printed
+    assert "ray: skipped" in err
+    document = json.loads(out.read_text())
+    assert [server["skipped"] is not None for server in document["servers"]] == [True, True]
+    assert document["command"].startswith("python -m milkweed.bench.peers run --peers litserve ray")

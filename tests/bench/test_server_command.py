@@ -1,0 +1,147 @@
+"""`milkweed bench server` end to end, small: a real server, real load, rows that hang together."""
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from milkweed.bench.load.plan import Plan, Shot, Watch
+from milkweed.bench.serving.processes import usage
+from milkweed.bench.serving.rolling import rolling
+from milkweed.bench.serving.run import ANSWER, Request, run, usual
+from milkweed.bench.serving.sections import Options
+from milkweed.bench.serving.subject import Subject
+from milkweed.server.cli import main
+
+from .fake_server import Answering, fake_server
+
+SMALL = ["--seconds", "0.5", "--concurrency", "256", "--overload-timeout-ms", "300"]
+
+
+def test_the_command_measures_a_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, picture = tmp_path / "results" / "server.json", tmp_path / "server.svg"
+    arguments = ["bench", "server", *SMALL, "--rates", "60", "--body", "npy", "--images", "2"]
+    arguments += ["--sections", "load,malformed", "--malformed", "0.3", "--set", "drain-grace-seconds=0"]
+    monkeypatch.setattr("milkweed.bench.serving.subject.WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("sys.argv", ["milkweed", *arguments, "--api-key", "secret"])
+    code = main([*arguments, "--api-key", "secret", "--out", str(out), "--plot", str(picture)])
+    printed, err = capfd.readouterr()
+    document = json.loads(out.read_text())
+    rows = document["rows"]
+    assert code == (1 if document["complaints"] else 0), err
+    assert not [words for words in document["complaints"] if "client" not in words], err  # this machine may be busy
+    sections = [(row["section"], row["server"]) for row in rows]
+    assert sections == [("capacity", "npy"), ("load", "npy"), ("malformed", "npy"), ("malformed", "npy")]
+    assert (document["benchmark"], document["body"]["images"], document["capacity"]) == (
+        "server",
+        2,
+        rows[0]["goodput"],
+    )
+    for row in rows:
+        assert row["statuses"] == {"200": row["good_sent"]}
+        assert row["good_sent"] > 5
+        assert row["cpu_ms_per_request"] > 0
+        assert min(row["rss_mb"]) > 50
+        assert 0 < row["stage_cpu_ms_per_request"]["forward"] < row["cpu_ms_per_request"]
+        assert row["latency_ms"]["p50"] <= row["latency_ms"]["p99"] <= row["latency_ms"]["max"]
+    assert rows[1]["rate"] == 60
+    assert set(rows[-1]["malformed_statuses"]) <= {"400", "415", "422"}
+    assert sum(rows[-1]["malformed_statuses"].values()) > 0
+    assert "secret" not in out.read_text()
+    assert document["command"].endswith("--api-key '***'")
+    assert printed.count("malformed") >= 2
+    assert picture.stat().st_size > 10_000
+
+
+def answering(ending: threading.Event) -> Answering:
+    """As milkweed answers; not ready once it is ending. The class is the body's length."""
+
+    async def answer(number: int, body: bytes) -> bytes:
+        if not body and ending.is_set():
+            return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+        said = b'{"results": [{"predictions": [{"index": %d}]}]}' % len(body)
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+
+    return answer
+
+
+def test_against_a_url_there_is_no_cpu() -> None:
+    with fake_server(answering(threading.Event())) as fake:
+        usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, options=Options(rates=(60,)))
+        document = run(replace(usual_request, bodies=("npy",), sections=usual("url")[:2], concurrency=256))
+        with pytest.raises(ValueError, match="is not ours to restart"):
+            run(replace(usual_request, sections=("rolling",)))
+    assert [row["section"] for row in document["rows"]] == ["capacity", "load"]
+    for row in document["rows"]:
+        assert row["statuses"] == {"200": row["sent"]}
+        assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
+
+
+@pytest.mark.parametrize("grace_seconds", [0.5, 0.0])
+def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, grace_seconds: float) -> None:
+    """A server that stays until everybody knows loses nothing; one that ends at once loses what comes after."""
+
+    @contextmanager
+    def running(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, str]]:
+        ending = threading.Event()
+        with fake_server(answering(ending), settings["port"]):
+            yield SimpleNamespace(returncode=0), f"http://127.0.0.1:{settings['port']}"
+            ending.set()
+            time.sleep(grace_seconds)
+        time.sleep(0.2)  # nobody is there
+
+    monkeypatch.setattr("milkweed.bench.serving.rolling.running_server", running)
+    monkeypatch.setattr("milkweed.bench.serving.rolling.SETTLE_SECONDS", 0.3)
+    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
+    subject = Subject("fake", plan)
+    rolling(subject, Path(), {}, restarts=2, rate=200, watch=Watch(0.02, 0.1))
+    (row,) = subject.rows
+    assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
+    assert row["statuses"]["200"] > 100
+    assert (row["lost"] > 0) == (grace_seconds == 0)
+    assert row["good_failed"] == row["lost"]
+
+
+def test_usage_of_a_process_that_ended_is_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert usage(child.pid).processes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sections", "all"], "--sections all: expected some of capacity, load, overload"),
+        (["--body", "xml"], "--body xml: expected some of raw, multipart, json, npy"),
+        (["--arrivals", "bursty"], "--arrivals bursty: expected some of poisson, fixed"),
+        (["--loads", "0.5,x"], "--loads 0.5,x: expected numbers above 0 with commas between"),
+        (["--set", "top_k"], "--set top_k: expected NAME=VALUE"),
+        (["--url", "http://127.0.0.1:1", "--arch", "x"], "give one of BUNDLE, --url and --arch"),
+        (["--seconds", "0.1"], "must be at least 0.5"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "server", *arguments]) == 2
+    printed, err = capfd.readouterr()
+    assert printed == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+def test_help_fits_100_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    assert main(["bench", "server", "--help"]) == 0
+    printed, _ = capfd.readouterr()
+    assert all(len(line) <= 100 for line in printed.splitlines())
+    assert "--overload-timeout-ms" in printed
