@@ -19,6 +19,12 @@ from .ticket import Batch, Item, Ticket
 REMOVED = "removed"
 """Why a batch is empty that stands for a model's end."""
 
+IMPATIENT_SHARE = 0.3
+"""Of requests that are given up before their answer: from then on the newest are computed first. In the order they
+came, all would be computed just as their callers leave, and nobody would be answered."""
+
+PATIENCE_GAIN = 1 / 32
+
 BULK_SHARE = 0.5
 """Of the queue, at most: bulk never keeps interactive requests out."""
 
@@ -44,6 +50,7 @@ class Batcher:
         self._wake = threading.Condition()
         self._lines: dict[str, Line] = {}
         self._removing: set[str] = set()
+        self._given_up = 0.0  # smoothed share of requests
         self._depth = self._pixels = 0
         self._running = 0  # batches taken and not done
         self._busy_until = 0.0  # when they should be
@@ -92,9 +99,14 @@ class Batcher:
             self._pixels += pixels
             self._wake.notify()
 
+    def answered(self) -> None:
+        """A request got its answer."""
+        self._given_up -= PATIENCE_GAIN * self._given_up
+
     def discard(self, ticket: Ticket) -> int:
         """Forget a request's images that still wait, because nobody wants them; how many there were."""
         with self._wake:
+            self._given_up += PATIENCE_GAIN * (1 - self._given_up)
             line = self._lines.get(ticket.model)
             if line is None:
                 return 0
@@ -217,15 +229,17 @@ class Batcher:
 
     def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
-        if not self._depth and not self._running:
-            return
         ahead = max(0.0, self._busy_until - now)
         for name, line in self._lines.items():
             waiting = (line.images, line.pixels) if ticket.priority == "bulk" else line.before_interactive(now)
             if name == ticket.model:
                 waiting = waiting[0] + images, waiting[1] + pixels
-                ahead += line.costs.slack_seconds(images, pixels)
             ahead += line.costs.seconds(*waiting)
+        if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
+            ticket.foretold = now + ahead
+        if not self._depth and not self._running:
+            return
+        ahead += self._lines[ticket.model].costs.slack_seconds(images, pixels)
         left = ticket.deadline - now - unseen
         if ahead > left:
             raise ServiceError(
@@ -244,7 +258,8 @@ class Batcher:
 
     def _take(self, name: str, line: Line) -> Batch:
         now, images, pixels = self._clock(), line.images, line.pixels
-        batch = line.take(now, self._late(line, now))
+        newest_first = self._given_up > IMPATIENT_SHARE and not self._closed
+        batch = line.take(now, self._late(line, now), newest_first=newest_first)
         self._left(images - line.images, pixels - line.pixels)
         batch.model = name
         if self._closed and batch.release == "idle_device":
@@ -256,8 +271,9 @@ class Batcher:
         return batch
 
     def _late(self, line: Line, now: float) -> Callable[[Item], bool]:
-        """Whether an image is too late to compute: past its deadline, or sure to be, where it had to wait."""
-        soonest = line.costs.seconds(1, 0)
+        """Whether an image is too late to compute: past its deadline, or would be at the end of the batch to come."""
+        images = min(line.images, line.costs.max_batch_size)
+        soonest = line.costs.seconds(images, line.pixels * images // max(line.images, 1))
         return lambda item: item.ticket.deadline <= now + (soonest if item.waits else 0.0)
 
     def _left(self, images: int, pixels: int) -> None:

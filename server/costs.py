@@ -7,6 +7,9 @@ from dataclasses import dataclass
 MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
 """How fast estimates follow, as a TCP sender's of the round trip (RFC 6298, section 2)."""
 
+PROMISE_DEVIATIONS = 3
+"""Of what answers were late by: so that hardly one is."""
+
 PIXELS_AN_IMAGE = 50_000
 """What an image costs to decode whatever its size, in pixels of a JPEG: calls, resize, normalise (about 0.3 ms)."""
 
@@ -42,6 +45,7 @@ class BatchCosts:
         self._buckets = self.sizes or _powers(max_batch_size)
         self._forward: dict[int, Estimate] = {}  # by bucket: seconds, an image's share where sizes are free
         self._decode: Estimate | None = None  # seconds a pixel
+        self._error: Estimate | None = None  # seconds that answers came later than foretold
         self._lock = threading.Lock()
 
     def observe(self, images: int, forward_seconds: float) -> None:
@@ -83,15 +87,28 @@ class BatchCosts:
             batches = full + bool(rest)
             return max(forward, decode) + min(forward, decode) / batches
 
+    def observe_promise(self, late_seconds: float) -> None:
+        """An answer came so much later than was foretold; negative: earlier."""
+        with self._lock:
+            if self._error is None:
+                self._error = Estimate(late_seconds, abs(late_seconds))
+            else:
+                self._error.follow(late_seconds)
+
     def slack_seconds(self, images: int, pixels: int) -> float:
-        """By how much a batch misses its estimate: what a promise leaves room for."""
+        """What a promise leaves room for: by how much batches miss their estimate, and answers what was foretold.
+
+        Never more than three batches: an estimate that nobody can meet would refuse everybody.
+        """
         batch = min(images, self.max_batch_size)
         with self._lock:
             found = self._nearest(self.size_of(batch))
             forward = self._forward[found].deviation * (1 if self.sizes else batch) if found else 0.0
             work = pixels * batch / max(images, 1) + PIXELS_AN_IMAGE * batch
             decode = self._decode.deviation * work if self._decode else 0.0
-        return 2 * (forward + decode)
+            missed = self._error.mean + PROMISE_DEVIATIONS * self._error.deviation if self._error else 0.0
+            most = 3 * self._forward_seconds(self.max_batch_size)
+        return min(max(2 * (forward + decode), missed), most) if most else 0.0
 
     def best_size(self, waiting: int) -> int:
         """How many of the waiting images to compute next: all, or a captured size where two batches cost less."""

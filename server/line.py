@@ -73,36 +73,41 @@ class Line:
             return self.images, self.pixels
         return len(self._interactive), self._interactive_pixels
 
-    def take(self, now: float, is_late: Callable[[Item], bool]) -> Batch:
+    def take(self, now: float, is_late: Callable[[Item], bool], *, newest_first: bool = False) -> Batch:
         """The next batch: images in turn, as many as limits and measured costs let; bulk in places left empty.
 
         Args:
             is_late: an image that need not be computed any more; its whole request is dropped.
+            newest_first: of the interactive images, those that have waited longest last.
         """
         expired: list[Ticket] = []
         most = self.costs.max_batch_size
         wanted = min(len(self._interactive) + self._overdue(now) or self.images, most)
         size = self.costs.best_size(wanted)
-        items, pixels = self._pop(size, 0, is_late, expired)
+        items, pixels = self._pop(size, 0, is_late, expired, newest_first)
         cut_by_pixels = len(items) < size and self.images > 0
         if items and self.costs.sizes:  # what the size is computed with anyway
-            items += self._pop(self.costs.size_of(len(items)) - len(items), pixels, is_late, expired)[0]
+            places = self.costs.size_of(len(items)) - len(items)
+            items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
         items = [item for item in items if item.ticket not in late]
         full = cut_by_pixels or len(items) == most
         return Batch("", items, "full" if full else "captured" if size < wanted else "idle_device", expired)
 
     def _pop(
-        self, most: int, pixels: int, is_late: Callable[[Item], bool], expired: list[Ticket]
+        self, most: int, pixels: int, is_late: Callable[[Item], bool], expired: list[Ticket], newest_first: bool
     ) -> tuple[list[Item], int]:
         """At most `most` images, within the pixels together with those that a batch has; and the pixels of all."""
         items: list[Item] = []
         while len(items) < most:
             self._drop_late(is_late, expired)
             queue = self._next()
-            if not queue or ((items or pixels) and pixels + queue[0].pixels > self.max_batch_pixels):
+            backwards = newest_first and queue is self._interactive
+            if not queue or (
+                (items or pixels) and pixels + queue[-1 if backwards else 0].pixels > self.max_batch_pixels
+            ):
                 break
-            item = queue.popleft()
+            item = queue.pop() if backwards else queue.popleft()
             self._count(item, -1)
             items.append(item)
             pixels += item.pixels

@@ -178,6 +178,8 @@ class Service:
         self._tickets.discard(ticket)
         if ticket.missing:
             self.batcher.discard(ticket)
+        else:
+            self.batcher.answered()
 
     def lag_seconds(self) -> float:
         """How late the event loop is: so long a request has waited before it was seen, and its answer will again."""
@@ -249,6 +251,10 @@ class Service:
             self.metrics.decode_backend.labels(decoder, format).inc()
         costs = self.rollout.costs[batch.model]
         costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
+        for item in batch.items:
+            ticket = item.ticket
+            if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
+                costs.observe_promise(result.finished - ticket.foretold)
         forward = result.forward
         if forward is not None:
             if forward.computed:

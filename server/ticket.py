@@ -36,6 +36,7 @@ class Ticket:
 
     __slots__ = (
         "deadline",
+        "foretold",
         "last",
         "listener",
         "missing",
@@ -66,6 +67,7 @@ class Ticket:
         self.outcomes: list[Outcome | None] = [None] * places
         self.missing = 0
         self.last: BatchResult | None = None  # the batch that completed it
+        self.foretold: float | None = None  # perf_counter seconds at which the answer should be there
         self.listener: Callable[[int, Outcome], None] | None = None  # hears of each outcome
 
     def put(self, place: int, outcome: Outcome, result: BatchResult | None) -> None:

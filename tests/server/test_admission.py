@@ -192,3 +192,17 @@ def test_time_that_nobody_saw_counts_against_the_deadline():
     with pytest.raises(ServiceError, match="would take 50 ms and 20 ms are left"):
         rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.08)
     rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)
+
+
+def test_the_newest_go_first_while_callers_give_up_and_only_then():
+    rig = Rig(seen=False)
+    first, second = rig.ticket(4), rig.ticket(4)
+    assert rig.collect().items[0].ticket is first
+    for _ in range(20):
+        rig.batcher.discard(rig.ticket())
+    third = rig.ticket(4)
+    assert rig.collect().items[0].ticket is third
+    for _ in range(40):
+        rig.batcher.answered()
+    fourth = rig.ticket(4)
+    assert [rig.collect().items[0].ticket for _ in range(2)] == [second, fourth]
