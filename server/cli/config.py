@@ -14,6 +14,9 @@ from .serve import ConfigFile, with_settings
 if TYPE_CHECKING:
     from ..settings import Settings
 
+OTHER_VARIABLES = frozenset(("api_key", "kernels", "shared"))
+"""What else is called MILKWEED_...: the client's key, the kernel library, the tests' data."""
+
 Toml = Annotated[bool, typer.Option("--toml", help="Print the settings as a file for --config.")]
 CheckedFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML.", show_default=False)]
 
@@ -67,7 +70,7 @@ def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str |
     """
     from ..settings import Settings, SettingsError, load_settings, settings_environment, variable_of
 
-    for name in settings_environment().keys() - Settings.model_fields.keys() - {"api_key"}:
+    for name in settings_environment().keys() - Settings.model_fields.keys() - OTHER_VARIABLES:
         typer.echo(f"milkweed: warning: {variable_of(name)}: there is no such setting; it has no effect", err=True)
     try:
         errors = _wrong_files(load_settings(settings, file or config))

@@ -12,7 +12,7 @@ import pytest
 from .test_serving import jpeg
 
 BROKEN = """
-import os, threading
+import signal, threading
 from milkweed.loaders.cpu_loader import CpuLoader
 def load(self, items, infos=None, sources=None):
     {what}
@@ -22,7 +22,7 @@ CpuLoader.load = load
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
 def test_a_crash_in_the_decoder_ends_the_process_and_says_where(serving: Any, overlap: str) -> None:
-    prelude = BROKEN.format(what=f"os.kill(os.getpid(), {int(signal.SIGSEGV)})")
+    prelude = BROKEN.format(what=f"signal.pthread_kill(threading.get_ident(), {int(signal.SIGSEGV)})")
     with serving(prelude=prelude, overlap=overlap) as server:
         url = server.wait_ready()
         with pytest.raises(httpx.HTTPError):

@@ -62,3 +62,13 @@ def test_estimates_follow_and_slack_tells_how_badly():
     for _ in range(60):
         costs.observe(4, 0.4)
     assert costs.forward_seconds(4) == pytest.approx(0.4, rel=0.01)
+
+
+def test_a_stall_is_not_taken_for_the_cost_but_a_slower_device_is():
+    costs = BatchCosts((), 4)
+    costs.observe(4, 0.1)
+    costs.observe(4, 60.0)
+    assert costs.forward_seconds(4) < 0.14
+    for _ in range(40):
+        costs.observe(4, 1.0)
+    assert costs.forward_seconds(4) == pytest.approx(1.0, rel=0.1)

@@ -53,8 +53,8 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
         app.model.gate.set()
         answers = [(await task).json()["results"][0] for task in tasks]
         assert app.model.sizes == [1, 3]
+        await kit.until(lambda: app.value("batch_size_count", model="held") == 2)
         assert app.value("batch_size_sum", model="held") == 4
-        assert app.value("batch_size_count", model="held") == 2
         alone = [(await post(app, kit, seed)).json()["results"][0] for seed in range(4)]
     assert [[p["index"] for p in answer["predictions"]] for answer in answers] == [
         [p["index"] for p in answer["predictions"]] for answer in alone

@@ -172,23 +172,24 @@ async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any, kit:
         assert await version(app, kit)
 
 
-async def test_a_hundred_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) -> None:
+async def test_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) -> None:
     async with running(settings={"overlap": "on"}) as app:
         Openers(app, kit)
-        statuses: list[int] = []
+        answers: list[str] = []
         stop = asyncio.Event()
 
         async def client(seed: int) -> None:
             while not stop.is_set():
-                statuses.append((await app.client.post("/classify", content=kit.encoded(seed=seed))).status_code)
+                answer = await app.client.post("/classify", content=kit.encoded(seed=seed))
+                answers.append("ok" if answer.status_code == 200 else answer.text)
 
         clients = [asyncio.create_task(client(seed)) for seed in range(4)]
-        for number in range(100):
+        for number in range(30):
             await app.service.rollout.bring_in("held", Path("x"), str(number))
         stop.set()
         await asyncio.gather(*clients)
         await app.service.rollout.settled()
-        assert set(statuses) == {200}
+        assert set(answers) == {"ok"}
         assert len(app.service.engine._pipelines) == len(app.service.batcher._lines) == 1
         assert len(app.service.rollout._by_key) == len(app.service.rollout.costs) == 1
 
