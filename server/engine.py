@@ -82,6 +82,7 @@ class Engine:
         self._pipelines: dict[str, Pipeline] = {}
         self._thread = threading.Thread(target=self._main, name="milkweed-engine", daemon=True)
         self._in_hand: deque[Batch] = deque()  # collected and not delivered; appends and removals are atomic
+        self._ring: Ring | None = None
         self._leaving: set[str] = set()  # models whose last batch may still be on its way
         self._deaths: list[float] = []
         self._failures = 0  # forwards in a row that failed as a whole
@@ -184,7 +185,7 @@ class Engine:
         self._removed(key)
 
     def _run_overlapped(self) -> None:
-        ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
+        ring = self._ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
         loading = threading.Thread(target=self._load_ahead, args=(ring,), name="milkweed-decode", daemon=True)
         loading.start()
         try:
