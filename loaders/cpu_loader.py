@@ -6,7 +6,7 @@ is off by 0.16 levels in the mean, three times what the equality contract allows
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .arrays import write_input
 from .base import SOUND, LoadResult
-from .batch import Stopwatch, load_batch
+from .batch import R, Stopwatch, T, load_batch, spread
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
 from .orientation import stored_geometry, upright_levels
@@ -68,6 +68,10 @@ class CpuLoader:
 
     def warm_up(self, batch_size: int) -> None:
         """Nothing that a first call would have to do."""
+
+    def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """`run` for every item on this loader's threads; `run` must not raise."""
+        return spread(run, items, self._pool, self.num_threads)
 
     def close(self) -> None:
         """Let the running images end and give the threads back."""

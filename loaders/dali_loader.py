@@ -19,7 +19,7 @@ import torch
 from PIL import Image
 
 from .base import LoaderHealth, LoadResult
-from .batch import Stopwatch, spread
+from .batch import Stopwatch
 from .cpu_loader import CpuLoader
 from .dali_graph import LARGE_PIXELS, DaliError, DaliGraph, Resample
 from .dali_route import Slot, batches_of, slot_of, worth_it
@@ -42,13 +42,12 @@ MOST_FAILED_BUILDS = 2
 
 @dataclass
 class DaliCounts:
-    """What went where, in images, and how often the graph was built anew."""
+    """What went where, in images."""
 
     dali: int = 0
     cpu: int = 0
     retried: int = 0
     suspect: int = 0
-    rebuilds: int = 0
 
 
 class DaliLoader:
@@ -91,7 +90,7 @@ class DaliLoader:
         self.spec, self.limits, self.counts = spec, limits, DaliCounts()
         self._max_batch, self._max_pixels = max_batch, max_batch_pixels
         self._min_pixels, self._min_batch = min_pixels, min_batch
-        self._strict, self._threads = strict, num_threads
+        self._strict = strict
         self._graph = DaliGraph(
             spec,
             batch_size=max_batch,
@@ -106,7 +105,6 @@ class DaliLoader:
         self._suspects = Suspects()
         self._lock = threading.Lock()
         self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu")
-        self._checkers = ThreadPoolExecutor(num_threads, thread_name_prefix="milkweed-check")
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="milkweed-beside-dali")
         engine = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
         self.description = (
@@ -159,7 +157,6 @@ class DaliLoader:
     def close(self) -> None:
         """Give threads and memory back."""
         self._beside.shutdown()
-        self._checkers.shutdown()
         self._cpu.close()
         with self._lock:
             self._graph.close()
@@ -209,7 +206,7 @@ class DaliLoader:
         """Those whose coded data is whole; the errors of the others go to `rows`."""
         if not self._strict:
             return slots
-        found = spread(_damage, slots, self._checkers, self._threads)
+        found = self._cpu.spread(_damage, slots)
         watch.add("check", sum(seconds for _, seconds in found))
         rows.errors.update(
             {slot.index: error for slot, (error, _) in zip(slots, found, strict=True) if error is not None}
@@ -230,10 +227,8 @@ class DaliLoader:
             with self._lock, watch.stage("decode"):
                 pixels = self._graph.run([slot.body for slot in batch], [slot.region for slot in batch])
                 self.counts.dali += len(batch)
-                self.counts.rebuilds = self._graph.rebuilds
         except DaliError as error:
             logger.warning("a batch of %d JPEGs was lost in DALI and is decoded again: %s", len(batch), error)
-            self.counts.rebuilds = self._graph.rebuilds
             return False
         rows.add(batch, pixels)
         return True

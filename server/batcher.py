@@ -6,7 +6,7 @@ costs that batches were seen to have, against its deadline. So the device never 
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
@@ -14,7 +14,7 @@ from ..loaders.info import ImageInfo
 from .costs import BatchCosts
 from .errors import ServiceError
 from .line import Line
-from .ticket import Batch, Item, Ticket
+from .ticket import Batch, Item, Priority, Ticket
 
 REMOVED = "removed"
 """Why a batch is empty that stands for a model's end."""
@@ -92,7 +92,7 @@ class Batcher:
             self._check_room(ticket, len(images), pixels)
             self._check_time(ticket, len(images), pixels, now, unseen_seconds)
             ticket.missing = len(images)
-            line, waits = self._lines[ticket.model], bool(self._running or self._depth)
+            line, waits = self._lines[ticket.model], not self._is_idle()
             for place, data, info in images:
                 line.add(Item(ticket, place, data, info, now, waits))
             self._depth += len(images)
@@ -171,13 +171,10 @@ class Batcher:
         """Images that wait."""
         return self._depth
 
-    def wait_seconds(self) -> float:
-        """When what runs and waits now should be done."""
-        now = self._clock()
+    def wait_seconds(self, priority: Priority = "bulk") -> float:
+        """When what runs now and waits before a request that came now should be done."""
         with self._wake:
-            return max(0.0, self._busy_until - now) + sum(
-                line.costs.seconds(line.images, line.pixels) for line in self._lines.values()
-            )
+            return self._ahead_seconds(priority, self._clock(), {})
 
     def oldest_age_seconds(self) -> float:
         """How long the image that has waited longest has waited; 0 when none does."""
@@ -229,17 +226,12 @@ class Batcher:
 
     def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
-        ahead = max(0.0, self._busy_until - now)
-        for name, line in self._lines.items():
-            waiting = (line.images, line.pixels) if ticket.priority == "bulk" else line.before_interactive(now)
-            if name == ticket.model:
-                waiting = waiting[0] + images, waiting[1] + pixels
-            ahead += line.costs.seconds(*waiting)
+        ahead = self._ahead_seconds(ticket.priority, now, {ticket.model: (images, pixels)})
         if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
             ticket.foretold = now + ahead
-        if not self._depth and not self._running:
+        if self._is_idle():
             return
-        ahead += self._lines[ticket.model].costs.slack_seconds(images, pixels)
+        ahead += self._lines[ticket.model].costs.slack_seconds()
         left = ticket.deadline - now - unseen
         if ahead > left:
             raise ServiceError(
@@ -247,6 +239,18 @@ class Batcher:
                 f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left: "
                 f"{self._depth} images wait",
             )
+
+    def _ahead_seconds(self, priority: Priority, now: float, more: Mapping[str, tuple[int, int]]) -> float:
+        """What runs and waits, with so many images and pixels more of a model."""
+        ahead = max(0.0, self._busy_until - now)
+        for name, line in self._lines.items():
+            images, pixels = (line.images, line.pixels) if priority == "bulk" else line.before_interactive(now)
+            more_images, more_pixels = more.get(name, (0, 0))
+            ahead += line.costs.seconds(images + more_images, pixels + more_pixels)
+        return ahead
+
+    def _is_idle(self) -> bool:
+        return not self._depth and not self._running
 
     def _oldest(self) -> tuple[str, Line] | None:
         """The model whose head has waited longest."""

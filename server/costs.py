@@ -26,9 +26,8 @@ class Estimate:
 
     def follow(self, value: float) -> None:
         """Take one more value in."""
-        off = value - self.mean
-        self.deviation += DEVIATION_GAIN * (abs(off) - self.deviation)
-        self.mean += MEAN_GAIN * off
+        self.deviation += DEVIATION_GAIN * (abs(value - self.mean) - self.deviation)
+        self.mean = _followed(self.mean, value)
 
 
 class BatchCosts:
@@ -46,8 +45,8 @@ class BatchCosts:
         self.sizes = tuple(sorted(size for size in set(sizes) if size <= max_batch_size))
         self.overlapped = overlapped
         self._buckets = self.sizes or _powers(max_batch_size)
-        self._forward: dict[int, Estimate] = {}  # by bucket: seconds, an image's share where sizes are free
-        self._decode: Estimate | None = None  # seconds a pixel
+        self._forward: dict[int, float] = {}  # by bucket: seconds, an image's share where sizes are free
+        self._decode: float | None = None  # seconds a pixel
         self._error: Estimate | None = None  # seconds that answers came later than foretold
         self._lock = threading.Lock()
 
@@ -56,18 +55,14 @@ class BatchCosts:
         bucket = self.size_of(images)
         value = forward_seconds if self.sizes else forward_seconds / images
         with self._lock:
-            if bucket in self._forward:
-                value = min(value, OUTLIER * self._forward[bucket].mean)
-            _follow(self._forward, bucket, value)
+            known = self._forward.get(bucket)
+            self._forward[bucket] = value if known is None else _followed(known, min(value, OUTLIER * known))
 
     def observe_decode(self, images: int, pixels: int, seconds: float) -> None:
         """Decoding so much took so long."""
         value = seconds / (pixels + PIXELS_AN_IMAGE * images)
         with self._lock:
-            if self._decode is None:
-                self._decode = Estimate(value)
-            else:
-                self._decode.follow(value)
+            self._decode = value if self._decode is None else _followed(self._decode, value)
 
     def size_of(self, images: int) -> int:
         """The bucket that a batch of so many images is computed in; the largest for more."""
@@ -85,7 +80,7 @@ class BatchCosts:
         with self._lock:
             full, rest = divmod(images, self.max_batch_size)
             forward = full * self._forward_seconds(self.max_batch_size) + (self._forward_seconds(rest) if rest else 0.0)
-            decode = self._decode.mean * (pixels + PIXELS_AN_IMAGE * images) if self._decode else 0.0
+            decode = self._decode * (pixels + PIXELS_AN_IMAGE * images) if self._decode else 0.0
             if not self.overlapped:
                 return forward + decode
             # The first batch's decoding and the last one's forward have nothing beside them.
@@ -100,20 +95,14 @@ class BatchCosts:
             else:
                 self._error.follow(late_seconds)
 
-    def slack_seconds(self, images: int, pixels: int) -> float:
-        """What a promise leaves room for: by how much batches miss their estimate, and answers what was foretold.
+    def slack_seconds(self) -> float:
+        """What a promise leaves room for: by how much answers came later than was foretold.
 
         Never more than three batches: an estimate that nobody can meet would refuse everybody.
         """
-        batch = min(images, self.max_batch_size)
         with self._lock:
-            found = self._nearest(self.size_of(batch))
-            forward = self._forward[found].deviation * (1 if self.sizes else batch) if found else 0.0
-            work = pixels * batch / max(images, 1) + PIXELS_AN_IMAGE * batch
-            decode = self._decode.deviation * work if self._decode else 0.0
             missed = self._error.mean + PROMISE_DEVIATIONS * self._error.deviation if self._error else 0.0
-            most = 3 * self._forward_seconds(self.max_batch_size)
-        return min(max(2 * (forward + decode), missed), most) if most else 0.0
+            return max(0.0, min(missed, 3 * self._forward_seconds(self.max_batch_size)))
 
     def best_size(self, waiting: int) -> int:
         """How many of the waiting images to compute next: all, or a captured size where two batches cost less."""
@@ -133,7 +122,7 @@ class BatchCosts:
         known = self._nearest(bucket)
         if known is None:
             return 0.0
-        value = self._forward[known].mean
+        value = self._forward[known]
         if not self.sizes:
             return value * images
         return value * max(1.0, bucket / known)  # a smaller batch may cost as much, a larger one not more than this
@@ -142,11 +131,8 @@ class BatchCosts:
         return min(self._forward, key=lambda known: (abs(known - bucket), known), default=None)
 
 
-def _follow(estimates: dict[int, Estimate], key: int, value: float) -> None:
-    if key in estimates:
-        estimates[key].follow(value)
-    else:
-        estimates[key] = Estimate(value)
+def _followed(mean: float, value: float) -> float:
+    return mean + MEAN_GAIN * (value - mean)
 
 
 def _powers(most: int) -> tuple[int, ...]:

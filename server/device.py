@@ -34,6 +34,11 @@ def resolve_device(name: str) -> torch.device:
     return device
 
 
+def means_gpu(name: str) -> bool:
+    """Whether `name` asks for a GPU, or for one where there is one and there is; whether it can be had is not asked."""
+    return name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
+
+
 def use_device(device: torch.device) -> None:
     """Make a CUDA device the calling thread's current one, which libraries that are told none launch on."""
     if device.type == "cuda":

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 
@@ -20,16 +20,13 @@ from .errors import internal_error
 from .loading import Loaded
 from .outcome import BatchResult
 from .pipeline import Pipeline
-from .ring import Ring, Waiting
+from .ring import Decoded, Ring
 from .ticket import Batch
 
 logger = logging.getLogger("milkweed.engine")
 
-Overlap = Literal["auto", "on", "off"]
-
 MOST_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
 """A thread that is ended is begun again, with the same models; one that is ended so often is left to a supervisor."""
-
 
 MOST_FAILURES = 10
 """Forwards that fail in a row, each with other images: the device is lost."""
@@ -50,8 +47,7 @@ class Engine:
     Args:
         prepare: loads and warms the models, by name; runs on the engine thread, which owns the device.
         deliver: takes each batch away.
-        overlap: decode the next images while a forward runs; "auto" does where a model is on a GPU, since on a CPU
-            both would share the same cores.
+        overlap: decode the next images while a forward runs.
         on_removed: called on the engine thread with the key of a model whose last batch is done, its pipeline closed.
         on_end: called on the engine thread once it has ended, for whatever reason, after the models were loaded.
         stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
@@ -63,7 +59,7 @@ class Engine:
         *,
         prepare: Callable[[], dict[str, Pipeline]],
         deliver: Deliver,
-        overlap: Overlap = "auto",
+        overlap: bool = False,
         on_removed: Callable[[str], None] = lambda key: None,
         on_end: Callable[[], None] = lambda: None,
         stall_seconds: float = 60.0,
@@ -72,7 +68,7 @@ class Engine:
         self._batcher = batcher
         self._prepare = prepare
         self._deliver = deliver
-        self._overlap = overlap
+        self.overlap = overlap
         self._removed = on_removed
         self._ended = on_end
         self._stall_seconds = stall_seconds
@@ -112,6 +108,11 @@ class Engine:
             return False
         return not self.prepared.done() or self.silent_seconds() < self._stall_seconds
 
+    @property
+    def decoded_images(self) -> int:
+        """That wait for the device."""
+        return 0 if self._ring is None else self._ring.images
+
     def silent_seconds(self) -> float:
         """Time since the last sign of life of what works, decoder or device; 0 while idle."""
         since = [at for at in (self._busy_since, self._loading_since) if at is not None]
@@ -139,10 +140,7 @@ class Engine:
     def _run_until_closed_or_killed(self) -> bool:
         """Run batches; True where something ended that and it is worth to begin again."""
         try:
-            if any(map(self.overlaps, self._pipelines.values())):
-                self._run_overlapped()
-            else:
-                self._run_alone()
+            self._run_overlapped() if self.overlap else self._run_alone()
         except BaseException:
             logger.exception("the engine thread was ended; what it had in hand is lost")
             self._drop_in_hand()
@@ -157,27 +155,26 @@ class Engine:
         while self._in_hand:
             batch = self._in_hand.popleft()
             self._batcher.done()
-            now = time.perf_counter()
-            failed = [internal_error() for _ in batch.items]
-            self._deliver(batch, BatchResult([*failed], now, now, now, now, now, {}))
+            self._deliver(batch, _failed(_not_loaded(batch)))
         for key in list(self._leaving):
             self._remove(key)
 
-    def overlaps(self, pipeline: Pipeline) -> bool:
-        """Whether images are decoded ahead for a pipeline like this one."""
-        return self._overlap == "on" or (self._overlap == "auto" and pipeline.device.type != "cpu")
-
     def _run_alone(self) -> None:
-        while (batch := self._batcher.collect()) is not None:
+        while (batch := self._collect()) is not None:
             if batch.release == REMOVED:
                 self._remove(batch.model)
-                continue
-            if batch.expired:
-                self._deliver(replace(batch, items=[]), None)
-            if batch.items:
-                self._in_hand.append(batch)
+            elif batch.items:
                 self._busy_since = self._clock()
-                self._finish([Waiting(batch, self._load(batch))])
+                self._finish([Decoded(batch, self._load(batch))])
+
+    def _collect(self, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
+        """The next batch, in hand from now on; whoever is too late has been told."""
+        batch = self._batcher.collect(give_up)
+        if batch is not None and batch.expired:
+            self._deliver(replace(batch, items=[]), None)
+        if batch is not None and batch.items:
+            self._in_hand.append(batch)
+        return batch
 
     def _remove(self, key: str) -> None:
         self._leaving.discard(key)
@@ -185,7 +182,7 @@ class Engine:
         self._removed(key)
 
     def _run_overlapped(self) -> None:
-        ring = self._ring = Ring(max(pipeline.max_batch_size for pipeline in self._pipelines.values()))
+        ring = self._ring = Ring(lambda key: self._pipelines[key].max_batch_size)
         loading = threading.Thread(target=self._load_ahead, args=(ring,), name="milkweed-decode", daemon=True)
         loading.start()
         try:
@@ -205,25 +202,20 @@ class Engine:
     def _load_ahead(self, ring: Ring) -> None:
         """The loading thread: collect and decode as long as there is room."""
         try:
-            while ring.wait_for_room() and (batch := self._batcher.collect(lambda: ring.closed)) is not None:
+            while ring.wait_for_room() and (batch := self._collect(lambda: ring.closed)) is not None:
                 if batch.release == REMOVED:
                     self._leaving.add(batch.model)  # a ring may be lost with its thread
                     ring.put(batch.model)
-                    continue
-                if batch.expired:
-                    self._deliver(replace(batch, items=[]), None)
-                if batch.items:
-                    self._in_hand.append(batch)
+                elif batch.items:
                     self._loading_since = self._clock()
                     loaded = self._load(batch)
                     self._loading_since = None
-                    ring.put(Waiting(batch, loaded))
+                    ring.put(Decoded(batch, loaded))
         finally:
             ring.close()
 
     def _load(self, batch: Batch) -> Loaded:
         """Decode a batch; where that fails as a whole, its images have errors and no pixels."""
-        started = time.perf_counter()
         try:
             return self._pipelines[batch.model].load(
                 [item.data for item in batch.items],
@@ -232,38 +224,42 @@ class Engine:
             )
         except Exception:
             logger.exception("a batch of %d images could not be decoded", len(batch.items))
-            failed = [internal_error() for _ in batch.items]
-            now = time.perf_counter()
-            return Loaded([*failed], torch.empty(0), [], [None] * len(failed), 0.0, started, now)
+            return _not_loaded(batch)
 
-    def _finish(self, together: Sequence[Waiting]) -> None:
+    def _finish(self, together: Sequence[Decoded]) -> None:
         """Compute batches of one model in one forward and hand them over, the work being over by then."""
         results = self._results(together)
         self._busy_since = None
-        for waiting, result in zip(together, results, strict=True):
-            self._in_hand.remove(waiting.batch)
+        for each, result in zip(together, results, strict=True):
+            self._in_hand.remove(each.batch)
             self._batcher.done()
             try:
-                self._deliver(waiting.batch, result)
+                self._deliver(each.batch, result)
             except Exception:
-                logger.exception("a batch of %d images could not be delivered", len(waiting.batch.items))
+                logger.exception("a batch of %d images could not be delivered", len(each.batch.items))
 
-    def _results(self, together: Sequence[Waiting]) -> list[BatchResult]:
+    def _results(self, together: Sequence[Decoded]) -> list[BatchResult]:
         try:
             results = self._pipelines[together[0].batch.model].finish(
-                [waiting.loaded for waiting in together],
-                [[item.ticket.top_k for item in waiting.batch.items] for waiting in together],
+                [each.loaded for each in together],
+                [[item.ticket.top_k for item in each.batch.items] for each in together],
             )
             self._failures = 0
             return results
         except Exception:
             self._failures += 1
-            logger.exception("a batch of %d images failed", sum(len(waiting.batch.items) for waiting in together))
-            return [_failed(waiting) for waiting in together]
+            logger.exception("a batch of %d images failed", sum(len(each.batch.items) for each in together))
+            return [_failed(each.loaded) for each in together]
 
 
-def _failed(waiting: Waiting) -> BatchResult:
-    """An internal error for every image that had none of its own."""
-    loaded, now = waiting.loaded, time.perf_counter()
+def _not_loaded(batch: Batch) -> Loaded:
+    """No pixels, and an internal error for every image."""
+    now, failed = time.perf_counter(), [internal_error() for _ in batch.items]
+    return Loaded([*failed], torch.empty(0), [], [None] * len(failed), 0.0, now, now)
+
+
+def _failed(loaded: Loaded) -> BatchResult:
+    """An internal error for every image that has none of its own."""
+    now = time.perf_counter()
     outcomes = [internal_error() if outcome is None else outcome for outcome in loaded.outcomes]
     return BatchResult(outcomes, loaded.started, loaded.decoded, loaded.decoded, now, now, {})

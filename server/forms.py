@@ -1,4 +1,4 @@
-"""The three forms of a classify body, and the encoded images that each holds.
+"""The forms of a classify body, and the encoded images that each holds.
 
 An NPY array with a batch axis, in any form, stands for its images in order.
 """
@@ -13,15 +13,15 @@ from ..loaders.arrays import count_images, split_images
 from .errors import ServiceError
 from .multipart import boundary_of, file_parts
 
-Form = Literal["raw", "multipart", "json"]
+Form = Literal["raw", "array", "multipart", "json"]
+"""`array` may hold several images, each of which has its own limit; else it is raw."""
 
 # An image, or why there is none in its place.
 Encoded = bytes | ServiceError
 
 # curl --data-binary says this of a photograph unless told otherwise; the bytes tell better.
-_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded", b"application/x-npy"})
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
-
 
 MAX_MARKS = 1000
 """Lists, objects and commas of a JSON body beside those that its images need."""
@@ -42,6 +42,8 @@ def form_of(headers: dict[bytes, bytes]) -> Form:
     content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if content_type.startswith(b"image/") or content_type in _RAW_TYPES:
         return "raw"
+    if content_type == b"application/x-npy":
+        return "array"
     if content_type == b"multipart/form-data":
         return "multipart"
     if content_type == b"application/json":
@@ -57,7 +59,7 @@ def images_in(body: bytes, form: Form, content_type: bytes, *, max_images: int) 
     """
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")
-    if form == "raw":
+    if form in ("raw", "array"):
         return _one_each([body], max_images)
     images: list[Encoded] = []
     if form == "multipart":

@@ -50,4 +50,8 @@ def collect_engine(engine: Engine, models: Mapping[str, ServedModel]) -> Iterato
         "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=["device"]
     )
     restarts.add_metric([device], engine.restarts)
-    yield from (family, restarts)
+    waiting = GaugeMetricFamily(
+        "milkweed_engine_decoded_images", "Images that are decoded and wait for the device.", labels=["device"]
+    )
+    waiting.add_metric([device], engine.decoded_images)
+    yield from (family, restarts, waiting)

@@ -21,7 +21,7 @@ METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"}
 CANCEL_STAGES = ("receive", "wait")
 CPU_STAGES = ("decode", "forward", "postprocess")
 CLOSE_REASONS = ("head_timeout", "body_timeout", "malformed", "too_large", "evicted", "refused", "not_reading")
-BODY_FORMS = ("raw", "multipart", "json")
+BODY_FORMS = ("raw", "array", "multipart", "json")
 
 # Seconds: a whole small forward is below where the usual buckets start (5 ms).
 SECONDS_BUCKETS = (

@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from .loading import Loaded
@@ -9,7 +10,7 @@ from .ticket import Batch
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class Decoded:
     """A batch whose images are decoded."""
 
     batch: Batch
@@ -21,52 +22,57 @@ class Ring:
     costs the device no batch size.
 
     Args:
-        max_images: of one forward. As many may wait decoded before the loading thread has to wait, too.
+        limit: images of one forward of a model, by its key. As many may wait decoded before the loading thread has to.
     """
 
-    def __init__(self, max_images: int) -> None:
-        self._max_images = max_images
+    def __init__(self, limit: Callable[[str], int]) -> None:
+        self._limit = limit
         self._wake = threading.Condition()
-        self._waiting: deque[Waiting | str] = deque()
+        self._line: deque[Decoded | str] = deque()
         self._closed = False
 
-    def wait_for_room(self) -> bool:
-        """Until fewer images wait than one forward takes; False once the ring is closed."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._closed or self._images() < self._max_images)
-            return not self._closed
-
-    def put(self, waiting: Waiting | str) -> None:
-        """Add a batch; `wait_for_room` says when. Or the key of a model that no batch will come for any more."""
-        with self._wake:
-            self._waiting.append(waiting)
-            self._wake.notify_all()
-
-    def take(self) -> list[Waiting] | str:
-        """All of the oldest batch's model that go into one forward, or a model's end; none once closed and empty."""
-        with self._wake:
-            self._wake.wait_for(lambda: self._closed or self._waiting)
-            taken: list[Waiting] = []
-            images = 0
-            while self._waiting:
-                first = self._waiting[0]
-                if isinstance(first, str):
-                    if taken:
-                        break
-                    self._waiting.popleft()
-                    return first
-                images += len(first.batch.items)
-                if taken and (images > self._max_images or first.batch.model != taken[0].batch.model):
-                    break
-                taken.append(first)
-                self._waiting.popleft()
-            self._wake.notify_all()
-            return taken
+    @property
+    def images(self) -> int:
+        """That wait decoded."""
+        return sum(len(each.batch.items) for each in list(self._line) if isinstance(each, Decoded))
 
     @property
     def closed(self) -> bool:
         """Nothing comes any more."""
         return self._closed
+
+    def wait_for_room(self) -> bool:
+        """Until fewer images wait than the next forward takes; False once the ring is closed."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or self._has_room())
+            return not self._closed
+
+    def put(self, each: Decoded | str) -> None:
+        """Add a batch; `wait_for_room` says when. Or the key of a model that no batch will come for any more."""
+        with self._wake:
+            self._line.append(each)
+            self._wake.notify_all()
+
+    def take(self) -> list[Decoded] | str:
+        """All of the oldest batch's model that go into one forward, or a model's end; none once closed and empty."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._closed or self._line)
+            taken: list[Decoded] = []
+            images = 0
+            while self._line:
+                first = self._line[0]
+                if isinstance(first, str):
+                    if not taken:
+                        self._line.popleft()
+                        return first
+                    break
+                model, images = first.batch.model, images + len(first.batch.items)
+                if taken and (model != taken[0].batch.model or images > self._limit(model)):
+                    break
+                taken.append(first)
+                self._line.popleft()
+            self._wake.notify_all()
+            return taken
 
     def close(self) -> None:
         """Nothing comes any more; what waits can still be taken."""
@@ -74,5 +80,6 @@ class Ring:
             self._closed = True
             self._wake.notify_all()
 
-    def _images(self) -> int:
-        return sum(len(waiting.batch.items) for waiting in self._waiting if isinstance(waiting, Waiting))
+    def _has_room(self) -> bool:
+        first = next((each for each in self._line if isinstance(each, Decoded)), None)
+        return first is None or self.images < self._limit(first.batch.model)

@@ -144,7 +144,7 @@ class Rollout:
     def _enter(self, model: ServedModel) -> ServedModel:
         assert self._engine is not None
         self._by_key[model.key] = model
-        costs = self.costs[model.key] = model.batch_costs(overlapped=self._engine.overlaps(model.pipeline))
+        costs = self.costs[model.key] = model.batch_costs(overlapped=self._engine.overlap)
         self._batcher.add_model(
             model.key, label=model.name, max_batch_pixels=self._settings.max_batch_pixels, costs=costs
         )

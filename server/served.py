@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from ..models.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.inference import kernel_decision
 from .costs import BatchCosts
-from .errors import ServiceError
 from .forward import ForwardOptions
 from .outcome import Outcome, Predictions
 from .pipeline import Pipeline, build_pipeline
@@ -216,15 +215,6 @@ def image_limits(settings: Settings) -> Limits:
     """What one image may be."""
     formats = FORMATS + OPT_IN_FORMATS if settings.jpeg2000 else FORMATS
     return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)
-
-
-def find_model(models: Mapping[str, ServedModel], name: str | None) -> ServedModel:
-    """The model of that name; the first one where no name is given."""
-    if name is None:
-        return next(iter(models.values()))
-    if name not in models:
-        raise ServiceError("unknown_model", f"no model {name[:80]!r}; there are: {', '.join(models)}")
-    return models[name]
 
 
 def _json(value: str) -> bytes:

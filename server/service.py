@@ -10,6 +10,7 @@ from ..loaders.info import ImageInfo
 from .batcher import Batcher
 from .body import HeldBytes
 from .catalogue import Catalogue
+from .device import means_gpu
 from .engine import Engine
 from .errors import ServiceError
 from .live_metrics import collect_decoders, collect_engine
@@ -20,7 +21,7 @@ from .pipeline import Pipeline, decoded_by
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
 from .settings import OFF, Settings
-from .ticket import Batch, Ticket
+from .ticket import Batch, Priority, Ticket
 from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
@@ -51,7 +52,8 @@ class Service:
             self.batcher,
             prepare=self._open_models,
             deliver=self._deliver,
-            overlap=settings.overlap,
+            # On a CPU decoding ahead would only take cores from the forward.
+            overlap=settings.overlap == "on" or (settings.overlap == "auto" and means_gpu(settings.device)),
             on_removed=self.rollout.removed,
             on_end=self._engine_ended,
             stall_seconds=settings.engine_stall_seconds,
@@ -186,13 +188,13 @@ class Service:
         overdue = self._loop.time() - self._due if self._loop is not None and self._due else 0.0
         return max(self._lag, overdue)
 
-    def check_time(self, timeout_seconds: float) -> None:
+    def check_time(self, timeout_seconds: float, priority: Priority) -> None:
         """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
-        lag = self.lag_seconds()
-        if lag >= timeout_seconds:
+        late = 2 * self.lag_seconds() + self.batcher.wait_seconds(priority)
+        if late > timeout_seconds:
             raise ServiceError(
                 "overloaded",
-                f"the event loop is {lag * 1e3:.0f} ms behind, the request may take {timeout_seconds * 1e3:.0f} ms",
+                f"what is before this request takes {late * 1e3:.0f} ms, it may take {timeout_seconds * 1e3:.0f} ms",
                 retry_after_seconds=self.retry_after_seconds(),
             )
 

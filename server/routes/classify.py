@@ -23,8 +23,6 @@ from .stream import Stream, wants_stream
 # Parsing more than this happens on another thread, so that the event loop goes on.
 INLINE_PARSE_BYTES = 1 << 20
 
-_ARRAY = b"application/x-npy"
-
 
 class Classify:
     """The endpoint."""
@@ -36,19 +34,20 @@ class Classify:
         trace, service = trace_of(scope), self._service
         service.check_accepting()
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
-        service.check_time(question.timeout_seconds)
+        service.check_time(question.timeout_seconds, question.priority)
+        source, streamed = source_of(scope), wants_stream(trace.headers)
         with service.rollout.using(question.model), service.held.hold() as hold:
             try:
                 async with asyncio.timeout(question.timeout_seconds):
                     images = await self._images(question, trace, receive, hold)
                     self._gate.charge_images(scope.get(ACCOUNT_KEY), len(images))
-                    if not wants_stream(trace.headers):
-                        outcomes = await ask(service, question, images, trace, source=source_of(scope), receive=receive)
+                    if not streamed:
+                        outcomes = await ask(service, question, images, trace, source=source, receive=receive)
             except TimeoutError:
                 milliseconds = round(question.timeout_seconds * 1e3)
                 raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
-            if wants_stream(trace.headers):
-                await self._stream(question, images, trace, receive, send, source_of(scope))
+            if streamed:
+                await self._stream(question, images, trace, receive, send, source)
                 return
         await _respond(question.model, outcomes, trace, send)
 
@@ -56,9 +55,7 @@ class Classify:
         """The request's images, each past the guard or with its error."""
         form = form_of(trace.headers)
         settings, limits = self._service.settings, question.model.limits
-        # An array may hold several images, each of which has its own limit.
-        one = form == "raw" and not trace.headers.get(b"content-type", b"").strip().lower().startswith(_ARRAY)
-        limit = min(limits.max_bytes, settings.max_body_bytes) if one else settings.max_body_bytes
+        limit = min(limits.max_bytes, settings.max_body_bytes) if form == "raw" else settings.max_body_bytes
         body = await read_body(receive, trace.content_length(), limit, hold)
         trace.mark()
         self._service.metrics.body_bytes[form].observe(len(body))
@@ -84,7 +81,7 @@ class Classify:
         except ServiceError as error:
             count_images(service, model, {word_for(error): len(images)})
             raise
-        stream = Stream(service, question, ticket, trace, send)
+        stream = Stream(question, ticket, trace, send)
         try:
             await stream.run(waiter, receive, ticket.deadline - time.perf_counter())
         finally:
@@ -99,7 +96,7 @@ class Classify:
         def parse() -> list[Inspected]:
             return [inspect_image(image, model) for image in images_in(body, form, content_type, max_images=most)]
 
-        if len(body) <= INLINE_PARSE_BYTES or (form == "raw" and len(body) <= model.limits.max_bytes):
+        if form == "raw" or len(body) <= INLINE_PARSE_BYTES:
             return parse()
         return await asyncio.to_thread(parse)
 

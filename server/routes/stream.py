@@ -9,7 +9,6 @@ from ..errors import ClientGone, ServiceError
 from ..outcome import Outcome
 from ..question import Question
 from ..served import ServedModel
-from ..service import Service
 from ..ticket import Ticket
 from ..trace import Trace
 from ..waiting import watched
@@ -32,8 +31,8 @@ class Stream:
         ticket: its `listener` is this object's `put`; places that were refused before have their outcome.
     """
 
-    def __init__(self, service: Service, question: Question, ticket: Ticket, trace: Trace, send: Send) -> None:
-        self._service, self._question, self._ticket, self._trace, self._send = service, question, ticket, trace, send
+    def __init__(self, question: Question, ticket: Ticket, trace: Trace, send: Send) -> None:
+        self._question, self._trace, self._send = question, trace, send
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(ticket.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended

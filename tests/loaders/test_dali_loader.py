@@ -144,11 +144,11 @@ def test_damaged_data_is_refused_as_by_the_fast_loader(loader, picture, encoded)
         at = int(rng.integers(body.index(b"\xff\xda") + 20, len(body) - 40))
         body[at : at + 16] = rng.bytes(16)
         bodies.append(bytes(body))
-    before = loader.counts.rebuilds
+    before = loader.health.rebuilds
     found, wanted = loader.load(bodies), CpuLoader(SPEC).load(bodies)
     assert {i: e.message for i, e in found.errors.items()} == {i: e.message for i, e in wanted.errors.items()}
     assert 5 < len(found.errors) < 35
-    assert loader.counts.rebuilds == before
+    assert loader.health.rebuilds == before
     lenient = DaliLoader(SPEC, strict=False).load(bodies).errors
     assert len(lenient) < len(found.errors)
 
@@ -166,7 +166,7 @@ def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(picture, enco
     assert result.ok == [0, 1, 2, 4, 5, 6]
     assert torch.equal(result.pixels, loader.load([*good[:3], *good[4:]]).pixels)  # as if it had not been there
     assert result.decoders == ["dali"] * 6
-    assert (loader.counts.retried, loader.counts.rebuilds) == (before.retried + 7, before.rebuilds + 1)
+    assert (loader.counts.retried, loader.health.rebuilds) == (before.retried + 7, 1)
     assert loader.health.trouble is None
     # and the next batch is DALI's again
     assert loader.load(good).decoders == ["dali"] * 7

@@ -7,7 +7,7 @@ from milkweed.server.costs import PIXELS_AN_IMAGE, BatchCosts
 
 def test_nothing_seen_costs_nothing():
     costs = BatchCosts((), 8)
-    assert costs.seconds(5, 10**6) == costs.slack_seconds(5, 10**6) == costs.forward_seconds(3) == 0
+    assert costs.seconds(5, 10**6) == costs.slack_seconds() == costs.forward_seconds(3) == 0
     assert costs.best_size(5) == 5
 
 
@@ -49,19 +49,31 @@ def test_decoding_is_by_pixels_and_added_or_overlapped():
     assert costs.seconds(0, 0) == 0
 
 
-def test_estimates_follow_and_slack_tells_how_badly():
+def test_estimates_follow():
     costs = BatchCosts((), 4)
-    for _ in range(100):
-        costs.observe(4, 0.1)
-    assert costs.slack_seconds(4, 0) == pytest.approx(0, abs=1e-9)
     for turn in range(100):
         costs.observe(4, 0.2 if turn % 2 else 0.1)
     assert costs.forward_seconds(4) == pytest.approx(0.15, rel=0.1)
-    assert costs.slack_seconds(4, 0) == pytest.approx(0.1, rel=0.2)
-    assert costs.slack_seconds(100, 0) == pytest.approx(costs.slack_seconds(4, 0))  # of one batch
     for _ in range(60):
         costs.observe(4, 0.4)
     assert costs.forward_seconds(4) == pytest.approx(0.4, rel=0.01)
+
+
+def test_slack_is_by_how_much_answers_were_late():
+    costs = BatchCosts((), 4)
+    costs.observe(4, 0.1)
+    for _ in range(100):
+        costs.observe_promise(0.02)
+    assert costs.slack_seconds() == pytest.approx(0.02, rel=0.01)  # always as late: nothing to add
+    for turn in range(100):
+        costs.observe_promise(0.04 if turn % 2 else 0.0)
+    assert 0.05 < costs.slack_seconds() < 0.1
+    for _ in range(100):
+        costs.observe_promise(60.0)
+    assert costs.slack_seconds() == pytest.approx(0.3)  # three batches
+    for _ in range(200):
+        costs.observe_promise(-0.05)
+    assert costs.slack_seconds() == 0
 
 
 def test_a_stall_is_not_taken_for_the_cost_but_a_slower_device_is():

@@ -50,7 +50,7 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
             tasks.append(post(app, kit, seed))
             await kit.until(lambda seen=seed + 1: len(loader.sizes) == seen)
         assert loader.sizes == [1, 1, 1, 1]
-        await kit.until(lambda: app.service.engine._ring._images() == 3)  # decoded, all three
+        await kit.until(lambda: app.service.engine.decoded_images == 3)  # decoded, all three
         app.model.gate.set()
         answers = [(await task).json()["results"][0] for task in tasks]
         assert app.model.sizes == [1, 3]
