@@ -75,7 +75,7 @@ def _serves(service: Service, name: str, number: str) -> bool:
 
 
 def _described(model: ServedModel) -> dict[str, Any]:
-    return {"name": model.name, "number": model.number or None, "version": model.config.version}
+    return {"name": model.name, "number": model.number or None, "version": model.version}
 
 
 async def _refused(request: Request, error: Exception) -> Response:

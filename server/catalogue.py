@@ -54,7 +54,7 @@ class Catalogue(Mapping[str, ServedModel]):
         if version is None:
             return models[0]
         for model in models:
-            if version in (model.number, model.config.version):
+            if version in (model.number, model.version):
                 return model
         there = ", ".join(model.spoken_version for model in models)
         raise ServiceError("unknown_model", f"no version {version[:80]!r} of {name}; there are: {there}")

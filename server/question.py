@@ -32,7 +32,7 @@ def read_question(query: bytes, headers: dict[bytes, bytes], models: Catalogue, 
     name, top_k = (None, None) if not query else _parameters(query)
     version = headers.get(b"x-model-version")
     model = models.find(name, None if version is None else version.decode("latin-1").strip())
-    num_classes = model.pipeline.num_classes
+    num_classes = model.num_classes
     classes = min(settings.top_k, num_classes)
     if top_k is not None:
         classes = _whole_number("top_k", top_k, 1, num_classes)

@@ -169,7 +169,7 @@ class _Run:
         gc.freeze()
         for model in self.service.models.values():
             line = (
-                f"milkweed serves {model.name} ({model.config.arch}, version {model.config.version}) "
+                f"milkweed serves {model.name} ({model.config.arch}, version {model.version}) "
                 f"on {self.url} | device {model.pipeline.device}, {model.pipeline.plan} | "
                 f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
             )

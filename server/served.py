@@ -1,56 +1,64 @@
-"""A model as it is served: its pipeline, its identity, and its label texts already in JSON."""
+"""A model as it is served: its card and its pipeline."""
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..loaders.guard import DEFAULT_LIMITS, Limits
 from ..loaders.info import FORMATS, OPT_IN_FORMATS
 from ..loaders.select import DaliOptions
+from ..loaders.spec import PreprocessSpec
 from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.inference import kernel_decision
+from .card import ModelCard
 from .costs import BatchCosts
 from .forward import ForwardOptions
-from .outcome import Outcome, Predictions
 from .pipeline import Pipeline, build_pipeline
 from .settings import Settings
 
 
-@dataclass(frozen=True)
-class ServedModel:
-    """One warm model behind a name."""
+@dataclass(frozen=True, kw_only=True)
+class ServedModel(ModelCard):
+    """One warm model; `of` makes it."""
 
-    name: str
     config: BundleConfig
     pipeline: Pipeline
-    limits: Limits
     max_batch_size: int
     load_seconds: float = 0.0
     warmup_seconds: float = 0.0
-    number: str = ""  # of its version in a repository
-    key: str = ""  # what queue and engine call it: two versions of a name may serve at once
-    # Made once from the above: each prediction up to its score, and the beginning of every answer.
-    label_json: tuple[bytes, ...] = field(init=False, repr=False)
-    head_json: bytes = field(init=False, repr=False)
 
-    def __post_init__(self) -> None:
-        labels = tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.config.labels))
-        head = b'{"model": %b, "version": %b, "request_id": "' % (
-            _json(self.name),
-            _json(self.config.version),
+    @classmethod
+    def of(
+        cls,
+        name: str,
+        config: BundleConfig,
+        pipeline: Pipeline,
+        limits: Limits,
+        max_batch_size: int,
+        *,
+        load_seconds: float = 0.0,
+        warmup_seconds: float = 0.0,
+        number: str = "",
+    ) -> "ServedModel":
+        """A bundle's model behind a name."""
+        return cls(
+            name=name,
+            version=config.version,
+            labels=config.labels,
+            num_classes=pipeline.num_classes,
+            size=PreprocessSpec.from_dict(config.preprocess).size,
+            limits=limits,
+            number=number,
+            config=config,
+            pipeline=pipeline,
+            max_batch_size=max_batch_size,
+            load_seconds=load_seconds,
+            warmup_seconds=warmup_seconds,
         )
-        object.__setattr__(self, "label_json", labels)
-        object.__setattr__(self, "head_json", head)
-
-    @property
-    def spoken_version(self) -> str:
-        """The version as people say it."""
-        return f"{self.number} ({self.config.version})" if self.number else self.config.version
 
     @property
     def kernels(self) -> str:
@@ -110,23 +118,12 @@ class ServedModel:
         """The loader and why it is this one."""
         return self.pipeline.loader.description
 
-    def result_json(self, outcome: Outcome, where: str) -> bytes:
-        """One entry of `results`; `where` begins an error's message where a request has several images."""
-        if not isinstance(outcome, Predictions):
-            error = {"code": outcome.code, "message": where + outcome.message}
-            return json.dumps({"error": error}, ensure_ascii=False).encode()
-        parts = map(self._prediction_json, outcome.index, outcome.score)
-        return b'{"predictions": [' + b", ".join(parts) + b"]}"
-
-    def _prediction_json(self, index: int, score: float) -> bytes:
-        return b"%b%a}" % (self.label_json[index], score)
-
     def describe(self) -> dict[str, Any]:
         """What /v1/models says about it."""
         config, pipeline = self.config, self.pipeline
         return {
             "name": self.name,
-            "version": config.version,
+            "version": self.version,
             "number": self.number or None,
             "ready": True,
             "arch": config.arch,
@@ -183,12 +180,12 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     except ValueError as error:
         pipeline.close()
         raise BundleError(f"bundle {path}: {error}") from None
-    return ServedModel(
-        name=name,
-        config=config,
-        pipeline=pipeline,
-        limits=limits,
-        max_batch_size=batch_size,
+    return ServedModel.of(
+        name,
+        config,
+        pipeline,
+        limits,
+        batch_size,
         load_seconds=loaded - started,
         warmup_seconds=time.perf_counter() - loaded,
     )
@@ -215,11 +212,3 @@ def image_limits(settings: Settings) -> Limits:
     """What one image may be."""
     formats = FORMATS + OPT_IN_FORMATS if settings.jpeg2000 else FORMATS
     return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)
-
-
-def _json(value: str) -> bytes:
-    return json.dumps(value, ensure_ascii=False).encode()
-
-
-def _label_json(index: int, id: str, label: str) -> bytes:
-    return b'{"index": %d, "id": %b, "label": %b, "score": ' % (index, _json(id), _json(label))

@@ -211,7 +211,7 @@ class Service:
         return self.rollout.open_all(bundles)
 
     def _describe_model(self, model: ServedModel) -> None:
-        metrics, version = self.metrics, model.config.version
+        metrics, version = self.metrics, model.version
         metrics.model(model.name)
         for form, value in model.parameter_bytes.items():
             metrics.parameter_bytes.labels(model.name, version, form).set(value)
@@ -228,8 +228,8 @@ class Service:
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
-        if not any(other.config.version == model.config.version for other in self.models.versions(model.name)):
-            self.metrics.forget_version(model.name, model.config.version)
+        if not any(other.version == model.version for other in self.models.versions(model.name)):
+            self.metrics.forget_version(model.name, model.version)
 
     def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
         """On the engine thread: one hop to the event loop for the whole batch, then the books."""

@@ -109,7 +109,7 @@ class Watch:
             self._bad[found.name, found.number] = found
             self._failed(found.name)
             return [f"failed {what}: {error}"]
-        return [f"serves {what} ({model.config.version})"]
+        return [f"serves {what} ({model.version})"]
 
     async def _bring(self, found: Found, *, first: bool) -> ServedModel:
         key = found.name, found.number

@@ -28,7 +28,7 @@ def server_metadata() -> dict[str, Any]:
 
 def version_of(model: ServedModel) -> str:
     """Its number where it has one, as Triton's versions are; else what its bundle says. Either may be asked for."""
-    return model.number or model.config.version
+    return model.number or model.version
 
 
 def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[str, Any]:
@@ -128,4 +128,4 @@ def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
 def _dims(output: str, model: ServedModel) -> list[int]:
     if output == "error":
         return [-1]
-    return [-1, model.pipeline.num_classes if output == "probabilities" else -1]
+    return [-1, model.num_classes if output == "probabilities" else -1]

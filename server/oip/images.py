@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ...loaders.arrays import Dtype, array_images
-from ...loaders.spec import PreprocessSpec
 from ..errors import ServiceError
 from ..served import ServedModel
 from .tensors import InputTensor, split_bytes
@@ -97,7 +96,7 @@ def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[by
     if tensor.parameters:
         raise ServiceError("bad_request", f"input {PIXELS} has no parameters: got {next(iter(tensor.parameters))}")
     shape = tensor.shape
-    size = PreprocessSpec.from_dict(model.config.preprocess).size
+    size = model.size
     picture = dtype == "uint8"
     fits = len(shape) == 4 and (shape[3] == 3 if picture else shape[1:] == (3, size, size))
     if not fits or not all(1 <= length <= _MAX_SIDE for length in shape[1:]):

@@ -59,7 +59,7 @@ def read_options(request: InferRequest, model: ServedModel, settings: Settings) 
     Raises:
         ServiceError: `bad_request` for a parameter or an output that cannot be, naming it and the limit.
     """
-    given, num_classes = request.parameters, model.pipeline.num_classes
+    given, num_classes = request.parameters, model.num_classes
     for name in given:
         if name not in PARAMETERS + IGNORED:
             raise ServiceError("bad_request", f"no parameter {name[:40]!r}; there are: {', '.join(PARAMETERS)}")

@@ -26,7 +26,7 @@ def _tensor(model: ServedModel, outcomes: Sequence[Outcome], options: Options, o
         texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes)]
         return OutputTensor(name, "BYTES", (count, output.classes), texts, output.binary)
     if name == "probabilities":
-        num_classes = model.pipeline.num_classes
+        num_classes = model.num_classes
         numbers = [number for outcome in outcomes for number in _probabilities(outcome, num_classes)]
         return OutputTensor(name, "FP32", (count, num_classes), numbers, output.binary)
     values = [value for outcome in outcomes for value in _best(model, outcome, name, options.top_k)]
@@ -42,7 +42,7 @@ def _best(model: ServedModel, outcome: Outcome, name: str, top_k: int) -> list[A
         return list(outcome.score[:top_k])
     if name == "index":
         return list(outcome.index[:top_k])
-    return [model.config.labels[index].label for index in outcome.index[:top_k]]
+    return [model.labels[index].label for index in outcome.index[:top_k]]
 
 
 def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
@@ -50,7 +50,7 @@ def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
     if not isinstance(outcome, Predictions):
         return [""] * classes
     best = zip(outcome.score[:classes], outcome.index[:classes], strict=True)
-    return [f"{score!r}:{index}:{model.config.labels[index].label}" for score, index in best]
+    return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
 
 
 def _probabilities(outcome: Outcome, num_classes: int) -> list[float]:

@@ -152,7 +152,7 @@ async def _running(plan: Plan) -> AsyncIterator[Running]:
             assert plan.open_gate.wait(10)
         if plan.open_error is not None:
             raise plan.open_error
-        return ServedModel(
+        return ServedModel.of(
             name=name,
             config=make_config(),
             pipeline=make_pipeline(models[name], max_batch_size=settings.max_batch_size),

@@ -38,7 +38,7 @@ class Openers:
         self.models.append(model)
         config = self.kit.make_config()
         object.__setattr__(config, "files", {**config.files, "model.safetensors": f"{len(self.models):064d}"})
-        return ServedModel(
+        return ServedModel.of(
             name=name,
             config=config,
             pipeline=self.kit.make_pipeline(model, max_batch_size=settings.max_batch_size),
@@ -197,7 +197,7 @@ async def test_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) ->
 def test_a_catalogue_never_changes(kit: ModuleType) -> None:
     def model(name: str, number: str) -> ServedModel:
         pipeline = kit.make_pipeline(kit.HeldModel())
-        return ServedModel(name, kit.make_config(), pipeline, image_limits(Settings()), 8, number=number)
+        return ServedModel.of(name, kit.make_config(), pipeline, image_limits(Settings()), 8, number=number)
 
     empty = Catalogue()
     a1, a2, b = model("a", "1"), model("a", "2"), model("b", "")
