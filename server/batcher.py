@@ -56,15 +56,24 @@ class Batcher:
         self._busy_until = 0.0  # when they should be
         self._closed = False
 
-    def add_model(self, key: str, *, max_batch_pixels: int, costs: BatchCosts, label: str | None = None) -> None:
+    def add_model(
+        self,
+        key: str,
+        *,
+        max_batch_pixels: int,
+        costs: BatchCosts,
+        label: str | None = None,
+        max_images: int | None = None,
+    ) -> None:
         """Accept images for a model from now on.
 
         Args:
             key: what tickets call it.
             label: what metrics call it; the key where none is given.
+            max_images: that may wait of all that have this label; None: as many as of all models.
         """
         with self._wake:
-            self._lines[key] = Line(max_batch_pixels, costs, label or key)
+            self._lines[key] = Line(max_batch_pixels, costs, label or key, max_images)
 
     def remove_model(self, key: str) -> None:
         """Accept no more images for a model; once none waits, `collect` hands out a batch that says it is removed."""
@@ -218,10 +227,25 @@ class Batcher:
         if self._depth + images > limit:
             what = "bulk " if bulk else ""
             raise ServiceError("overloaded", f"{self._depth} images wait, {images} more exceed the {what}limit {limit}")
+        line = self._lines[ticket.model]
+        if line.max_images is not None:
+            self._check_room_of(line, images, bulk)
         # one request alone always fits: its images were found small enough each
         if self._depth and self._pixels + pixels > self.max_queue_pixels:
             raise ServiceError(
                 "overloaded", f"{self._pixels} pixels wait, {pixels} more exceed the limit {self.max_queue_pixels}"
+            )
+
+    def _check_room_of(self, line: Line, images: int, bulk: bool) -> None:
+        """What one model may have waiting: a flood of it keeps no other model's requests out."""
+        assert line.max_images is not None
+        waiting = sum(each.images for each in self._lines.values() if each.label == line.label)
+        limit = max(1, int(line.max_images * BULK_SHARE)) if bulk else line.max_images
+        if waiting + images > limit:
+            what = "bulk " if bulk else ""
+            raise ServiceError(
+                "overloaded",
+                f"{waiting} images of {line.label} wait, {images} more exceed the {what}limit {limit} of this model",
             )
 
     def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:

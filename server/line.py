@@ -17,11 +17,13 @@ class Line:
     Args:
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
         label: what metrics call the model.
+        max_images: that may wait of all versions of the model together; None: as many as of all models.
     """
 
-    def __init__(self, max_batch_pixels: int, costs: BatchCosts, label: str) -> None:
+    def __init__(self, max_batch_pixels: int, costs: BatchCosts, label: str, max_images: int | None = None) -> None:
         self.costs = costs
         self.label = label
+        self.max_images = max_images
         self.max_batch_pixels = max_batch_pixels
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
         self._interactive: deque[Item] = deque()
