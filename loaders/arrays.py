@@ -5,15 +5,17 @@ A body with a batch axis is cut into one body an image, so that everything behin
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from .errors import InputError, undecodable, unsupported
 from .headers.npy import MAGIC, describe, is_batch, read_array_header
 from .info import ArrayHeader, ImageInfo
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Dtype = Literal["uint8", "float16", "float32"]
 LARGEST_INPUT = 65504.0
@@ -59,7 +61,7 @@ def picture_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
     return values[..., 0] if values.shape[2:] == (1,) else values
 
 
-def write_input(data: bytes, info: ImageInfo, out: Tensor) -> None:
+def write_input(data: bytes, info: ImageInfo, out: "Tensor") -> None:
     """Write an inspected model's input as it is, float16 widened.
 
     Args:

@@ -1,4 +1,4 @@
-"""Card: what a client sees of a model, as plain data. Whoever answers clients needs no more, the engine's process aside."""
+"""Card: what a client sees of a model, as plain data. Whoever only answers clients needs no more."""
 
 import json
 from dataclasses import dataclass, field

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
 
-import torch
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
 from prometheus_client.gc_collector import GCCollector
@@ -160,7 +159,7 @@ class Metrics:
             (*model, "kind"),
         )
         self.build_info = self._gauge("build_info", "Always 1: what is running.", ("version", "torch"))
-        self.build_info.labels(package_version(), torch.__version__).set(1)
+        self.build_info.labels(package_version(), package_version("torch")).set(1)
 
     def model(self, name: str) -> ModelMetrics:
         """The bound series of one model; made on first use."""
@@ -204,9 +203,9 @@ class _Live(Collector):
         return cast(Iterable[Any], ())  # nothing is collected at registration
 
 
-def package_version() -> str:
-    """The installed version of milkweed."""
+def package_version(name: str = "milkweed") -> str:
+    """The installed version of a package."""
     try:
-        return version("milkweed")
+        return version(name)
     except PackageNotFoundError:
         return "unknown"
