@@ -12,12 +12,12 @@ from starlette.types import Receive
 from ..loaders.errors import InputError
 from ..loaders.guard import inspect
 from ..loaders.info import ImageInfo
+from .card import ModelCard
 from .errors import ServiceError
+from .front import Front
 from .outcome import Outcome
 from .question import Question
 from .routes.outcomes import word_for
-from .served import ServedModel
-from .service import Service
 from .ticket import Ticket
 from .trace import Trace
 from .waiting import watched
@@ -26,7 +26,7 @@ Inspected = tuple[bytes, ImageInfo] | InputError | ServiceError
 """An image that passed the header guard, or why it did not."""
 
 
-def inspect_image(image: bytes | ServiceError, model: ServedModel) -> Inspected:
+def inspect_image(image: bytes | ServiceError, model: ModelCard) -> Inspected:
     """The header guard, before anything is queued; what is no image already stays what it is."""
     if isinstance(image, ServiceError):
         return image
@@ -37,7 +37,7 @@ def inspect_image(image: bytes | ServiceError, model: ServedModel) -> Inspected:
 
 
 async def ask(
-    service: Service,
+    service: Front,
     question: Question,
     images: list[Inspected],
     trace: Trace,
@@ -65,7 +65,7 @@ async def ask(
     return outcomes
 
 
-def count_images(service: Service, model: ServedModel, outcomes: Mapping[str, int]) -> None:
+def count_images(service: Front, model: ModelCard, outcomes: Mapping[str, int]) -> None:
     """Enter how so many images ended into the books."""
     images = service.metrics.model(model.name).images
     for outcome, count in outcomes.items():
@@ -78,6 +78,7 @@ def make_ticket(
     """A request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     deadline = trace.started + question.timeout_seconds
+    trace.asks(question.model.name, len(images))
     ticket = Ticket(question.model.key, question.top_k, deadline, waiter, len(images), source, question.priority)
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for place, image in enumerate(images):
@@ -89,7 +90,7 @@ def make_ticket(
 
 
 async def _outcomes(
-    service: Service,
+    service: Front,
     question: Question,
     images: list[Inspected],
     trace: Trace,
@@ -111,7 +112,7 @@ async def _outcomes(
     return [outcome for outcome in ticket.outcomes if outcome is not None]
 
 
-def _mark_engine(service: Service, model: ServedModel, ticket: Ticket, trace: Trace) -> None:
+def _mark_engine(service: Front, model: ModelCard, ticket: Ticket, trace: Trace) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
     result = ticket.last
     if result is not None:

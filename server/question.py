@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
+from .card import ModelCard
 from .catalogue import Catalogue
 from .errors import ServiceError
-from .served import ServedModel
 from .settings import Settings
 from .ticket import PRIORITIES, Priority
 
@@ -16,13 +16,15 @@ PARAMETERS = ("model", "top_k")
 class Question:
     """The model that answers, classes an answer, seconds the whole may take, and whether others go first."""
 
-    model: ServedModel
+    model: ModelCard
     top_k: int
     timeout_seconds: float
     priority: Priority = "interactive"
 
 
-def read_question(query: bytes, headers: dict[bytes, bytes], models: Catalogue, settings: Settings) -> Question:
+def read_question(
+    query: bytes, headers: dict[bytes, bytes], models: Catalogue[ModelCard], settings: Settings
+) -> Question:
     """The question in a request's URL and headers.
 
     Raises:
@@ -32,7 +34,21 @@ def read_question(query: bytes, headers: dict[bytes, bytes], models: Catalogue, 
     name, top_k = (None, None) if not query else _parameters(query)
     version = headers.get(b"x-model-version")
     model = models.find(name, None if version is None else version.decode("latin-1").strip())
-    num_classes = model.num_classes
+    return question_about(model, headers, settings, top_k)
+
+
+def question_about(
+    model: ModelCard, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
+) -> Question:
+    """The question to a model that is known already; its own limits count.
+
+    Args:
+        top_k: as the URL has it.
+
+    Raises:
+        ServiceError: as `read_question`.
+    """
+    settings, num_classes = settings.of(model.name), model.num_classes
     classes = min(settings.top_k, num_classes)
     if top_k is not None:
         classes = _whole_number("top_k", top_k, 1, num_classes)

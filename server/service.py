@@ -2,17 +2,20 @@
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from ..loaders.info import ImageInfo
 from .batcher import Batcher
 from .body import HeldBytes
+from .card import ModelCard
 from .catalogue import Catalogue
 from .device import means_gpu
 from .engine import Engine
 from .errors import ServiceError
+from .exposition import exposition
+from .front import Front
 from .live_metrics import collect_decoders, collect_engine
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
@@ -21,16 +24,15 @@ from .pipeline import Pipeline, decoded_by
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
 from .settings import OFF, Settings
+from .statistics import ModelStatistics, count_answers
 from .ticket import Batch, Priority, Ticket
 from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
 
-LAG_TICK_SECONDS = 0.1
 
-
-class Service:
-    """Made once by `create_app` and passed to whoever needs it. Belongs to the event loop, where not said.
+class Service(Front):
+    """The front where the engine is in the same process. Belongs to the event loop, where not said.
 
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
@@ -40,10 +42,8 @@ class Service:
     def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
-        self.settings = settings
+        super().__init__(settings, Metrics(), HeldBytes(settings.max_held_bytes))
         self.bundles = dict(bundles)
-        self.metrics = Metrics()
-        self.held = HeldBytes(settings.max_held_bytes)
         self.batcher = Batcher(max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels)
         self.rollout = Rollout(
             settings, self.batcher, open_model=open_model, introduce=self._describe_model, forget=self._forget_model
@@ -67,12 +67,6 @@ class Service:
                 keep=settings.keep_versions,
                 failed=lambda name: self.metrics.load_failures.labels(name).inc(),
             )
-        self.draining = False
-        self._accepting = True
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._lag_timer: asyncio.TimerHandle | None = None
-        self._lag = self._due = 0.0
-        self._tickets: set[Ticket] = set()
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
@@ -80,12 +74,16 @@ class Service:
             *(collect_process_memory, collect_gpu_memory, lambda: collect_decoders(self.models)),
         ):
             self.metrics.collect_with(collect)
-        self.metrics.held_bytes.set_function(lambda: self.held.total)
 
     @property
-    def models(self) -> Catalogue:
+    def models(self) -> Catalogue[ServedModel]:
         """What is served now."""
         return self.rollout.catalogue
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the bundles given at the start."""
+        return list(self.bundles)
 
     def start(
         self,
@@ -99,30 +97,19 @@ class Service:
             on_ended: called on the event loop when the engine has ended though nobody stopped it.
         """
         self._on_ended = on_ended
-        self._loop = asyncio.get_running_loop()
-        loop = self._loop
+        self.begin_ticking()
+        loop = asyncio.get_running_loop()
         self.engine.prepared.add_done_callback(
             lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
         )
         if self.watch is not None and self.settings.repository_seconds:
             self.watch.start(self.settings.repository_seconds)
         self.engine.start()
-        self._tick(loop.time())
-
-    def begin_drain(self) -> None:
-        """Say not ready, but go on: whoever routes requests here needs a moment to hear of it."""
-        self.draining = True
-
-    def stop_accepting(self) -> None:
-        """Refuse new requests; those in flight go on."""
-        self.draining = True
-        self._accepting = False
 
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""
         self.batcher.abandon()
-        for ticket in list(self._tickets):
-            ticket.fail(ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1))
+        super().abandon()
 
     async def stop(self) -> bool:
         """End the engine; False when it did not end in time."""
@@ -130,24 +117,17 @@ class Service:
         self.rollout.close()
         if self.watch is not None:
             self.watch.stop()
-        if self._lag_timer is not None:
-            self._lag_timer.cancel()
+        self.end_ticking()
         return await asyncio.to_thread(self.engine.stop, self.settings.drain_seconds)
 
-    def check_accepting(self) -> None:
-        """Raises ServiceError `not_ready` or `draining` where a request cannot be taken."""
-        if not self._accepting:
-            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1, close=True)
-        if not self.models:
-            raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+    def check_engine(self) -> None:
+        """Raises ServiceError `not_ready` once the engine has ended."""
         if self.engine.ended:
             raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
 
     def check_ready(self) -> None:
         """Raises ServiceError where no new traffic should be routed here."""
-        if self.draining:
-            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
-        self.check_accepting()
+        super().check_ready()
         if not self.engine.alive:
             raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
 
@@ -183,24 +163,27 @@ class Service:
         else:
             self.batcher.answered()
 
-    def lag_seconds(self) -> float:
-        """How late the event loop is: so long a request has waited before it was seen, and its answer will again."""
-        overdue = self._loop.time() - self._due if self._loop is not None and self._due else 0.0
-        return max(self._lag, overdue)
+    async def accepted(self, ticket: Ticket) -> None:
+        """It is, or `submit` has said why not."""
 
-    def check_time(self, timeout_seconds: float, priority: Priority) -> None:
-        """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
-        late = 2 * self.lag_seconds() + self.batcher.wait_seconds(priority)
-        if late > timeout_seconds:
-            raise ServiceError(
-                "overloaded",
-                f"what is before this request takes {late * 1e3:.0f} ms, it may take {timeout_seconds * 1e3:.0f} ms",
-                retry_after_seconds=self.retry_after_seconds(),
-            )
+    def using(self, model: ModelCard) -> AbstractContextManager[None]:
+        """Within, a model is in a request's hands and is not let go."""
+        return self.rollout.using(model)
 
-    def retry_after_seconds(self) -> int:
-        """When what runs and waits now should be done."""
-        return max(1, min(60, math.ceil(self.batcher.wait_seconds())))
+    def wait_seconds(self, priority: Priority = "bulk") -> float:
+        """When what runs now and waits before a request that came now should be done."""
+        return self.batcher.wait_seconds(priority)
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The metrics as text, and its content type; reading the process's memory map takes milliseconds."""
+        return await asyncio.to_thread(exposition, self.metrics.registry, accept)
+
+    async def statistics(self) -> dict[str, ModelStatistics]:
+        """What each model has answered."""
+        of = self.metrics
+        return count_answers(
+            family for each in (of.stage_duration, of.batch_size, of.images) for family in each.collect()
+        )
 
     def _open_models(self) -> dict[str, Pipeline]:
         """On the engine thread: every model, loaded and warm; published together, so that ready means all."""
@@ -277,17 +260,7 @@ class Service:
 
     def _fail_all(self) -> None:
         self.batcher.abandon()
-        for ticket in list(self._tickets):
-            ticket.fail(ServiceError("not_ready", "the engine has ended", retry_after_seconds=5))
-
-    def _tick(self, due: float) -> None:
-        """Measure how late the loop is, on a timer of its own."""
-        assert self._loop is not None
-        now = self._loop.time()
-        self._lag = max(0.0, now - due)
-        self.metrics.loop_lag.observe(self._lag)
-        self._due = due = now + LAG_TICK_SECONDS
-        self._lag_timer = self._loop.call_at(due, self._tick, due)
+        self.fail_all(ServiceError("not_ready", "the engine has ended", retry_after_seconds=5))
 
 
 def _log_failure(error: BaseException | None) -> None:

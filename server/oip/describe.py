@@ -1,11 +1,12 @@
 """What the protocol's clients ask about the server and its models: metadata, configuration, statistics."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ..card import ModelCard
+from ..front import Front
 from ..metrics import package_version
-from ..served import ServedModel
-from ..service import Service
+from ..statistics import ModelStatistics
 from .images import ENCODED, PIXELS
 from .outputs import DATATYPES
 
@@ -26,12 +27,12 @@ def server_metadata() -> dict[str, Any]:
     return {"name": "milkweed", "version": package_version(), "extensions": list(EXTENSIONS)}
 
 
-def version_of(model: ServedModel) -> str:
+def version_of(model: ModelCard) -> str:
     """Its number where it has one, as Triton's versions are; else what its bundle says. Either may be asked for."""
     return model.number or model.version
 
 
-def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[str, Any]:
+def model_metadata(model: ModelCard, versions: Iterable[ModelCard]) -> dict[str, Any]:
     """Its versions and tensors; `pixels` is also taken as FP32 and FP16, which has no place here."""
     inputs = [_tensor(ENCODED, "BYTES", [-1]), _tensor(PIXELS, "UINT8", [-1, -1, -1, 3])]
     outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in DATATYPES.items()]
@@ -44,7 +45,7 @@ def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[
     }
 
 
-def model_config(model: ServedModel) -> dict[str, Any]:
+def model_config(model: ModelCard) -> dict[str, Any]:
     """Triton's configuration, as far as there is one: no batch axis of Triton's own, every shape as in the metadata."""
     inputs = [
         {"name": ENCODED, "data_type": "TYPE_STRING", "dims": [-1], "optional": True},
@@ -64,57 +65,33 @@ def model_config(model: ServedModel) -> dict[str, Any]:
     }
 
 
-def repository_index(service: Service, *, ready_only: bool) -> list[dict[str, str]]:
+def repository_index(service: Front, *, ready_only: bool) -> list[dict[str, str]]:
     """Every model of the service, and whether it can be asked."""
     if not service.models:
-        return [] if ready_only else [_entry(name, "", "LOADING") for name in service.bundles]
+        return [] if ready_only else [_entry(name, "", "LOADING") for name in service.names]
     return [_entry(model.name, version_of(model), "READY") for model in service.models.every()]
 
 
-def statistics(service: Service, models: list[ServedModel]) -> list[dict[str, Any]]:
-    """Triton's statistics, from our metrics: answered requests alone, of whatever protocol and version."""
-    metrics = service.metrics
-    sums, counts = _samples(metrics.stage_duration, "stage")
-    executions = {model: count for (model, _), count in _samples(metrics.batch_size, None)[1].items()}
-    images = {
-        sample.labels["model"]: sample.value
-        for family in metrics.images.collect()
-        for sample in family.samples
-        if sample.name.endswith("_total") and sample.labels["outcome"] == "ok"
-    }
+def statistics(models: Iterable[ModelCard], counted: Mapping[str, ModelStatistics]) -> list[dict[str, Any]]:
+    """Triton's statistics: answered requests alone, of whatever protocol and version."""
     found = []
     for model in models:
-        name = model.name
-        requests = int(counts.get((name, "respond"), 0))
-        whole = sum(seconds for (of, _), seconds in sums.items() if of == name)
+        of = counted.get(model.name, ModelStatistics())
         durations = {
-            word: {"count": requests, "ns": round(1e9 * sum(sums.get((name, stage), 0.0) for stage in stages))}
+            word: {"count": of.requests, "ns": round(1e9 * sum(of.stage_seconds.get(stage, 0.0) for stage in stages))}
             for word, stages in _STAGES.items()
         }
+        whole = {"count": of.requests, "ns": round(1e9 * sum(of.stage_seconds.values()))}
         found.append(
             {
-                "name": name,
+                "name": model.name,
                 "version": version_of(model),
-                "inference_count": int(images.get(name, 0)),
-                "execution_count": int(executions.get(name, 0)),
-                "inference_stats": {"success": {"count": requests, "ns": round(1e9 * whole)}, **durations},
+                "inference_count": of.images,
+                "execution_count": of.batches,
+                "inference_stats": {"success": whole, **durations},
             }
         )
     return found
-
-
-def _samples(histogram: Any, label: str | None) -> tuple[dict[tuple[str, str], float], dict[tuple[str, str], float]]:
-    """Sums and counts of a histogram by model and one more label."""
-    sums: dict[tuple[str, str], float] = {}
-    counts: dict[tuple[str, str], float] = {}
-    for family in histogram.collect():
-        for sample in family.samples:
-            key = (sample.labels["model"], sample.labels[label] if label else "")
-            if sample.name.endswith("_sum"):
-                sums[key] = sample.value
-            elif sample.name.endswith("_count"):
-                counts[key] = sample.value
-    return sums, counts
 
 
 def _entry(name: str, version: str, state: str) -> dict[str, str]:
@@ -125,7 +102,7 @@ def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape}
 
 
-def _dims(output: str, model: ServedModel) -> list[int]:
+def _dims(output: str, model: ModelCard) -> list[int]:
     if output == "error":
         return [-1]
     return [-1, model.num_classes if output == "probabilities" else -1]

@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..card import ModelCard
 from ..errors import ServiceError
-from ..served import ServedModel
 from .describe import version_of
 from .grpc_messages import Messages
 from .rest_request import MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
@@ -66,7 +66,7 @@ def read_infer_message(message: Any) -> InferRequest:
     )
 
 
-def infer_response(messages: Messages, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
+def infer_response(messages: Messages, model: ModelCard, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
     """A ModelInferResponse; its values are raw contents, as Triton's are."""
     response = messages["ModelInferResponse"](model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:

@@ -5,12 +5,12 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..card import ModelCard
 from ..errors import ServiceError
+from ..front import Front
 from ..question import Question
 from ..security.gate import Gate
 from ..security.keyring import Account
-from ..served import ServedModel
-from ..service import Service
 from ..trace import Trace
 from . import describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
@@ -47,7 +47,7 @@ Method = Callable[[bytes, Call], Awaitable[Any]]
 class GrpcService:
     """The methods of one service, by name."""
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Front, gate: Gate) -> None:
         self._service = service
         self._gate = gate
         self._messages = Messages()
@@ -74,10 +74,10 @@ class GrpcService:
             hold.take(cost)
             message = self._read("ModelInferRequest", payload)
             model = find_version(service, message.model_name, message.model_version)
-            with service.rollout.using(model):
+            with service.using(model):
                 return await self._answer(message, model, call, inline=len(payload) <= INLINE_BYTES)
 
-    async def _answer(self, message: Any, model: ServedModel, call: Call, *, inline: bool) -> Any:
+    async def _answer(self, message: Any, model: ModelCard, call: Call, *, inline: bool) -> Any:
         service = self._service
 
         def parse() -> Prepared:
@@ -104,7 +104,7 @@ class GrpcService:
 
             return write() if prepared.is_small else await asyncio.to_thread(write)
 
-    def _question(self, model: ServedModel, call: Call) -> tuple[Question, bool]:
+    def _question(self, model: ModelCard, call: Call) -> tuple[Question, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""
         question = question_of(self._service, model, call.trace)
         said = b"x-request-timeout-ms" in call.trace.headers
@@ -150,7 +150,8 @@ class GrpcService:
         models = list(self._service.models.values())
         if request.name:
             models = [find_version(self._service, request.name, request.version)]
-        return self._messages["ModelStatisticsResponse"](model_stats=describe.statistics(self._service, models))
+        found = describe.statistics(models, await self._service.statistics())
+        return self._messages["ModelStatisticsResponse"](model_stats=found)
 
     async def _repository_index(self, payload: bytes, call: Call) -> Any:
         request = self._read("RepositoryIndexRequest", payload)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from ...loaders.arrays import Dtype, array_images
+from ..card import ModelCard
 from ..errors import ServiceError
-from ..served import ServedModel
 from .tensors import InputTensor, split_bytes
 
 ENCODED, PIXELS = "image", "pixels"
@@ -24,7 +24,7 @@ _NUMPY = {"uint8": "|u1", "float16": "<f2", "float32": "<f4"}
 _MAX_SIDE = 1 << 20
 
 
-def images_of(inputs: Sequence[InputTensor], model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+def images_of(inputs: Sequence[InputTensor], model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
     """The images of a request, in order: bodies as `POST /classify` takes them, or why there is none in a place.
 
     Raises:
@@ -87,7 +87,7 @@ def _element(value: Any, in_base64: bool) -> bytes | ServiceError:
         return ServiceError("bad_request", "an element is not base64")
 
 
-def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+def _pixels(tensor: InputTensor, model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
     """Pictures, or what the model sees, as arrays; one image along the first axis each."""
     dtype = _PIXEL_TYPES.get(tensor.datatype)
     if dtype is None:

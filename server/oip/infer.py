@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from starlette.types import Receive
 
 from ..ask import Inspected, ask, count_images, inspect_image
+from ..card import ModelCard
 from ..errors import ServiceError
+from ..front import Front
 from ..outcome import Outcome, Predictions
-from ..question import Question, read_question
-from ..served import ServedModel
-from ..service import Service
+from ..question import Question, question_about
 from ..settings import Settings
 from ..trace import Trace
 from .images import images_of
@@ -38,21 +38,20 @@ class Prepared:
         return len(self.images) * self.options.engine_top_k <= INLINE_VALUES
 
 
-def find_version(service: Service, name: str, version: str) -> ServedModel:
-    """The model of that name; `version` may be empty.
+def find_version(service: Front, name: str, version: str) -> ModelCard:
+    """The model of that name, which may be an alias; `version` may be empty.
 
     Raises:
         ServiceError: `not_ready` while it is loaded, `unknown_model` where there is no such model or version.
     """
-    if not service.models and name in service.bundles:
+    if not service.models and (name in service.names or name in service.models.aliases):
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
     return service.models.find(name, version or None)
 
 
-def question_of(service: Service, model: ServedModel, trace: Trace) -> Question:
+def question_of(service: Front, model: ModelCard, trace: Trace) -> Question:
     """What the headers say: by when, and whether others go first; the rest is in the body."""
-    headers = {name: value for name, value in trace.headers.items() if name != b"x-model-version"}
-    return replace(read_question(b"", headers, service.models, service.settings), model=model)
+    return question_about(model, trace.headers, service.settings)
 
 
 @asynccontextmanager
@@ -93,19 +92,20 @@ class Clock:
         self.timeout.reschedule(asyncio.get_running_loop().time() + self.left())
 
 
-def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Prepared:
+def prepare(request: InferRequest, model: ModelCard, settings: Settings) -> Prepared:
     """Read the options and look at each image's header; costs no more than that and one copy of the images.
 
     Raises:
         ServiceError: what is wrong with the request as a whole.
     """
+    settings = settings.of(model.name)
     options = read_options(request, model, settings)
     images = images_of(request.inputs, model, settings.max_images_per_request)
     return Prepared(request.id, [inspect_image(image, model) for image in images], options)
 
 
 async def infer(
-    service: Service,
+    service: Front,
     question: Question,
     prepared: Prepared,
     clock: Clock,
@@ -142,7 +142,7 @@ async def infer(
     return outcomes
 
 
-def _refuse_bad(service: Service, model: ServedModel, images: list[Inspected]) -> None:
+def _refuse_bad(service: Front, model: ModelCard, images: list[Inspected]) -> None:
     """An image that the guard refused fails the request before anything of it is computed."""
     bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:

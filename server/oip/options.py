@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..card import ModelCard
 from ..errors import ServiceError
-from ..served import ServedModel
 from ..settings import Settings
 from .tensors import InferRequest, RequestedOutput
 
@@ -53,7 +53,7 @@ class Options:
     outputs: tuple[WantedOutput, ...]
 
 
-def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
+def read_options(request: InferRequest, model: ModelCard, settings: Settings) -> Options:
     """The options of a request.
 
     Raises:

@@ -4,20 +4,20 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from ..card import ModelCard
 from ..outcome import Outcome, Predictions
-from ..served import ServedModel
 from .options import Options, WantedOutput
 from .tensors import OutputTensor
 
 DATATYPES = {"label": "BYTES", "index": "INT64", "score": "FP32", "probabilities": "FP32", "error": "BYTES"}
 
 
-def output_tensors(model: ServedModel, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:
+def output_tensors(model: ModelCard, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:
     """The wanted outputs, in the order wanted. An image that failed has a row of no class: "", -1 and not-a-number."""
     return [_tensor(model, outcomes, options, output) for output in options.outputs]
 
 
-def _tensor(model: ServedModel, outcomes: Sequence[Outcome], options: Options, output: WantedOutput) -> OutputTensor:
+def _tensor(model: ModelCard, outcomes: Sequence[Outcome], options: Options, output: WantedOutput) -> OutputTensor:
     name, count = output.name, len(outcomes)
     if name == "error":
         texts = ["" if isinstance(outcome, Predictions) else outcome.message for outcome in outcomes]
@@ -33,7 +33,7 @@ def _tensor(model: ServedModel, outcomes: Sequence[Outcome], options: Options, o
     return OutputTensor(name, DATATYPES[name], (count, options.top_k), values, output.binary)
 
 
-def _best(model: ServedModel, outcome: Outcome, name: str, top_k: int) -> list[Any]:
+def _best(model: ModelCard, outcome: Outcome, name: str, top_k: int) -> list[Any]:
     """Label, index or score of the best classes of an image."""
     if not isinstance(outcome, Predictions):
         nothing: dict[str, Any] = {"label": "", "index": -1, "score": math.nan}
@@ -45,7 +45,7 @@ def _best(model: ServedModel, outcome: Outcome, name: str, top_k: int) -> list[A
     return [model.labels[index].label for index in outcome.index[:top_k]]
 
 
-def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
+def _ranking(model: ModelCard, outcome: Outcome, classes: int) -> list[str]:
     """`score:index:label` of the best classes, as Triton's classification extension has it."""
     if not isinstance(outcome, Predictions):
         return [""] * classes

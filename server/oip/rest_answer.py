@@ -5,14 +5,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ..served import ServedModel
+from ..card import ModelCard
 from .describe import version_of
 from .tensors import OutputTensor
 
 Headers = list[tuple[bytes, bytes]]
 
 
-def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> tuple[bytes, Headers]:
+def infer_answer(model: ModelCard, id: str | None, outputs: Sequence[OutputTensor]) -> tuple[bytes, Headers]:
     """Body and headers of an answer."""
     document: dict[str, Any] = {"model_name": model.name, "model_version": version_of(model)}
     if id is not None:

@@ -8,13 +8,13 @@ from starlette.types import Receive, Scope, Send
 
 from ..ask import Inspected, ask, count_images, inspect_image, make_ticket
 from ..body import Hold, read_body
+from ..card import ModelCard
 from ..errors import ServiceError, status_of
 from ..forms import Form, form_of, images_in
+from ..front import Front
 from ..outcome import Outcome, Predictions
 from ..question import Question, read_question
 from ..security.gate import ACCOUNT_KEY, Gate
-from ..served import ServedModel
-from ..service import Service
 from ..trace import Trace, trace_of
 from ..waiting import source_of
 from .outcomes import word_for
@@ -27,7 +27,7 @@ INLINE_PARSE_BYTES = 1 << 20
 class Classify:
     """The endpoint."""
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Front, gate: Gate) -> None:
         self._service, self._gate = service, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -36,7 +36,7 @@ class Classify:
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
         service.check_time(question.timeout_seconds, question.priority)
         source, streamed = source_of(scope), wants_stream(trace.headers)
-        with service.rollout.using(question.model), service.held.hold() as hold:
+        with service.using(question.model), service.held.hold() as hold:
             try:
                 async with asyncio.timeout(question.timeout_seconds):
                     images = await self._images(question, trace, receive, hold)
@@ -89,9 +89,9 @@ class Classify:
             service.forget(ticket)
             count_images(service, model, stream.counts)
 
-    async def _parse(self, body: bytes, form: Form, model: ServedModel, trace: Trace) -> list[Inspected]:
+    async def _parse(self, body: bytes, form: Form, model: ModelCard, trace: Trace) -> list[Inspected]:
         content_type = trace.headers.get(b"content-type", b"")
-        most = self._service.settings.max_images_per_request
+        most = self._service.settings.of(model.name).max_images_per_request
 
         def parse() -> list[Inspected]:
             return [inspect_image(image, model) for image in images_in(body, form, content_type, max_images=most)]
@@ -101,7 +101,7 @@ class Classify:
         return await asyncio.to_thread(parse)
 
 
-async def _respond(model: ServedModel, outcomes: list[Outcome], trace: Trace, send: Send) -> None:
+async def _respond(model: ModelCard, outcomes: list[Outcome], trace: Trace, send: Send) -> None:
     """Predictions and errors in order; the first error's status when nothing succeeded."""
     several = len(outcomes) > 1
     results = b", ".join(

@@ -3,11 +3,11 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from ..front import Front
 from ..schemas import ModelList
-from ..service import Service
 
 
-def model_routes(service: Service) -> APIRouter:
+def model_routes(service: Front) -> APIRouter:
     """The model listing of one service."""
     router = APIRouter(tags=["models"])
 

@@ -5,10 +5,10 @@ from collections import Counter
 
 from starlette.types import Receive, Send
 
+from ..card import ModelCard
 from ..errors import ClientGone, ServiceError
 from ..outcome import Outcome
 from ..question import Question
-from ..served import ServedModel
 from ..ticket import Ticket
 from ..trace import Trace
 from ..waiting import watched
@@ -101,7 +101,7 @@ class Stream:
         await self._send({"type": "http.response.body", "body": body})
 
 
-def _line(model: ServedModel, place: int, outcome: Outcome) -> bytes:
+def _line(model: ModelCard, place: int, outcome: Outcome) -> bytes:
     """{"image": 3, "predictions": [...]} or with "error"."""
     result = model.result_json(outcome, "")
     return b'{"image": %d, %b\n' % (place, result[1:])
