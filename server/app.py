@@ -1,46 +1,19 @@
-"""Puts the app together: one service, its routes, its middleware, its OpenAPI document."""
+"""Puts the app together where the engine is in the same process."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
-from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
-from fastapi.responses import Response
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
-from starlette.exceptions import HTTPException
-from starlette.routing import Route
+from fastapi import FastAPI
 
-from . import schemas
-from .errors import ServiceError
-from .metrics import package_version
-from .middleware import RequestMiddleware
-from .oip.error_form import ErrorForm
-from .responses import error_response
-from .routes.classify import Classify
-from .routes.classify_doc import classify_path
-from .routes.docs import docs_routes
-from .routes.health import health_routes
-from .routes.home import home_routes
-from .routes.metrics import metric_routes
-from .routes.models import model_routes
-from .routes.oip import oip_routes
+from .http_app import http_app
 from .security.gate import Gate
-from .security.openapi import add_security
 from .security.watch import FileWatch
 from .served import OpenModel, open_model
 from .service import Service
 from .settings import Settings
-from .trace import trace_of
-
-_DOCUMENTED: tuple[type[BaseModel], ...] = (
-    schemas.ClassifyAnswer,
-    schemas.ClassifyFailure,
-    schemas.ClassifyJson,
-    schemas.ErrorAnswer,
-)
+from .tracing.tracer import Tracer
 
 
 def create_app(
@@ -58,10 +31,16 @@ def create_app(
         open_model: makes a warm model of a bundle.
         on_prepared: called when the models are warm, or with why they are not.
         on_ended: called when the engine has ended though nobody stopped it.
+
+    Raises:
+        TracingError: traces are asked for and the packages are missing.
     """
     service = Service(settings, bundles, open_model=open_model)
     watch = FileWatch(service.metrics.reload_failing)
     gate = Gate(settings, service.metrics, watch)
+    tracer = Tracer.of(settings)
+    if tracer is not None:
+        service.metrics.collect_with(tracer.collect)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -70,63 +49,10 @@ def create_app(
         yield
         watch.stop()
         app.state.stopped_clean = await service.stop()
+        if tracer is not None:
+            await asyncio.to_thread(tracer.close)
 
-    app = FastAPI(
-        title="milkweed",
-        version=package_version(),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
-    app.state.service, app.state.gate, app.state.watch = service, gate, watch
+    app = http_app(service, gate, tracer=tracer, lifespan=lifespan)
+    app.state.service, app.state.gate, app.state.watch, app.state.tracer = service, gate, watch, tracer
     app.state.stopped_clean = True
-    app.router.routes.insert(0, Route("/classify", Classify(service, gate), methods=["POST"], name="classify"))
-    app.router.routes.extend(oip_routes(service, gate))
-    routers = (health_routes(service), model_routes(service), metric_routes(service), home_routes(), docs_routes(app))
-    routes = [*app.routes, *(route for router in routers for route in router.routes)]
-    templates = [path for route in routes if (path := getattr(route, "path", None))]
-    for router in routers:
-        app.include_router(router)
-    app.add_middleware(RequestMiddleware, service=service, gate=gate, routes=templates)
-    app.add_middleware(ErrorForm)  # around all others
-    app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = lambda: _document(app, settings, gate)  # type: ignore[method-assign]
     return app
-
-
-async def _http_error(request: Request, exception: Exception) -> Response:
-    """What the router refuses (404, 405), in our shape."""
-    assert isinstance(exception, HTTPException)
-    # Not request.url: that reads the Host header, in which a client may write anything.
-    where = f"{request.method[:10]} {_shown(request.scope['path'])}"
-    if exception.status_code == 405:
-        error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
-    elif exception.status_code == 404:
-        error = ServiceError("not_found", f"{where}: there is no such path, see /docs")
-    else:
-        error = ServiceError("bad_request", str(exception.detail))
-    trace_of(request.scope).code = error.code
-    response = error_response(request, error, status=exception.status_code)
-    response.headers.update(exception.headers or {})
-    return response
-
-
-def _shown(path: str) -> str:
-    """A path on one line, at most 80 characters of it."""
-    return "".join(char if char.isprintable() else "?" for char in path[:80])
-
-
-def _document(app: FastAPI, settings: Settings, gate: Gate) -> dict[str, Any]:
-    """FastAPI's OpenAPI document with the hand-written route in it; made once."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document["paths"] = {"/classify": classify_path(settings), **document["paths"]}
-        _, definitions = models_json_schema(
-            [(model, "serialization") for model in _DOCUMENTED],
-            ref_template="#/components/schemas/{model}",
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        add_security(document, gate)
-        app.openapi_schema = document
-    return app.openapi_schema

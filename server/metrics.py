@@ -173,13 +173,15 @@ class Metrics:
             gauge.remove_by_labels({"model": name, "version": version})
         self.kernel_fallbacks.remove_by_labels({"model": name, "version": version})
 
-    def observe_http(self, route: str, method: str, code: int, seconds: float) -> None:
+    def observe_http(
+        self, route: str, method: str, code: int, seconds: float, exemplar: dict[str, str] | None = None
+    ) -> None:
         """One finished HTTP request. `route` is a template or `other`, never a raw path."""
         key = (route, method if method in METHODS else "other", code)
         child = self._http_children.get(key)
         if child is None:
             child = self._http_children[key] = self.http_duration.labels(key[0], key[1], str(code))
-        child.observe(seconds)
+        child.observe(seconds, exemplar)
 
     def collect_with(self, collect: Callable[[], Iterable[Metric]]) -> None:
         """Add series that are read from live objects at each scrape.

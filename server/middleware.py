@@ -9,13 +9,16 @@ from collections.abc import Iterable
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from .access_log import AccessLog
 from .errors import ClientGone, ServiceError, error_body, error_headers, internal_error
-from .metrics import Metrics
+from .front import Front
+from .metrics import METHODS, Metrics
 from .security.connection import REFUSAL_KEY
 from .security.gate import Gate
-from .service import Service
 from .trace import SCOPE_KEY, Trace
-from .waiting import DEPARTURE_KEY
+from .tracing.context import current_span
+from .tracing.tracer import Tracer
+from .waiting import DEPARTURE_KEY, source_of
 
 logger = logging.getLogger("milkweed.http")
 
@@ -31,12 +34,20 @@ NO_SNIFFING = (b"x-content-type-options", b"nosniff")
 
 
 class RequestMiddleware:
-    """The outermost layer of the app."""
+    """The outermost layer of the app.
 
-    def __init__(self, app: ASGIApp, service: Service, gate: Gate, routes: Iterable[str]) -> None:
+    Args:
+        tracer: None where traces are off.
+    """
+
+    def __init__(
+        self, app: ASGIApp, service: Front, gate: Gate, routes: Iterable[str], tracer: Tracer | None = None
+    ) -> None:
         self._app = app
         self._gate = gate
         self._service = service
+        self._tracer = tracer
+        self._access = AccessLog.of(service.settings)
         self._metrics: Metrics = service.metrics
         self._routes = frozenset(routes)
         self._patterns = [(compile_path(route)[0], route) for route in self._routes if "{" in route]
@@ -48,6 +59,9 @@ class RequestMiddleware:
             return
         trace = scope[SCOPE_KEY] = Trace(scope["headers"], scope.get(DEPARTURE_KEY))
         route = self._route(scope["path"])
+        if self._tracer is not None:
+            trace.span = self._tracer.begin(scope["headers"])
+            current_span.set(trace.span)
 
         async def send_traced(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -57,6 +71,7 @@ class RequestMiddleware:
 
         async def receive_whole() -> Message:
             message = await receive()
+            trace.body_bytes += len(message.get("body", b""))
             if REFUSAL_KEY in scope:  # the connection knows that the rest of the body will never come
                 raise scope[REFUSAL_KEY]
             return message
@@ -68,15 +83,40 @@ class RequestMiddleware:
             self._in_flight[route].dec()
             end = time.perf_counter()
             trace.observe_stages(end)
-            self._metrics.observe_http(route, scope["method"], trace.status or CLIENT_GONE, end - trace.started)
+            method, status = scope["method"], trace.status or CLIENT_GONE
+            exemplar = None if trace.span is None else self._traced(scope, trace, route, end)
+            self._metrics.observe_http(route, method, status, end - trace.started, exemplar)
             if trace.code is not None:
                 self._metrics.rejected[trace.code].inc()
+            if self._access is not None:
+                method = method if method in METHODS else "other"
+                caller = source_of(scope)
+                self._access.note(
+                    trace, method=method, route=route, status=status, code=trace.code, caller=caller, end=end
+                )
 
     def _route(self, path: str) -> str:
         """The template of a path, which is a metric's label: a closed set, whatever clients ask for."""
         if path in self._routes:
             return path
         return next((route for pattern, route in self._patterns if pattern.match(path)), "other")
+
+    def _traced(self, scope: Scope, trace: Trace, route: str, end: float) -> dict[str, str]:
+        """Hand a traced request over to who sends it; its exemplar."""
+        assert self._tracer is not None  # it began the span
+        method = scope["method"] if scope["method"] in METHODS else "_OTHER"
+        attributes: dict[str, str | int] = {"http.request.method": method, "url.scheme": scope.get("scheme", "http")}
+        if trace.body_bytes:
+            attributes["http.request.body.size"] = trace.body_bytes
+        if trace.status:
+            attributes["http.response.status_code"] = trace.status
+        else:
+            attributes["milkweed.code"] = "client_gone"
+        name = "HTTP" if method == "_OTHER" else method
+        if route != "other":
+            attributes["http.route"] = route
+            name += " " + route
+        return self._tracer.finish(trace, name, attributes, end, trace.status)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, trace: Trace) -> None:
         try:
@@ -103,6 +143,8 @@ class RequestMiddleware:
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], trace: Trace) -> list[tuple[bytes, bytes]]:
         out = [*headers, (b"x-request-id", trace.request_id), NO_SNIFFING]
+        if trace.span is not None:
+            out.append(trace.span.response_header)
         if self._service.draining and not any(name == b"connection" for name, _ in out):
             out.append((b"connection", b"close"))  # the client's next request goes to a server that stays
         return out

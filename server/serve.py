@@ -71,7 +71,7 @@ def _grpc_server(settings: Settings, app: FastAPI) -> GrpcServer | None:
     """
     if not settings.grpc_port:
         return None
-    server = GrpcServer(app.state.service, app.state.gate)
+    server = GrpcServer(app.state.service, app.state.gate, app.state.tracer)
     # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
     listen(settings.host, settings.grpc_port).close()
     return server

@@ -4,10 +4,13 @@ import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from .aliases import read_aliases
+from .model_limits import ModelLimits, contradictions, read_model_limits
 
 ENV_PREFIX = "MILKWEED_"
 
@@ -92,6 +95,10 @@ class Settings(BaseSettings):
         default=1, ge=1, le=100, description="versions of a model that serve at once, the newest first"
     )
 
+    aliases: Annotated[dict[str, str], NoDecode, BeforeValidator(read_aliases)] = Field(
+        default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
+    )
+
     max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
     max_batch_pixels: int = Field(
         default=64_000_000,
@@ -116,6 +123,14 @@ class Settings(BaseSettings):
         ge=1024,
         le=1 << 40,
         description="bytes of all bodies in memory at most; beyond it 503",
+    )
+    model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
+        default={},
+        description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
+        "timeout_ms, top_k",
+    )
+    cache_bytes: int = Field(
+        default=0, ge=0, le=1 << 40, description="bytes of answers kept for images that come again; 0 = none"
     )
     top_k: int = Field(default=5, ge=1, le=100_000, description="classes in an answer that did not ask for a number")
 
@@ -161,9 +176,29 @@ class Settings(BaseSettings):
         default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    access_log: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of requests with a log line; above 0 also all that fail by our fault",
+    )
+    otlp_endpoint: str = Field(
+        default=OFF,
+        pattern=r"^(off|https?://\S+)$",
+        description="URL of an OpenTelemetry collector for traces; off = none",
+    )
+    trace_sample: float = Field(
+        default=0.1, ge=0, le=1, description="share of requests traced whose caller decided nothing"
+    )
     grpc_port: int = Field(
         default=0, ge=0, le=65535, description="TCP port of the Open Inference Protocol's gRPC; 0 = off"
     )
+
+    _of_model: dict[str, "Settings"] = PrivateAttr(default_factory=dict)
+
+    def of(self, model: str) -> "Settings":
+        """As they are for one model: with its limits in place of the service's."""
+        return self._of_model.get(model, self)
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
@@ -171,7 +206,14 @@ class Settings(BaseSettings):
         found = list(self._contradictions())
         if found:
             raise ValueError("\n".join(found))
+        self._of_model = {name: self._with(limits) for name, limits in self.model_limits.items()}
         return self
+
+    def _with(self, limits: ModelLimits) -> "Settings":
+        own = limits.model_dump()
+        queue = own.get("max_queue_images", self.max_queue_images)
+        own.setdefault("max_images_per_request", min(self.max_images_per_request, queue))
+        return self.model_copy(update=own)
 
     def _contradictions(self) -> Iterator[str]:
         for low, high, why in (
@@ -183,6 +225,8 @@ class Settings(BaseSettings):
                 yield f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}{why}"
         if self.port and self.port == self.metrics_port:
             yield f"port and metrics_port are both {self.port}"
+        for name, limits in self.model_limits.items():
+            yield from contradictions(name, limits, queue=self.max_queue_images, timeout_ms=self.max_timeout_ms)
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) != OFF and self.tls_cert == OFF:
                 yield f"{name} = {getattr(self, name)!r} needs tls_cert"
@@ -254,12 +298,16 @@ def _lines(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], 
     """Every complaint, with the place the value came from in that place's own spelling."""
     for found in error.errors(include_url=False):
         if found["loc"]:
-            yield _line(str(found["loc"][0]), found["msg"], found["input"], flags, file, path)
+            yield _line([str(part) for part in found["loc"]], found["msg"], found["input"], flags, file, path)
         else:
             yield from (str(found["ctx"]["error"]) if "ctx" in found else found["msg"]).splitlines()
 
 
-def _line(name: str, message: str, seen: Any, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> str:
+def _line(
+    where: list[str], message: str, seen: Any, flags: dict[str, Any], file: dict[str, Any], path: Path | None
+) -> str:
+    name, *inner = where
+    message = message.removeprefix("Value error, ")
     if name in flags:
         source, value = option_of(name), flags[name]
     elif name in file:
@@ -268,4 +316,6 @@ def _line(name: str, message: str, seen: Any, flags: dict[str, Any], file: dict[
         source, value = variable_of(name), settings_environment().get(name, seen)
     if name not in Settings.model_fields:
         return f"{source} = {value!r}: there is no such setting"
+    if inner:  # of a table
+        source, value = ".".join((source, *inner)), seen
     return f"{source} = {value!r}: {message[0].lower()}{message[1:]} ({Settings.model_fields[name].description})"

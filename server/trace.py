@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import ServiceError
 from .metrics import STAGES, ModelMetrics
+from .tracing.context import SpanIds
 from .waiting import Departure
 
 SCOPE_KEY = "milkweed.trace"
@@ -26,7 +27,10 @@ def _new_id() -> bytes:
 class Trace:
     """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
 
-    __slots__ = ("code", "departure", "ends", "headers", "model", "request_id", "started", "status")
+    __slots__ = (
+        *("body_bytes", "code", "departure", "ends", "headers", "images", "model", "model_name", "request_id", "span"),
+        *("started", "status"),
+    )
 
     def __init__(self, headers: list[tuple[bytes, bytes]], departure: Departure | None = None) -> None:
         self.departure = departure  # where it is heard that the client has gone
@@ -38,10 +42,18 @@ class Trace:
         self.status = 0
         self.code: str | None = None  # the error that the whole request ended with
         self.model: ModelMetrics | None = None  # set once the request has passed every stage
+        self.model_name = ""  # set with `images`, when they are about to be queued
+        self.images = 0
+        self.body_bytes = 0
+        self.span: SpanIds | None = None  # set where the request is traced
 
     def mark(self) -> None:
         """The stage that runs ends now."""
         self.ends.append(time.perf_counter())
+
+    def asks(self, model: str, images: int) -> None:
+        """Which model gets how many images, those that were refused already among them."""
+        self.model_name, self.images = model, images
 
     def server_timing(self) -> bytes:
         """The header: every finished stage and the total so far, ms."""
@@ -62,6 +74,16 @@ class Trace:
         for child, stage_end in zip(self.model.stages, (*self.ends, end), strict=True):
             child.observe(stage_end - previous)
             previous = stage_end
+
+    def stages_ms(self, end: float) -> dict[str, float]:
+        """The finished stages, ms; `respond` only of a request that passed them all.
+
+        Args:
+            end: of the request, perf_counter seconds.
+        """
+        ends = [*self.ends, end] if len(self.ends) == len(STAGES) - 1 else self.ends
+        starts = (self.started, *ends)
+        return {stage: round((e - s) * 1e3, 3) for stage, s, e in zip(STAGES, starts, ends, strict=False)}
 
     def content_length(self) -> int | None:
         """The declared length of the body; None where there is none (chunked, or no body).

@@ -10,11 +10,13 @@ from urllib.parse import unquote
 
 from prometheus_client import Histogram
 
-from ..errors import ServiceError, internal_error
+from ..errors import ServiceError, internal_error, status_of
 from ..metrics import SECONDS_BUCKETS
 from ..security.gate import Gate
 from ..service import Service
 from ..trace import Trace
+from ..tracing.context import current_span
+from ..tracing.tracer import Tracer
 from .grpc_messages import PACKAGE
 from .grpc_service import PROBES, Call, GrpcService, Method
 from .grpc_tls import server_credentials
@@ -51,7 +53,7 @@ class GrpcServer:
         GrpcError: the packages are missing.
     """
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate, tracer: Tracer | None = None) -> None:
         # Its library would write a line to stderr for each call that it refuses itself; read when it is imported.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
@@ -62,7 +64,7 @@ class GrpcServer:
         except ImportError as error:
             raise GrpcError(f"grpc_port needs grpcio and protobuf: pip install 'milkweed[grpc]' ({error})") from None
         self._grpc: Any = grpc
-        self._service, self._gate = service, gate
+        self._service, self._gate, self._tracer = service, gate, tracer
         self._server: Any = None
         try:
             self._credentials = server_credentials(grpc, service.settings)
@@ -120,7 +122,12 @@ class GrpcServer:
         """What gRPC calls with a message's bytes."""
 
         async def handle(payload: bytes, context: Any) -> bytes:
-            trace = Trace(_headers(context.invocation_metadata()))
+            headers = _headers(context.invocation_metadata())
+            trace = Trace(headers)
+            if self._tracer is not None:
+                trace.span = self._tracer.begin(headers)
+                current_span.set(trace.span)
+            trace.body_bytes = len(payload)
             answer, failure = b"", None
             try:
                 answer = (await method(payload, self._call(name, trace, context))).SerializeToString()
@@ -157,6 +164,7 @@ class GrpcServer:
         """End a call with an error; does not return."""
         status = "RESOURCE_EXHAUSTED" if error.code == "overloaded" else _STATUSES.get(error.status, "UNKNOWN")
         self._service.metrics.rejected[error.code].inc()
+        trace.code = error.code
         self._count(name, status, trace)
         metadata = (*metadata, ("milkweed-code", error.code))
         if error.retry_after_seconds is not None:
@@ -166,7 +174,20 @@ class GrpcServer:
     def _count(self, name: str, status: str, trace: Trace) -> None:
         end = time.perf_counter()
         trace.observe_stages(end)
-        self._duration.labels(name, status).observe(end - trace.started)
+        exemplar = None if trace.span is None else self._traced(name, status, trace, end)
+        self._duration.labels(name, status).observe(end - trace.started, exemplar)
+
+    def _traced(self, name: str, status: str, trace: Trace, end: float) -> dict[str, str]:
+        """Hand a traced call over to who sends it; its exemplar."""
+        assert self._tracer is not None  # it began the span
+        attributes: dict[str, str | int] = {
+            "rpc.system": "grpc",
+            "rpc.service": SERVICE_NAME,
+            "rpc.method": name,
+            "rpc.grpc.status_code": getattr(self._grpc.StatusCode, status).value[0],
+        }
+        http = 200 if status == "OK" else 0 if status == "CANCELLED" else status_of(trace.code or "deadline")
+        return self._tracer.finish(trace, f"{SERVICE_NAME}/{name}", attributes, end, http)
 
     def _count_cancelled(self, name: str, trace: Trace, context: Any) -> None:
         """The caller's deadline passed, or he went away; nobody hears an answer."""

@@ -19,3 +19,11 @@ def test_line_holds_message_id_and_traceback_on_one_line() -> None:
     assert (line["level"], line["logger"], line["message"]) == ("error", "milkweed.x", "failed 3")
     assert line["request_id"] == "abc"
     assert "two\nlines" in line["traceback"]
+
+
+def test_a_line_is_ascii_whatever_is_in_it() -> None:
+    record = logging.LogRecord("milkweed.x", logging.INFO, "f", 1, "\x1b[2J \x9b \u2028 ü \ud800", (), None)
+    text = JsonFormatter().format(record)
+    assert text.isascii()
+    assert text.isprintable()
+    assert json.loads(text)["message"] == record.getMessage()

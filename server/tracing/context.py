@@ -1,0 +1,92 @@
+"""Where a request stands in a trace: W3C Trace Context read from its headers, and which requests are followed."""
+
+import random
+import re
+from collections.abc import Iterable
+from contextvars import ContextVar
+from typing import NamedTuple
+
+# version, trace, parent, flags; a later version may say more after them.
+_TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+
+_SAMPLED = 1
+
+# What a tracestate may have at least, and what of it is kept at most.
+MAX_STATE_BYTES = 512
+
+
+class SpanIds(NamedTuple):
+    """A request that is followed.
+
+    Args:
+        parent_id: the caller's span; 0 where the trace begins here.
+        state: the caller's tracestate, unread.
+    """
+
+    trace_id: int
+    span_id: int
+    parent_id: int = 0
+    state: bytes = b""
+
+    @property
+    def trace_hex(self) -> str:
+        """The trace's id as it is written everywhere."""
+        return f"{self.trace_id:032x}"
+
+    @property
+    def response_header(self) -> tuple[bytes, bytes]:
+        """`traceresponse`, by which a client finds the trace (Trace Context level 2)."""
+        return b"traceresponse", b"00-%032x-%016x-01" % (self.trace_id, self.span_id)
+
+
+current_span: ContextVar[SpanIds | None] = ContextVar("milkweed_span", default=None)
+"""Of the request that the running task answers; log lines take their trace id from it."""
+
+
+class Sampler:
+    """Says which requests are followed: the caller's decision where he made one, else a share at random.
+
+    Args:
+        share: of the requests whose caller decided nothing, 0 to 1.
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+
+    def follow(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
+        """The ids of a request that is followed; None of any other.
+
+        Args:
+            headers: names in lower case.
+        """
+        given, state = b"", b""
+        for name, value in headers:
+            if name == b"traceparent":
+                given = value
+            elif name == b"tracestate":
+                state = state + b"," + value if state else value
+        parent = _parent(given) if given else None
+        if parent is None:  # none, or none that can be read: the trace begins here
+            # Not os.urandom: it gives the interpreter lock away and waits to get it back.
+            return SpanIds(_random(128), _random(64)) if random.random() < self._share else None
+        trace_id, parent_id, sampled = parent
+        if not sampled:
+            return None
+        return SpanIds(trace_id, _random(64), parent_id, state if len(state) <= MAX_STATE_BYTES else b"")
+
+
+def _parent(text: bytes) -> tuple[int, int, bool] | None:
+    """Trace, span and decision of a traceparent; None where it is not valid."""
+    found = _TRACEPARENT.fullmatch(text.strip(b" \t"))
+    if found is None:
+        return None
+    version, trace, span, flags, rest = found.groups()
+    if version == b"ff" or (version == b"00" and rest is not None):
+        return None
+    trace_id, span_id = int(trace, 16), int(span, 16)
+    return (trace_id, span_id, bool(int(flags, 16) & _SAMPLED)) if trace_id and span_id else None
+
+
+def _random(bits: int) -> int:
+    """An id; 0 is none."""
+    return random.getrandbits(bits) or 1
