@@ -2,18 +2,24 @@
 
 A request is taken only if it can be answered in time: what waits before it, what runs now and its own images, at the
 costs that batches were seen to have, against its deadline. So the device never works for callers who have gone.
+
+Several engines share one queue, and each pulls the next batch when it is free: the least loaded device takes the work
+by itself, a slow one takes less of it, and no image waits behind a busy device while another is idle. An engine that
+decodes ahead asks while it is busy; it gets nothing as long as one with fewer batches in hand waits for work.
 """
 
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from ..loaders.info import ImageInfo
 from .costs import BatchCosts
 from .errors import ServiceError
+from .forecast import Seat, Work, answer_seconds, turn_seconds
 from .line import Line
+from .queue_metrics import Waiting, queue_families
 from .ticket import Batch, Item, Priority, Ticket
 
 REMOVED = "removed"
@@ -34,6 +40,7 @@ class Batcher:
 
     Args:
         max_queue_images, max_queue_pixels: that may wait, of all models together.
+        engines: that collect, each by its place.
         clock: perf_counter seconds; tests bring their own.
     """
 
@@ -42,18 +49,18 @@ class Batcher:
         *,
         max_queue_images: int,
         max_queue_pixels: int = 1 << 62,
+        engines: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.max_queue_images = max_queue_images
         self.max_queue_pixels = max_queue_pixels
         self._clock = clock
-        self._wake = threading.Condition()
+        self._lock = threading.RLock()
+        self._seats = [Seat(self._lock) for _ in range(engines)]
         self._lines: dict[str, Line] = {}
-        self._removing: set[str] = set()
+        self._removing: dict[str, set[int]] = {}  # and the engines that have not heard of it
         self._given_up = 0.0  # smoothed share of requests
         self._depth = self._pixels = 0
-        self._running = 0  # batches taken and not done
-        self._busy_until = 0.0  # when they should be
         self._closed = False
 
     def add_model(
@@ -61,7 +68,7 @@ class Batcher:
         key: str,
         *,
         max_batch_pixels: int,
-        costs: BatchCosts,
+        costs: Sequence[BatchCosts],
         label: str | None = None,
         max_images: int | None = None,
     ) -> None:
@@ -69,17 +76,19 @@ class Batcher:
 
         Args:
             key: what tickets call it.
+            costs: on each engine: devices differ, by kind and by what else runs on them.
             label: what metrics call it; the key where none is given.
             max_images: that may wait of all that have this label; None: as many as of all models.
         """
-        with self._wake:
+        with self._lock:
             self._lines[key] = Line(max_batch_pixels, costs, label or key, max_images)
 
     def remove_model(self, key: str) -> None:
-        """Accept no more images for a model; once none waits, `collect` hands out a batch that says it is removed."""
-        with self._wake:
-            self._removing.add(key)
-            self._wake.notify_all()
+        """Accept no more images for a model; once none waits, `collect` says so to each engine, by an empty batch."""
+        with self._lock:
+            self._removing[key] = set(self._alive())
+            self._forget_removed(key)
+            self.wake()
 
     def submit(
         self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
@@ -95,7 +104,7 @@ class Batcher:
         """
         now = self._clock()
         pixels = sum(info.pixels for _, _, info in images)
-        with self._wake:
+        with self._lock:
             if self._closed:
                 raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
             self._check_room(ticket, len(images), pixels)
@@ -106,7 +115,7 @@ class Batcher:
                 line.add(Item(ticket, place, data, info, now, waits))
             self._depth += len(images)
             self._pixels += pixels
-            self._wake.notify()
+            self._pass_on()
 
     def answered(self) -> None:
         """A request got its answer."""
@@ -114,7 +123,7 @@ class Batcher:
 
     def discard(self, ticket: Ticket) -> int:
         """Forget a request's images that still wait, because nobody wants them; how many there were."""
-        with self._wake:
+        with self._lock:
             self._given_up += PATIENCE_GAIN * (1 - self._given_up)
             line = self._lines.get(ticket.model)
             if line is None:
@@ -124,48 +133,61 @@ class Batcher:
             self._left(removed, pixels - line.pixels)
             return removed
 
-    def collect(self, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
-        """The next batch: waits until an image is there, never longer; `None` once closed and empty.
+    def collect(self, give_up: Callable[[], bool] = lambda: False, engine: int = 0) -> Batch | None:
+        """The next batch for an engine: waits until it has one, never longer; `None` once closed and empty.
 
         Args:
             give_up: asked whenever `wake` is called; `None` is the answer once it says so.
         """
-        with self._wake:
-            while not give_up():
-                gone = next((key for key in self._removing if not self._lines[key].images), None)
-                if gone is not None:
-                    self._removing.remove(gone)
-                    del self._lines[gone]
-                    return Batch(gone, [], REMOVED)
-                found = self._oldest()
-                if found is not None:
-                    return self._take(*found)
-                if self._closed:
-                    return None
-                self._wake.wait()
-            return None
+        seat = self._seats[engine]
+        with self._lock:
+            seat.waiting = True
+            try:
+                while not give_up():
+                    gone = self._removed_for(engine)
+                    if gone is not None:
+                        return Batch(gone, [], REMOVED, engine=engine)
+                    found = self._oldest()
+                    if found is not None and self._is_turn(seat):
+                        return self._take(engine, *found)
+                    if found is None and self._closed:
+                        return None
+                    if found is not None:
+                        self._pass_on()
+                    seat.wake.wait()
+                return None
+            finally:
+                seat.waiting = False
+                self._pass_on()
 
     def wake(self) -> None:
-        """Have a waiting `collect` ask whether to give up."""
-        with self._wake:
-            self._wake.notify_all()
+        """Have every waiting `collect` ask again whether to give up, and for what there is."""
+        with self._lock:
+            for seat in self._seats:
+                seat.wake.notify()
 
-    def done(self) -> None:
-        """A batch that `collect` handed out is computed, or lost."""
-        with self._wake:
-            self._running = max(0, self._running - 1)
-            if not self._running:
-                self._busy_until = self._clock()
+    def done(self, engine: int = 0) -> None:
+        """A batch that `collect` handed to an engine is computed, or lost."""
+        with self._lock:
+            self._seats[engine].end(self._clock())
+
+    def leave(self, engine: int) -> None:
+        """An engine collects no more, for good: no promise counts on it."""
+        with self._lock:
+            self._seats[engine].alive = False
+            for key, missing in list(self._removing.items()):
+                missing.discard(engine)
+                self._forget_removed(key)
 
     def close(self) -> None:
         """Accept nothing more; `collect` hands out what waits and then ends."""
-        with self._wake:
+        with self._lock:
             self._closed = True
-            self._wake.notify_all()
+            self.wake()
 
     def abandon(self) -> list[Ticket]:
         """Empty the queue without computing; the requests that were in it."""
-        with self._wake:
+        with self._lock:
             tickets = {ticket for line in self._lines.values() for ticket in line.clear()}
             self._depth = self._pixels = 0
             return list(tickets)
@@ -181,45 +203,26 @@ class Batcher:
         return self._depth
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
-        """When what runs now and waits before a request that came now should be done."""
-        with self._wake:
-            return self._ahead_seconds(priority, self._clock(), {})
+        """When an engine should be free for a request that came now."""
+        with self._lock:
+            now = self._clock()
+            return turn_seconds(self._seats, self._work(priority, now, {}), now)
 
     def oldest_age_seconds(self) -> float:
         """How long the image that has waited longest has waited; 0 when none does."""
-        with self._wake:
+        with self._lock:
             came = [at for line in self._lines.values() if (at := line.oldest_submitted()) is not None]
         return max(0.0, self._clock() - min(came)) if came else 0.0
 
     def collect_metrics(self) -> Iterator[Metric]:
         """The queue as gauges, for the registry."""
-        labels = ["model"]
-        depth = GaugeMetricFamily("milkweed_queue_depth_images", "Images that wait.", labels=labels)
-        size = GaugeMetricFamily("milkweed_queue_bytes", "Encoded bytes that wait.", labels=labels)
-        pixels = GaugeMetricFamily("milkweed_queue_pixels", "Decoded pixels of the images that wait.", labels=labels)
-        age = GaugeMetricFamily(
-            "milkweed_queue_oldest_age_seconds",
-            "How long the oldest waiting image has waited.",
-            labels=labels,
-        )
         now = self._clock()
-        with self._wake:
+        with self._lock:
             found = [
-                (line.label, line.images, line.bytes, line.pixels, line.oldest_submitted())
+                Waiting(line.label, line.images, line.bytes, line.pixels, line.oldest_submitted())
                 for line in self._lines.values()
             ]
-        for label in dict.fromkeys(label for label, *_ in found):
-            same = [each for each in found if each[0] == label]  # versions of one name
-            came = [at for *_, at in same if at is not None]
-            depth.add_metric([label], sum(images for _, images, *_ in same))
-            size.add_metric([label], sum(held for _, _, held, *_ in same))
-            pixels.add_metric([label], sum(area for _, _, _, area, _ in same))
-            age.add_metric([label], max(0.0, now - min(came)) if came else 0.0)
-        predicted = GaugeMetricFamily(
-            "milkweed_queue_predicted_wait_seconds", "When what runs and waits now should be done."
-        )
-        predicted.add_metric([], self.wait_seconds())
-        yield from (depth, size, pixels, age, predicted)
+        yield from queue_families(found, now, self.wait_seconds())
 
     def _check_room(self, ticket: Ticket, images: int, pixels: int) -> None:
         bulk = ticket.priority == "bulk"
@@ -250,12 +253,14 @@ class Batcher:
 
     def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
-        ahead = self._ahead_seconds(ticket.priority, now, {ticket.model: (images, pixels)})
+        work = self._work(ticket.priority, now, {ticket.model: (images, pixels)})
+        ahead = answer_seconds(self._seats, work, now)
         if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
             ticket.foretold = now + ahead
         if self._is_idle():
             return
-        ahead += self._lines[ticket.model].costs.slack_seconds()
+        costs = self._lines[ticket.model].costs
+        ahead += max((costs[place].slack_seconds() for place in self._alive()), default=0.0)
         left = ticket.deadline - now - unseen
         if ahead > left:
             raise ServiceError(
@@ -264,17 +269,48 @@ class Batcher:
                 f"{self._depth} images wait",
             )
 
-    def _ahead_seconds(self, priority: Priority, now: float, more: Mapping[str, tuple[int, int]]) -> float:
-        """What runs and waits, with so many images and pixels more of a model."""
-        ahead = max(0.0, self._busy_until - now)
+    def _work(self, priority: Priority, now: float, more: Mapping[str, tuple[int, int]]) -> Iterator[Work]:
+        """What waits before a request of that priority, with so many images and pixels more of a model."""
         for name, line in self._lines.items():
             images, pixels = (line.images, line.pixels) if priority == "bulk" else line.before_interactive(now)
             more_images, more_pixels = more.get(name, (0, 0))
-            ahead += line.costs.seconds(images + more_images, pixels + more_pixels)
-        return ahead
+            yield line.costs, images + more_images, pixels + more_pixels
+
+    def _alive(self) -> list[int]:
+        return [engine for engine, seat in enumerate(self._seats) if seat.alive]
 
     def _is_idle(self) -> bool:
-        return not self._depth and not self._running
+        """Whether an engine has nothing to do."""
+        return not self._depth and any(seat.alive and not seat.running for seat in self._seats)
+
+    def _is_turn(self, seat: Seat) -> bool:
+        """Whether nobody who waits for a batch has less to do."""
+        return not any(other.waiting and other.load < seat.load for other in self._seats)
+
+    def _pass_on(self) -> None:
+        """Wake whoever shall act next: for a batch one engine, for news all of them."""
+        if self._closed or self._removing:
+            self.wake()
+        elif self._depth:
+            waiting = [seat for seat in self._seats if seat.waiting]
+            if waiting:
+                min(waiting, key=lambda seat: seat.load).wake.notify()
+
+    def _removed_for(self, engine: int) -> str | None:
+        """A model that no batch will come of any more, told to each engine once."""
+        for key, missing in self._removing.items():
+            if engine in missing and not self._lines[key].images:
+                missing.remove(engine)
+                self._forget_removed(key)
+                return key
+        return None
+
+    def _forget_removed(self, key: str) -> None:
+        """Every engine has heard that a model is removed."""
+        if not self._removing[key]:
+            line = self._lines.pop(key)
+            self._left(line.images, line.pixels)  # none, where an engine is left
+            del self._removing[key]
 
     def _oldest(self) -> tuple[str, Line] | None:
         """The model whose head has waited longest."""
@@ -284,24 +320,23 @@ class Batcher:
         _, name = min(heads)
         return name, self._lines[name]
 
-    def _take(self, name: str, line: Line) -> Batch:
+    def _take(self, engine: int, name: str, line: Line) -> Batch:
         now, images, pixels = self._clock(), line.images, line.pixels
         newest_first = self._given_up > IMPATIENT_SHARE and not self._closed
-        batch = line.take(now, self._late(line, now), newest_first=newest_first)
+        costs = line.costs[engine]
+        batch = line.take(now, costs, self._late(line, costs, now), newest_first=newest_first)
         self._left(images - line.images, pixels - line.pixels)
-        batch.model = name
+        batch.model, batch.engine = name, engine
         if self._closed and batch.release == "idle_device":
             batch.release = "drain"
         if batch.items:
-            begins = max(now, self._busy_until) if self._running else now
-            self._busy_until = begins + line.costs.seconds(len(batch.items), batch.pixels)
-            self._running += 1
+            self._seats[engine].begin(now, costs.seconds(len(batch.items), batch.pixels))
         return batch
 
-    def _late(self, line: Line, now: float) -> Callable[[Item], bool]:
+    def _late(self, line: Line, costs: BatchCosts, now: float) -> Callable[[Item], bool]:
         """Whether an image is too late to compute: past its deadline, or would be at the end of the batch to come."""
-        images = min(line.images, line.costs.max_batch_size)
-        soonest = line.costs.seconds(images, line.pixels * images // max(line.images, 1))
+        images = min(line.images, costs.max_batch_size)
+        soonest = costs.seconds(images, line.pixels * images // max(line.images, 1))
         return lambda item: item.ticket.deadline <= now + (soonest if item.waits else 0.0)
 
     def _left(self, images: int, pixels: int) -> None:

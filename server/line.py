@@ -1,7 +1,7 @@
 """Line: the waiting images of one model, interactive and bulk, and what the next batch takes of them."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from .costs import BatchCosts
@@ -16,11 +16,14 @@ class Line:
 
     Args:
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
+        costs: on each engine.
         label: what metrics call the model.
         max_images: that may wait of all versions of the model together; None: as many as of all models.
     """
 
-    def __init__(self, max_batch_pixels: int, costs: BatchCosts, label: str, max_images: int | None = None) -> None:
+    def __init__(
+        self, max_batch_pixels: int, costs: Sequence[BatchCosts], label: str, max_images: int | None = None
+    ) -> None:
         self.costs = costs
         self.label = label
         self.max_images = max_images
@@ -75,21 +78,24 @@ class Line:
             return self.images, self.pixels
         return len(self._interactive), self._interactive_pixels
 
-    def take(self, now: float, is_late: Callable[[Item], bool], *, newest_first: bool = False) -> Batch:
+    def take(
+        self, now: float, costs: BatchCosts, is_late: Callable[[Item], bool], *, newest_first: bool = False
+    ) -> Batch:
         """The next batch: images in turn, as many as limits and measured costs let; bulk in places left empty.
 
         Args:
+            costs: on the engine that takes it.
             is_late: an image that need not be computed any more; its whole request is dropped.
             newest_first: of the interactive images, those that have waited longest last.
         """
         expired: list[Ticket] = []
-        most = self.costs.max_batch_size
+        most = costs.max_batch_size
         wanted = min(len(self._interactive) + self._overdue(now) or self.images, most)
-        size = self.costs.best_size(wanted)
+        size = costs.best_size(wanted)
         items, pixels = self._pop(size, 0, is_late, expired, newest_first)
         cut_by_pixels = len(items) < size and self.images > 0
-        if items and self.costs.sizes:  # what the size is computed with anyway
-            places = self.costs.size_of(len(items)) - len(items)
+        if items and costs.sizes:  # what the size is computed with anyway
+            places = costs.size_of(len(items)) - len(items)
             items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
         items = [item for item in items if item.ticket not in late]

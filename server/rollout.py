@@ -18,13 +18,16 @@ from pathlib import Path
 
 import torch
 
+from .aliases import AliasError, Target, check_alias, targets_of
 from .batcher import Batcher
+from .card import ModelCard
 from .catalogue import Catalogue
 from .costs import BatchCosts
 from .engine import Engine
+from .model_limits import check_limited
 from .pipeline import Pipeline
 from .served import OpenModel, ServedModel
-from .settings import Settings
+from .settings import OFF, Settings
 
 logger = logging.getLogger("milkweed.rollout")
 
@@ -46,7 +49,7 @@ class Rollout:
         introduce: Callable[[ServedModel], None],
         forget: Callable[[ServedModel], None],
     ) -> None:
-        self.catalogue = Catalogue()
+        self.catalogue = Catalogue[ServedModel](aliases=targets_of(settings.aliases))
         self.costs: dict[str, BatchCosts] = {}
         self._settings, self._batcher, self._open_model = settings, batcher, open_model
         self._introduce, self._forget = introduce, forget
@@ -71,16 +74,23 @@ class Rollout:
 
         Args:
             bundles: name, number of the version and place of each.
+
+        Raises:
+            AliasError: an alias hides a model or stands for none.
+            ValueError: limits are set for a model that is not there.
         """
-        catalogue = Catalogue()
+        bundles, catalogue = list(bundles), self.catalogue
+        self._check_names([name for name, _, _ in bundles])
         for name, number, path in bundles:
             model = self._enter(self._opened(name, path, number))
             catalogue, _ = catalogue.with_model(model, self._settings.keep_versions, first=False)
+        for alias, target in catalogue.aliases.items():
+            catalogue.with_alias(alias, target)  # raises where it stands for nothing
         self.catalogue = catalogue
         return {model.key: model.pipeline for model in catalogue.every()}
 
     @contextmanager
-    def using(self, model: ServedModel) -> Iterator[None]:
+    def using(self, model: ModelCard) -> Iterator[None]:
         """A model that is in a request's hands is not let go."""
         self._users[model.key] += 1
         try:
@@ -99,15 +109,21 @@ class Rollout:
             first: it answers who asks for no version; else the highest number does.
 
         Raises:
-            ValueError: (BundleError, DeviceError) it cannot be loaded or answers wrongly; what served goes on.
+            ValueError: (BundleError, DeviceError, AliasError) it cannot be loaded, answers wrongly or an alias forbids
+                it; what served goes on.
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
             model = await loop.run_in_executor(self._opener, self._opened, name, path, number)
             assert self._engine is not None
+            try:
+                catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
+            except AliasError:
+                model.pipeline.close()
+                raise
             self._enter(model)
             self._engine.add(model.key, model.pipeline)
-            self.catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
+            self.catalogue = catalogue
         for each in old:
             self._retire(each)
         return model
@@ -117,11 +133,30 @@ class Rollout:
 
         Raises:
             ServiceError: `unknown_model`.
+            AliasError: an alias stands for it.
         """
         async with self._turn:
             self.catalogue, old = self.catalogue.without(name, version)
         await asyncio.gather(*(self._retire(each) for each in old))
         return old
+
+    def set_alias(self, name: str, target: Target | None) -> Target | None:
+        """Let a name stand for something else from now on, None: for nothing; what it stood for.
+
+        A version that served only because the alias pinned it is let go behind.
+
+        Raises:
+            AliasError: it cannot be.
+        """
+        before = self.catalogue.aliases.get(name)
+        catalogue = self.catalogue.without_alias(name) if target is None else self.catalogue.with_alias(name, target)
+        old: tuple[ServedModel, ...] = ()
+        if before is not None:
+            catalogue, old = catalogue.trimmed(before.model, self._settings.keep_versions)
+        self.catalogue = catalogue
+        for each in old:
+            self._retire(each)
+        return before
 
     async def settled(self) -> None:
         """Wait until every model that is on its way out has gone."""
@@ -137,16 +172,27 @@ class Rollout:
         """No model comes any more."""
         self._opener.shutdown(wait=False, cancel_futures=True)
 
+    def _check_names(self, names: list[str]) -> None:
+        """Before anything is loaded: what settings say of models must be about models that are there."""
+        for alias, target in self.catalogue.aliases.items():
+            check_alias(alias, target, names)
+        check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
+
     def _opened(self, name: str, path: Path, number: str) -> ServedModel:
-        model = self._open_model(name, path, self._settings)
+        model = self._open_model(name, path, self._settings.of(name))
         return replace(model, number=number, key=f"{name}#{next(self._numbers)}")
 
     def _enter(self, model: ServedModel) -> ServedModel:
         assert self._engine is not None
         self._by_key[model.key] = model
         costs = self.costs[model.key] = model.batch_costs(overlapped=self._engine.overlap)
+        own = self._settings.model_limits.get(model.name)
         self._batcher.add_model(
-            model.key, label=model.name, max_batch_pixels=self._settings.max_batch_pixels, costs=costs
+            model.key,
+            label=model.name,
+            max_batch_pixels=self._settings.max_batch_pixels,
+            costs=[costs],
+            max_images=None if own is None else own.max_queue_images,
         )
         self._introduce(model)
         return model

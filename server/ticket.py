@@ -111,6 +111,7 @@ class Batch:
     items: list[Item]
     release: str  # why it is not larger: full, captured, idle_device, drain
     expired: list[Ticket] = field(default_factory=list)
+    engine: int = 0  # which one took it
 
     @property
     def pixels(self) -> int:

@@ -24,7 +24,7 @@ class Rig:
         if seen:
             for size in sizes or (4,):
                 self.costs.observe(size, 0.01 * size)
-        self.batcher.add_model("a", max_batch_pixels=10**9, costs=self.costs)
+        self.batcher.add_model("a", max_batch_pixels=10**9, costs=[self.costs])
 
     def ticket(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> Ticket:
         waiter: Future[None] = Future()
@@ -98,7 +98,7 @@ def test_answers_that_came_late_leave_room():
 
 def test_pixels_that_wait_are_bounded():
     batcher = Batcher(max_queue_images=100, max_queue_pixels=250)
-    batcher.add_model("a", max_batch_pixels=10**9, costs=BatchCosts((), 4))
+    batcher.add_model("a", max_batch_pixels=10**9, costs=[BatchCosts((), 4)])
 
     def ticket(images: int) -> None:
         waiter: Future[None] = Future()
@@ -179,7 +179,7 @@ def test_models_add_up():
     rig = Rig()
     other = BatchCosts((), 4)
     other.observe(4, 0.4)
-    rig.batcher.add_model("b", max_batch_pixels=10**9, costs=other)
+    rig.batcher.add_model("b", max_batch_pixels=10**9, costs=[other])
     waiter: Future[None] = Future()
     rig.batcher.submit(Ticket("b", 5, 1e9, waiter, 4), [(place, b"x", INFO) for place in range(4)])
     assert "would take 410 ms and 300 ms are left" in rig.refused(1, within=0.3)

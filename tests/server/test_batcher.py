@@ -27,7 +27,7 @@ def make(queue: int = 8, batch: int = 4, pixels: int = 10**6, models: str = "a")
     clock = Clock()
     batcher = Batcher(max_queue_images=queue, clock=clock)
     for model in models:
-        batcher.add_model(model, max_batch_pixels=pixels, costs=BatchCosts((), batch))
+        batcher.add_model(model, max_batch_pixels=pixels, costs=[BatchCosts((), batch)])
     return batcher, clock
 
 

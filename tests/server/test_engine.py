@@ -24,7 +24,7 @@ class Rig:
         self.now = 0.0
         self.model = kit.HeldModel()
         self.batcher = Batcher(max_queue_images=100, clock=lambda: self.now)
-        self.batcher.add_model("held", max_batch_pixels=10**9, costs=BatchCosts((), 4))
+        self.batcher.add_model("held", max_batch_pixels=10**9, costs=[BatchCosts((), 4)])
         self.delivered: queue.Queue[tuple[Batch, BatchResult | None]] = queue.Queue()
         self.engine = Engine(
             self.batcher,
