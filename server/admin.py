@@ -1,10 +1,12 @@
-"""The admin API: what the repository has, and to load and unload it. On a port of its own, off by default."""
+"""The admin API: what the repository has, to load and unload it, and aliases. On a port of its own, off by default."""
 
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from .aliases import Target, describe_alias
 from .errors import ServiceError, status_of
 from .repository import RepositoryError, scan
 from .security.gate import Gate
@@ -14,6 +16,15 @@ from .watch import Watch
 
 ADMIN = "admin"
 """The caller that alone may ask here, where API keys are on."""
+
+
+class AliasBody(BaseModel):
+    """What an alias shall stand for."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    model: str = Field(min_length=1, max_length=255)
+    version: str | None = Field(default=None, min_length=1, max_length=80)
 
 
 def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
@@ -59,14 +70,49 @@ def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
         gone = await _watch(service).unload(name, version)
         return JSONResponse({"unloaded": [_described(model) for model in gone]})
 
+    @app.get("/v1/aliases")
+    async def aliases() -> JSONResponse:
+        """Every alias and what it stands for."""
+        return JSONResponse({"aliases": [describe_alias(*each) for each in service.models.aliases.items()]})
+
+    @app.put("/v1/aliases/{name}")
+    async def set_alias(name: str, request: Request) -> JSONResponse:
+        """Let a name stand for a model, or one version of it, for whoever asks next."""
+        _check_loaded(service)
+        target = _target(await request.body())
+        before = service.rollout.set_alias(name, target)
+        return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
+
+    @app.delete("/v1/aliases/{name}")
+    async def delete_alias(name: str) -> JSONResponse:
+        """Let a name stand for nothing."""
+        _check_loaded(service)
+        before = service.rollout.set_alias(name, None)
+        return JSONResponse({"deleted": name, "before": str(before)})
+
     return app
+
+
+def _target(body: bytes) -> Target:
+    try:
+        read = AliasBody.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        message = f'{where}: {first["msg"]}; expected {{"model": "NAME", "version": "3" or null}}'
+        raise ServiceError("bad_request", message) from None
+    return Target(read.model, read.version)
+
+
+def _check_loaded(service: Service) -> None:
+    if not service.engine.prepared.done():
+        raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 
 def _watch(service: Service) -> Watch:
     if service.watch is None:
         raise ServiceError("not_found", "this server has no repository: --repository DIR")
-    if not service.engine.prepared.done():
-        raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
+    _check_loaded(service)
     return service.watch
 
 

@@ -5,7 +5,7 @@ models/vitae/1/config.json ...         two; the highest number answers who asks 
 models/vitae/2/config.json ...
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,9 +48,21 @@ def scan(root: Path) -> dict[str, list[Found]]:
     return {name: versions for name, versions in found.items() if versions}
 
 
-def newest(found: Mapping[str, list[Found]], keep: int) -> dict[str, list[Found]]:
-    """Of each name, the versions to serve: the newest, oldest of them first, so that the newest comes in last."""
-    return {name: list(reversed(versions[:keep])) for name, versions in found.items()}
+def newest(
+    found: Mapping[str, list[Found]], keep: int, pins: Callable[[str], Collection[str]] = lambda name: ()
+) -> dict[str, list[Found]]:
+    """Of each name, the versions to serve, oldest of them first, so that the newest comes in last.
+
+    Args:
+        keep: so many, the newest.
+        pins: the numbers of a name that are served beside them.
+    """
+    wanted = {}
+    for name, versions in found.items():
+        pinned = pins(name)
+        chosen = [each for place, each in enumerate(versions) if place < keep or each.number in pinned]
+        wanted[name] = chosen[::-1]
+    return wanted
 
 
 def _versions(folder: Path) -> list[Found]:

@@ -121,6 +121,15 @@ class KernelPlans(BaseModel):
     cuda_graphs: CudaGraphs | None
 
 
+class Limits(BaseModel):
+    """What counts for requests to a model."""
+
+    max_queue_images: int = Field(description="images that wait, of all versions")
+    max_images_per_request: int
+    timeout_ms: int = Field(description="where a request says nothing")
+    top_k: int = Field(description="where a request says nothing")
+
+
 class Model(BaseModel):
     """A served model."""
 
@@ -146,9 +155,19 @@ class Model(BaseModel):
     max_batch_size: int
     load_seconds: float
     warmup_seconds: float
+    limits: Limits
+
+
+class Alias(BaseModel):
+    """A name that stands for a model, or one version of it."""
+
+    name: str = Field(examples=["production"])
+    model: str
+    version: str | None = Field(description="number or bundle version; null for the one that answers by default")
 
 
 class ModelList(BaseModel):
     """All served models, the default one first."""
 
     models: list[Model]
+    aliases: list[Alias]

@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from .aliases import AliasError
 from .errors import ServiceError
 from .repository import Found, RepositoryError, newest, scan
 from .rollout import Rollout
@@ -27,6 +28,7 @@ class Watch:
         self._rollout, self._keep, self._failed = rollout, keep, failed
         self._served: dict[tuple[str, str], Found] = {}
         self._bad: dict[tuple[str, str], Found] = {}  # not tried again until they change
+        self._held: set[tuple[str, str]] = set()  # unwanted, but an alias stands for them
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
@@ -39,7 +41,7 @@ class Watch:
         Raises:
             RepositoryError: it cannot be read, or has a name that is taken.
         """
-        found = newest(scan(self.root), self._keep)
+        found = newest(scan(self.root), self._keep, self._rollout.catalogue.pins)
         for name in taken:
             if name in found:
                 raise RepositoryError(f"repository {self.root}: a model called {name} is served already")
@@ -58,7 +60,7 @@ class Watch:
     async def look(self) -> list[str]:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged."""
         async with self._turn:
-            found = newest(await asyncio.to_thread(scan, self.root), self._keep)
+            found = newest(await asyncio.to_thread(scan, self.root), self._keep, self._rollout.catalogue.pins)
             done = []
             for name, versions in found.items():
                 for each in versions:
@@ -122,11 +124,19 @@ class Watch:
         gone = [number for served, number in self._served if served == name and number not in wanted]
         done = []
         for number in gone:
-            del self._served[name, number]
             version = number if len(self._rollout.catalogue.versions(name)) > 1 else None
             if any(model.number == number for model in self._rollout.catalogue.versions(name)):
-                await self._rollout.take_out(name, version)
-                done.append(f"serves {name}/{number} no more" if number else f"serves {name} no more")
+                what = f"{name}/{number}" if number else name
+                try:
+                    await self._rollout.take_out(name, version)
+                except AliasError as error:  # it goes once that is done
+                    if (name, number) not in self._held:
+                        self._held.add((name, number))
+                        done.append(f"serves {what} on: {error}")
+                    continue
+                done.append(f"serves {what} no more")
+            self._held.discard((name, number))
+            del self._served[name, number]
         return done
 
     async def _look_again_and_again(self, seconds: float) -> None:

@@ -101,6 +101,8 @@ def settings_table() -> list[str]:
 
 def toml_value(value: Any) -> str:
     """A plain value as TOML. JSON's strings are TOML's, but for one character."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
     return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 

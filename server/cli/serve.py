@@ -85,4 +85,6 @@ def _metavar(annotation: Any) -> str:
         return "|".join(get_args(annotation))
     if annotation is bool:
         return "true|false"
+    if get_origin(annotation) is dict:
+        return "NAME=VALUE,..."
     return "TEXT" if annotation is str else "N"

@@ -3,7 +3,9 @@
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
+from ..aliases import describe_alias
 from ..front import Front
+from ..model_limits import limits_of
 from ..schemas import ModelList
 
 
@@ -14,7 +16,11 @@ def model_routes(service: Front) -> APIRouter:
     @router.get("/v1/models", response_model=ModelList)
     async def list_models() -> JSONResponse:
         """Every version of every served model, the default one first; empty while they load."""
-        models = [{**model.describe(), "default": place == 0} for place, model in enumerate(service.models.every())]
-        return JSONResponse({"models": models})
+        models = [
+            {**model.describe(), "default": place == 0, "limits": limits_of(service.settings, model.name)}
+            for place, model in enumerate(service.models.every())
+        ]
+        aliases = [describe_alias(*each) for each in service.models.aliases.items()]
+        return JSONResponse({"models": models, "aliases": aliases})
 
     return router

@@ -1,0 +1,299 @@
+"""Aliases: names that stand for a model or a version of it, given at start or changed while requests run."""
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import httpx
+import pytest
+import torch
+
+from milkweed.models.bundle import save_bundle
+from milkweed.models.config import BundleConfig
+from milkweed.models.labels import default_labels
+from milkweed.models.registry import create_model
+from milkweed.server.admin import create_admin_app
+from milkweed.server.aliases import AliasError, Target, read_aliases
+from milkweed.server.app import create_app
+from milkweed.server.settings import Settings, SettingsError, load_settings
+
+pytestmark = pytest.mark.anyio
+
+ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Callable[..., str]:
+    """`put("deit/2", seed=3)`: a bundle there; its version."""
+
+    def put(place: str, seed: int = 0) -> str:
+        torch.manual_seed(seed)
+        config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=ARGS, preprocess=PREPROCESS)
+        model = create_model(config.arch, **ARGS)
+        with torch.no_grad():
+            model.head.weight.mul_(40)
+        return save_bundle(tmp_path / place, model, config, default_labels(10), overwrite=True).version
+
+    return put
+
+
+Put = Callable[..., str]
+
+
+class App:
+    """A warm app of a repository: its client, the admin's, the service."""
+
+    def __init__(self, app: Any, client: httpx.AsyncClient, admin: httpx.AsyncClient) -> None:
+        self.service, self.client, self.admin = app.state.service, client, admin
+
+    async def ask(self, kit: ModuleType, model: str, **headers: str) -> httpx.Response:
+        body = kit.encoded("JPEG", size=(40, 40))
+        return await self.client.post("/classify", params={"model": model}, content=body, headers=headers)
+
+    async def version(self, kit: ModuleType, model: str, **headers: str) -> str:
+        answer = await self.ask(kit, model, **headers)
+        assert answer.status_code == 200, answer.text
+        return answer.json()["version"]
+
+    async def point(self, name: str, model: str, version: str | None = None) -> httpx.Response:
+        return await self.admin.put(f"/v1/aliases/{name}", json={"model": model, "version": version})
+
+
+@asynccontextmanager
+async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
+    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
+    async with app.router.lifespan_context(app):
+        await asyncio.wrap_future(app.state.service.engine.prepared)
+        clients = [
+            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
+            for each in (app, create_admin_app(app.state.service))
+        ]
+        async with clients[0], clients[1]:
+            yield App(app, *clients)
+
+
+def refused(answer: httpx.Response, status: int, code: str, *words: str) -> None:
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"]) == (status, code), error
+    for word in words:
+        assert word in error["message"]
+
+
+def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = {"production": "deit@3", "canary": "deit"}
+    assert load_settings({"aliases": "production=deit@3, canary=deit"}).aliases == expected
+    file = tmp_path / "milkweed.toml"
+    file.write_text('[aliases]\nproduction = "deit@3"\ncanary = "deit"\n')
+    assert load_settings({}, file).aliases == expected
+    for text in ('{"production": "deit@3", "canary": "deit"}', "production=deit@3,canary=deit"):
+        monkeypatch.setenv("MILKWEED_ALIASES", text)
+        assert load_settings().aliases == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "word"),
+    [
+        ("production", "'production' is not key=value"),
+        ("a=deit,a=vit", "a is given twice"),
+        ("a b=deit", "alias 'a b': must be"),
+        ("a=@3", "a stands for '@3'"),
+        ("a=deit@", "a stands for 'deit@'"),
+        ('{"a": 3}', "a stands for 3"),
+        ('{"a"', "not JSON"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_one_line(text: str, word: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        load_settings({"aliases": text})
+    assert str(caught.value).startswith("--aliases = ")
+    assert word in str(caught.value)
+    assert len(caught.value.lines) == 1
+    with pytest.raises(ValueError, match="."):
+        read_aliases(text)
+
+
+@pytest.mark.parametrize(
+    ("aliases", "words"),
+    [
+        ({"deit": "vit"}, "alias deit -> vit would hide the model deit"),
+        ({"production": "none@1"}, "alias production -> none@1: no model 'none'"),
+        ({"production": "deit@9"}, "alias production -> deit@9: no version '9' of deit"),
+        ({"production": "canary", "canary": "deit"}, "alias production -> canary: no model 'canary'"),
+    ],
+)
+async def test_an_alias_that_cannot_be_stops_the_start(
+    tmp_path: Path, put: Put, aliases: dict[str, str], words: str
+) -> None:
+    put("deit/1")
+    put("vit", seed=1)
+    with pytest.raises(AliasError) as caught:
+        async with serving(tmp_path, aliases=aliases):
+            raise AssertionError("it started")
+    assert words in str(caught.value)
+
+
+async def test_an_alias_answers_with_what_it_stands_for_in_every_protocol(
+    tmp_path: Path, put: Put, kit: ModuleType
+) -> None:
+    versions = {str(number): put(f"deit/{number}", seed=number) for number in (1, 2, 3)}
+    aliases = {"production": "deit@1", "canary": f"deit@{versions['3']}", "latest": "deit"}
+    async with serving(tmp_path, aliases=aliases) as app:
+        expected = {"production": versions["1"], "canary": versions["3"], "latest": versions["3"]}
+        for alias, version in expected.items():
+            body = (await app.ask(kit, alias)).json()
+            assert (body["model"], body["version"]) == ("deit", version)
+            infer = await app.client.post(
+                f"/v2/models/{alias}/infer",
+                content=kit.encoded("JPEG", size=(40, 40)),
+                headers={"inference-header-content-length": "0"},
+            )
+            assert infer.status_code == 200
+            number = next(number for number, each in versions.items() if each == version)
+            assert f'"model_name": "deit", "model_version": "{number}"'.encode() in infer.content
+            assert (await app.client.get(f"/v2/models/{alias}")).json()["name"] == "deit"
+            assert (await app.client.get(f"/v2/models/{alias}/ready")).json()["ready"] is True
+        # The pinned version serves beside the newest one, and is asked for by number too.
+        assert await app.version(kit, "deit", **{"X-Model-Version": "1"}) == versions["1"]
+        refused(await app.ask(kit, "deit", **{"X-Model-Version": "2"}), 404, "unknown_model")
+        refused(await app.ask(kit, "other"), 404, "unknown_model", "deit, production, canary, latest")
+        listed = (await app.client.get("/v1/models")).json()["aliases"]
+        assert listed == [
+            {"name": "production", "model": "deit", "version": "1"},
+            {"name": "canary", "model": "deit", "version": versions["3"]},
+            {"name": "latest", "model": "deit", "version": None},
+        ]
+        assert (await app.admin.get("/v1/aliases")).json() == {"aliases": listed}
+
+
+async def test_a_version_beside_an_alias_must_be_the_one_it_pins(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    one, two = put("deit/1"), put("deit/2", seed=1)
+    async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1", "latest": "deit"}) as app:
+        for said in ("1", one):
+            assert await app.version(kit, "production", **{"X-Model-Version": said}) == one
+        for said in ("2", two, "9"):
+            answer = await app.ask(kit, "production", **{"X-Model-Version": said})
+            refused(answer, 400, "bad_request", "production stands for deit@1", said)
+            answer = await app.client.get(f"/v2/models/production/versions/{said}")
+            assert answer.status_code == 400
+        assert await app.version(kit, "latest", **{"X-Model-Version": "1"}) == one
+
+
+async def test_the_admin_api_sets_moves_and_deletes(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    one, two = put("deit/1"), put("deit/2", seed=1)
+    async with serving(tmp_path, keep_versions=2) as app:
+        refused(await app.ask(kit, "production"), 404, "unknown_model")
+        answer = await app.point("production", "deit", "1")
+        assert answer.json() == {"name": "production", "model": "deit", "version": "1", "before": None}
+        assert await app.version(kit, "production") == one
+        assert (await app.point("production", "deit", "2")).json()["before"] == "deit@1"
+        assert await app.version(kit, "production") == two
+        refused(await app.point("deit", "deit", "1"), 409, "conflict", "alias deit -> deit@1 would hide the model deit")
+        refused(await app.point("a b", "deit"), 400, "bad_request", "'a b'")
+        refused(await app.point("x", "none"), 404, "unknown_model", "none", "deit")
+        refused(await app.point("x", "production"), 404, "unknown_model", "production")
+        refused(await app.point("x", "deit", "7"), 404, "unknown_model", "x -> deit@7")
+        for body in (b"", b"[]", b'{"version": "1"}', b'{"model": ""}', b'{"model": "deit", "vers": "1"}'):
+            refused(await app.admin.put("/v1/aliases/x", content=body), 400, "bad_request", '{"model": "NAME"')
+        assert await app.version(kit, "production") == two
+        assert (await app.admin.delete("/v1/aliases/production")).json() == {
+            "deleted": "production",
+            "before": "deit@2",
+        }
+        refused(await app.admin.delete("/v1/aliases/production"), 404, "unknown_model", "'production'")
+        refused(await app.ask(kit, "production"), 404, "unknown_model")
+        numbered = await app.admin.put("/v1/aliases/x", json={"model": "deit", "version": 2})
+        assert numbered.json()["version"] == "2"
+
+
+async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    one = put("deit/1")
+    put("deit/2", seed=1)
+    vit = put("vit", seed=2)
+    async with serving(tmp_path, aliases={"production": "deit@1", "other": "vit", "hash": f"vit@{vit}"}) as app:
+        answer = await app.admin.post("/v1/models/deit/unload", params={"version": "1"})
+        refused(answer, 409, "conflict", "alias production stands for deit@1")
+        refused(await app.admin.post("/v1/models/vit/unload"), 409, "conflict", "alias other stands for vit")
+        # A version that came does not push out the pinned one; one that is gone from the folder stays as well.
+        three = put("deit/3", seed=3)
+        assert await app.service.watch.look() == [f"serves deit/3 ({three})"]
+        assert await app.version(kit, "deit") == three
+        assert await app.version(kit, "production") == one
+        shutil.rmtree(tmp_path / "deit" / "1")
+        [line] = await app.service.watch.look()
+        assert line.startswith("serves deit/1 on: alias production stands for deit@1")
+        assert await app.service.watch.look() == []  # said once
+        # Another bundle in place of the one whose hash an alias names is refused, and what serves goes on.
+        put("vit", seed=4)
+        [line] = await app.service.watch.look()
+        assert line.startswith("failed vit: alias hash stands for")
+        assert await app.version(kit, "vit") == vit
+        # A new model may not have an alias's name.
+        put("production", seed=5)
+        [line] = await app.service.watch.look()
+        assert line.startswith("failed production: model production: an alias has this name")
+        assert await app.version(kit, "production") == one
+        # Pointed elsewhere, what it held is let go.
+        held = len(app.service.rollout._by_key)
+        assert (await app.point("production", "deit")).status_code == 200
+        await app.service.rollout.settled()
+        assert len(app.service.rollout._by_key) == held - 1
+        refused(await app.ask(kit, "deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
+
+
+async def test_aliases_need_no_repository(tmp_path: Path, put: Put, kit: ModuleType) -> None:
+    version = put("deit")
+    app = create_app(Settings(aliases={"production": f"deit@{version}"}, lanes=1), {"deit": tmp_path / "deit"})
+    async with app.router.lifespan_context(app):
+        clients = [
+            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
+            for each in (app, create_admin_app(app.state.service))
+        ]
+        async with clients[0], clients[1]:
+            both = App(app, *clients)
+            infer = await both.client.get("/v2/models/production")
+            assert infer.status_code in (200, 503)  # 503 while it loads, never unknown
+            await asyncio.wrap_future(app.state.service.engine.prepared)
+            assert await both.version(kit, "production") == version
+            assert (await both.point("canary", "deit")).status_code == 200
+            assert await both.version(kit, "canary") == version
+
+
+async def test_switching_under_load_loses_no_request_and_mixes_no_answers(
+    tmp_path: Path, put: Put, kit: ModuleType
+) -> None:
+    versions = [put("deit/1"), put("deit/2", seed=1)]
+    async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1"}) as app:
+        alone = {
+            version: (await app.ask(kit, "deit", **{"X-Model-Version": version})).json()["results"]
+            for version in versions
+        }
+        assert alone[versions[0]] != alone[versions[1]]
+        answers: list[httpx.Response] = []
+        going = True
+
+        async def client() -> None:
+            while going:
+                answers.append(await app.ask(kit, "production"))
+
+        clients = [asyncio.create_task(client()) for _ in range(4)]
+        for turn in range(40):
+            assert (await app.point("production", "deit", str(turn % 2 + 1))).status_code == 200
+            seen = len(answers) + 4  # each client has begun anew since
+            await kit.until(lambda seen=seen: len(answers) >= seen)
+        going = False
+        await asyncio.gather(*clients)
+        assert {answer.status_code for answer in answers} == {200}
+        bodies = [answer.json() for answer in answers]
+        assert all(body["results"] == alone[body["version"]] for body in bodies)
+        counts = [sum(body["version"] == version for body in bodies) for version in versions]
+        assert min(counts) >= 20, counts
+
+
+def test_a_target_is_spelled_as_it_is_read() -> None:
+    for text in ("deit", "deit@3", "a.b_c@0f0f"):
+        assert str(Target.parse(text)) == text
