@@ -8,6 +8,8 @@ import psutil
 import torch
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from .nvml import process_bytes
+
 _TASKS = Path("/proc/self/task")
 
 
@@ -31,26 +33,51 @@ def collect_process_memory() -> Iterator[Metric]:
 
 
 def collect_gpu_memory() -> Iterator[Metric]:
-    """What torch's allocator holds and what the device has in use; nothing where CUDA was never started."""
+    """Who holds each GPU's memory; nothing where CUDA was never started."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
-    names = ("allocated", "reserved", "peak_allocated", "device_used", "device_total")
-    families = {
-        name: GaugeMetricFamily(f"milkweed_gpu_memory_{name}_bytes", f"GPU memory, {name}.", labels=["device"])
-        for name in names
-    }
+    family = GaugeMetricFamily(
+        "milkweed_gpu_memory_bytes",
+        "GPU memory by who holds it; the kinds of a device add up to all of it.",
+        labels=["device", "kind"],
+    )
+    peak = GaugeMetricFamily(
+        "milkweed_gpu_memory_peak_allocated_bytes", "Most that torch's tensors ever held.", labels=["device"]
+    )
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
-        values = (
-            torch.cuda.memory_allocated(index),
-            torch.cuda.memory_reserved(index),
-            torch.cuda.max_memory_allocated(index),
-            total - free,
-            total,
+        kinds = gpu_memory_kinds(
+            free=free,
+            total=total,
+            allocated=torch.cuda.memory_allocated(index),
+            reserved=torch.cuda.memory_reserved(index),
+            process=process_bytes(str(torch.cuda.get_device_properties(index).uuid)),
         )
-        for name, value in zip(names, values, strict=True):
-            families[name].add_metric([f"cuda:{index}"], float(value))
-    yield from families.values()
+        for kind, value in kinds.items():
+            family.add_metric([f"cuda:{index}", kind], float(value))
+        peak.add_metric([f"cuda:{index}"], float(torch.cuda.max_memory_allocated(index)))
+    yield from (family, peak)
+
+
+def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, process: int | None) -> dict[str, int]:
+    """A GPU's memory, bytes, divided among who holds it; together `total`.
+
+    `unaccounted` is this process beyond torch: the CUDA context, kernels, libraries, DALI's pools. Where nobody says
+    what the process holds, that and what `others` hold are `unattributed`.
+
+    Args:
+        allocated, reserved: by torch, for tensors and altogether.
+        process: that the driver counts for this process; None where it does not say.
+    """
+    beyond = max(0, total - free - reserved)
+    kinds = {"torch_allocated": allocated, "torch_cached": reserved - allocated}
+    if process is None:
+        kinds["unattributed"] = beyond
+    else:
+        # The figures are read one after the other: what was freed in between must not make one negative.
+        kinds["unaccounted"] = min(beyond, max(0, process - reserved))
+        kinds["others"] = beyond - kinds["unaccounted"]
+    return kinds | {"free": free}
 
 
 class StageCpu:
