@@ -3,43 +3,32 @@
 import asyncio
 import contextlib
 import faulthandler
-import functools
 import gc
 import logging
 import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any, cast
+from typing import NoReturn, cast
 from wsgiref.simple_server import WSGIServer
 
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client import start_http_server
 
 from .admin_server import AdminServer
 from .app import create_app
-from .listener import BACKLOG, PortError, accept_all, allow_files, listen, reason_of
+from .http_server import DRAIN_MARGIN_SECONDS, HttpServer
+from .listener import PortError, allow_files, listen, reason_of
 from .logs import configure_logs
 from .oip.grpc_server import GrpcError, GrpcServer
 from .probe_port import WsgiApp, with_probes
-from .security.connection import Connection
-from .security.connections import Connections
 from .security.tls import Tls
 from .service import Service
 from .settings import Settings
 
 logger = logging.getLogger("milkweed.serve")
-
-# The server waits this much longer than the service, so that the service has the last word to each client.
-DRAIN_MARGIN_SECONDS = 2
-
-# After the listener is closed, connections that are open may still bring a request for so long.
-LAST_REQUEST_SECONDS = 1.0
 
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
@@ -84,14 +73,14 @@ class _Run:
         self._settings = settings
         self._listener = listener
         self._failed = False
-        self._grace_seconds = 0.0
+        self.grace_seconds = 0.0
+        self._signalled = False
         self.app: FastAPI = create_app(settings, bundles, on_prepared=self._prepared, on_ended=self._engine_ended)
         self.service: Service = self.app.state.service
         self.tls = Tls.of(settings, self.app.state.watch)
-        self.connections = Connections(settings, self.service.metrics)
         self._grpc = _grpc_server(settings, self.app)
         self._admin = AdminServer(settings, self.service, self.app.state.gate) if settings.admin_port else None
-        self._server = _Server(self._config(), self)
+        self._server = HttpServer(self.app, self.service, self, self.tls)
 
     def run(self) -> int:
         allow_files(self._settings.max_connections)
@@ -106,7 +95,7 @@ class _Run:
                 metrics_server.server_close()
         if not self.app.state.stopped_clean:
             logger.error("the engine did not end within %s s", self._settings.drain_seconds)
-            _exit_now(1)  # its threads would keep the interpreter from ending
+            exit_now(1)  # its threads would keep the interpreter from ending
         return 1 if self._failed else 0
 
     @property
@@ -115,29 +104,6 @@ class _Run:
         host, port = self._listener.getsockname()[:2]
         scheme = "http" if self.tls is None else "https"
         return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-    @property
-    def tls_options(self) -> dict[str, Any]:
-        """What an event loop is told to speak TLS; a handshake may take as long as a request's headers."""
-        if self.tls is None:
-            return {}
-        return {"ssl": self.tls, "ssl_handshake_timeout": self._settings.header_timeout_ms / 1e3}
-
-    def _config(self) -> uvicorn.Config:
-        settings = self._settings
-        return uvicorn.Config(
-            self.app,
-            loop="uvloop",
-            http=cast(type[asyncio.Protocol], functools.partial(Connection, self.connections)),
-            ws="none",
-            lifespan="on",
-            access_log=False,
-            proxy_headers=False,
-            log_config=None,
-            server_header=False,
-            timeout_keep_alive=settings.keep_alive_seconds,
-            timeout_graceful_shutdown=int(settings.drain_seconds) + DRAIN_MARGIN_SECONDS,
-        )
 
     def _serve_metrics(self) -> WSGIServer | None:
         """/metrics on its own port and thread: a scrape gets through when the event loop does not."""
@@ -181,12 +147,7 @@ class _Run:
         self._failed = True
         self._server.should_exit = True
 
-    @property
-    def last_request_seconds(self) -> float:
-        """How long connections stay open for a request on its way, once nobody can connect any more."""
-        return min(LAST_REQUEST_SECONDS, self._grace_seconds)
-
-    async def start_others(self) -> None:
+    async def begun(self) -> None:
         """Open the other ports, if there shall be any; without the gRPC port the process does not go on."""
         if self._admin is not None:
             self._admin.begin()
@@ -197,95 +158,29 @@ class _Run:
         except GrpcError as error:
             self._failed = True
             print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
-            asyncio.get_running_loop().call_soon(self._drain)  # once uvicorn has begun, so that it also ends
+            asyncio.get_running_loop().call_soon(self._server.drain)  # once uvicorn has begun, so that it also ends
 
-    async def stop_others(self) -> None:
+    async def ending(self) -> None:
         """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
         if self._admin is not None:
             await self._admin.end()
         if self._grpc is not None:
             await self._grpc.stop(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
 
-    def stop(self, signal_number: int) -> None:
-        """First signal: say not ready, wait a moment, then drain. A person at a terminal need not wait."""
-        grace = 0.0 if signal_number == signal.SIGINT else self._settings.drain_grace_seconds
-        self._grace_seconds = grace
-        logger.info("stopping", extra={"event": {"signal": signal.Signals(signal_number).name, "grace": grace}})
-        self.service.begin_drain()
-        asyncio.get_running_loop().call_later(grace, self._drain)
-
-    def _drain(self) -> None:
-        self._server.should_exit = True
-        asyncio.get_running_loop().call_later(self._settings.drain_seconds, self.service.abandon)
-
-
-class _Server(uvicorn.Server):
-    """uvicorn with our signals: its own closes the listener at once and ends by the signal, not with 0."""
-
-    def __init__(self, config: uvicorn.Config, run: _Run) -> None:
-        super().__init__(config)
-        self._run = run
-        self._signalled = False
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Handle SIGTERM and SIGINT while serving; as PID 1 too, where the kernel ignores unhandled ones."""
-        loop = asyncio.get_running_loop()
-        numbers = (signal.SIGTERM, signal.SIGINT)
-        for number in numbers:
-            loop.add_signal_handler(number, self.handle_exit, number, None)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own for sockets that are there, with a limit to the time of a TLS handshake."""
-        await self.lifespan.startup()
-        if self.lifespan.should_exit:
-            sys.exit(uvicorn.config.STARTUP_FAILURE)
-        loop = asyncio.get_running_loop()
-        self.servers = [
-            await loop.create_server(self._protocol, sock=listener, backlog=BACKLOG, **self._run.tls_options)
-            for listener in sockets or []
-        ]
-        self.started = True
-        await self._run.start_others()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody connect any more, answer who already has, then close what is idle."""
-        others_stopped = asyncio.create_task(self._run.stop_others())
-        connected = [peer for listener in sockets or [] for peer in accept_all(listener)]
-        for server in self.servers:
-            server.close()
-        for listener in sockets or []:
-            listener.close()
-        for peer in connected:
-            await asyncio.get_running_loop().connect_accepted_socket(self._protocol, peer, **self._run.tls_options)
-        # A request may be on its way in every open connection; closing now would reset it.
-        end = time.monotonic() + self._run.last_request_seconds
-        while self.server_state.connections and time.monotonic() < end:
-            await asyncio.sleep(0.02)
-        self._run.service.stop_accepting()
-        await others_stopped
-        await super().shutdown(sockets)
-
-    def _protocol(self) -> asyncio.Protocol:
-        """What uvicorn makes for a connection that it accepts itself."""
-        make = cast(Callable[..., asyncio.Protocol], self.config.http_protocol_class)
-        return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """The first signal stops gently, the second at once."""
+    def signalled(self, signal_number: int) -> None:
+        """First signal: say not ready, wait a moment, then drain; a person at a terminal need not wait. Second: end."""
         if self._signalled:
             logger.warning("second signal: ending at once")
-            _exit_now(128 + sig)
+            exit_now(128 + signal_number)
         self._signalled = True
-        self._run.stop(sig)
+        grace = 0.0 if signal_number == signal.SIGINT else self._settings.drain_grace_seconds
+        self.grace_seconds = grace
+        logger.info("stopping", extra={"event": {"signal": signal.Signals(signal_number).name, "grace": grace}})
+        self.service.begin_drain()
+        asyncio.get_running_loop().call_later(grace, self._server.drain)
 
 
-def _exit_now(code: int) -> None:
+def exit_now(code: int) -> NoReturn:
     """End the process without waiting for any thread."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):

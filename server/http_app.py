@@ -1,0 +1,112 @@
+"""The app that speaks HTTP, for one front: its routes, its middleware, its OpenAPI document."""
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.openapi.utils import get_openapi
+from fastapi.responses import Response
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from . import schemas
+from .errors import ServiceError
+from .front import Front
+from .metrics import package_version
+from .middleware import RequestMiddleware
+from .oip.error_form import ErrorForm
+from .responses import error_response
+from .routes.classify import Classify
+from .routes.classify_doc import classify_path
+from .routes.docs import docs_routes
+from .routes.health import health_routes
+from .routes.home import home_routes
+from .routes.metrics import metric_routes
+from .routes.models import model_routes
+from .routes.oip import oip_routes
+from .security.gate import Gate
+from .security.openapi import add_security
+from .settings import Settings
+from .trace import trace_of
+from .tracing.tracer import Tracer
+
+_DOCUMENTED: tuple[type[BaseModel], ...] = (
+    schemas.ClassifyAnswer,
+    schemas.ClassifyFailure,
+    schemas.ClassifyJson,
+    schemas.ErrorAnswer,
+)
+
+
+def http_app(
+    front: Front,
+    gate: Gate,
+    *,
+    tracer: Tracer | None,
+    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
+) -> FastAPI:
+    """The app.
+
+    Args:
+        lifespan: what begins before the first request and ends after the last one.
+    """
+    app = FastAPI(
+        title="milkweed",
+        version=package_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.router.routes.insert(0, Route("/classify", Classify(front, gate), methods=["POST"], name="classify"))
+    app.router.routes.extend(oip_routes(front, gate))
+    routers = (health_routes(front), model_routes(front), metric_routes(front), home_routes(), docs_routes(app))
+    routes = [*app.routes, *(route for router in routers for route in router.routes)]
+    templates = [path for route in routes if (path := getattr(route, "path", None))]
+    for router in routers:
+        app.include_router(router)
+    app.add_middleware(RequestMiddleware, service=front, gate=gate, routes=templates, tracer=tracer)
+    app.add_middleware(ErrorForm)  # around all others
+    app.add_exception_handler(HTTPException, _http_error)
+    app.openapi = lambda: _document(app, front.settings, gate)  # type: ignore[method-assign]
+    return app
+
+
+async def _http_error(request: Request, exception: Exception) -> Response:
+    """What the router refuses (404, 405), in our shape."""
+    assert isinstance(exception, HTTPException)
+    # Not request.url: that reads the Host header, in which a client may write anything.
+    where = f"{request.method[:10]} {_shown(request.scope['path'])}"
+    if exception.status_code == 405:
+        error = ServiceError("method_not_allowed", f"{where}: this path has other methods, see Allow")
+    elif exception.status_code == 404:
+        error = ServiceError("not_found", f"{where}: there is no such path, see /docs")
+    else:
+        error = ServiceError("bad_request", str(exception.detail))
+    trace_of(request.scope).code = error.code
+    response = error_response(request, error, status=exception.status_code)
+    response.headers.update(exception.headers or {})
+    return response
+
+
+def _shown(path: str) -> str:
+    """A path on one line, at most 80 characters of it."""
+    return "".join(char if char.isprintable() else "?" for char in path[:80])
+
+
+def _document(app: FastAPI, settings: Settings, gate: Gate) -> dict[str, Any]:
+    """FastAPI's OpenAPI document with the hand-written route in it; made once."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document["paths"] = {"/classify": classify_path(settings), **document["paths"]}
+        _, definitions = models_json_schema(
+            [(model, "serialization") for model in _DOCUMENTED],
+            ref_template="#/components/schemas/{model}",
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        add_security(document, gate)
+        app.openapi_schema = document
+    return app.openapi_schema
