@@ -18,17 +18,27 @@ class PortError(OSError):
     """A port that cannot be listened on; the message is one line."""
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A bound, not yet accepting socket.
+def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+    """A bound, listening socket that nobody accepts from yet.
+
+    Args:
+        shared: others may listen on the same port, and the kernel deals connections out among them (SO_REUSEPORT).
 
     Raises:
         PortError: names the address and what is wrong with it.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=shared)
     except OSError as error:
         raise PortError(f"cannot listen on {host} port {port}: {reason_of(error)}") from None
+
+
+def url_of(listener: socket.socket, tls: bool) -> str:
+    """Where a service answers that listens there."""
+    host, port = listener.getsockname()[:2]
+    scheme = "https" if tls else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def reason_of(error: OSError) -> str:

@@ -11,19 +11,16 @@ import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn, cast
-from wsgiref.simple_server import WSGIServer
+from typing import NoReturn
 
 from fastapi import FastAPI
-from prometheus_client import start_http_server
 
-from .admin_server import AdminServer
 from .app import create_app
-from .http_server import DRAIN_MARGIN_SECONDS, HttpServer
-from .listener import PortError, allow_files, listen, reason_of
+from .beside import Beside
+from .http_server import HttpServer
+from .listener import allow_files, listen, url_of
 from .logs import configure_logs
-from .oip.grpc_server import GrpcError, GrpcServer
-from .probe_port import WsgiApp, with_probes
+from .oip.grpc_server import GrpcError
 from .security.tls import Tls
 from .service import Service
 from .settings import Settings
@@ -51,21 +48,6 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         return _Run(settings, bundles, listener).run()
 
 
-def _grpc_server(settings: Settings, app: FastAPI) -> GrpcServer | None:
-    """The gRPC half, not yet started; None where it is off.
-
-    Raises:
-        PortError: its port is not to be had.
-        GrpcError: it cannot be served.
-    """
-    if not settings.grpc_port:
-        return None
-    server = GrpcServer(app.state.service, app.state.gate, app.state.tracer)
-    # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
-    listen(settings.host, settings.grpc_port).close()
-    return server
-
-
 class _Run:
     """One run of the server, from sockets to exit code."""
 
@@ -78,21 +60,19 @@ class _Run:
         self.app: FastAPI = create_app(settings, bundles, on_prepared=self._prepared, on_ended=self._engine_ended)
         self.service: Service = self.app.state.service
         self.tls = Tls.of(settings, self.app.state.watch)
-        self._grpc = _grpc_server(settings, self.app)
-        self._admin = AdminServer(settings, self.service, self.app.state.gate) if settings.admin_port else None
+        state = self.app.state
+        self._beside = Beside(self.service, state.gate, state.tracer, self.service.metrics.registry)
         self._server = HttpServer(self.app, self.service, self, self.tls)
 
     def run(self) -> int:
         allow_files(self._settings.max_connections)
-        metrics_server = self._serve_metrics()
+        self._beside.open_metrics()
         logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
         try:
             self._server.run(sockets=[self._listener])
         finally:
             gc.unfreeze()
-            if metrics_server is not None:
-                metrics_server.shutdown()
-                metrics_server.server_close()
+            self._beside.close_metrics()
         if not self.app.state.stopped_clean:
             logger.error("the engine did not end within %s s", self._settings.drain_seconds)
             exit_now(1)  # its threads would keep the interpreter from ending
@@ -101,45 +81,16 @@ class _Run:
     @property
     def url(self) -> str:
         """Where the service answers."""
-        host, port = self._listener.getsockname()[:2]
-        scheme = "http" if self.tls is None else "https"
-        return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
-
-    def _serve_metrics(self) -> WSGIServer | None:
-        """/metrics on its own port and thread: a scrape gets through when the event loop does not."""
-        settings = self._settings
-        if not settings.metrics_port:
-            return None
-        try:
-            server, _ = start_http_server(settings.metrics_port, settings.host, registry=self.service.metrics.registry)
-            server.set_app(with_probes(cast(WsgiApp, server.get_app()), self.service))
-        except OSError as error:
-            raise PortError(
-                f"cannot listen on {settings.host} metrics port {settings.metrics_port}: "
-                f"{reason_of(error)} (--metrics-port 0 turns it off)"
-            ) from None
-        return server
+        return url_of(self._listener, self.tls is not None)
 
     def _prepared(self, error: BaseException | None) -> None:
         """The models are warm, or never will be."""
         if error is not None:
             self._failed = True
-            if isinstance(error, ValueError | OSError):
-                print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
-            else:
-                logger.error("the models could not be loaded", exc_info=error)
+            say_failure(error)
             self._server.should_exit = True
             return
-        # What is loaded now stays: the collector need not walk it again and again (0.1 ms of each request).
-        gc.collect()
-        gc.freeze()
-        for model in self.service.models.values():
-            line = (
-                f"milkweed serves {model.name} ({model.config.arch}, version {model.version}) "
-                f"on {self.url} | device {model.pipeline.device}, {model.pipeline.plan} | "
-                f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
-            )
-            print(line, flush=True)
+        say_served(self.service, self.url)
 
     def _engine_ended(self) -> None:
         """Whoever waited has been told; what starts processes shall start this one again."""
@@ -149,12 +100,8 @@ class _Run:
 
     async def begun(self) -> None:
         """Open the other ports, if there shall be any; without the gRPC port the process does not go on."""
-        if self._admin is not None:
-            self._admin.begin()
-        if self._grpc is None:
-            return
         try:
-            await self._grpc.start()
+            await self._beside.begin()
         except GrpcError as error:
             self._failed = True
             print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
@@ -162,10 +109,7 @@ class _Run:
 
     async def ending(self) -> None:
         """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
-        if self._admin is not None:
-            await self._admin.end()
-        if self._grpc is not None:
-            await self._grpc.stop(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
+        await self._beside.end()
 
     def signalled(self, signal_number: int) -> None:
         """First signal: say not ready, wait a moment, then drain; a person at a terminal need not wait. Second: end."""
@@ -178,6 +122,28 @@ class _Run:
         logger.info("stopping", extra={"event": {"signal": signal.Signals(signal_number).name, "grace": grace}})
         self.service.begin_drain()
         asyncio.get_running_loop().call_later(grace, self._server.drain)
+
+
+def say_failure(error: BaseException) -> None:
+    """Why the models could not be loaded: a line where it is the user's to mend, else the log has it all."""
+    if isinstance(error, ValueError | OSError):
+        print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
+    else:
+        logger.error("the models could not be loaded", exc_info=error)
+
+
+def say_served(service: Service, url: str) -> None:
+    """The models are warm: tell the person at the terminal, and the garbage collector."""
+    # What is loaded now stays: the collector need not walk it again and again (0.1 ms of each request).
+    gc.collect()
+    gc.freeze()
+    for model in service.models.values():
+        line = (
+            f"milkweed serves {model.name} ({model.config.arch}, version {model.version}) "
+            f"on {url} | device {model.pipeline.device}, {model.pipeline.plan} | "
+            f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
+        )
+        print(line, flush=True)
 
 
 def exit_now(code: int) -> NoReturn:

@@ -1,0 +1,73 @@
+"""The ports of the engine's process beside the service's own: metrics, gRPC, admin."""
+
+from typing import cast
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from .admin_server import AdminServer
+from .http_server import DRAIN_MARGIN_SECONDS
+from .listener import PortError, listen, reason_of
+from .oip.grpc_server import GrpcServer
+from .probe_port import WsgiApp, with_probes
+from .security.gate import Gate
+from .service import Service
+from .tracing.tracer import Tracer
+
+
+class Beside:
+    """Bound at once, as far as that can be known before the models are loaded.
+
+    Args:
+        registry: what /metrics shows.
+
+    Raises:
+        PortError: a port is not to be had.
+        GrpcError: gRPC cannot be served.
+    """
+
+    def __init__(self, service: Service, gate: Gate, tracer: Tracer | None, registry: CollectorRegistry) -> None:
+        settings = self._settings = service.settings
+        self._service, self._registry = service, registry
+        self._metrics: WSGIServer | None = None
+        self._grpc: GrpcServer | None = None
+        if settings.grpc_port:
+            self._grpc = GrpcServer(service, gate, tracer)
+            # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
+            listen(settings.host, settings.grpc_port).close()
+        self._admin = AdminServer(settings, service, gate) if settings.admin_port else None
+
+    def open_metrics(self) -> None:
+        """/metrics on its own port and thread: a scrape gets through when the event loop does not."""
+        settings = self._settings
+        if not settings.metrics_port:
+            return
+        try:
+            server, _ = start_http_server(settings.metrics_port, settings.host, registry=self._registry)
+            server.set_app(with_probes(cast(WsgiApp, server.get_app()), self._service))
+        except OSError as error:
+            raise PortError(
+                f"cannot listen on {settings.host} metrics port {settings.metrics_port}: "
+                f"{reason_of(error)} (--metrics-port 0 turns it off)"
+            ) from None
+        self._metrics = server
+
+    def close_metrics(self) -> None:
+        """The last one to go: how an end goes on can be seen there."""
+        if self._metrics is not None:
+            self._metrics.shutdown()
+            self._metrics.server_close()
+
+    async def begin(self) -> None:
+        """Answer on the other ports. Raises GrpcError."""
+        if self._admin is not None:
+            self._admin.begin()
+        if self._grpc is not None:
+            await self._grpc.start()
+
+    async def end(self) -> None:
+        """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
+        if self._admin is not None:
+            await self._admin.end()
+        if self._grpc is not None:
+            await self._grpc.stop(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
