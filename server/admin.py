@@ -105,7 +105,7 @@ def _target(body: bytes) -> Target:
 
 
 def _check_loaded(service: Service) -> None:
-    if not service.engine.prepared.done():
+    if not service.engines.prepared.done():
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,6 +33,25 @@ def resolve_device(name: str) -> torch.device:
             raise DeviceError(f"device {name}: this machine has {count} CUDA devices")
         return torch.device("cuda", index)
     return device
+
+
+def resolve_devices(names: str) -> tuple[torch.device, ...]:
+    """The devices that a list of names means here; `cuda:all` is every GPU that is visible.
+
+    Raises:
+        DeviceError: one of them is not there.
+    """
+    if names == "cuda:all":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        names = ",".join(f"cuda:{index}" for index in range(count)) or "cuda"
+    return tuple(resolve_device(name) for name in names.split(","))
+
+
+def device_names(devices: Sequence[torch.device]) -> tuple[str, ...]:
+    """What each engine's device is called: several on one CPU are told apart as cpu:0, cpu:1."""
+    if len(devices) == 1:
+        return (str(devices[0]),)
+    return tuple(f"cpu:{place}" if device.type == "cpu" else str(device) for place, device in enumerate(devices))
 
 
 def means_gpu(name: str) -> bool:

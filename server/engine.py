@@ -16,6 +16,7 @@ from typing import Protocol
 import torch
 
 from .batcher import REMOVED, Batcher
+from .device import use_device
 from .errors import internal_error
 from .loading import Loaded
 from .outcome import BatchResult
@@ -28,8 +29,14 @@ logger = logging.getLogger("milkweed.engine")
 MOST_RESTARTS, RESTART_WINDOW_SECONDS = 3, 60.0
 """A thread that is ended is begun again, with the same models; one that is ended so often is left to a supervisor."""
 
+CPU = torch.device("cpu")
+
 MOST_FAILURES = 10
 """Forwards that fail in a row, each with other images: the device is lost."""
+
+
+class DeviceLostError(RuntimeError):
+    """No forward works any more, and there are other engines."""
 
 
 class Deliver(Protocol):
@@ -50,7 +57,11 @@ class Engine:
         overlap: decode the next images while a forward runs.
         on_removed: called on the engine thread with the key of a model whose last batch is done, its pipeline closed.
         on_end: called on the engine thread once it has ended, for whatever reason, after the models were loaded.
+        expendable: whether other engines can do the work. One that fails every forward is quick to take the next batch:
+            where others are, it ends instead.
         stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
+        place: of this engine among those of the batcher.
+        device: that its threads launch on.
     """
 
     def __init__(
@@ -62,7 +73,10 @@ class Engine:
         overlap: bool = False,
         on_removed: Callable[[str], None] = lambda key: None,
         on_end: Callable[[], None] = lambda: None,
+        expendable: Callable[[], bool] = lambda: False,
         stall_seconds: float = 60.0,
+        place: int = 0,
+        device: torch.device = CPU,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._batcher = batcher
@@ -70,12 +84,15 @@ class Engine:
         self._deliver = deliver
         self.overlap = overlap
         self._removed = on_removed
-        self._ended = on_end
+        self._on_end = on_end
+        self._expendable = expendable
+        self._place, self._device = place, device
         self._stall_seconds = stall_seconds
         self._clock = clock
         self._busy_since: float | None = None
         self._loading_since: float | None = None
         self._pipelines: dict[str, Pipeline] = {}
+        self._lock = threading.Lock()  # between `add` and the end
         self._thread = threading.Thread(target=self._main, name="milkweed-engine", daemon=True)
         self._in_hand: deque[Batch] = deque()  # collected and not delivered; appends and removals are atomic
         self._ring: Ring | None = None
@@ -84,11 +101,19 @@ class Engine:
         self._failures = 0  # forwards in a row that failed as a whole
         self.restarts = 0
         self.prepared: Future[None] = Future()
-        self.ended = False
+        self._ended_at: float | None = None
 
-    def add(self, key: str, pipeline: Pipeline) -> None:
-        """Compute a model from now on; what it is called in batches must be new."""
-        self._pipelines[key] = pipeline
+    @property
+    def ended(self) -> bool:
+        """Computes nothing any more."""
+        return self._ended_at is not None
+
+    def add(self, key: str, pipeline: Pipeline) -> bool:
+        """Compute a model from now on; what it is called in batches must be new. False where the engine has ended."""
+        with self._lock:
+            if not self.ended:
+                self._pipelines[key] = pipeline
+            return not self.ended
 
     def start(self) -> None:
         """Start the thread; `prepared` resolves when the models are warm, or fails as their loading did."""
@@ -115,6 +140,8 @@ class Engine:
 
     def silent_seconds(self) -> float:
         """Time since the last sign of life of what works, decoder or device; 0 while idle."""
+        if self._ended_at is not None:
+            return max(0.0, self._clock() - self._ended_at)
         since = [at for at in (self._busy_since, self._loading_since) if at is not None]
         if since:
             return max(0.0, self._clock() - min(since))
@@ -122,9 +149,10 @@ class Engine:
 
     def _main(self) -> None:
         try:
+            use_device(self._device)
             self._pipelines = self._prepare()
         except BaseException as error:
-            self.ended = True  # before anyone hears of the error: the thread itself ends a moment later
+            self._ended_at = self._clock()  # before anyone hears of the error: the thread ends a moment later
             self.prepared.set_exception(error)
             return
         self.prepared.set_result(None)
@@ -132,15 +160,19 @@ class Engine:
             while self._run_until_closed_or_killed():
                 self.restarts += 1
         finally:
-            self.ended = True
-            for pipeline in self._pipelines.values():
-                pipeline.close()
-            self._ended()
+            with self._lock:
+                self._ended_at = self._clock()
+            for key in list(self._pipelines):
+                self._remove(key)
+            self._on_end()
 
     def _run_until_closed_or_killed(self) -> bool:
         """Run batches; True where something ended that and it is worth to begin again."""
         try:
             self._run_overlapped() if self.overlap else self._run_alone()
+        except DeviceLostError as error:
+            logger.error("%s", error)
+            self._drop_in_hand()
         except BaseException:
             logger.exception("the engine thread was ended; what it had in hand is lost")
             self._drop_in_hand()
@@ -154,7 +186,7 @@ class Engine:
         self._busy_since = self._loading_since = None
         while self._in_hand:
             batch = self._in_hand.popleft()
-            self._batcher.done()
+            self._batcher.done(self._place)
             self._deliver(batch, _failed(_not_loaded(batch)))
         for key in list(self._leaving):
             self._remove(key)
@@ -169,7 +201,7 @@ class Engine:
 
     def _collect(self, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
         """The next batch, in hand from now on; whoever is too late has been told."""
-        batch = self._batcher.collect(give_up)
+        batch = self._batcher.collect(give_up, self._place)
         if batch is not None and batch.expired:
             self._deliver(replace(batch, items=[]), None)
         if batch is not None and batch.items:
@@ -178,7 +210,10 @@ class Engine:
 
     def _remove(self, key: str) -> None:
         self._leaving.discard(key)
-        self._pipelines.pop(key).close()
+        try:
+            self._pipelines.pop(key).close()
+        except Exception:
+            logger.exception("a pipeline could not be closed")  # of a device that is lost
         self._removed(key)
 
     def _run_overlapped(self) -> None:
@@ -202,6 +237,7 @@ class Engine:
     def _load_ahead(self, ring: Ring) -> None:
         """The loading thread: collect and decode as long as there is room."""
         try:
+            use_device(self._device)
             while ring.wait_for_room() and (batch := self._collect(lambda: ring.closed)) is not None:
                 if batch.release == REMOVED:
                     self._leaving.add(batch.model)  # a ring may be lost with its thread
@@ -232,11 +268,13 @@ class Engine:
         self._busy_since = None
         for each, result in zip(together, results, strict=True):
             self._in_hand.remove(each.batch)
-            self._batcher.done()
+            self._batcher.done(self._place)
             try:
                 self._deliver(each.batch, result)
             except Exception:
                 logger.exception("a batch of %d images could not be delivered", len(each.batch.items))
+        if self._failures >= MOST_FAILURES and self._expendable():
+            raise DeviceLostError(f"{self._failures} forwards failed in a row: the device is lost, the others go on")
 
     def _results(self, together: Sequence[Decoded]) -> list[BatchResult]:
         try:

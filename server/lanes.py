@@ -41,16 +41,19 @@ class LanePlan:
         return f"{self.lanes} lanes x {self.threads} threads x micro-batch {self.micro_batch}"
 
 
-def plan_lanes(device: torch.device, macs: int, *, micro_batch: int = 0, lanes: int = 0, threads: int = 0) -> LanePlan:
+def plan_lanes(
+    device: torch.device, macs: int, *, micro_batch: int = 0, lanes: int = 0, threads: int = 0, cores: int = 0
+) -> LanePlan:
     """The plan for a model on a device. The micro-batch follows from the model alone: it decides last bits.
 
     Args:
         macs: multiply-accumulates of one image.
         micro_batch, lanes, threads: values that the user chose; 0 = choose.
+        cores: that may be used; 0 = all.
     """
     if device.type != "cpu":
         return LanePlan(0, 1, 0)
-    cores = usable_cores()
+    cores = cores or usable_cores()
     threads = threads or (max(1, cores // lanes) if lanes else max(1, cores // 4))
     lanes = lanes or max(1, cores // threads)
     micro_batch = micro_batch or (TINY_MICRO_BATCH if macs < TINY_MACS else 1)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from .engine import Engine
+from .engines import Engines
 from .served import ServedModel
 
 
@@ -28,30 +28,35 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
         "milkweed_decoder_healthy", "0 where a decoder cannot be made anew and only a restart can help.", labels=labels
     )
     for name, model in dict(models).items():
-        health = model.pipeline.loader.health
-        rebuilds.add_metric([name], health.rebuilds)
-        lost.add_metric([name], health.lost_images)
-        suspect.add_metric([name], health.suspect_images)
-        suspects.add_metric([name], health.suspects)
-        healthy.add_metric([name], float(health.trouble is None))
+        states = [pipeline.loader.health for pipeline in model.pipelines]  # one on each device
+        rebuilds.add_metric([name], sum(health.rebuilds for health in states))
+        lost.add_metric([name], sum(health.lost_images for health in states))
+        suspect.add_metric([name], sum(health.suspect_images for health in states))
+        suspects.add_metric([name], sum(health.suspects for health in states))
+        healthy.add_metric([name], float(all(health.trouble is None for health in states)))
     yield from (rebuilds, lost, suspect, suspects, healthy)
 
 
-def collect_engine(engine: Engine, models: Mapping[str, ServedModel]) -> Iterator[Metric]:
-    """The series of the engine's threads."""
-    device = next((str(model.pipeline.device) for model in models.values()), "none")
-    family = GaugeMetricFamily(
+def collect_engines(engines: Engines) -> Iterator[Metric]:
+    """The series of each engine's threads."""
+    labels = ["device"]
+    up = GaugeMetricFamily(
+        "milkweed_engine_up", "1 while the engine answers; 0 once it hangs or has ended.", labels=labels
+    )
+    heartbeat = GaugeMetricFamily(
         "milkweed_engine_heartbeat_timestamp_seconds",
         "Unix time of the engine's last sign of life; now, while it is idle.",
-        labels=["device"],
+        labels=labels,
     )
-    family.add_metric([device], time.time() - engine.silent_seconds())
     restarts = CounterMetricFamily(
-        "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=["device"]
+        "milkweed_engine_restarts", "Times an engine thread was ended and begun again.", labels=labels
     )
-    restarts.add_metric([device], engine.restarts)
     waiting = GaugeMetricFamily(
-        "milkweed_engine_decoded_images", "Images that are decoded and wait for the device.", labels=["device"]
+        "milkweed_engine_decoded_images", "Images that are decoded and wait for the device.", labels=labels
     )
-    waiting.add_metric([device], engine.decoded_images)
-    yield from (family, restarts, waiting)
+    for name, engine in zip(engines.names, engines.each, strict=True):
+        up.add_metric([name], float(engine.alive))
+        heartbeat.add_metric([name], time.time() - engine.silent_seconds())
+        restarts.add_metric([name], engine.restarts)
+        waiting.add_metric([name], engine.decoded_images)
+    yield from (up, heartbeat, restarts, waiting)

@@ -89,12 +89,14 @@ class StageCpu:
 
     def __init__(self, stages: tuple[str, ...]) -> None:
         self._seconds = dict.fromkeys(stages, 0.0)
+        self._lock = threading.Lock()
         self._native_at_start = native_thread_seconds()
         self._native_most = 0.0
 
     def add(self, stage: str, seconds: float) -> None:
-        """Count CPU time of a stage; only the engine thread calls this."""
-        self._seconds[stage] += seconds
+        """Count CPU time of a stage; called on the engines' threads."""
+        with self._lock:
+            self._seconds[stage] += seconds
 
     def collect(self) -> Iterator[Metric]:
         """The counter family, for the registry."""

@@ -9,6 +9,7 @@ import ctypes
 import gc
 import itertools
 import logging
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,9 +24,9 @@ from .batcher import Batcher
 from .card import ModelCard
 from .catalogue import Catalogue
 from .costs import BatchCosts
-from .engine import Engine
+from .engines import Engines, Pipelines
 from .model_limits import check_limited
-from .pipeline import Pipeline
+from .opening import open_on_all
 from .served import OpenModel, ServedModel
 from .settings import OFF, Settings
 
@@ -33,7 +34,7 @@ logger = logging.getLogger("milkweed.rollout")
 
 
 class Rollout:
-    """Belongs to the event loop, `open_all` and `removed` excepted, which the engine thread calls.
+    """Belongs to the event loop, `open_all` and `removed` excepted, which the engines' threads call.
 
     Args:
         open_model: makes a warm, verified model of a bundle.
@@ -50,26 +51,28 @@ class Rollout:
         forget: Callable[[ServedModel], None],
     ) -> None:
         self.catalogue = Catalogue[ServedModel](aliases=targets_of(settings.aliases))
-        self.costs: dict[str, BatchCosts] = {}
+        self.costs: dict[str, list[BatchCosts]] = {}  # on each engine
         self._settings, self._batcher, self._open_model = settings, batcher, open_model
         self._introduce, self._forget = introduce, forget
-        self._engine: Engine | None = None
+        self._engines: Engines | None = None
         self._by_key: dict[str, ServedModel] = {}
         self._numbers = itertools.count(1)
         self._users: Counter[str] = Counter()
         self._retired: dict[str, asyncio.Future[None]] = {}
+        self._holders: dict[str, set[int]] = {}  # engines that have a pipeline of the model
+        self._lock = threading.Lock()
         self._turn = asyncio.Lock()
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
 
-    def serve_on(self, engine: Engine) -> None:
-        """Say which engine computes."""
-        self._engine = engine
+    def serve_on(self, engines: Engines) -> None:
+        """Say which engines compute."""
+        self._engines = engines
 
     def by_key(self, key: str) -> ServedModel:
         """The model that the queue and the engine know by that key, also one that is on its way out."""
         return self._by_key[key]
 
-    def open_all(self, bundles: Iterable[tuple[str, str, Path]]) -> dict[str, Pipeline]:
+    def open_all(self, bundles: Iterable[tuple[str, str, Path]]) -> dict[str, Pipelines]:
         """At the start, on the engine thread: every model; in place together, so that ready means all.
 
         Args:
@@ -87,7 +90,7 @@ class Rollout:
         for alias, target in catalogue.aliases.items():
             catalogue.with_alias(alias, target)  # raises where it stands for nothing
         self.catalogue = catalogue
-        return {model.key: model.pipeline for model in catalogue.every()}
+        return {model.key: model.replicas for model in catalogue.every()}
 
     @contextmanager
     def using(self, model: ModelCard) -> Iterator[None]:
@@ -115,14 +118,16 @@ class Rollout:
         loop = asyncio.get_running_loop()
         async with self._turn:
             model = await loop.run_in_executor(self._opener, self._opened, name, path, number)
-            assert self._engine is not None
             try:
                 catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
             except AliasError:
-                model.pipeline.close()
+                for pipeline in model.pipelines:
+                    pipeline.close()
                 raise
             self._enter(model)
-            self._engine.add(model.key, model.pipeline)
+            assert self._engines is not None
+            for place in model.replicas.keys() - self._engines.add(model.key, model.replicas):
+                self.removed(model.key, place)  # that engine has ended meanwhile
             self.catalogue = catalogue
         for each in old:
             self._retire(each)
@@ -162,10 +167,12 @@ class Rollout:
         """Wait until every model that is on its way out has gone."""
         await asyncio.gather(*self._retired.values())
 
-    def removed(self, key: str) -> None:
-        """On the engine thread: the last batch of a model is done, and its pipeline is closed."""
-        future = self._retired.get(key)
-        if future is not None:
+    def removed(self, key: str, place: int) -> None:
+        """On an engine's thread: its last batch of a model is done, its pipeline closed. Gone is what is so on all."""
+        with self._lock:
+            self._holders[key].discard(place)
+            future = None if self._holders[key] else self._retired.get(key)
+        if future is not None and not future.get_loop().is_closed():
             future.get_loop().call_soon_threadsafe(self._let_go, key, future)
 
     def close(self) -> None:
@@ -179,19 +186,31 @@ class Rollout:
         check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
 
     def _opened(self, name: str, path: Path, number: str) -> ServedModel:
-        model = self._open_model(name, path, self._settings.of(name))
+        assert self._engines is not None
+        settings = self._settings.of(name)
+        places = list(self._engines.going())
+        model = open_on_all(
+            self._open_model,
+            name,
+            path,
+            {place: self._engines.share_of(settings, place) for place in places},
+            {place: self._engines.names[place] for place in places},
+        )
         return replace(model, number=number, key=f"{name}#{next(self._numbers)}")
 
     def _enter(self, model: ServedModel) -> ServedModel:
-        assert self._engine is not None
+        assert self._engines is not None
         self._by_key[model.key] = model
-        costs = self.costs[model.key] = model.batch_costs(overlapped=self._engine.overlap)
+        self._holders[model.key] = set(model.replicas)
+        costs = self.costs[model.key] = [
+            model.batch_costs(place, overlapped=engine.overlap) for place, engine in enumerate(self._engines.each)
+        ]
         own = self._settings.model_limits.get(model.name)
         self._batcher.add_model(
             model.key,
             label=model.name,
             max_batch_pixels=self._settings.max_batch_pixels,
-            costs=[costs],
+            costs=costs,
             max_images=None if own is None else own.max_queue_images,
         )
         self._introduce(model)
@@ -199,14 +218,20 @@ class Rollout:
 
     def _retire(self, model: ServedModel) -> "asyncio.Future[None]":
         """Let a model go once nobody has it in hand; resolved when its memory is back."""
-        future = self._retired[model.key] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        future = loop.create_future()
+        with self._lock:
+            self._retired[model.key] = future
+            if not self._holders[model.key]:  # its engines have ended
+                loop.call_soon(self._let_go, model.key, future)
         if not self._users[model.key]:
             self._batcher.remove_model(model.key)
         return future
 
     def _let_go(self, key: str, future: "asyncio.Future[None]") -> None:
         model = self._by_key.pop(key)
-        del self.costs[key], self._retired[key]
+        with self._lock:
+            del self.costs[key], self._retired[key], self._holders[key]
         self._forget(model)
         on_gpu = model.pipeline.device.type == "cuda"
         del model

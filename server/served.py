@@ -1,8 +1,8 @@
 """A model as it is served: its card and its pipeline."""
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ class ServedModel(ModelCard):
     config: BundleConfig
     pipeline: Pipeline
     max_batch_size: int
+    replicas: Mapping[int, Pipeline] = field(default_factory=dict)  # by engine, `pipeline` among them
+    devices: tuple[str, ...] = ()  # what the replicas' are called
     load_seconds: float = 0.0
     warmup_seconds: float = 0.0
 
@@ -61,20 +63,36 @@ class ServedModel(ModelCard):
         )
 
     @property
+    def pipelines(self) -> tuple[Pipeline, ...]:
+        """One for each device."""
+        return tuple(self.replicas.values()) or (self.pipeline,)
+
+    @property
+    def device(self) -> str:
+        """All devices, as settings spell them."""
+        return ",".join(self.devices) or str(self.pipeline.device)
+
+    @property
     def kernels(self) -> str:
         """What the blocks run on where they are fused; else the implementation of the structured layers, and why."""
-        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
+        found = [self._kernels_of(pipeline) for pipeline in self.pipelines]
+        if len(set(found)) == 1:
+            return found[0]
+        return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
+
+    def _kernels_of(self, pipeline: Pipeline) -> str:
+        fusion, graphs = pipeline.fusion, pipeline.graphs
         if fusion is not None:
             what = fusion.summary
         elif self.config.structure:
-            what = kernel_decision(self.pipeline.device)
+            what = kernel_decision(pipeline.device)
         else:
             what = "dense: no structured layer"
         return what if graphs is None else f"{what}; {graphs.summary}"
 
     @property
     def kernel_plans(self) -> dict[str, Any] | None:
-        """What became of the model on its way to a GPU, as plain data; None on a CPU."""
+        """What became of the model on its way to the first GPU, as plain data; None on a CPU."""
         fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
         if fusion is None and graphs is None:
             return None
@@ -85,26 +103,32 @@ class ServedModel(ModelCard):
 
     @property
     def kernel_fallbacks(self) -> dict[str, int]:
-        """How many parts of a GPU's forward do not run as they were meant to, by kind; nothing on a CPU."""
-        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
-        counts = {} if fusion is None else fusion.fallback_counts
-        return counts if graphs is None else {**counts, "graph": int(graphs.reason is not None)}
+        """How many parts of a GPU's forward do not run as they were meant to, by kind, on the GPU that has most."""
+        most: dict[str, int] = {}
+        for pipeline in self.pipelines:
+            fusion, graphs = pipeline.fusion, pipeline.graphs
+            counts = {} if fusion is None else dict(fusion.fallback_counts)
+            if graphs is not None:
+                counts["graph"] = int(graphs.reason is not None)
+            most = {kind: max(count, most.get(kind, 0)) for kind, count in {**most, **counts}.items()}
+        return most
 
     @property
     def parameter_bytes(self) -> dict[str, int]:
-        """Bytes of the parameters by form."""
+        """Bytes of the parameters by form; in memory, of one device."""
         return {
             "dense_equivalent": self.pipeline.dense_bytes,
             "resident": self.pipeline.resident_bytes,
             "on_disk": self.config.bytes_on_disk,
         }
 
-    def batch_costs(self, *, overlapped: bool) -> BatchCosts:
-        """What batches cost, as far as the warm-up has seen."""
-        graphs = self.pipeline.graphs
+    def batch_costs(self, place: int = 0, *, overlapped: bool) -> BatchCosts:
+        """What batches cost on an engine, as far as the warm-up has seen."""
+        pipeline = self.replicas.get(place, self.pipeline)
+        graphs = pipeline.graphs
         captured = graphs.batch_sizes if graphs is not None and graphs.reason is None else ()
         costs = BatchCosts(captured, self.max_batch_size, overlapped=overlapped)
-        for images, seconds in self.pipeline.warm_seconds.items():
+        for images, seconds in pipeline.warm_seconds.items():
             costs.observe(images, seconds)
         return costs
 
@@ -132,7 +156,7 @@ class ServedModel(ModelCard):
             "monarch_layers": len(config.structure),
             "parameter_bytes": self.parameter_bytes,
             "metrics": dict(config.metrics),
-            "device": str(pipeline.device),
+            "device": self.device,
             "dtype": self.dtype,
             "loader": self.loader,
             "kernels": self.kernels,

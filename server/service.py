@@ -1,8 +1,8 @@
-"""The running service: its models, queue and engine, and where it is in its life."""
+"""The running service: its models, queue and engines, and where it is in its life."""
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -11,16 +11,16 @@ from .batcher import Batcher
 from .body import HeldBytes
 from .card import ModelCard
 from .catalogue import Catalogue
-from .device import means_gpu
-from .engine import Engine
+from .device import resolve_devices
+from .engines import Engines, Pipelines
 from .errors import ServiceError
 from .exposition import exposition
 from .front import Front
-from .live_metrics import collect_decoders, collect_engine
+from .live_metrics import collect_decoders, collect_engines
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
-from .pipeline import Pipeline, decoded_by
+from .pipeline import decoded_by
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
 from .settings import OFF, Settings
@@ -32,11 +32,14 @@ logger = logging.getLogger("milkweed.service")
 
 
 class Service(Front):
-    """The front where the engine is in the same process. Belongs to the event loop, where not said.
+    """The front where the engines are in the same process. Belongs to the event loop, where not said.
 
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
-        open_model: makes a warm model of a bundle, on the engine thread.
+        open_model: makes a warm model of a bundle, on the first engine's thread.
+
+    Raises:
+        DeviceError: a device is not there.
     """
 
     def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
@@ -44,21 +47,25 @@ class Service(Front):
             raise ValueError("no bundle to serve")
         super().__init__(settings, Metrics(), HeldBytes(settings.max_held_bytes))
         self.bundles = dict(bundles)
-        self.batcher = Batcher(max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels)
+        devices = resolve_devices(settings.device)
+        self.batcher = Batcher(
+            max_queue_images=settings.max_queue_images,
+            max_queue_pixels=settings.max_queue_pixels,
+            engines=len(devices),
+        )
         self.rollout = Rollout(
             settings, self.batcher, open_model=open_model, introduce=self._describe_model, forget=self._forget_model
         )
-        self.engine = Engine(
+        self.engines = Engines(
+            settings,
             self.batcher,
-            prepare=self._open_models,
+            devices,
+            open_all=self._open_models,
             deliver=self._deliver,
-            # On a CPU decoding ahead would only take cores from the forward.
-            overlap=settings.overlap == "on" or (settings.overlap == "auto" and means_gpu(settings.device)),
             on_removed=self.rollout.removed,
-            on_end=self._engine_ended,
-            stall_seconds=settings.engine_stall_seconds,
+            on_end=self._engines_ended,
         )
-        self.rollout.serve_on(self.engine)
+        self.rollout.serve_on(self.engines)
         self.watch: Watch | None = None
         if settings.repository != OFF:
             self.watch = Watch(
@@ -70,7 +77,7 @@ class Service(Front):
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
-            *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engine(self.engine, self.models)),
+            *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_gpu_memory, lambda: collect_decoders(self.models)),
         ):
             self.metrics.collect_with(collect)
@@ -90,21 +97,21 @@ class Service(Front):
         on_prepared: Callable[[BaseException | None], None] | None = None,
         on_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Start the engine, which loads the models; returns at once.
+        """Start the engines, which load the models; returns at once.
 
         Args:
             on_prepared: called on the event loop once the models are warm, or with why they are not.
-            on_ended: called on the event loop when the engine has ended though nobody stopped it.
+            on_ended: called on the event loop when the last engine has ended though nobody stopped it.
         """
         self._on_ended = on_ended
         self.begin_ticking()
         loop = asyncio.get_running_loop()
-        self.engine.prepared.add_done_callback(
+        self.engines.prepared.add_done_callback(
             lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
         )
         if self.watch is not None and self.settings.repository_seconds:
             self.watch.start(self.settings.repository_seconds)
-        self.engine.start()
+        self.engines.start()
 
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""
@@ -112,35 +119,38 @@ class Service(Front):
         super().abandon()
 
     async def stop(self) -> bool:
-        """End the engine; False when it did not end in time."""
+        """End the engines; False when they did not end in time."""
         self.stop_accepting()
         self.rollout.close()
         if self.watch is not None:
             self.watch.stop()
         self.end_ticking()
-        return await asyncio.to_thread(self.engine.stop, self.settings.drain_seconds)
+        return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_engine(self) -> None:
-        """Raises ServiceError `not_ready` once the engine has ended."""
-        if self.engine.ended:
+        """Raises ServiceError `not_ready` once every engine has ended."""
+        if self.engines.ended:
             raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
 
     def check_ready(self) -> None:
         """Raises ServiceError where no new traffic should be routed here."""
         super().check_ready()
-        if not self.engine.alive:
+        if not self.engines.alive:
             raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
 
     def check_alive(self) -> None:
-        """Raises ServiceError where only a restart of the process can help."""
-        if self.draining:
-            return
-        if not self.engine.alive:
-            raise ServiceError("internal", "the engine does not answer")
+        """Raises ServiceError where only a restart of the process brings back what is lost, though others go on."""
+        trouble = None if self.draining else next(self._troubles(), None)
+        if trouble is not None:
+            raise ServiceError("internal", trouble)
+
+    def _troubles(self) -> Iterator[str]:
+        if self.engines.trouble is not None:
+            yield self.engines.trouble
         for name, model in self.models.items():
-            trouble = model.pipeline.loader.health.trouble
-            if trouble is not None:
-                raise ServiceError("internal", f"the decoder of {name} is lost: {trouble}")
+            for pipeline in model.pipelines:
+                if pipeline.loader.health.trouble is not None:
+                    yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request.
@@ -185,8 +195,8 @@ class Service(Front):
             family for each in (of.stage_duration, of.batch_size, of.images) for family in each.collect()
         )
 
-    def _open_models(self) -> dict[str, Pipeline]:
-        """On the engine thread: every model, loaded and warm; published together, so that ready means all."""
+    def _open_models(self) -> Mapping[str, Pipelines]:
+        """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
         bundles = [(name, "", path) for name, path in self.bundles.items()]
         if self.watch is not None:
             found = [each for versions in self.watch.first_look(self.bundles) for each in versions]
@@ -205,17 +215,19 @@ class Service(Front):
         metrics.model_ready.labels(model.name, version).set(1)
         blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
         metrics.model_info.labels(
-            *(model.name, version, model.config.arch, model.dtype, str(model.pipeline.device)),
+            *(model.name, version, model.config.arch, model.dtype, model.device),
             *(model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
         ).set(1)
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
+        if self.cache is not None:
+            self.cache.forget_model(model.key)
         if not any(other.version == model.version for other in self.models.versions(model.name)):
             self.metrics.forget_version(model.name, model.version)
 
     def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
-        """On the engine thread: one hop to the event loop for the whole batch, then the books."""
+        """On an engine's thread: one hop to the event loop for the whole batch, then the books."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived, batch, result)
         if result is not None:
@@ -234,7 +246,7 @@ class Service(Front):
             self._cpu.add(stage, spent)
         for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
             self.metrics.decode_backend.labels(decoder, format).inc()
-        costs = self.rollout.costs[batch.model]
+        costs = self.rollout.costs[batch.model][batch.engine]
         costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
         for item in batch.items:
             ticket = item.ticket
@@ -249,10 +261,10 @@ class Service(Front):
             bound.batch_size.observe(forward.images)
             bound.batches["full" if full else batch.release].inc()
             bound.padding.inc(forward.padding)
-            self.metrics.engine_busy.labels(str(model.pipeline.device)).inc(forward.busy_seconds)
+            self.metrics.engine_busy.labels(self.engines.names[batch.engine]).inc(forward.busy_seconds)
 
-    def _engine_ended(self) -> None:
-        """On the engine thread: nobody who waits shall wait for nothing."""
+    def _engines_ended(self) -> None:
+        """On the last engine's thread: nobody who waits shall wait for nothing."""
         loop = self._loop
         if self._accepting and loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._fail_all)

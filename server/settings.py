@@ -42,8 +42,8 @@ class Settings(BaseSettings):
     metrics_port: int = Field(default=8001, ge=0, le=65535, description="TCP port of /metrics alone; 0 = off")
     device: str = Field(
         default="auto",
-        pattern=r"^(auto|cpu|cuda(:\d+)?)$",
-        description="auto, cpu, cuda or cuda:N; auto = cuda if there",
+        pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
+        description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         default="float32",
@@ -223,6 +223,7 @@ class Settings(BaseSettings):
         ):
             if getattr(self, low) > getattr(self, high):
                 yield f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}{why}"
+        yield from _device_contradictions(self.device)
         if self.port and self.port == self.metrics_port:
             yield f"port and metrics_port are both {self.port}"
         for name, limits in self.model_limits.items():
@@ -230,6 +231,16 @@ class Settings(BaseSettings):
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) != OFF and self.tls_cert == OFF:
                 yield f"{name} = {getattr(self, name)!r} needs tls_cert"
+
+
+def _device_contradictions(device: str) -> Iterator[str]:
+    names = device.split(",")
+    if len({name.partition(":")[0] for name in names}) > 1:
+        yield f"device = {device!r} mixes CPU and GPUs: an answer would depend on which of them computed it"
+    numbers = [int(name.removeprefix("cuda:")) for name in names if name[5:].isdigit()]
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        yield f"device = {device!r} names cuda:{twice} twice"
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:

@@ -166,7 +166,7 @@ async def _running(plan: Plan) -> AsyncIterator[Running]:
     async with app.router.lifespan_context(app):
         try:
             if plan.wait:
-                await asyncio.wrap_future(app.state.service.engine.prepared)
+                await asyncio.wrap_future(app.state.service.engines.prepared)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 yield Running(app, client, models)
         finally:

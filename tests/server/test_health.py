@@ -19,7 +19,7 @@ async def test_probes_over_a_life(running: Any, kit: ModuleType) -> None:
     async with running(wait=False, open_gate=gate) as app:
         assert await probes(app) == (200, 503, 503)
         gate.set()
-        await asyncio.wrap_future(app.service.engine.prepared)
+        await asyncio.wrap_future(app.service.engines.prepared)
         assert await probes(app) == (200, 200, 200)
         app.service.begin_drain()
         assert await probes(app) == (200, 503, 200)
@@ -32,7 +32,7 @@ async def test_probes_over_a_life(running: Any, kit: ModuleType) -> None:
 async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
     async with running(wait=False, open_error=ValueError("bundle x: bad hash")) as app:
         with pytest.raises(ValueError, match="bad hash"):
-            await asyncio.wrap_future(app.service.engine.prepared)
+            await asyncio.wrap_future(app.service.engines.prepared)
         assert await probes(app) == (503, 503, 503)
         assert (await app.client.get("/v1/models")).json() == {"models": []}
 
@@ -42,7 +42,7 @@ async def test_hanging_engine_is_neither_live_nor_ready(running: Any, kit: Modul
         app.model.gate.clear()
         stuck = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
         await kit.entered(app.model)
-        await kit.until(lambda: app.service.engine.silent_seconds() > 0.05)
+        await kit.until(lambda: app.service.engines.silent_seconds() > 0.05)
         assert await probes(app) == (503, 503, 200)
         app.model.gate.set()
         await stuck

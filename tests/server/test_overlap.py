@@ -50,7 +50,7 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
             tasks.append(post(app, kit, seed))
             await kit.until(lambda seen=seed + 1: len(loader.sizes) == seen)
         assert loader.sizes == [1, 1, 1, 1]
-        await kit.until(lambda: app.service.engine.decoded_images == 3)  # decoded, all three
+        await kit.until(lambda: app.service.engines.decoded_images == 3)  # decoded, all three
         app.model.gate.set()
         answers = [(await task).json()["results"][0] for task in tasks]
         assert app.model.sizes == [1, 3]
@@ -88,13 +88,13 @@ async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(ru
         stuck = post(app, kit)
         await kit.until(lambda: bool(loader.sizes))
         assert (await app.client.get("/livez")).status_code == 200
-        await kit.until(lambda: app.service.engine.silent_seconds() > 0.2)
+        await kit.until(lambda: app.service.engines.silent_seconds() > 0.2)
         live = await app.client.get("/livez")
         assert live.status_code == 503
         assert "does not answer" in live.json()["error"]["message"]
         loader.gate.set()
         assert (await stuck).status_code == 200
-        await kit.until(lambda: app.service.engine.alive)
+        await kit.until(lambda: app.service.engines.alive)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -127,7 +127,7 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
         await kit.until(lambda: len(app.service._tickets) == 12)
         loader.gate.set()
         assert {(await task).status_code for task in tasks} <= {500, 503}
-        await kit.until(lambda: app.service.engine.ended)
+        await kit.until(lambda: app.service.engines.ended)
         assert (await app.client.get("/livez")).status_code == 503
         refused = await app.client.post("/classify", content=kit.encoded())
         kit.check_error(refused, 503, "not_ready", "the engine has ended")

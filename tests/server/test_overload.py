@@ -146,7 +146,7 @@ async def test_not_ready_while_models_load(running: Any, kit: ModuleType) -> Non
         kit.check_error(early, 503, "not_ready", "loading")
         assert int(early.headers["retry-after"]) >= 1
         gate.set()
-        await asyncio.wrap_future(app.service.engine.prepared)
+        await asyncio.wrap_future(app.service.engines.prepared)
         assert (await app.client.post("/classify", content=kit.encoded())).status_code == 200
 
 

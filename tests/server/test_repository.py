@@ -68,7 +68,7 @@ class App:
 async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
     app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
     async with app.router.lifespan_context(app):
-        await asyncio.wrap_future(app.state.service.engine.prepared)
+        await asyncio.wrap_future(app.state.service.engines.prepared)
         clients = [
             httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
             for each in (app, create_admin_app(app.state.service))
@@ -111,7 +111,7 @@ async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Pat
         assert await app.service.watch.look() == ["serves c no more"]
         assert await app.version(kit, "c") is None
         await app.service.rollout.settled()
-        assert len(app.service.engine._pipelines) == 2
+        assert len(app.service.engines.each[0]._pipelines) == 2
 
 
 async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
@@ -181,7 +181,7 @@ async def test_a_name_served_from_elsewhere_stops_the_start(tmp_path: Path, put:
     app = create_app(Settings(repository=str(tmp_path / "repository")), {"a": tmp_path / "repository" / "a"})
     async with app.router.lifespan_context(app):
         with pytest.raises(RepositoryError, match="a model called a is served already"):
-            await asyncio.wrap_future(app.state.service.engine.prepared)
+            await asyncio.wrap_future(app.state.service.engines.prepared)
 
 
 async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> None:

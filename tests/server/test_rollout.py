@@ -68,7 +68,7 @@ async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(
         model = await loading
         assert await version(app, kit) == model.config.version != before
         await app.service.rollout.settled()
-        assert old.key not in app.service.engine._pipelines
+        assert old.key not in app.service.engines.each[0]._pipelines
         assert old.key not in app.service.batcher._lines
         assert app.value("model_ready", model="held", version=before) == 0
         assert app.value("model_ready", model="held", version=model.config.version) == 1
@@ -107,7 +107,7 @@ async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any, kit: 
         answer = (await reading).json()
         assert answer["version"] in (old.config.version, new.config.version)  # httpx may send before or after
         await app.service.rollout.settled()
-        assert old.key not in app.service.engine._pipelines
+        assert old.key not in app.service.engines.each[0]._pipelines
         assert openers.models[0].sizes
 
 
@@ -190,7 +190,7 @@ async def test_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) ->
         await asyncio.gather(*clients)
         await app.service.rollout.settled()
         assert set(answers) == {"ok"}
-        assert len(app.service.engine._pipelines) == len(app.service.batcher._lines) == 1
+        assert len(app.service.engines.each[0]._pipelines) == len(app.service.batcher._lines) == 1
         assert len(app.service.rollout._by_key) == len(app.service.rollout.costs) == 1
 
 
