@@ -25,7 +25,7 @@ class Catalogue(Mapping[str, M], Generic[M]):
         aliases: Mapping[str, Target] = MappingProxyType({}),
     ) -> None:
         self._versions = {name: models for name, models in versions.items() if models}
-        self.aliases = MappingProxyType(dict(aliases))
+        self.aliases: Mapping[str, Target] = dict(aliases)
 
     def __getitem__(self, name: str) -> M:
         return self._versions[name][0]

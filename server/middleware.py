@@ -143,6 +143,8 @@ class RequestMiddleware:
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], trace: Trace) -> list[tuple[bytes, bytes]]:
         out = [*headers, (b"x-request-id", trace.request_id), NO_SNIFFING]
+        if trace.cache is not None:
+            out.append((b"x-cache", trace.cache))
         if trace.span is not None:
             out.append(trace.span.response_header)
         if self._service.draining and not any(name == b"connection" for name, _ in out):

@@ -28,8 +28,8 @@ class Trace:
     """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
 
     __slots__ = (
-        *("body_bytes", "code", "departure", "ends", "headers", "images", "model", "model_name", "request_id", "span"),
-        *("started", "status"),
+        *("body_bytes", "cache", "code", "departure", "ends", "headers", "images", "model", "model_name"),
+        *("request_id", "span", "started", "status"),
     )
 
     def __init__(self, headers: list[tuple[bytes, bytes]], departure: Departure | None = None) -> None:
@@ -45,6 +45,7 @@ class Trace:
         self.model_name = ""  # set with `images`, when they are about to be queued
         self.images = 0
         self.body_bytes = 0
+        self.cache: bytes | None = None  # HIT, MISS or PARTIAL, where there is a cache
         self.span: SpanIds | None = None  # set where the request is traced
 
     def mark(self) -> None:

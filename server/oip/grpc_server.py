@@ -139,7 +139,12 @@ class GrpcServer:
             except Exception:
                 logger.exception("a gRPC call failed", extra={"request_id": trace.request_id.decode()})
                 failure = internal_error()
-            metadata = (("x-request-id", trace.request_id.decode()),)
+            metadata: tuple[tuple[str, str], ...] = (("x-request-id", trace.request_id.decode()),)
+            if trace.cache is not None:
+                metadata = (*metadata, ("x-cache", trace.cache.decode()))
+            if trace.span is not None:
+                name_of, value = trace.span.response_header
+                metadata = (*metadata, (name_of.decode(), value.decode()))
             if failure is not None:
                 await self._refuse(name, failure, trace, context, metadata)
             context.set_trailing_metadata((*metadata, ("server-timing", trace.server_timing().decode())))

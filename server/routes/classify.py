@@ -75,6 +75,9 @@ class Classify:
         """Answer image by image."""
         service, model = self._service, question.model
         ticket, waiter, wanted = make_ticket(question, images, trace, source)
+        cache = service.cache
+        if cache is not None and wanted:
+            wanted = await cache.answer(ticket, wanted, trace)
         try:
             if wanted:
                 service.submit(ticket, wanted)
@@ -87,6 +90,8 @@ class Classify:
         finally:
             waiter.cancel()
             service.forget(ticket)
+            if cache is not None:
+                cache.learn(ticket)
             count_images(service, model, stream.counts)
 
     async def _parse(self, body: bytes, form: Form, model: ModelCard, trace: Trace) -> list[Inspected]:
