@@ -111,6 +111,8 @@ class Tracer:
         if trace.images:
             attributes["milkweed.model"] = trace.model_name
             attributes["milkweed.images"] = trace.images
+        if trace.cache is not None:
+            attributes["milkweed.cache"] = trace.cache.decode()
         code, failed = trace.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code

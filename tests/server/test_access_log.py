@@ -40,6 +40,7 @@ async def test_a_line_tells_what_was_asked_and_where_the_time_went(running: Any,
         "code": None,
         "model": "held",
         "images": 3,
+        "cache": None,
         "body_bytes": int(answer.request.headers["content-length"]),
         "caller": "127.0.0.1",
     }

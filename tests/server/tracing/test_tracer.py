@@ -75,6 +75,18 @@ async def test_stages_lie_within_their_request_and_add_up(running: Any, kit: Mod
     assert collector.resources[0]["service.name"] == "milkweed"
 
 
+async def test_what_the_cache_answered_is_told(running: Any, kit: ModuleType, collector: Any) -> None:
+    async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
+        answers = [await app.client.post("/classify", content=kit.encoded()) for _ in range(2)]
+    roots = [span for span in collector.spans if span.kind == SERVER]
+    told = [values(root)["milkweed.cache"] for root in roots]
+    assert told == [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
+    stages = [span for span in collector.spans if span.parent_span_id == roots[1].span_id]
+    assert [span.name for span in stages] == list(STAGES)
+    spent = sum(span.end_time_unix_nano - span.start_time_unix_nano for span in stages)
+    assert spent == pytest.approx(roots[1].end_time_unix_nano - roots[1].start_time_unix_nano, rel=0.02)
+
+
 async def test_the_environment_names_the_service(
     running: Any, kit: ModuleType, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
