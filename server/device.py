@@ -43,7 +43,9 @@ def resolve_devices(names: str) -> tuple[torch.device, ...]:
     """
     if names == "cuda:all":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        names = ",".join(f"cuda:{index}" for index in range(count)) or "cuda"
+        if not count:
+            raise DeviceError("device cuda:all: this machine has 0 CUDA devices")
+        names = ",".join(f"cuda:{index}" for index in range(count))
     return tuple(resolve_device(name) for name in names.split(","))
 
 
