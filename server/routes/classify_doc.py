@@ -59,7 +59,7 @@ def classify_path(settings: Settings) -> dict[str, Any]:
 
 def _parameters(settings: Settings) -> list[dict[str, Any]]:
     return [
-        _parameter("query", "model", "which of the served models; default: the first", {"type": "string"}),
+        _parameter("query", "model", "which of the served models, or an alias; default: the first", {"type": "string"}),
         _parameter(
             "query",
             "top_k",
