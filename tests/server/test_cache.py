@@ -11,12 +11,14 @@ from typing import Any
 import httpx
 import pytest
 
-from milkweed.server.cache import ResponseCache, cost
+from milkweed.server.cache import INLINE_BYTES, ResponseCache, cost
 from milkweed.server.metrics import STAGES, Metrics
 from milkweed.server.outcome import Predictions
+from milkweed.server.security.keys import key_block, new_key
 
 pytestmark = pytest.mark.anyio
 
+KEY = new_key()
 CACHE = {"cache_bytes": 1 << 20}
 
 
@@ -265,3 +267,26 @@ async def test_another_process_would_have_another_secret(running: Any, kit: Any)
             await ask(app, kit.encoded())
             secrets.add(next(iter(app.service.cache._entries))[:16])
     assert len(secrets) == 2
+
+
+async def test_a_hit_needs_a_key_and_counts_against_its_rate(running: Any, kit: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(key_block("camera", KEY) + "requests_per_second = 0.01\nrequest_burst = 2\n")
+    async with running(settings={**CACHE, "api_keys": str(keys)}) as app:
+        image, headers = kit.encoded(), {"authorization": f"Bearer {KEY}"}
+        said = [(await ask(app, image, **headers)).headers["x-cache"] for _ in range(2)]
+        assert said == ["MISS", "HIT"]
+        assert (await app.client.post("/classify", content=image)).status_code == 401
+        assert (await app.client.post("/classify", content=image, headers=headers)).status_code == 429
+
+
+async def test_a_large_request_is_digested_without_holding_the_loop(running: Any, kit: Any) -> None:
+    """More than a megabyte in all goes to another thread, and comes to the same digests."""
+    async with running(settings=CACHE) as app:
+        images = [kit.encoded("BMP", seed=seed, size=(400, 300)) for seed in range(4)]
+        assert sum(map(len, images)) > INLINE_BYTES > max(map(len, images))
+        alone = [(await ask(app, image)).json()["results"][0] for image in images]
+        files = [("image", (f"{place}", image)) for place, image in enumerate(images)]
+        together = await app.client.post("/classify", files=files)
+        assert together.headers["x-cache"] == "HIT"
+        assert together.json()["results"] == alone

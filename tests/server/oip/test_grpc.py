@@ -34,6 +34,23 @@ async def test_answers_are_those_of_classify(running: Any, kit: ModuleType, oip:
     assert (raw.id, by_contents.id) == ("seven", "")
 
 
+async def test_an_alias_and_the_cache_are_those_of_rest(running: Any, kit: ModuleType) -> None:
+    more = {**settings(), "aliases": {"production": "held"}, "cache_bytes": 1 << 20}
+    async with running(settings=more) as app, calling(app) as client:
+        said = []
+        for _ in range(2):
+            call = client.start("ModelInfer", client.infer(kit.encoded(), model="production"))
+            answer = client.messages.parse("ModelInferResponse", await call)
+            assert (answer.model_name, answer.model_version) == ("held", kit.make_config().version)
+            said.append(dict(await call.trailing_metadata())["x-cache"])
+        assert said == ["MISS", "HIT"]
+        assert app.model.sizes == [1]
+        metadata = await client.ask("ModelMetadata", client.messages["ModelMetadataRequest"](name="production"))
+        assert metadata.name == "held"
+        for stage in ("queue", "forward", "deliver", "respond"):
+            assert app.value("request_stage_duration_seconds_count", model="held", stage=stage) == 2
+
+
 async def test_pixels_raw_and_typed(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
     image = kit.encoded(seed=4)
     pixels = np.asarray(Image.open(io.BytesIO(image)))[None]
