@@ -33,7 +33,7 @@ def collect_process_memory() -> Iterator[Metric]:
 
 
 def collect_gpu_memory() -> Iterator[Metric]:
-    """Who holds each GPU's memory; nothing where CUDA was never started."""
+    """Who holds the memory of each GPU that torch is on; nothing where CUDA was never started."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
     family = GaugeMetricFamily(
@@ -45,12 +45,15 @@ def collect_gpu_memory() -> Iterator[Metric]:
         "milkweed_gpu_memory_peak_allocated_bytes", "Most that torch's tensors ever held.", labels=["device"]
     )
     for index in range(torch.cuda.device_count()):
+        reserved = torch.cuda.memory_reserved(index)
+        if not reserved:
+            continue  # to ask about a GPU that nobody uses would start CUDA there, for half a gigabyte
         free, total = torch.cuda.mem_get_info(index)
         kinds = gpu_memory_kinds(
             free=free,
             total=total,
             allocated=torch.cuda.memory_allocated(index),
-            reserved=torch.cuda.memory_reserved(index),
+            reserved=reserved,
             process=process_bytes(str(torch.cuda.get_device_properties(index).uuid)),
         )
         for kind, value in kinds.items():

@@ -25,7 +25,7 @@ MAX_WAITING = 2048
 EXPORT_REQUESTS = 128
 """A batch that is sent; each request has up to ten spans."""
 
-FLUSH_SECONDS = 5.0
+FLUSH_SECONDS = 3.0
 """At the end of the process a collector may take so long."""
 
 _PATH = "/v1/traces"
@@ -141,7 +141,8 @@ class Tracer:
         ending.join(FLUSH_SECONDS)
         if ending.is_alive():
             logger.warning("the last traces were not sent within %g s", FLUSH_SECONDS)
-        self._senders_words.removeFilter(self._once)
+        else:
+            self._senders_words.removeFilter(self._once)
 
     def collect(self) -> Iterator[Metric]:
         """What became of followed requests, for the registry."""

