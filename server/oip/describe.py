@@ -6,6 +6,8 @@ from typing import Any
 from ..card import ModelCard
 from ..front import Front
 from ..metrics import package_version
+from ..model_limits import limits_of
+from ..settings import Settings
 from ..statistics import ModelStatistics
 from .images import ENCODED, PIXELS
 from .outputs import DATATYPES
@@ -45,8 +47,11 @@ def model_metadata(model: ModelCard, versions: Iterable[ModelCard]) -> dict[str,
     }
 
 
-def model_config(model: ModelCard) -> dict[str, Any]:
-    """Triton's configuration, as far as there is one: no batch axis of Triton's own, every shape as in the metadata."""
+def model_config(settings: Settings, model: ModelCard) -> dict[str, Any]:
+    """Triton's configuration, as far as there is one: no batch axis of Triton's own, every shape as in the metadata.
+
+    Its `parameters` are what counts for requests to this model.
+    """
     inputs = [
         {"name": ENCODED, "data_type": "TYPE_STRING", "dims": [-1], "optional": True},
         {"name": PIXELS, "data_type": "TYPE_UINT8", "dims": [-1, -1, -1, 3], "optional": True},
@@ -62,6 +67,7 @@ def model_config(model: ModelCard) -> dict[str, Any]:
         "max_batch_size": 0,
         "input": inputs,
         "output": outputs,
+        "parameters": {name: {"string_value": str(n)} for name, n in limits_of(settings, model.name).items()},
     }
 
 

@@ -40,7 +40,8 @@ ModelConfigRequest: 1 name string, 2 version string
 ModelInput: 1 name string, 2 data_type DataType, 4 dims [int64], 8 optional bool
 ModelOutput: 1 name string, 2 data_type DataType, 3 dims [int64]
 ModelConfig: 1 name string, 2 platform string, 4 max_batch_size int32, 5 input [ModelInput], 6 output [ModelOutput],
-  17 backend string
+  14 parameters {ModelParameter}, 17 backend string
+ModelParameter: 1 string_value string
 ModelConfigResponse: 1 config ModelConfig
 ModelStatisticsRequest: 1 name string, 2 version string
 StatisticDuration: 1 count uint64, 2 ns uint64

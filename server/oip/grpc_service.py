@@ -143,7 +143,7 @@ class GrpcService:
     async def _model_config(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelConfigRequest", payload)
         model = find_version(self._service, request.name, request.version)
-        return self._messages["ModelConfigResponse"](config=describe.model_config(model))
+        return self._messages["ModelConfigResponse"](config=describe.model_config(self._service.settings, model))
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)

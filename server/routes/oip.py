@@ -54,7 +54,7 @@ def oip_routes(service: Front, gate: Gate) -> list[Route]:
                 path, _about(service, lambda model: describe.model_metadata(model, service.models.versions(model.name)))
             ),
             Route(f"{path}/ready", _model_probe(service)),
-            Route(f"{path}/config", _about(service, describe.model_config)),
+            Route(f"{path}/config", _about(service, lambda model: describe.model_config(service.settings, model))),
             Route(f"{path}/stats", _stats(service)),
             Route(f"{path}/infer", Infer(service, gate), methods=["POST"]),
         ]

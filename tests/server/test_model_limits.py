@@ -83,7 +83,7 @@ async def test_a_name_that_no_model_has_stops_the_start_unless_a_repository_may_
 
 
 async def test_defaults_of_a_model_hold_in_every_protocol(running: Any, kit: Any) -> None:
-    limits = {"other": {"top_k": 2, "max_images_per_request": 2, "timeout_ms": 50, "max_batch_size": 4}}
+    limits = {"other": {"top_k": 2, "max_images_per_request": 2, "timeout_ms": 9000, "max_batch_size": 4}}
     async with running(settings={"model_limits": limits, "top_k": 3}, names=("held", "other")) as app:
         image = kit.encoded()
         raw = {"inference-header-content-length": "0"}
@@ -100,10 +100,17 @@ async def test_defaults_of_a_model_hold_in_every_protocol(running: Any, kit: Any
         assert listed["other"]["limits"] == {
             "max_queue_images": 1024,
             "max_images_per_request": 2,
-            "timeout_ms": 50,
+            "timeout_ms": 9000,
             "top_k": 2,
         }
         assert listed["held"]["limits"]["max_images_per_request"] == 256
+        config = (await app.client.get("/v2/models/other/config")).json()["parameters"]
+        assert {name: int(each["string_value"]) for name, each in config.items()} == listed["other"]["limits"]
+
+
+async def test_the_deadline_of_a_model_counts_where_a_request_says_nothing(running: Any, kit: Any) -> None:
+    async with running(settings={"model_limits": {"other": {"timeout_ms": 50}}}, names=("held", "other")) as app:
+        image, raw = kit.encoded(), {"inference-header-content-length": "0"}
         app.models["other"].gate.clear()
         for path, headers in (("/classify?model=other", {}), ("/v2/models/other/infer", raw)):
             late = await app.client.post(path, content=image, headers=headers)

@@ -119,6 +119,9 @@ async def test_server_and_models_describe_themselves(running: Any, kit: ModuleTy
         assert not (await client.ask("ModelReady", kinds["ModelReadyRequest"](name="held"))).ready
         async with refused("NOT_FOUND", "'cat'"):
             await client.ask("ModelReady", kinds["ModelReadyRequest"](name="cat"))
+    assert {name: each.string_value for name, each in configured.parameters.items()} == {
+        name: each["string_value"] for name, each in config["parameters"].items()
+    }
     assert server.name == "milkweed"
     assert "binary_tensor_data" in server.extensions
     assert [(t.name, t.datatype, list(t.shape)) for t in (*model.inputs, *model.outputs)] == [
