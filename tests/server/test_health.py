@@ -34,7 +34,7 @@ async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
         with pytest.raises(ValueError, match="bad hash"):
             await asyncio.wrap_future(app.service.engines.prepared)
         assert await probes(app) == (503, 503, 503)
-        assert (await app.client.get("/v1/models")).json() == {"models": []}
+        assert (await app.client.get("/v1/models")).json() == {"models": [], "aliases": []}
 
 
 async def test_hanging_engine_is_neither_live_nor_ready(running: Any, kit: ModuleType) -> None:
