@@ -18,6 +18,23 @@ class HeldBytes:
         """The share of one request, given back at the end of a `with`."""
         return Hold(self)
 
+    def check(self, count: int) -> None:
+        """Raises ServiceError `overloaded` where `count` bytes more are too many."""
+        self._check(self.total, count)
+
+    def add(self, count: int) -> None:
+        """Hold so many bytes more, or less."""
+        self.total += count
+
+    def _check(self, total: int, count: int) -> None:
+        if total + count > self.limit:
+            raise ServiceError(
+                "overloaded",
+                f"bodies hold {total} bytes and {count} more exceed the limit of {self.limit}",
+                retry_after_seconds=1,
+                close=True,
+            )
+
 
 class Hold:
     """What one request holds."""
@@ -34,7 +51,7 @@ class Hold:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._held.total -= self._bytes
+        self._held.add(-self._bytes)
 
     def take(self, count: int) -> None:
         """Hold `count` bytes more.
@@ -42,15 +59,8 @@ class Hold:
         Raises:
             ServiceError: `overloaded` when all bodies together would exceed their limit.
         """
-        held = self._held
-        if held.total + count > held.limit:
-            raise ServiceError(
-                "overloaded",
-                f"bodies hold {held.total} bytes and {count} more exceed the limit of {held.limit}",
-                retry_after_seconds=1,
-                close=True,
-            )
-        held.total += count
+        self._held.check(count)
+        self._held.add(count)
         self._bytes += count
 
 

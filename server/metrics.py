@@ -47,7 +47,8 @@ class ModelMetrics:
 class Metrics:
     """All series of one app and the registry they live on."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: str = "main") -> None:
+        self._process = process
         self.registry = CollectorRegistry()
         # A `_created` series beside each counter would double the scrape.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -100,7 +101,7 @@ class Metrics:
         )
         self.loop_lag = self._histogram(
             "event_loop_lag_seconds", "How late the event loop runs a timer.", ("process",), SECONDS_BUCKETS
-        ).labels("main")
+        ).labels(self._process)
 
     def _define_security(self) -> None:
         self.connections = self._gauge("http_connections", "Connections that are open now.")

@@ -140,7 +140,7 @@ def say_served(service: Service, url: str) -> None:
     for model in service.models.values():
         line = (
             f"milkweed serves {model.name} ({model.config.arch}, version {model.version}) "
-            f"on {url} | device {model.pipeline.device}, {model.pipeline.plan} | "
+            f"on {url} | device {model.device}, {model.pipeline.plan} | "
             f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
         )
         print(line, flush=True)

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..loaders.guard import DEFAULT_LIMITS, Limits
-from ..loaders.info import FORMATS, OPT_IN_FORMATS
+from ..loaders.guard import Limits
 from ..loaders.select import DaliOptions
 from ..loaders.spec import PreprocessSpec
 from ..models.bundle import load_bundle
@@ -17,6 +16,7 @@ from ..models.inference import kernel_decision
 from .card import ModelCard
 from .costs import BatchCosts
 from .forward import ForwardOptions
+from .image_limits import image_limits
 from .pipeline import Pipeline, build_pipeline
 from .settings import Settings
 
@@ -230,9 +230,3 @@ def dali_options(settings: Settings) -> DaliOptions:
         strict=settings.strict_jpeg,
         max_batch_pixels=settings.max_batch_pixels,
     )
-
-
-def image_limits(settings: Settings) -> Limits:
-    """What one image may be."""
-    formats = FORMATS + OPT_IN_FORMATS if settings.jpeg2000 else FORMATS
-    return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)

@@ -37,15 +37,23 @@ class Service(Front):
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
         open_model: makes a warm model of a bundle, on the first engine's thread.
+        process: what metrics call this process.
 
     Raises:
         DeviceError: a device is not there.
     """
 
-    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        bundles: Mapping[str, Path],
+        *,
+        open_model: OpenModel = open_model,
+        process: str = "main",
+    ) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
-        super().__init__(settings, Metrics(), HeldBytes(settings.max_held_bytes))
+        super().__init__(settings, Metrics(process), HeldBytes(settings.max_held_bytes))
         self.bundles = dict(bundles)
         devices = resolve_devices(settings.device)
         self.batcher = Batcher(
@@ -152,14 +160,19 @@ class Service(Front):
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
-    def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+    def submit(
+        self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
+    ) -> None:
         """Queue a request.
+
+        Args:
+            unseen_seconds: of its deadline, that pass before it is here and after its answer has gone.
 
         Raises:
             ServiceError: `overloaded` with an estimate of when there is room, `draining`.
         """
         try:
-            self.batcher.submit(ticket, images, unseen_seconds=2 * self.lag_seconds())
+            self.batcher.submit(ticket, images, unseen_seconds=unseen_seconds + 2 * self.lag_seconds())
         except ServiceError as error:
             error.retry_after_seconds = self.retry_after_seconds()
             raise

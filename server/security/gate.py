@@ -8,6 +8,7 @@ from ..errors import ServiceError
 from ..metrics import Metrics
 from ..settings import OFF, Settings
 from .keyring import Account, Keyring
+from .shared_buckets import SharedBuckets
 from .watch import FileWatch
 
 SOURCE_KEY = "milkweed.source"
@@ -28,17 +29,20 @@ class Gate:
 
     Args:
         watch: looks after the file of keys.
+        buckets: where several processes share what a caller has left.
 
     Raises:
         KeysError: the file cannot be used.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, watch: FileWatch) -> None:
+    def __init__(
+        self, settings: Settings, metrics: Metrics, watch: FileWatch, buckets: SharedBuckets | None = None
+    ) -> None:
         self._metrics = metrics
         self._ring: Keyring | None = None
         self._open = PROBES | PAGES | ({"/metrics"} if settings.metrics_without_key else set())
         if settings.api_keys != OFF:
-            ring = self._ring = Keyring(Path(settings.api_keys))
+            ring = self._ring = Keyring(Path(settings.api_keys), buckets=buckets)
             watch.add("api_keys", [ring.file], ring.reload)
 
     @property

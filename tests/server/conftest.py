@@ -30,7 +30,8 @@ from milkweed.server.app import create_app
 from milkweed.server.errors import KINDS
 from milkweed.server.lanes import LanePlan
 from milkweed.server.pipeline import Pipeline
-from milkweed.server.served import ServedModel, image_limits
+from milkweed.server.image_limits import image_limits
+from milkweed.server.served import ServedModel
 from milkweed.server.service import Service
 from milkweed.server.settings import Settings
 

@@ -20,7 +20,8 @@ from milkweed.server.forward import ForwardOptions, serving_form
 from milkweed.server.lanes import LanePlan, Lanes
 from milkweed.server.pipeline import Pipeline
 from milkweed.server.schemas import ModelList
-from milkweed.server.served import ServedModel, forward_options, image_limits
+from milkweed.server.image_limits import image_limits
+from milkweed.server.served import ServedModel, forward_options
 from milkweed.server.settings import Settings
 
 CPU = torch.device("cpu")

@@ -12,7 +12,8 @@ import torch
 from milkweed.models.errors import BundleError
 from milkweed.server.catalogue import Catalogue
 from milkweed.server.errors import ServiceError
-from milkweed.server.served import ServedModel, image_limits
+from milkweed.server.image_limits import image_limits
+from milkweed.server.served import ServedModel
 from milkweed.server.settings import Settings
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,1 @@
+"""HTTP in several processes: workers that speak it, one process with the engine, and who starts them all."""

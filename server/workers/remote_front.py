@@ -1,0 +1,346 @@
+"""The front where the engine is in another process."""
+
+import asyncio
+import itertools
+import json
+import os
+import socket
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from ...loaders.errors import CODES, InputError
+from ...loaders.info import ImageInfo
+from ..card import ModelCard
+from ..catalogue import Catalogue
+from ..errors import ServiceError
+from ..front import Front
+from ..image_limits import image_limits
+from ..metrics import Metrics
+from ..outcome import BatchResult, Outcome, Predictions
+from ..settings import Settings
+from ..statistics import ModelStatistics
+from ..ticket import Priority, Ticket
+from . import messages
+from .arena import Arena
+from .board import Board, SharedHeldBytes
+from .channel import Channel
+from .registry import taken_down
+
+CONNECT_SECONDS = 0.1
+"""Between attempts to reach the engine's process, which may just be starting again."""
+
+REPORT_SECONDS = 1.0
+"""Between reports of the metrics nobody asked for: so much of them is lost with a worker that is killed."""
+
+ASK_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteModel(ModelCard):
+    """A model that is served in another process.
+
+    Args:
+        about: what it says of itself.
+    """
+
+    about: dict[str, Any]
+
+    def describe(self) -> dict[str, Any]:
+        """What /v1/models says about it."""
+        return self.about
+
+
+class RemoteFront(Front):
+    """Belongs to the event loop of a worker.
+
+    Args:
+        worker: its number.
+        address: where the engine's process listens.
+        names: of the models asked for at the start.
+    """
+
+    def __init__(self, settings: Settings, worker: int, board: Board, address: Path, names: Sequence[str]) -> None:
+        super().__init__(
+            settings,
+            Metrics(process=f"http-{worker}"),
+            SharedHeldBytes(settings.max_held_bytes, board, worker),
+        )
+        self._worker, self._board, self._address, self._names = worker, board, address, list(names)
+        self._models: Catalogue[ModelCard] = Catalogue()
+        self._state: messages.State | None = None
+        self._channel: Channel | None = None
+        self._arena: Arena | None = None
+        self._ids = itertools.count(1)
+        self._waiting: dict[int, Ticket] = {}
+        self._id_of: dict[Ticket, int] = {}
+        self._words: dict[int, asyncio.Future[Any]] = {}
+        self._users: Counter[str] = Counter()
+        self._leaving: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def models(self) -> Catalogue[ModelCard]:
+        """What the engine said last."""
+        return self._models
+
+    @property
+    def names(self) -> Sequence[str]:
+        """Of the models asked for at the start."""
+        return self._names
+
+    def start(self) -> None:
+        """Look for the engine from now on, and again whenever it has gone."""
+        self.begin_ticking()
+        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+
+    async def stop(self) -> None:
+        """Speak no more."""
+        self.end_ticking()
+        if self._channel is not None:
+            self._report()
+            self._channel.close()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def check_engine(self) -> None:
+        """Raises ServiceError `not_ready` where the engine's process is not there, or cannot answer now."""
+        if self._channel is None or not self._channel.is_open or self._state is None:
+            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
+        if self._state.refuses is not None:
+            raise ServiceError(*self._state.refuses, retry_after_seconds=2)
+
+    def check_ready(self) -> None:
+        """Raises ServiceError where no new traffic should be routed here."""
+        super().check_ready()
+        if self._state is not None and self._state.not_ready is not None:
+            raise ServiceError(*self._state.not_ready, retry_after_seconds=2)
+
+    def check_alive(self) -> None:
+        """Raises ServiceError where only a restart of the whole can help: an engine that ends comes back by itself."""
+        if self.draining:
+            return
+        if self._state is not None and self._state.not_alive is not None:
+            raise ServiceError(*self._state.not_alive)
+        if self._board.silent_seconds() > self.settings.engine_stall_seconds:
+            raise ServiceError("internal", "the engine's process does not answer")
+
+    @contextmanager
+    def using(self, model: ModelCard) -> Iterator[None]:
+        """Within, a model is in a request's hands and is not let go."""
+        self._users[model.key] += 1
+        try:
+            yield
+        finally:
+            self._users[model.key] -= 1
+            if not self._users[model.key]:
+                del self._users[model.key]
+                self._release(model.key)
+
+    def wait_seconds(self, priority: Priority = "bulk") -> float:
+        """When what ran and waited a moment ago should be done."""
+        return self._board.wait_seconds(priority)
+
+    def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+        """Hand a request on; it fails with what speaks against it."""
+        if self._channel is None or not self._channel.is_open or self._arena is None:
+            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
+        ticket.missing = len(images)
+        id = next(self._ids)
+        self._waiting[id], self._id_of[ticket] = ticket, id
+        self._tickets.add(ticket)
+        parts = [data for _, data, _ in images]
+        written = self._arena.write(parts, sum(map(len, parts)))
+        self._channel.send(
+            messages.Submit(
+                id=id,
+                model=ticket.model,
+                top_k=ticket.top_k,
+                deadline=ticket.deadline,
+                places=len(ticket.outcomes),
+                source=ticket.source,
+                priority=ticket.priority,
+                images=[(place, len(data), info) for place, data, info in images],
+                inline=None if written else b"".join(parts),
+                unseen_seconds=2 * self.lag_seconds(),
+            )
+        )
+
+    async def accepted(self, ticket: Ticket) -> None:
+        """Wait until a submitted request is queued; raises what speaks against it."""
+        id = self._id_of.get(ticket)
+        if id is None:
+            return
+        await self._asked("order")  # messages keep theirs: once this is answered, a refusal has been said
+        if ticket.waiter.done() and ticket.missing:
+            error = ticket.waiter.exception()  # type: ignore[attr-defined]  # a future, here
+            if error is not None:
+                raise error
+
+    def forget(self, ticket: Ticket) -> None:
+        """A request is over; where it was not answered, the engine drops what of it still waits."""
+        self._tickets.discard(ticket)
+        id = self._id_of.pop(ticket, None)
+        if id is not None and self._waiting.pop(id, None) is not None and ticket.missing and self._channel is not None:
+            self._channel.send(messages.Forget(id))
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The metrics of all processes, which the engine's keeps."""
+        answer = await self._asked("metrics", accept)
+        return answer.body, answer.content_type
+
+    async def statistics(self) -> dict[str, ModelStatistics]:
+        """What each model has answered, through whatever worker."""
+        answer = await self._asked("statistics")
+        return msgspec.json.decode(answer.body, type=dict[str, ModelStatistics])
+
+    async def _asked(self, what: Any, accept: str = "") -> messages.Answer:
+        if self._channel is None or not self._channel.is_open:
+            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
+        self._report()
+        id = next(self._ids)
+        word = self._words[id] = asyncio.get_running_loop().create_future()
+        self._channel.send(messages.Ask(id, what, accept))
+        try:
+            async with asyncio.timeout(ASK_SECONDS):
+                answer: messages.Answer = await word
+                return answer
+        except TimeoutError:
+            raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=2) from None
+        finally:
+            self._words.pop(id, None)
+
+    async def _keep_connected(self) -> None:
+        while True:
+            if self._channel is None or not self._channel.is_open:
+                await self._connect()
+            else:
+                self._report()
+            connected = self._channel is not None and self._channel.is_open
+            await asyncio.sleep(REPORT_SECONDS if connected else CONNECT_SECONDS)
+
+    async def _connect(self) -> None:
+        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            peer.connect(str(self._address))
+        except OSError:
+            peer.close()
+            return
+        if self._arena is not None:
+            self._arena.close()
+        self._arena = Arena.make()
+        socket.send_fds(peer, [b"\0"], [self._arena.file])
+        channel = Channel(messages.decode_from_engine, self._received, lambda: self._lost(channel))
+        await asyncio.get_running_loop().create_connection(lambda: channel, sock=peer)
+        self._channel = channel
+        channel.send(messages.Hello(self._worker, os.getpid()))
+
+    def _lost(self, channel: Channel) -> None:
+        """The engine's process has gone: what it had in hand is lost, and whoever waits for it is told."""
+        if channel is not self._channel:
+            return
+        self._state = None
+        self.fail_all(ServiceError("not_ready", "the engine ended before the answer", retry_after_seconds=2))
+        for word in self._words.values():
+            if not word.done():
+                word.set_exception(ServiceError("not_ready", "the engine ended", retry_after_seconds=2))
+        self._waiting.clear()
+        self._id_of.clear()
+
+    def _received(self, message: messages.FromEngine) -> None:
+        match message:
+            case messages.Outcomes():
+                self._put(message)
+            case messages.Failed():
+                self._fail(message)
+            case messages.Catalogue():
+                self._take(message)
+            case messages.State():
+                self._state = message
+                self.draining = self.draining or message.draining
+            case messages.Report():
+                self._report()
+            case messages.Answer():
+                word = self._words.get(message.id)
+                if word is not None and not word.done():
+                    word.set_result(message)
+
+    def _put(self, message: messages.Outcomes) -> None:
+        ticket = self._waiting.get(message.id)
+        if ticket is None:
+            return  # nobody waits any more
+        times = message.times
+        result = None if times is None else _result(times)
+        if result is not None:
+            self._waiting.pop(message.id)
+        for each in message.outcomes:
+            ticket.put(each.place, _outcome(each), result)
+
+    def _fail(self, message: messages.Failed) -> None:
+        ticket = self._waiting.pop(message.id, None)
+        if ticket is None:
+            return
+        if message.code == "deadline":
+            ticket.fail(TimeoutError())
+        else:
+            error = ServiceError(message.code, message.message, retry_after_seconds=message.retry_after_seconds)
+            ticket.fail(error)
+
+    def _take(self, message: messages.Catalogue) -> None:
+        """Serve what the engine serves from now on; what is not in it any more is released once nobody has it."""
+        limits = image_limits(self.settings)
+        versions: dict[str, list[ModelCard]] = {name: [] for name in message.names}
+        for card in message.models:
+            versions[card.name].append(
+                RemoteModel(
+                    name=card.name,
+                    version=card.version,
+                    labels=tuple(card.labels),
+                    num_classes=card.num_classes,
+                    size=card.size,
+                    limits=limits,
+                    number=card.number,
+                    key=card.key,
+                    about=json.loads(card.about),
+                )
+            )
+        before = {model.key for model in self._models.every()}
+        self._models = Catalogue({name: tuple(models) for name, models in versions.items()}, message.aliases)
+        now = {model.key for model in self._models.every()}
+        self._leaving = (self._leaving | before) - now
+        for key in [key for key in self._leaving if key not in self._users]:
+            self._release(key)
+
+    def _release(self, key: str) -> None:
+        if key in self._leaving:
+            self._leaving.discard(key)
+            if self._channel is not None:
+                self._channel.send(messages.Released(key))
+            if self.cache is not None:
+                self.cache.forget_model(key)
+
+    def _report(self) -> None:
+        if self._channel is not None:
+            families = taken_down(self.metrics.registry.collect())
+            self._channel.send(messages.Snapshot(Raw(messages.encode(families))))
+
+
+def _result(times: messages.Times) -> BatchResult:
+    return BatchResult(
+        [], times.started, times.decoded, times.launched, times.forwarded, times.finished, cpu_seconds={}
+    )
+
+
+def _outcome(each: messages.Good | messages.Bad) -> Outcome:
+    if isinstance(each, messages.Good):
+        return Predictions(each.index, each.score)
+    if each.code in CODES:
+        return InputError(each.code, each.message)  # type: ignore[arg-type]  # it is one of them
+    return ServiceError(each.code, each.message)
