@@ -149,8 +149,8 @@ class Engine:
 
     def _main(self) -> None:
         try:
-            use_device(self._device)
             self._pipelines = self._prepare()
+            use_device(self._device)  # after: models may have been opened for others as well
         except BaseException as error:
             self._ended_at = self._clock()  # before anyone hears of the error: the thread ends a moment later
             self.prepared.set_exception(error)

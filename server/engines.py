@@ -143,6 +143,7 @@ class Engines:
             last = not self._unprepared
         if not last:
             return
+        self._opened = Future()  # or what serves first would be held for ever
         if error is None:
             self.prepared.set_result(None)
         else:

@@ -33,7 +33,7 @@ def queue_families(waiting: Sequence[Waiting], now: float, predicted_seconds: fl
         pixels.add_metric([label], sum(each.pixels for each in same))
         age.add_metric([label], max(0.0, now - min(came)) if came else 0.0)
     predicted = GaugeMetricFamily(
-        "milkweed_queue_predicted_wait_seconds", "When what runs and waits now should be done."
+        "milkweed_queue_predicted_wait_seconds", "When an engine should be free for what comes now."
     )
     predicted.add_metric([], predicted_seconds)
     yield from (depth, size, pixels, age, predicted)

@@ -5,7 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.server.device import DeviceError, resolve_device, resolve_dtype, usable_cores
+from milkweed.server.device import (
+    DeviceError,
+    device_names,
+    resolve_device,
+    resolve_devices,
+    resolve_dtype,
+    usable_cores,
+)
 
 
 def test_auto_is_the_cpu_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -22,6 +29,23 @@ def test_auto_is_the_first_gpu_with_cuda(monkeypatch: pytest.MonkeyPatch) -> Non
     assert resolve_device("cuda:1") == torch.device("cuda:1")
     with pytest.raises(DeviceError, match="cuda:2: this machine has 2"):
         resolve_device("cuda:2")
+
+
+def test_several_devices_and_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = resolve_devices("cpu,cpu")
+    assert cpus == (torch.device("cpu"),) * 2
+    assert device_names(cpus) == ("cpu:0", "cpu:1")
+    assert device_names(resolve_devices("cpu")) == ("cpu",)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert device_names(resolve_devices("cuda:2,cuda:0")) == ("cuda:2", "cuda:0")
+    assert device_names(resolve_devices("cuda:all")) == ("cuda:0", "cuda:1", "cuda:2")
+    assert device_names(resolve_devices("cuda")) == device_names(resolve_devices("auto")) == ("cuda:0",)
+    with pytest.raises(DeviceError, match="cuda:3: this machine has 3"):
+        resolve_devices("cuda:0,cuda:3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="device cuda:all: this machine has 0 CUDA devices"):
+        resolve_devices("cuda:all")
 
 
 def test_dtype_is_float32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,3 +62,27 @@ def test_bad_value_is_one_line_with_place_value_and_limit(
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gone\.toml: No such file"):
         load_settings({}, tmp_path / "gone.toml")
+
+
+@pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:7", "cuda:all", "cuda:0,cuda:1", "cpu,cpu,cpu"])
+def test_devices_that_can_be(device: str) -> None:
+    assert load_settings({"device": device}).device == device
+
+
+@pytest.mark.parametrize(
+    ("device", "words"),
+    [
+        *(
+            (device, "--device")
+            for device in ("cpu,,", ",cpu", "cuda,cuda", "auto,cpu", "cuda:all,cpu", "tpu", " cpu", "")
+        ),
+        ("cpu,cuda:9", "mixes CPU and GPUs"),
+        ("cuda:0,cuda:1,cuda:0", "names cuda:0 twice"),
+        ("cuda:1,cuda:01", "names cuda:1 twice"),
+    ],
+)
+def test_devices_that_cannot_be_are_one_line(device: str, words: str) -> None:
+    with pytest.raises(SettingsError, match=words) as caught:
+        load_settings({"device": device})
+    assert "\n" not in str(caught.value)
+    assert repr(device) in str(caught.value)
