@@ -20,6 +20,7 @@ from .errors import ServiceError
 from .forecast import Seat, Work, answer_seconds, turn_seconds
 from .line import Line
 from .queue_metrics import Waiting, queue_families
+from .room import Room
 from .ticket import Batch, Item, Priority, Ticket
 
 REMOVED = "removed"
@@ -30,9 +31,6 @@ IMPATIENT_SHARE = 0.3
 came, all would be computed just as their callers leave, and nobody would be answered."""
 
 PATIENCE_GAIN = 1 / 32
-
-BULK_SHARE = 0.5
-"""Of the queue, at most: bulk never keeps interactive requests out."""
 
 
 class Batcher:
@@ -52,15 +50,13 @@ class Batcher:
         engines: int = 1,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.max_queue_images = max_queue_images
-        self.max_queue_pixels = max_queue_pixels
+        self._room = Room(max_queue_images, max_queue_pixels)
         self._clock = clock
         self._lock = threading.RLock()
         self._seats = [Seat(self._lock) for _ in range(engines)]
         self._lines: dict[str, Line] = {}
         self._removing: dict[str, set[int]] = {}  # and the engines that have not heard of it
         self._given_up = 0.0  # smoothed share of requests
-        self._depth = self._pixels = 0
         self._closed = False
 
     def add_model(
@@ -107,14 +103,13 @@ class Batcher:
         with self._lock:
             if self._closed:
                 raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
-            self._check_room(ticket, len(images), pixels)
+            self._room.check(ticket, len(images), pixels, self._lines[ticket.model], self._lines.values())
             self._check_time(ticket, len(images), pixels, now, unseen_seconds)
             ticket.missing = len(images)
             line, waits = self._lines[ticket.model], not self._is_idle()
             for place, data, info in images:
                 line.add(Item(ticket, place, data, info, now, waits))
-            self._depth += len(images)
-            self._pixels += pixels
+            self._room.take(len(images), pixels)
             self._pass_on()
 
     def answered(self) -> None:
@@ -130,7 +125,7 @@ class Batcher:
                 return 0
             pixels = line.pixels
             removed = line.remove(ticket)
-            self._left(removed, pixels - line.pixels)
+            self._room.take(-removed, line.pixels - pixels)
             return removed
 
     def collect(self, give_up: Callable[[], bool] = lambda: False, engine: int = 0) -> Batch | None:
@@ -144,7 +139,7 @@ class Batcher:
             seat.waiting = True
             try:
                 while not give_up():
-                    gone = self._removed_for(engine)
+                    gone = self._removed_for(engine) if self._removing else None
                     if gone is not None:
                         return Batch(gone, [], REMOVED, engine=engine)
                     found = self._oldest()
@@ -189,7 +184,7 @@ class Batcher:
         """Empty the queue without computing; the requests that were in it."""
         with self._lock:
             tickets = {ticket for line in self._lines.values() for ticket in line.clear()}
-            self._depth = self._pixels = 0
+            self._room.images = self._room.pixels = 0
             return list(tickets)
 
     @property
@@ -200,7 +195,7 @@ class Batcher:
     @property
     def depth(self) -> int:
         """Images that wait."""
-        return self._depth
+        return self._room.images
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When an engine should be free for a request that came now."""
@@ -224,33 +219,6 @@ class Batcher:
             ]
         yield from queue_families(found, now, self.wait_seconds())
 
-    def _check_room(self, ticket: Ticket, images: int, pixels: int) -> None:
-        bulk = ticket.priority == "bulk"
-        limit = max(1, int(self.max_queue_images * BULK_SHARE)) if bulk else self.max_queue_images
-        if self._depth + images > limit:
-            what = "bulk " if bulk else ""
-            raise ServiceError("overloaded", f"{self._depth} images wait, {images} more exceed the {what}limit {limit}")
-        line = self._lines[ticket.model]
-        if line.max_images is not None:
-            self._check_room_of(line, images, bulk)
-        # one request alone always fits: its images were found small enough each
-        if self._depth and self._pixels + pixels > self.max_queue_pixels:
-            raise ServiceError(
-                "overloaded", f"{self._pixels} pixels wait, {pixels} more exceed the limit {self.max_queue_pixels}"
-            )
-
-    def _check_room_of(self, line: Line, images: int, bulk: bool) -> None:
-        """What one model may have waiting: a flood of it keeps no other model's requests out."""
-        assert line.max_images is not None
-        waiting = sum(each.images for each in self._lines.values() if each.label == line.label)
-        limit = max(1, int(line.max_images * BULK_SHARE)) if bulk else line.max_images
-        if waiting + images > limit:
-            what = "bulk " if bulk else ""
-            raise ServiceError(
-                "overloaded",
-                f"{waiting} images of {line.label} wait, {images} more exceed the {what}limit {limit} of this model",
-            )
-
     def _check_time(self, ticket: Ticket, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
         work = self._work(ticket.priority, now, {ticket.model: (images, pixels)})
@@ -266,7 +234,7 @@ class Batcher:
             raise ServiceError(
                 "overloaded",
                 f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left: "
-                f"{self._depth} images wait",
+                f"{self._room.images} images wait",
             )
 
     def _work(self, priority: Priority, now: float, more: Mapping[str, tuple[int, int]]) -> Iterator[Work]:
@@ -281,17 +249,21 @@ class Batcher:
 
     def _is_idle(self) -> bool:
         """Whether an engine has nothing to do."""
-        return not self._depth and any(seat.alive and not seat.running for seat in self._seats)
+        return not self._room.images and any(seat.alive and not seat.running for seat in self._seats)
 
     def _is_turn(self, seat: Seat) -> bool:
         """Whether nobody who waits for a batch has less to do."""
+        if len(self._seats) == 1:
+            return True
         return not any(other.waiting and other.load < seat.load for other in self._seats)
 
     def _pass_on(self) -> None:
         """Wake whoever shall act next: for a batch one engine, for news all of them."""
         if self._closed or self._removing:
             self.wake()
-        elif self._depth:
+        elif len(self._seats) == 1:
+            self._seats[0].wake.notify()
+        elif self._room.images:
             waiting = [seat for seat in self._seats if seat.waiting]
             if waiting:
                 min(waiting, key=lambda seat: seat.load).wake.notify()
@@ -309,7 +281,7 @@ class Batcher:
         """Every engine has heard that a model is removed."""
         if not self._removing[key]:
             line = self._lines.pop(key)
-            self._left(line.images, line.pixels)  # none, where an engine is left
+            self._room.take(-line.images, -line.pixels)  # none, where an engine is left
             del self._removing[key]
 
     def _oldest(self) -> tuple[str, Line] | None:
@@ -325,7 +297,7 @@ class Batcher:
         newest_first = self._given_up > IMPATIENT_SHARE and not self._closed
         costs = line.costs[engine]
         batch = line.take(now, costs, self._late(line, costs, now), newest_first=newest_first)
-        self._left(images - line.images, pixels - line.pixels)
+        self._room.take(line.images - images, line.pixels - pixels)
         batch.model, batch.engine = name, engine
         if self._closed and batch.release == "idle_device":
             batch.release = "drain"
@@ -338,8 +310,3 @@ class Batcher:
         images = min(line.images, costs.max_batch_size)
         soonest = costs.seconds(images, line.pixels * images // max(line.images, 1))
         return lambda item: item.ticket.deadline <= now + (soonest if item.waits else 0.0)
-
-    def _left(self, images: int, pixels: int) -> None:
-        """So much waits no more."""
-        self._depth -= images
-        self._pixels -= pixels

@@ -40,10 +40,11 @@ class Seat:
 
 def turn_seconds(seats: Sequence[Seat], work: Iterable[Work], now: float) -> float:
     """How long until an engine is free for what came behind that work."""
-    waiting = [each for each in work if each[1]]
     places = _alive(seats)
-    free = _free_in(seats, places, now)
-    return spread_seconds(free, [_seconds(waiting, place) for place in places])
+    if len(places) == 1:
+        return _after(seats[places[0]], work, places[0], now)
+    waiting = [each for each in work if each[1]]
+    return spread_seconds(_free_in(seats, places, now), [_seconds(waiting, place)[0] for place in places])
 
 
 def answer_seconds(seats: Sequence[Seat], work: Iterable[Work], now: float) -> float:
@@ -52,37 +53,44 @@ def answer_seconds(seats: Sequence[Seat], work: Iterable[Work], now: float) -> f
     An engine that is free takes the next batch, so when the last one begins, all are busy, and what came before it is
     spread over them by their speeds; then it takes its time on whichever engine it falls, at worst the slowest.
     """
-    waiting = [each for each in work if each[1]]
     places = _alive(seats)
-    free = _free_in(seats, places, now)
     if len(places) == 1:
-        return free[0] + _seconds(waiting, places[0])
-    last = [_longest_batch(waiting, place) for place in places]
-    before = [max(0.0, _seconds(waiting, place) - own) for place, own in zip(places, last, strict=True)]
-    return spread_seconds(free, before) + max(last)
+        return _after(seats[places[0]], work, places[0], now)
+    waiting = [each for each in work if each[1]]
+    found = [_seconds(waiting, place) for place in places]
+    before = [max(0.0, total - last) for total, last in found]
+    return spread_seconds(_free_in(seats, places, now), before) + max(last for _, last in found)
 
 
 def _alive(seats: Sequence[Seat]) -> Sequence[int]:
     return [place for place, seat in enumerate(seats) if seat.alive] or range(len(seats))
 
 
+def _after(seat: Seat, work: Iterable[Work], place: int, now: float) -> float:
+    """One engine: what it has in hand, then all that waits."""
+    ahead = max(0.0, seat.busy_until - now)
+    for costs, images, pixels in work:
+        if images:
+            ahead += costs[place].seconds(images, pixels)
+    return ahead
+
+
 def _free_in(seats: Sequence[Seat], places: Sequence[int], now: float) -> list[float]:
-    """Seconds until each engine should be free. Where others work on, one that is late may be as late again."""
-    if len(places) == 1:
-        return [max(0.0, seats[places[0]].busy_until - now)]
+    """Seconds until each engine should be free; one that is overdue may be late as long again: the others work on."""
     return [abs(seat.busy_until - now) if seat.running else 0.0 for seat in (seats[place] for place in places)]
 
 
-def _seconds(waiting: Iterable[Work], place: int) -> float:
-    return sum(costs[place].seconds(images, pixels) for costs, images, pixels in waiting)
-
-
-def _longest_batch(waiting: Iterable[Work], place: int) -> float:
-    longest = 0.0
+def _seconds(waiting: Iterable[Work], place: int) -> tuple[float, float]:
+    """Of all that waits on one engine, and of the longest last batch."""
+    total = longest = 0.0
     for costs, images, pixels in waiting:
-        most = min(images, costs[place].max_batch_size)
-        longest = max(longest, costs[place].seconds(most, pixels * most // images))
-    return longest
+        seconds = last = costs[place].seconds(images, pixels)
+        most = costs[place].max_batch_size
+        if images > most:
+            last = costs[place].seconds(most, pixels * most // images)
+        total += seconds
+        longest = max(longest, last)
+    return total, longest
 
 
 def spread_seconds(free: Sequence[float], work: Sequence[float]) -> float:

@@ -5,10 +5,11 @@ from concurrent.futures import Future
 import pytest
 
 from milkweed.loaders.info import ImageInfo
-from milkweed.server.batcher import BULK_SHARE, Batcher
+from milkweed.server.batcher import Batcher
 from milkweed.server.costs import BatchCosts
 from milkweed.server.errors import ServiceError
 from milkweed.server.line import BULK_DELAY_SECONDS
+from milkweed.server.room import BULK_SHARE
 from milkweed.server.ticket import Batch, Priority, Ticket
 
 INFO = ImageInfo("PNG", 10, 10, "RGB")
