@@ -1,7 +1,9 @@
 """Several devices: each has its part of the work, and one that fails costs what it had in hand."""
 
 import asyncio
+import gc
 import threading
+import weakref
 from collections import Counter
 from pathlib import Path
 from types import ModuleType
@@ -275,6 +277,18 @@ async def test_reloads_under_load_lose_nothing_and_close_everything(
         for engine in app.service.engines.each:
             assert len(engine._pipelines) == 1
         assert len(app.service.batcher._lines) == len(app.service.rollout._holders) == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
+async def test_nothing_holds_what_served_first(running: Any, kit: ModuleType, device: str) -> None:
+    async with running(settings={**TWO, "device": device}) as app:
+        held = [weakref.ref(pipeline) for pipeline in app.service.models["held"].pipelines]
+        assert (await post(app, kit)).status_code == 200
+        await app.service.rollout.bring_in("held", Path("x"), "2")
+        await app.service.rollout.settled()
+        await post(app, kit)  # the engine's last look at it is over
+        gc.collect()
+        assert [each() for each in held] == [None] * len(device.split(","))
 
 
 def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
