@@ -72,6 +72,7 @@ def post(app: Any, kit: ModuleType, seed: int = 0) -> "asyncio.Task[Any]":
 
 async def one_in_each(app: Any, kit: ModuleType, first: Held, second: Held) -> "list[asyncio.Task[Any]]":
     """Requests whose forwards have begun, one on each engine; both gates are closed."""
+    await kit.until(lambda: all(seat.waiting for seat in app.service.batcher._seats))
     first.gate.clear()
     second.gate.clear()
     tasks = [post(app, kit)]
@@ -108,7 +109,8 @@ async def test_both_work_at_the_same_time_and_answer_as_one_does(running: Any, k
             assert scores(await task) == pytest.approx(expected, abs=1e-6)
         assert sum(first.sizes) + sum(second.sizes) == 24
         for name in ("cpu:0", "cpu:1"):
-            assert app.value("engine_busy_seconds_total", device=name) > 0
+            # the books are kept after the answer
+            await kit.until(lambda name=name: app.value("engine_busy_seconds_total", device=name) > 0)
             assert app.value("engine_up", device=name) == 1
         [listed] = (await app.client.get("/v1/models")).json()["models"]
         assert listed["device"] == "cpu:0,cpu:1"
