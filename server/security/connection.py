@@ -140,6 +140,13 @@ class Connection(HttpToolsProtocol):
         self._body_bytes = 0
         self._books.asked(self)
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        # uvicorn stops reading at a large piece of a body until the app asks for more, which it never does after the
+        # last one: nobody would see the client leave.
+        if not self.pipeline:
+            self.flow.resume_reading()
+
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
