@@ -54,6 +54,8 @@ class Rollout:
         self.costs: dict[str, list[BatchCosts]] = {}  # on each engine
         self._settings, self._batcher, self._open_model = settings, batcher, open_model
         self._introduce, self._forget = introduce, forget
+        self.changed: Callable[[], None] = lambda: None
+        """Called on the event loop when something else serves, before what it replaced is let go."""
         self._engines: Engines | None = None
         self._by_key: dict[str, ServedModel] = {}
         self._numbers = itertools.count(1)
@@ -129,6 +131,7 @@ class Rollout:
             for place in model.replicas.keys() - self._engines.add(model.key, model.replicas):
                 self.removed(model.key, place)  # that engine has ended meanwhile
             self.catalogue = catalogue
+        self.changed()
         for each in old:
             self._retire(each)
         return model
@@ -142,6 +145,7 @@ class Rollout:
         """
         async with self._turn:
             self.catalogue, old = self.catalogue.without(name, version)
+        self.changed()
         await asyncio.gather(*(self._retire(each) for each in old))
         return old
 
@@ -159,6 +163,7 @@ class Rollout:
         if before is not None:
             catalogue, old = catalogue.trimmed(before.model, self._settings.keep_versions)
         self.catalogue = catalogue
+        self.changed()
         for each in old:
             self._retire(each)
         return before

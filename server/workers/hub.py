@@ -62,6 +62,7 @@ class Hub:
         self._loop = asyncio.get_running_loop()
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
+        self._service.rollout.changed = self.publish
         self._beat()
 
     def stop(self) -> None:
@@ -115,7 +116,7 @@ class Hub:
     def publish(self) -> None:
         """Tell the workers what is served and how the service is, where that has changed."""
         service = self._service
-        if service.models is not self._catalogue and service.models:
+        if service.models is not self._catalogue and (service.models or self._catalogue is not None):
             self._catalogue = service.models
             models, now = list(service.models.every()), self._now()
             for link in self._links:

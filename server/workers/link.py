@@ -125,7 +125,8 @@ class Link:
         parts = self._arena.read(lengths) if message.inline is None else _cut(message.inline, lengths)
         remote = Remote(message.id, self.channel, self._over)
         if message.model not in self._models:
-            remote.set_exception(ServiceError("unknown_model", "this version is not served any more"))
+            # The worker took it in hand before this process was started again.
+            remote.set_exception(ServiceError("not_ready", "the engine was started again", retry_after_seconds=1))
             return
         ticket = remote.ticket = Ticket(
             message.model,

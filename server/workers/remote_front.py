@@ -247,6 +247,8 @@ class RemoteFront(Front):
         if channel is not self._channel:
             return
         self._state = None
+        self._models = Catalogue()  # the next engine will say what it serves, once it does
+        self._leaving.clear()
         self.fail_all(ServiceError("not_ready", "the engine ended before the answer", retry_after_seconds=2))
         for word in self._words.values():
             if not word.done():
