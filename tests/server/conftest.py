@@ -28,9 +28,9 @@ from milkweed.models.labels import Label
 from milkweed.models.registry import create_model
 from milkweed.server.app import create_app
 from milkweed.server.errors import KINDS
+from milkweed.server.image_limits import image_limits
 from milkweed.server.lanes import LanePlan
 from milkweed.server.pipeline import Pipeline
-from milkweed.server.image_limits import image_limits
 from milkweed.server.served import ServedModel
 from milkweed.server.service import Service
 from milkweed.server.settings import Settings

@@ -17,10 +17,10 @@ from milkweed.models.inference import prepare_for_inference
 from milkweed.models.registry import create_model
 from milkweed.server.app import create_app
 from milkweed.server.forward import ForwardOptions, serving_form
+from milkweed.server.image_limits import image_limits
 from milkweed.server.lanes import LanePlan, Lanes
 from milkweed.server.pipeline import Pipeline
 from milkweed.server.schemas import ModelList
-from milkweed.server.image_limits import image_limits
 from milkweed.server.served import ServedModel, forward_options
 from milkweed.server.settings import Settings
 
