@@ -31,7 +31,7 @@ _SERVE = """
 import json, sys
 from pathlib import Path
 from milkweed.server.serve import run_server
-from milkweed.server.settings import load_settings
+from milkweed.server.settings_source import load_settings
 settings = {"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])}
 sys.exit(run_server(load_settings(settings), {"bench": Path(sys.argv[1])}))
 """

@@ -82,7 +82,7 @@ def _server(url: str, top_k: int | None, identity: Identity) -> Iterator[Ask]:
 def _bundle(path: Path | None, top_k: int | None, device: str | None, identity: Identity) -> Iterator[Ask]:
     """The served model, through the same pipeline and the same JSON as over HTTP."""
     from ..served import open_model
-    from ..settings import load_settings
+    from ..settings_source import load_settings
 
     # A few images are not worth a measurement; what a server has measured here is used.
     settings = load_settings({"device": device, "tuning": "off", "cuda_graphs": False})

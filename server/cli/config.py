@@ -44,7 +44,7 @@ def show(config: ConfigFile = None, json: Json = False, toml: Toml = False, **se
     Example:
       milkweed config show --config milkweed.toml --port 9000
     """
-    from ..settings import load_settings, origins
+    from ..settings_source import load_settings, origins
 
     loaded, places = load_settings(settings, config), origins(settings, config)
     values = loaded.model_dump()
@@ -68,7 +68,8 @@ def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str |
     Example:
       milkweed config check milkweed.toml
     """
-    from ..settings import Settings, SettingsError, load_settings, settings_environment, variable_of
+    from ..settings import Settings
+    from ..settings_source import SettingsError, load_settings, settings_environment, variable_of
 
     for name in settings_environment().keys() - Settings.model_fields.keys() - OTHER_VARIABLES:
         typer.echo(f"milkweed: warning: {variable_of(name)}: there is no such setting; it has no effect", err=True)
@@ -91,7 +92,8 @@ def table() -> None:
 
 def settings_table() -> list[str]:
     """The rows of the table, head first: option, variable, default, what it is."""
-    from ..settings import Settings, option_of, variable_of
+    from ..settings import Settings
+    from ..settings_source import option_of, variable_of
 
     rows = ["| option | variable | default | |", "|---|---|---|---|"]
     for name, field in Settings.model_fields.items():

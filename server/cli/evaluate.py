@@ -56,7 +56,7 @@ def evaluate(
     from ..dataset import find_samples
     from ..evaluate import evaluate
     from ..served import open_model
-    from ..settings import load_settings
+    from ..settings_source import load_settings
 
     settings = load_settings({"device": device})
     found = find_samples(data, read_config(bundle).labels)

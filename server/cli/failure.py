@@ -23,7 +23,7 @@ class Failure(Exception):
 
 def explain(error: Exception) -> tuple[str, int]:
     """The one line that says what went wrong, and the exit code."""
-    from ..settings import SettingsError
+    from ..settings_source import SettingsError
 
     if isinstance(error, Failure):
         return one_line(str(error)), error.exit_code

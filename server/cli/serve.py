@@ -31,7 +31,8 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     Example:
       milkweed serve --port 9000 deit=./deit-monarch
     """
-    from ..settings import OFF, load_settings
+    from ..settings import OFF
+    from ..settings_source import load_settings
 
     loaded = load_settings(settings, config)
     # The demo is for who names nothing at all.

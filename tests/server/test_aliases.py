@@ -19,7 +19,8 @@ from milkweed.models.registry import create_model
 from milkweed.server.admin import create_admin_app
 from milkweed.server.aliases import AliasError, Target
 from milkweed.server.app import create_app
-from milkweed.server.settings import Settings, SettingsError, load_settings
+from milkweed.server.settings import Settings
+from milkweed.server.settings_source import SettingsError, load_settings
 
 pytestmark = pytest.mark.anyio
 

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from milkweed.server.cli.config import toml_value
-from milkweed.server.settings import Settings, SettingsError, load_settings
+from milkweed.server.settings import Settings
+from milkweed.server.settings_source import SettingsError, load_settings
 
 pytestmark = pytest.mark.anyio
 

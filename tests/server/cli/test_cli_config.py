@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from milkweed.server.cli.config import toml_value
 from milkweed.server.security.keys import hash_key, key_block, parse_keys
-from milkweed.server.settings import Settings, load_settings
+from milkweed.server.settings import Settings
+from milkweed.server.settings_source import load_settings
 
 Milkweed = Callable[..., Any]
 
