@@ -186,7 +186,7 @@ class Settings(BaseSettings):
 
     def of(self, model: str) -> "Settings":
         """As they are for one model: with its limits in place of the service's."""
-        return self._of_model.get(model, self)
+        return self._of_model.get(model, self) if self.model_limits else self
 
     @model_validator(mode="after")
     def _agree(self) -> "Settings":
