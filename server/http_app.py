@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -70,31 +71,23 @@ def http_app(
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
-
-    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["path"] == "/classify" and scope["method"] == "POST":
-            await classify(scope, receive, send)
-        else:
-            await FastAPI.__call__(app, scope, receive, send)
-
-    middleware = RequestMiddleware(inside, service=front, gate=gate, routes=templates, tracer=tracer)
-    app.door = ErrorForm(middleware)
+    around = partial(RequestMiddleware, service=front, gate=gate, routes=templates, tracer=tracer)
+    app.classify = around(classify)
+    app.add_middleware(around)
+    app.add_middleware(ErrorForm)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
     app.openapi = lambda: _document(app, front.settings, gate)  # type: ignore[method-assign]
     return app
 
 
 class _App(FastAPI):
-    """FastAPI behind a door of ours: what every request passes is there, and the path that must be cheap ends there.
+    """FastAPI, with a way past it for the path that must be cheap: its layers and routers cost 0.05 ms a request."""
 
-    Its own layers and routers cost a request 0.05 ms that needs none of them.
-    """
-
-    door: ASGIApp
+    classify: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self.door(scope, receive, send)
+        if scope["type"] == "http" and scope["path"] == "/classify" and scope["method"] == "POST":
+            await self.classify(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
