@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +21,38 @@ from milkweed.models.config import BundleConfig
 from milkweed.models.labels import default_labels
 from milkweed.models.registry import create_model
 
+from .forked import Forked, Forker
+
 START_SECONDS = 60.0
 
 _MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
 
 
 class Server:
-    """One server process; its output is collected as it comes."""
+    """One server process; its output is collected as it comes.
 
-    def __init__(self, bundles: dict[str, Path], settings: dict[str, object], prelude: str = "") -> None:
+    Args:
+        forker: forks it from a process that has done the imports; `None` starts Python anew.
+    """
+
+    def __init__(
+        self, forker: Forker | None, bundles: dict[str, Path], settings: dict[str, object], prelude: str = ""
+    ) -> None:
         settings = {"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}
         arguments = [f"{name}={path}" for name, path in bundles.items()]
         arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
-        environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", prelude + _MILKWEED, "serve", *arguments],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**environment, "OMP_NUM_THREADS": "1"},
-        )
+        arguments = ["serve", *arguments]
+        self.process: subprocess.Popen[str] | Forked
+        if forker is not None:
+            self.process = forker.start(prelude + _MILKWEED, arguments, _environment())
+        else:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", prelude + _MILKWEED, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                env=_environment(),
+            )
         self.log: list[str] = []
         self.url = self.line = self.metrics_url = ""
         self._logged = threading.Condition()
@@ -86,6 +98,10 @@ class Server:
         return code
 
 
+def _environment() -> dict[str, str]:
+    return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}
+
+
 def free_port() -> int:
     """A port nobody listens on now."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
@@ -125,8 +141,10 @@ Serve = Callable[..., AbstractContextManager[Server]]
 
 
 @contextmanager
-def _serving(bundles: dict[str, Path], prelude: str = "", **settings: object) -> Iterator[Server]:
-    server = Server(bundles, settings, prelude)
+def _serving(
+    forker: Forker, bundles: dict[str, Path], prelude: str = "", fresh: bool = False, **settings: object
+) -> Iterator[Server]:
+    server = Server(None if fresh or "http_workers" in settings else forker, bundles, settings, prelude)
     try:
         yield server
     finally:
@@ -140,19 +158,28 @@ def _serving(bundles: dict[str, Path], prelude: str = "", **settings: object) ->
 
 
 @pytest.fixture(scope="session")
-def serving(tiny_bundle: Path) -> Serve:
+def forker() -> Iterator[Forker]:
+    with closing(Forker(_environment())) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def serving(tiny_bundle: Path, forker: Forker) -> Serve:
     """`with serving(port=...) as server:` a process that has just been started; settings as given.
 
-    `prelude` is Python that it runs before milkweed.
+    `prelude` is Python that it runs before milkweed. `fresh` starts Python anew, as people do, which takes seconds
+    longer than to fork it; a server of several processes always starts so.
     """
-    return lambda bundles=None, **settings: _serving({"tiny": tiny_bundle} if bundles is None else bundles, **settings)
+    return lambda bundles=None, **settings: _serving(
+        forker, {"tiny": tiny_bundle} if bundles is None else bundles, **settings
+    )
 
 
 @pytest.fixture(scope="module")
-def server(tiny_bundle: Path) -> Iterator[Server]:
+def server(serving: Serve) -> Iterator[Server]:
     """One warm server for the tests of a file that do not stop it; the metrics port is on."""
     port = free_port()
-    with _serving({"tiny": tiny_bundle}, metrics_port=port) as running:
+    with serving(metrics_port=port) as running:
         running.wait_ready()
         running.metrics_url = f"http://127.0.0.1:{port}"
         yield running

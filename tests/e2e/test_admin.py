@@ -29,7 +29,7 @@ def test_reloads_under_load_lose_no_request(serving: Any, tiny_bundle: Path, tmp
         for thread in threads:
             thread.start()
         with httpx.Client(base_url=admin, timeout=30) as asking:
-            for _ in range(10):
+            for _ in range(5):
                 assert asking.post("/v1/models/tiny/load").status_code == 200
             index = asking.get("/v1/repository").json()
             assert index == {"models": [{"name": "tiny", "number": None, "serves": True}]}

@@ -1,6 +1,5 @@
 """HTTP in several processes: they answer as one does, and each of them may be killed."""
 
-import asyncio
 import io
 import json
 import re
@@ -21,6 +20,9 @@ from PIL import Image
 from milkweed.server.security.keys import key_block
 from milkweed.server.workers.arena import ARENA_BYTES
 
+from .conftest import free_port
+from .load import BEFORE_SECONDS, seen_while
+
 NOTICED_SECONDS = 2.0
 BACK_SECONDS = 60.0
 
@@ -30,6 +32,12 @@ def jpeg(seed: int = 0, side: int = 48) -> bytes:
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, "JPEG")
     return out.getvalue()
+
+
+IMAGES = [jpeg(seed) for seed in range(8)]
+
+# What a client can see of a process that is killed.
+CONNECTION_LOST = {(0, "ReadError"), (0, "RemoteProtocolError"), (0, "WriteError"), (0, "ConnectError")}
 
 
 def children(server: Any, word: str) -> list[psutil.Process]:
@@ -64,12 +72,38 @@ def wait_back(url: str) -> float:
     raise AssertionError(f"not ready within {BACK_SECONDS} s")
 
 
+# A server takes seconds to start: each of these three serves several tests, the last of which ends it.
+
+
 @pytest.fixture(scope="module")
 def workers(serving: Any) -> Iterator[Any]:
-    """A server with two workers for tests that do not stop it."""
-    with serving(http_workers=2) as server:
+    """A server with two workers."""
+    with serving(http_workers=2, drain_grace_seconds=0.5) as server:
         server.wait_ready()
         wait_back(server.url)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def strict(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One whose callers may ask ten times, and whose batches may take a second."""
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text(key_block("a", "one") + "requests_per_second = 0.01\nrequest_burst = 10\n")
+    with serving(http_workers=2, api_keys=path, engine_stall_seconds=1.0) as server:
+        server.wait_ready()
+        wait_back(server.url)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def reloading(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One with a repository at `repository` and an admin port at `admin`."""
+    repository, port = tmp_path_factory.mktemp("models"), free_port()
+    shutil.copytree(tiny_bundle, repository / "tiny" / "1")
+    with serving({}, http_workers=2, repository=repository, admin_port=port, drain_grace_seconds=0.5) as server:
+        server.wait_ready()
+        wait_back(server.url)
+        server.repository, server.admin = repository, f"http://127.0.0.1:{port}"
         yield server
 
 
@@ -146,48 +180,14 @@ def test_a_request_that_its_client_leaves_is_dropped(workers: Any) -> None:
     assert [len(result["predictions"]) for result in answer.json()["results"]] == [5] * 10
 
 
-async def _load(url: str, seconds: float, clients: int = 8) -> list[tuple[float, int, str]]:
-    """Requests over connections that stay: when each ended, its status and code; 0 where the connection was lost."""
-    seen: list[tuple[float, int, str]] = []
-    end = time.monotonic() + seconds
-
-    async def one(number: int) -> None:
-        async with httpx.AsyncClient(base_url=url, timeout=30) as client:
-            while time.monotonic() < end:
-                try:
-                    answer = await client.post("/classify", content=jpeg(number))
-                    code = "" if answer.status_code == 200 else answer.json()["error"]["code"]
-                    seen.append((time.monotonic(), answer.status_code, code))
-                    if answer.status_code == 503:
-                        assert answer.headers["retry-after"].isdigit()
-                        await asyncio.sleep(0.05)
-                except httpx.TransportError as error:
-                    seen.append((time.monotonic(), 0, type(error).__name__))
-
-    await asyncio.gather(*(one(number) for number in range(clients)))
-    return seen
-
-
-def killed_under_load(server: Any, child: psutil.Process, seconds: float) -> list[tuple[float, int, str]]:
-    """What callers see while a process is killed."""
-
-    async def both() -> list[tuple[float, int, str]]:
-        load = asyncio.create_task(_load(server.url, seconds))
-        await asyncio.sleep(1.0)
-        child.kill()
-        return await load
-
-    return asyncio.run(both())
-
-
 def test_a_killed_worker_loses_what_it_held_and_comes_back(workers: Any) -> None:
     ok = 'milkweed_images_total{model="tiny",outcome="ok"}'
     before = workers.metric(ok)
     time.sleep(1.5)  # a worker reports once a second: what it has counted by now lasts
-    seen = killed_under_load(workers, children(workers, "workers.worker")[0], 4.0)
+    seen = seen_while(workers.url, IMAGES, 3.0, children(workers, "workers.worker")[0].kill)
     lost = [each for each in seen if each[1] != 200]
-    assert {status for _, status, _ in lost} <= {0}  # connections, nothing else
-    assert len(lost) <= 8  # of each client one at most
+    assert {(status, code) for _, status, code in lost} <= CONNECTION_LOST
+    assert len(lost) <= len(IMAGES)  # of each client one at most
     again = [at for at, status, _ in seen if status == 200 and lost and at > max(at for at, *_ in lost)]
     assert again
     workers.wait_log("HTTP worker 0 ended with SIGKILL and is started again")
@@ -203,107 +203,82 @@ def test_a_killed_engine_is_told_to_who_waits_and_comes_back(workers: Any) -> No
         connection = of_worker(workers, client)
         [engine] = children(workers, "engine_process")
         began = time.monotonic()
-        seen = killed_under_load(workers, engine, 4.0)
+        seen = seen_while(workers.url, IMAGES, 3.0, engine.kill)
         lost = [each for each in seen if each[1] != 200]
         assert lost
         assert {(status, code) for _, status, code in lost} == {(503, "not_ready")}
-        assert min(at for at, *_ in lost) - began < 1.0 + NOTICED_SECONDS
+        assert min(at for at, *_ in lost) - began < BEFORE_SECONDS + NOTICED_SECONDS
         wait_back(workers.url)
         assert client.post(workers.url + "/classify", content=jpeg()).status_code == 200
         assert of_worker(workers, client) == connection
     workers.wait_log("the engine's process ended with SIGKILL and is started again")
 
 
-def test_an_engine_that_hangs_is_noticed(serving: Any) -> None:
-    with serving(http_workers=1, engine_stall_seconds=1.0) as server:
-        server.wait_ready()
-        wait_back(server.url)
-        [engine] = children(server, "engine_process")
-        engine.suspend()
-        began = time.monotonic()
-        while httpx.get(server.url + "/livez").status_code == 200:
-            assert time.monotonic() - began < 1.0 + NOTICED_SECONDS
-            time.sleep(0.02)
-        engine.resume()
-        while httpx.get(server.url + "/livez").status_code != 200:
-            time.sleep(0.02)
+def end_under_load(server: Any, number: signal.Signals) -> set[tuple[int, str]]:
+    """End a server; what callers were told but 200."""
+    processes = psutil.Process(server.process.pid).children()
+    assert len(processes) == 3
+    seen = seen_while(server.url, IMAGES, 1.5, lambda: server.terminate(number))
+    assert server.exit() == 0
+    assert not [process for process in processes if process.is_running()]
+    said = {(status, code) for _, status, code in seen}
+    assert (200, "") in said
+    return said - {(200, "")}
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_processes_and_loses_no_request(serving: Any, number: signal.Signals) -> None:
-    async def stop_under_load(server: Any) -> list[tuple[float, int, str]]:
-        load = asyncio.create_task(_load(server.url, 2.0))
-        await asyncio.sleep(1.0)
-        server.terminate(number)
-        return await load
-
-    with serving(http_workers=2, drain_grace_seconds=0.5) as server:
-        server.wait_ready()
-        wait_back(server.url)
-        processes = psutil.Process(server.process.pid).children()
-        assert len(processes) == 3
-        seen = asyncio.run(stop_under_load(server))
-        assert server.exit() == 0
-        assert not [process for process in processes if process.is_running()]
-    said = {(status, code) for _, status, code in seen} - {(200, "")}
-    late = {(0, "ConnectError")}  # who comes later finds nobody
-    if number == signal.SIGTERM:
-        assert said <= late
-    else:  # at a terminal nobody waits for who sends requests here to hear of it
-        assert {status for status, _ in said} <= {0, 503}
+def test_sigterm_ends_all_processes_and_loses_no_request(workers: Any) -> None:
+    assert end_under_load(workers, signal.SIGTERM) <= {(0, "ConnectError")}  # who comes later finds nobody
 
 
-def test_children_end_with_a_supervisor_that_is_killed(serving: Any) -> None:
-    with serving(http_workers=1) as server:
-        server.wait_ready()
-        wait_back(server.url)
-        processes = psutil.Process(server.process.pid).children()
-        server.process.kill()
-        _, alive = psutil.wait_procs(processes, timeout=20)
-        assert not alive
+def test_what_a_caller_may_ask_holds_for_all_workers_together(strict: Any) -> None:
+    statuses, used = [], set()
+    for _ in range(16):
+        with httpx.Client(headers={"x-api-key": "one"}) as client:
+            used.add(of_worker(strict, client).pid)
+            statuses.append(client.get(strict.url + "/v1/models").status_code)
+    assert len(used) == 2
+    assert statuses == [200] * 10 + [429] * 6
 
 
-def test_what_a_caller_may_ask_holds_for_all_workers_together(serving: Any, tmp_path: Path) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(key_block("a", "one") + "requests_per_second = 0.01\nrequest_burst = 10\n")
-    with serving(http_workers=2, api_keys=path) as server:
-        server.wait_ready()
-        wait_back(server.url)
-        statuses, used = [], set()
-        for _ in range(16):
-            with httpx.Client(headers={"x-api-key": "one"}) as client:
-                used.add(of_worker(server, client).pid)
-                statuses.append(client.get(server.url + "/v1/models").status_code)
-        assert len(used) == 2
-        assert statuses == [200] * 10 + [429] * 6
+def test_an_engine_that_hangs_is_noticed(strict: Any) -> None:
+    [engine] = children(strict, "engine_process")
+    engine.suspend()
+    began = time.monotonic()
+    while httpx.get(strict.url + "/livez").status_code == 200:
+        assert time.monotonic() - began < 1.0 + NOTICED_SECONDS
+        time.sleep(0.02)
+    engine.resume()
+    while httpx.get(strict.url + "/livez").status_code != 200:
+        time.sleep(0.02)
 
 
-def test_a_new_version_reaches_all_workers_and_the_old_one_goes(
-    serving: Any, tiny_bundle: Path, tmp_path: Path
-) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        admin = free.getsockname()[1]
-    repository = tmp_path / "models"
-    shutil.copytree(tiny_bundle, repository / "tiny" / "1")
-    with serving({}, http_workers=2, repository=repository, admin_port=admin) as server:
-        server.wait_ready()
-        wait_back(server.url)
-        shutil.copytree(tiny_bundle, repository / "tiny" / "2")
+def test_children_end_with_a_supervisor_that_is_killed(strict: Any) -> None:
+    processes = psutil.Process(strict.process.pid).children()
+    assert len(processes) == 3
+    strict.process.kill()
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
 
-        async def reload_under_load() -> list[tuple[float, int, str]]:
-            load = asyncio.create_task(_load(server.url, 3.0, clients=4))
-            await asyncio.sleep(0.5)
-            async with httpx.AsyncClient(timeout=30) as client:
-                answer = await client.post(f"http://127.0.0.1:{admin}/v1/models/tiny/load")
-                assert answer.status_code == 200, answer.text
-            return await load
 
-        seen = asyncio.run(reload_under_load())
-        assert {status for _, status, _ in seen} == {200}
-        for _ in range(8):
-            [model] = httpx.get(server.url + "/v1/models").json()["models"]
-            assert model["number"] == "2"
-        server.wait_log("a model was let go")
+def test_a_new_version_reaches_all_workers_and_the_old_one_goes(reloading: Any, tiny_bundle: Path) -> None:
+    shutil.copytree(tiny_bundle, reloading.repository / "tiny" / "2")
+
+    async def reload() -> None:
+        async with httpx.AsyncClient(timeout=30) as client:
+            answer = await client.post(f"{reloading.admin}/v1/models/tiny/load")
+            assert answer.status_code == 200, answer.text
+
+    seen = seen_while(reloading.url, IMAGES[:4], 2.0, reload)
+    assert {(status, code) for _, status, code in seen} == {(200, "")}
+    for _ in range(8):
+        [model] = httpx.get(reloading.url + "/v1/models").json()["models"]
+        assert model["number"] == "2"
+    reloading.wait_log("a model was let go")
+
+
+def test_sigint_ends_all_processes(reloading: Any) -> None:
+    # at a terminal nobody waits for who sends requests here to hear of it
+    assert {status for status, _ in end_under_load(reloading, signal.SIGINT)} <= {0, 503}
 
 
 def test_what_stops_the_start_is_one_line(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:

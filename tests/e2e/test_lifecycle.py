@@ -35,7 +35,7 @@ def test_signal_drains_without_losing_a_request(serving: Any, number: signal.Sig
             server.terminate(number)
             return [answer.status_code for answer in await asyncio.gather(*posts)]
 
-    with serving() as server:
+    with serving(fresh=number == signal.SIGTERM) as server:
         server.wait_ready()
         assert asyncio.run(stop_in_flight(server)) == [200] * 6
         assert server.exit() == 0
@@ -60,7 +60,7 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
 def test_port_in_use_is_one_line_and_exit_code_1(serving: Any) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with serving(port=port) as server:
+        with serving(port=port, fresh=True) as server:
             assert server.exit() == 1
             assert server.log == [f"milkweed: error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"]
         with serving(metrics_port=port) as server:
@@ -74,7 +74,7 @@ def test_broken_bundle_is_one_line_and_exit_code_1(serving: Any, tiny_bundle: Pa
     shutil.copytree(tiny_bundle, bundle)
     weights = bundle / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-1])
-    with serving({"broken": bundle}) as server:
+    with serving({"broken": bundle}, fresh=True) as server:
         assert server.exit() == 1
         [line] = [line for line in server.log if not line.startswith("{")]  # the rest is the log, in JSON
     assert line.startswith(f"milkweed: error: bundle {bundle}: model.safetensors")

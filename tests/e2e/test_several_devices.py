@@ -148,7 +148,7 @@ def test_reloads_under_load_lose_nothing(serving: Any, tiny_bundle: Path, tmp_pa
     with serving(bundles={}, device="cpu,cpu", repository=tmp_path, admin_port=port) as server:
         url = server.wait_ready()
         with Load(url, images) as load, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as admin:
-            for _ in range(10):
+            for _ in range(6):
                 assert admin.post("/v1/models/tiny/load").status_code == 200
                 load.wait(10)
         assert set(load.statuses) == {200}
