@@ -30,10 +30,13 @@ START_SECONDS = 120.0
 _SERVE = """
 import json, sys
 from pathlib import Path
-from milkweed.server.serve import run_server
 from milkweed.server.settings_source import load_settings
-settings = {"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])}
-sys.exit(run_server(load_settings(settings), {"bench": Path(sys.argv[1])}))
+settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
+if settings.http_workers:
+    from milkweed.server.workers.supervisor import run_supervisor as run
+else:
+    from milkweed.server.serve import run_server as run
+sys.exit(run(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
 """
 
 
@@ -53,11 +56,12 @@ def make_jpeg(size_bytes: int, width: int = 500, height: int = 375) -> bytes:
 
 @contextmanager
 def running_server(
-    bundle: Path, settings: Mapping[str, Any] | None = None, prelude: str = ""
+    bundle: Path | None, settings: Mapping[str, Any] | None = None, prelude: str = ""
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server process on a free port, warm; its URL.
 
     Args:
+        bundle: None: those of a repository that the settings name.
         settings: by field name, those that are not to be as usual.
         prelude: Python that it runs before milkweed.
 
@@ -66,7 +70,7 @@ def running_server(
     """
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
-            [sys.executable, "-c", prelude + _SERVE, str(bundle), json.dumps(dict(settings or {}))],
+            [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(dict(settings or {}))],
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,

@@ -11,7 +11,11 @@ PROMISE_DEVIATIONS = 3
 """Of what answers were late by: so that hardly one is."""
 
 OUTLIER = 4.0
-"""Times its estimate that a forward may seem to take: what is really slower so gets there in a few steps."""
+"""Times its estimate that anything may seem to take: what is really slower so gets there in a few steps."""
+
+FIRST_PIXEL_SECONDS = 50e-9
+"""That a pixel may seem to take at first, eight times a CPU's: the first batch of a model that came in under load would
+else promise half a minute to the next one."""
 
 PIXELS_AN_IMAGE = 50_000
 """What an image costs to decode whatever its size, in pixels of a JPEG: calls, resize, normalise (about 0.3 ms)."""
@@ -56,13 +60,20 @@ class BatchCosts:
         value = forward_seconds if self.sizes else forward_seconds / images
         with self._lock:
             known = self._forward.get(bucket)
-            self._forward[bucket] = value if known is None else _followed(known, min(value, OUTLIER * known))
+            if known is not None:
+                value = _followed(known, min(value, OUTLIER * known))
+            elif (nearest := self._nearest(bucket)) is not None:
+                value = min(value, OUTLIER * self._forward[nearest] * max(1.0, bucket / nearest if self.sizes else 1.0))
+            self._forward[bucket] = value
 
     def observe_decode(self, images: int, pixels: int, seconds: float) -> None:
         """Decoding so much took so long."""
         value = seconds / (pixels + PIXELS_AN_IMAGE * images)
         with self._lock:
-            self._decode = value if self._decode is None else _followed(self._decode, value)
+            if self._decode is None:
+                self._decode = min(value, FIRST_PIXEL_SECONDS)
+            else:
+                self._decode = _followed(self._decode, min(value, OUTLIER * self._decode))
 
     def size_of(self, images: int) -> int:
         """The bucket that a batch of so many images is computed in; the largest for more."""

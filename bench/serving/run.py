@@ -20,12 +20,15 @@ from ..machine import machine
 from . import sections as rows_of
 from .bodies import array_bodies, jpegs, pictures, shots
 from .bundles import random_bundle, tiny_bundle
+from .reloading import reloading
 from .rolling import rolling
 from .sections import Options
 from .subject import Say, Subject
 
-SECTIONS = ("capacity", "load", "overload", "malformed", "rolling", "soak")
+SECTIONS = ("capacity", "load", "overload", "malformed", "rolling", "reload", "soak")
 USUAL = SECTIONS[:-1]
+OWN = ("rolling", "reload")
+"""Sections that start servers of their own."""
 DEFAULT_OUT = Path("bench/results/server.json")
 
 ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'
@@ -37,7 +40,7 @@ UNKNOWN_SIZE = 224
 """Pixels a side of arrays for a server that was not started here."""
 
 ROLLING_LOAD = 0.3
-"""Of the capacity: a start takes a core, the other server answers everything meanwhile."""
+"""Of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ class Request:
         seconds: of a row.
         timeout_seconds: after which the client gives a request up, where a section says nothing else.
         settings: of the server, by field name.
-        restarts: of the rolling section.
+        restarts, reloads: of the sections rolling and reload.
     """
 
     bundle: Path | None = None
@@ -73,6 +76,7 @@ class Request:
     api_key: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     restarts: int = 4
+    reloads: int = 10
     watch: Watch = field(default_factory=Watch)
     options: Options = field(default_factory=Options)
     seed: int = 0
@@ -80,7 +84,7 @@ class Request:
 
 def usual(url: str | None) -> Sequence[str]:
     """The sections where none are named."""
-    return [name for name in USUAL if not (url and name == "rolling")]
+    return [name for name in USUAL if not (url and name in OWN)]
 
 
 def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
@@ -93,8 +97,9 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
         ValueError: a request that cannot be.
         RuntimeError: no start, or a good request that is refused by a server at rest.
     """
-    if request.url and "rolling" in request.sections:
-        raise ValueError(f"section rolling restarts servers: {request.url} is not ours to restart")
+    for section in OWN:
+        if request.url and section in request.sections:
+            raise ValueError(f"section {section} starts servers of its own: it measures none at {request.url}")
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         load_before = os.getloadavg()[0]
@@ -109,8 +114,11 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
                 for one in (subject, *others):
                     one.stages = partial(stage_cpu_seconds, url)
                 most = _measure(request, subject, others)
+            rate = min(request.options.rates or (ROLLING_LOAD * most,))
+            if "reload" in request.sections:
+                folder = scratch / "repository"
+                reloading(subject, bundle, folder, request.settings, reloads=request.reloads, rate=rate)
             if "rolling" in request.sections:
-                rate = min(request.options.rates or (ROLLING_LOAD * most,))
                 rolling(subject, bundle, request.settings, restarts=request.restarts, rate=rate, watch=request.watch)
     return _document(request, subject, most, load_before)
 

@@ -176,6 +176,7 @@ def server(
     overload_timeout_ms: given.OverloadTimeout = 500,
     malformed: given.Malformed = 0.09,
     restarts: given.Restarts = 4,
+    reloads: given.Reloads = 10,
     endpoint_delay_ms: given.Delay = 400,
     minutes: given.Minutes = 10.0,
     api_key: given.ApiKey = None,
@@ -221,6 +222,7 @@ def server(
         api_key=api_key,
         settings=given.pairs("--set", settings),
         restarts=restarts,
+        reloads=reloads,
         watch=Watch(delay_seconds=endpoint_delay_ms / 1e3),
         options=Options(
             arrivals=(given.chosen("--arrivals", arrivals, ARRIVALS) or ["poisson"])[0],

@@ -23,7 +23,7 @@ Sections = Annotated[
     typer.Option(
         "--sections",
         metavar="LIST",
-        help="Some of capacity, load, overload, malformed, rolling, soak; all but soak if not given.",
+        help="Some of capacity, load, overload, malformed, rolling, reload, soak; all but soak if not given.",
     ),
 ]
 Bodies = Annotated[
@@ -59,6 +59,7 @@ Malformed = Annotated[
     float, number_option("--malformed", "Share of malformed requests among good ones.", least=0, kind=float)
 ]
 Restarts = Annotated[int, number_option("--restarts", "Of the rolling section.")]
+Reloads = Annotated[int, number_option("--reloads", "Of the reload section.")]
 Delay = Annotated[
     int, number_option("--endpoint-delay-ms", "Until the client hears that a server is not ready.", least=0)
 ]

@@ -84,3 +84,22 @@ def test_a_stall_is_not_taken_for_the_cost_but_a_slower_device_is():
     for _ in range(40):
         costs.observe(4, 1.0)
     assert costs.forward_seconds(4) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_stall_in_the_first_batches_is_no_cost():
+    costs = BatchCosts((), 8)
+    costs.observe(8, 0.008)
+    costs.observe_decode(1, 1000, 1.2)  # another model was being loaded beside it
+    costs.observe(2, 3.0)  # the same, of a size not seen before
+    assert costs.seconds(25, 25_000) < 0.5
+    for _ in range(40):
+        costs.observe_decode(1, 1000, 0.0003)
+        costs.observe(2, 0.002)
+    assert costs.seconds(25, 25_000) == pytest.approx(25 * 0.0013, rel=0.1)
+
+
+def test_decoding_that_is_really_slow_is_learnt():
+    costs = BatchCosts((), 8)
+    for _ in range(30):
+        costs.observe_decode(1, 10**6, 0.5)
+    assert costs.seconds(1, 10**6) == pytest.approx(0.5, rel=0.05)
