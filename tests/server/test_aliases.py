@@ -280,7 +280,7 @@ async def test_switching_under_load_loses_no_request_and_mixes_no_answers(
                 answers.append(await app.ask(kit, "production"))
 
         clients = [asyncio.create_task(client()) for _ in range(4)]
-        for turn in range(40):
+        for turn in range(16):
             assert (await app.point("production", "deit", str(turn % 2 + 1))).status_code == 200
             seen = len(answers) + 4  # each client has begun anew since
             await kit.until(lambda seen=seen: len(answers) >= seen)
@@ -290,7 +290,7 @@ async def test_switching_under_load_loses_no_request_and_mixes_no_answers(
         bodies = [answer.json() for answer in answers]
         assert all(body["results"] == alone[body["version"]] for body in bodies)
         counts = [sum(body["version"] == version for body in bodies) for version in versions]
-        assert min(counts) >= 20, counts
+        assert min(counts) >= 8, counts
 
 
 def test_a_target_is_spelled_as_it_is_read() -> None:

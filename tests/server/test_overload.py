@@ -50,9 +50,10 @@ async def test_deadline_is_504_and_frees_the_queue(running: Any, kit: ModuleType
         app.model.gate.clear()
         first = asyncio.create_task(app.client.post("/classify", content=kit.encoded()))
         await kit.entered(app.model)
+        await kit.calm(app)
         async with kit.one_reason(app, "deadline"):
-            late = await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-Timeout-Ms": "20"})
-        kit.check_error(late, 504, "deadline", "20 ms")
+            late = await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-Timeout-Ms": "500"})
+        kit.check_error(late, 504, "deadline", "500 ms")
         assert app.service.batcher.depth == 0
         assert app.value("images_total", model="held", outcome="expired") == 1
         app.model.gate.set()

@@ -196,6 +196,6 @@ async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> 
             gc.collect()
             return int(psutil.Process().memory_info().rss)
 
-        before = await reload(5)
-        after = await reload(15)
-        assert after - before < 20 << 20  # fifteen would be 190 MB
+        before = await reload(3)
+        after = await reload(6)
+        assert after - before < 20 << 20  # six would be 76 MB

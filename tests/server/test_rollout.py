@@ -185,7 +185,7 @@ async def test_reloads_under_load_lose_nothing(running: Any, kit: ModuleType) ->
                 answers.append("ok" if answer.status_code == 200 else answer.text)
 
         clients = [asyncio.create_task(client(seed)) for seed in range(4)]
-        for number in range(30):
+        for number in range(8):
             await app.service.rollout.bring_in("held", Path("x"), str(number))
         stop.set()
         await asyncio.gather(*clients)
