@@ -1,10 +1,9 @@
 """The front where the engine is in another process."""
 
 import asyncio
+import contextlib
 import itertools
 import json
-import os
-import socket
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,18 +27,9 @@ from ..settings import Settings
 from ..statistics import ModelStatistics
 from ..ticket import Priority, Ticket
 from . import messages
-from .arena import Arena
 from .board import Board, SharedHeldBytes
-from .channel import Channel
+from .engine_connection import EngineConnection, starting
 from .registry import taken_down
-
-CONNECT_SECONDS = 0.1
-"""Between attempts to reach the engine's process, which may just be starting again."""
-
-REPORT_SECONDS = 1.0
-"""Between reports of the metrics nobody asked for: so much of them is lost with a worker that is killed."""
-
-ASK_SECONDS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,18 +62,18 @@ class RemoteFront(Front):
             Metrics(process=f"http-{worker}"),
             SharedHeldBytes(settings.max_held_bytes, board, worker),
         )
-        self._worker, self._board, self._address, self._names = worker, board, address, list(names)
+        self._board, self._names = board, list(names)
         self._models: Catalogue[ModelCard] = Catalogue()
         self._state: messages.State | None = None
-        self._channel: Channel | None = None
-        self._arena: Arena | None = None
+        self._connection = EngineConnection(
+            worker, address, received=self._received, lost=self._lost, report=self._report
+        )
         self._ids = itertools.count(1)
         self._waiting: dict[int, Ticket] = {}
         self._id_of: dict[Ticket, int] = {}
-        self._words: dict[int, asyncio.Future[Any]] = {}
         self._users: Counter[str] = Counter()
         self._leaving: set[str] = set()
-        self._task: asyncio.Task[None] | None = None
+        self._told = asyncio.Event()
 
     @property
     def models(self) -> Catalogue[ModelCard]:
@@ -98,22 +88,23 @@ class RemoteFront(Front):
     def start(self) -> None:
         """Look for the engine from now on, and again whenever it has gone."""
         self.begin_ticking()
-        self._task = asyncio.get_running_loop().create_task(self._keep_connected())
+        self._connection.start()
+
+    async def wait_for_models(self, seconds: float) -> None:
+        """Until the engine has said what it serves, or for so long."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._told.wait()
 
     async def stop(self) -> None:
         """Speak no more."""
         self.end_ticking()
-        if self._channel is not None:
-            self._report()
-            self._channel.close()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await self._connection.stop()
 
     def check_engine(self) -> None:
         """Raises ServiceError `not_ready` where the engine's process is not there, or cannot answer now."""
-        if self._channel is None or not self._channel.is_open or self._state is None:
-            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
+        if self._state is None or not self._connection.is_open:
+            raise starting()
         if self._state.refuses is not None:
             raise ServiceError(*self._state.refuses, retry_after_seconds=2)
 
@@ -150,15 +141,15 @@ class RemoteFront(Front):
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Hand a request on; it fails with what speaks against it."""
-        if self._channel is None or not self._channel.is_open or self._arena is None:
-            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
+        if not self._connection.is_open:
+            raise starting()
         ticket.missing = len(images)
         id = next(self._ids)
         self._waiting[id], self._id_of[ticket] = ticket, id
         self._tickets.add(ticket)
         parts = [data for _, data, _ in images]
-        written = self._arena.write(parts, sum(map(len, parts)))
-        self._channel.send(
+        written = self._connection.put(parts)
+        self._connection.send(
             messages.Submit(
                 id=id,
                 model=ticket.model,
@@ -178,7 +169,7 @@ class RemoteFront(Front):
         id = self._id_of.get(ticket)
         if id is None:
             return
-        await self._asked("order")  # messages keep theirs: once this is answered, a refusal has been said
+        await self._connection.ask("order")  # messages keep theirs: once this is answered, a refusal has been said
         if ticket.waiter.done() and ticket.missing:
             error = ticket.waiter.exception()  # type: ignore[attr-defined]  # a future, here
             if error is not None:
@@ -188,71 +179,25 @@ class RemoteFront(Front):
         """A request is over; where it was not answered, the engine drops what of it still waits."""
         self._tickets.discard(ticket)
         id = self._id_of.pop(ticket, None)
-        if id is not None and self._waiting.pop(id, None) is not None and ticket.missing and self._channel is not None:
-            self._channel.send(messages.Forget(id))
+        if id is not None and self._waiting.pop(id, None) is not None and ticket.missing:
+            self._connection.send(messages.Forget(id))
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics of all processes, which the engine's keeps."""
-        answer = await self._asked("metrics", accept)
+        answer = await self._connection.ask("metrics", accept)
         return answer.body, answer.content_type
 
     async def statistics(self) -> dict[str, ModelStatistics]:
         """What each model has answered, through whatever worker."""
-        answer = await self._asked("statistics")
+        answer = await self._connection.ask("statistics")
         return msgspec.json.decode(answer.body, type=dict[str, ModelStatistics])
 
-    async def _asked(self, what: Any, accept: str = "") -> messages.Answer:
-        if self._channel is None or not self._channel.is_open:
-            raise ServiceError("not_ready", "the engine is starting", retry_after_seconds=2)
-        self._report()
-        id = next(self._ids)
-        word = self._words[id] = asyncio.get_running_loop().create_future()
-        self._channel.send(messages.Ask(id, what, accept))
-        try:
-            async with asyncio.timeout(ASK_SECONDS):
-                answer: messages.Answer = await word
-                return answer
-        except TimeoutError:
-            raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=2) from None
-        finally:
-            self._words.pop(id, None)
-
-    async def _keep_connected(self) -> None:
-        while True:
-            if self._channel is None or not self._channel.is_open:
-                await self._connect()
-            else:
-                self._report()
-            connected = self._channel is not None and self._channel.is_open
-            await asyncio.sleep(REPORT_SECONDS if connected else CONNECT_SECONDS)
-
-    async def _connect(self) -> None:
-        peer = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            peer.connect(str(self._address))
-        except OSError:
-            peer.close()
-            return
-        if self._arena is not None:
-            self._arena.close()
-        self._arena = Arena.make()
-        socket.send_fds(peer, [b"\0"], [self._arena.file])
-        channel = Channel(messages.decode_from_engine, self._received, lambda: self._lost(channel))
-        await asyncio.get_running_loop().create_connection(lambda: channel, sock=peer)
-        self._channel = channel
-        channel.send(messages.Hello(self._worker, os.getpid()))
-
-    def _lost(self, channel: Channel) -> None:
+    def _lost(self) -> None:
         """The engine's process has gone: what it had in hand is lost, and whoever waits for it is told."""
-        if channel is not self._channel:
-            return
         self._state = None
         self._models = Catalogue()  # the next engine will say what it serves, once it does
         self._leaving.clear()
         self.fail_all(ServiceError("not_ready", "the engine ended before the answer", retry_after_seconds=2))
-        for word in self._words.values():
-            if not word.done():
-                word.set_exception(ServiceError("not_ready", "the engine ended", retry_after_seconds=2))
         self._waiting.clear()
         self._id_of.clear()
 
@@ -269,10 +214,6 @@ class RemoteFront(Front):
                 self.draining = self.draining or message.draining
             case messages.Report():
                 self._report()
-            case messages.Answer():
-                word = self._words.get(message.id)
-                if word is not None and not word.done():
-                    word.set_result(message)
 
     def _put(self, message: messages.Outcomes) -> None:
         ticket = self._waiting.get(message.id)
@@ -313,6 +254,7 @@ class RemoteFront(Front):
                     about=json.loads(card.about),
                 )
             )
+        self._told.set()
         before = {model.key for model in self._models.every()}
         self._models = Catalogue({name: tuple(models) for name, models in versions.items()}, message.aliases)
         now = {model.key for model in self._models.every()}
@@ -323,15 +265,13 @@ class RemoteFront(Front):
     def _release(self, key: str) -> None:
         if key in self._leaving:
             self._leaving.discard(key)
-            if self._channel is not None:
-                self._channel.send(messages.Released(key))
+            self._connection.send(messages.Released(key))
             if self.cache is not None:
                 self.cache.forget_model(key)
 
     def _report(self) -> None:
-        if self._channel is not None:
-            families = taken_down(self.metrics.registry.collect())
-            self._channel.send(messages.Snapshot(Raw(messages.encode(families))))
+        families = taken_down(self.metrics.registry.collect())
+        self._connection.send(messages.Snapshot(Raw(messages.encode(families))))
 
 
 def _result(times: messages.Times) -> BatchResult:

@@ -29,6 +29,9 @@ from .remote_front import RemoteFront
 
 logger = logging.getLogger("milkweed.workers")
 
+FIRST_WORD_SECONDS = 1.0
+"""Before it accepts: connections wait for a worker that takes another's place, where they would be told not ready."""
+
 
 class Worker:
     """One run, from inherited sockets to exit code."""
@@ -56,6 +59,7 @@ class Worker:
     async def _lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         self._front.start()
         self._watch.start()
+        await self._front.wait_for_models(FIRST_WORD_SECONDS)
         yield
         self._watch.stop()
         await self._front.stop()
