@@ -1,7 +1,8 @@
 """Decode benchmark: encoded photographs to float32 model input; our loaders against the usual ways, and their contract.
 
-Four sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
+Five sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
 `isolation`: batches with bad images among the photographs. `equality`: how far from the reference each loader is.
+`damage`: what of damaged coded data is refused.
 Rounds are interleaved and each row is the best of them in CPU time, which is what a shared machine disturbs
 least; images a second are wall time.
 """
@@ -22,6 +23,7 @@ from rich.console import Console
 from ..loaders import PreprocessSpec
 from .bodies import photos
 from .contract import LIMITS, Limit
+from .damage import damage_rows
 from .decode_batches import batch_rows, equality_rows, lenient_loaders, our_loaders
 from .decode_methods import REFERENCE, SPEC, Load, available
 from .decode_tables import tables
@@ -30,7 +32,7 @@ from .machine import machine
 from .quiet import quiet_stderr
 
 DEFAULT_OUT = Path("bench/results/decode.json")
-SECTIONS = ("one", "batches", "isolation", "equality")
+SECTIONS = ("one", "batches", "isolation", "equality", "damage")
 BATCH_IMAGES = 64
 """Of a pass of the section `batches`, at most: it has many cells."""
 
@@ -72,7 +74,7 @@ def run(
 
     Returns:
         What is written: machine, versions, settings, skipped, and of the sections `rows`, `batches`, `isolation`,
-        `equality`.
+        `equality`, `damage`.
 
     Raises:
         ValueError: no such section, or no JPEG in the folder.
@@ -86,6 +88,7 @@ def run(
         "batches": lambda: _batches(bodies[: min(limit, BATCH_IMAGES)], rounds),
         "isolation": lambda: _isolation(bodies[:limit], rounds),
         "equality": lambda: _equality(images, bodies),
+        "damage": lambda: _damage(bodies[:limit], rounds),
     }
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -169,6 +172,15 @@ def _equality(folder: Path, bodies: list[bytes]) -> Report:
     names = [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
     rows, skipped = equality_rows(dict(zip(names, bodies, strict=True)))
     return {"equality": [row.as_json() for row in rows], "skipped": _named("equality", skipped)}
+
+
+def _damage(bodies: list[bytes], rounds: int) -> Report:
+    lenient = lenient_loaders(SPEC)
+    with quiet_stderr():
+        rows = damage_rows(bodies, rounds, lenient.get("exact lenient"))
+    for loader in lenient.values():
+        loader.close()
+    return {"damage": [row.as_json() for row in rows], "skipped": {}}
 
 
 def _named(section: str, skipped: dict[str, str]) -> dict[str, str]:

@@ -12,7 +12,7 @@ from .isolation import GOAL
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table]:
     """A table for each section that was measured."""
-    makers = {"rows": _one, "batches": _batches, "isolation": _isolation, "equality": _equality}
+    makers = {"rows": _one, "batches": _batches, "isolation": _isolation, "equality": _equality, "damage": _damage}
     for key, make in makers.items():
         if report.get(key):
             yield make(report)
@@ -109,6 +109,26 @@ def equality_table(rows: Sequence[Mapping[str, Any]]) -> Table:
                 row["worst"][:24],
             )
             for row in rows
+        ),
+    )
+
+
+def _damage(report: Mapping[str, Any]) -> Table:
+    return _table(
+        "damaged coded data: images refused, and CPU ms of an undamaged one",
+        ("damage", " images", " by a decode", " by the check", " agree", " by DALI", " decode ms", " check ms"),
+        (
+            (
+                row["kind"],
+                row["images"],
+                row["decode_refused"],
+                row["check_refused"],
+                row["agreed"],
+                "" if row["dali_refused"] is None else row["dali_refused"],
+                f"{row['decode_cpu_ms']:.2f}",
+                f"{row['check_cpu_ms']:.2f}",
+            )
+            for row in report["damage"]
         ),
     )
 

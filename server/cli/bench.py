@@ -92,7 +92,7 @@ def decode(
     limit: Annotated[int, number_option("--limit", "Images that are timed, in order of their names.")] = 200,
     sections: Annotated[
         str | None,
-        typer.Option("--sections", metavar="LIST", help="Some of one, batches, isolation, equality; else all."),
+        typer.Option("--sections", metavar="LIST", help="Some of one, batches, isolation, equality, damage; else all."),
     ] = None,
     out: OutFile = None,
     json: Json = False,

@@ -10,6 +10,7 @@ import torch
 
 from milkweed.bench.bodies import BAD_KINDS, edge_cases, lossless_cases, picture
 from milkweed.bench.contract import LIMITS, Limit, equality
+from milkweed.bench.damage import KINDS
 from milkweed.bench.decode import run
 from milkweed.bench.decode_batches import batch_rows, our_loaders
 from milkweed.bench.decode_tables import tables
@@ -72,8 +73,9 @@ def test_it_works_without_any_optional_library(photos: Path, monkeypatch: pytest
         "OpenCV INTER_AREA (not equal)",
     }
     assert "pip install 'milkweed[dali]'" in report["skipped"]["isolation: dali exact"]
-    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert len(list(tables(report))) == 5
+    assert [(row["kind"], row["dali_refused"]) for row in report["damage"]] == [(kind, None) for kind in KINDS]
+    assert seen == [(done, 5) for done in range(1, 6)]
+    assert len(list(tables(report))) == 6
 
 
 def test_a_section_alone_by_the_command(photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
