@@ -61,6 +61,14 @@ def picture_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
     return values[..., 0] if values.shape[2:] == (1,) else values
 
 
+def rgb_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
+    """An inspected picture as RGB (H, W, 3), grey three times; writable."""
+    levels = picture_levels(data, info)
+    rgb = np.empty((*levels.shape[:2], 3), np.uint8)
+    rgb[...] = levels if levels.ndim == 3 else levels[..., None]
+    return rgb
+
+
 def write_input(data: bytes, info: ImageInfo, out: "Tensor") -> None:
     """Write an inspected model's input as it is, float16 widened.
 

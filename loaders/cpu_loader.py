@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .arrays import write_input
+from .arrays import rgb_levels, write_input
 from .base import SOUND, LoadResult
 from .batch import R, Stopwatch, T, load_batch, spread
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
@@ -82,7 +82,7 @@ class CpuLoader:
             if info.array is not None and info.array.is_input:
                 write_input(data, info, out)
                 return
-            pixels = decode_jpeg(data, info) if info.turbo else _decode_with_pillow(data, info)
+            pixels = self._pixels(data, info)
         orientation = info.orientation if self.spec.orientation == "apply" else 1
         height, width = pixels.shape[:2]
         upright = geometry(self.spec, *((height, width) if orientation >= 5 else (width, height)))
@@ -93,6 +93,14 @@ class CpuLoader:
             crop = upright_levels(crop, orientation)
         with watch.stage("normalise"):
             self._normaliser.write(crop.permute(2, 0, 1), out)
+
+
+    @staticmethod
+    def _pixels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
+        """RGB (height, width, 3) as stored, writable."""
+        if info.turbo:
+            return decode_jpeg(data, info)
+        return rgb_levels(data, info) if info.array is not None else _decode_with_pillow(data, info)
 
 
 def _decode_with_pillow(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
