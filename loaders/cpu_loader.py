@@ -94,7 +94,6 @@ class CpuLoader:
         with watch.stage("normalise"):
             self._normaliser.write(crop.permute(2, 0, 1), out)
 
-
     @staticmethod
     def _pixels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
         """RGB (height, width, 3) as stored, writable."""
