@@ -180,6 +180,8 @@ class Service(Front):
 
     def forget(self, ticket: Ticket) -> None:
         """A request is over, answered or not; what of it still waits is dropped."""
+        if ticket not in self._tickets:
+            return  # it was refused
         self._tickets.discard(ticket)
         if ticket.missing:
             self.batcher.discard(ticket)

@@ -81,7 +81,9 @@ class Classify:
         try:
             if wanted:
                 service.submit(ticket, wanted)
+                await service.accepted(ticket)
         except ServiceError as error:
+            service.forget(ticket)
             count_images(service, model, {word_for(error): len(images)})
             raise
         stream = Stream(question, ticket, trace, send)

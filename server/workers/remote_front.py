@@ -172,7 +172,7 @@ class RemoteFront(Front):
         await self._connection.ask("order")  # messages keep theirs: once this is answered, a refusal has been said
         if ticket.waiter.done() and ticket.missing:
             error = ticket.waiter.exception()  # type: ignore[attr-defined]  # a future, here
-            if error is not None:
+            if isinstance(error, ServiceError):  # what passed its deadline is told where it is waited for
                 raise error
 
     def forget(self, ticket: Ticket) -> None:
