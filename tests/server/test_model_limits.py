@@ -155,10 +155,14 @@ async def test_without_a_limit_of_its_own_the_flood_takes_every_place(running: A
     settings = {"max_queue_images": 8, "max_images_per_request": 4, "max_batch_size": 1}
     async with running(settings=settings, names=("flood", "calm")) as app:
         app.models["flood"].gate.clear()
-        ask = [
-            asyncio.create_task(app.client.post("/classify", params={"model": "flood"}, content=kit.encoded(seed=seed)))
-            for seed in range(9)
-        ]
+
+        def flood(seed: int) -> "asyncio.Task[httpx.Response]":
+            content = kit.encoded(seed=seed)
+            return asyncio.create_task(app.client.post("/classify", params={"model": "flood"}, content=content))
+
+        ask = [flood(0)]
+        await kit.entered(app.models["flood"])  # of the others the device takes none
+        ask += [flood(seed) for seed in range(1, 9)]
         await kit.until(lambda: app.service.batcher.depth == 8)
         answer = await app.client.post("/classify", params={"model": "calm"}, content=kit.encoded())
         kit.check_error(answer, 503, "overloaded", "8 images wait")
