@@ -10,10 +10,9 @@ import gc
 import itertools
 import logging
 import threading
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from .card import ModelCard
 from .catalogue import Catalogue
 from .costs import BatchCosts
 from .engines import Engines, Pipelines
+from .in_hand import InHand
 from .model_limits import check_limited
 from .opening import open_on_all
 from .served import OpenModel, ServedModel
@@ -59,7 +59,7 @@ class Rollout:
         self._engines: Engines | None = None
         self._by_key: dict[str, ServedModel] = {}
         self._numbers = itertools.count(1)
-        self._users: Counter[str] = Counter()
+        self._in_hand = InHand(self._left)
         self._retired: dict[str, asyncio.Future[None]] = {}
         self._holders: dict[str, set[int]] = {}  # engines that have a pipeline of the model
         self._lock = threading.Lock()
@@ -94,18 +94,13 @@ class Rollout:
         self.catalogue = catalogue
         return {model.key: model.replicas for model in catalogue.every()}
 
-    @contextmanager
-    def using(self, model: ModelCard) -> Iterator[None]:
+    def using(self, model: ModelCard) -> AbstractContextManager[None]:
         """A model that is in a request's hands is not let go."""
-        self._users[model.key] += 1
-        try:
-            yield
-        finally:
-            self._users[model.key] -= 1
-            if not self._users[model.key]:
-                del self._users[model.key]
-                if model.key in self._retired:
-                    self._batcher.remove_model(model.key)
+        return self._in_hand.of(model.key)
+
+    def _left(self, key: str) -> None:
+        if key in self._retired:
+            self._batcher.remove_model(key)
 
     async def bring_in(self, name: str, path: Path, number: str = "", *, first: bool = True) -> ServedModel:
         """Load a bundle and put it in place; returns once it serves. What it replaces is let go behind.
@@ -229,7 +224,7 @@ class Rollout:
             self._retired[model.key] = future
             if not self._holders[model.key]:  # its engines have ended
                 loop.call_soon(self._let_go, model.key, future)
-        if not self._users[model.key]:
+        if model.key not in self._in_hand:
             self._batcher.remove_model(model.key)
         return future
 

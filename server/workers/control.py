@@ -1,6 +1,8 @@
 """Control: how the supervisor tells its processes what to do. Each has a socket to it, which ends when it ends."""
 
 import asyncio
+import contextlib
+import faulthandler
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,6 +10,7 @@ from typing import Any, cast
 
 import msgspec
 
+from ..logs import configure_logs
 from ..settings import Settings
 
 READY = b"ready"
@@ -42,6 +45,26 @@ class Start(msgspec.Struct, kw_only=True):
 def plain(settings: Settings, **changed: Any) -> dict[str, Any]:
     """Settings as another process can read them, some of them changed."""
     return {**settings.model_dump(mode="json"), **changed}
+
+
+def begin(file: int) -> tuple[Start, Settings, socket.socket]:
+    """The first thing a process of the supervisor's does: hear what it shall be, and have its log.
+
+    Args:
+        file: number of its control socket.
+
+    Raises:
+        SystemExit: the supervisor has gone already.
+    """
+    control = socket.socket(fileno=file)
+    try:
+        start, settings = told(control)
+    except EOFError:
+        raise SystemExit(1) from None
+    configure_logs(settings.log_level)
+    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
+        faulthandler.enable()
+    return start, settings, control
 
 
 def told(control: socket.socket) -> tuple[Start, Settings]:

@@ -1,8 +1,6 @@
 """The engine's process: models, queue and engines, and the ports beside HTTP. Started by the supervisor."""
 
 import asyncio
-import contextlib
-import faulthandler
 import gc
 import logging
 import signal
@@ -15,7 +13,6 @@ from ..beside import Beside
 from ..device import DeviceError
 from ..http_server import DRAIN_MARGIN_SECONDS
 from ..listener import PortError
-from ..logs import configure_logs
 from ..oip.grpc_server import GrpcError
 from ..security.gate import Gate
 from ..security.shared_buckets import SharedBuckets
@@ -25,7 +22,7 @@ from ..service import Service
 from ..settings import Settings
 from ..tracing.tracer import Tracer, TracingError
 from .board import Board
-from .control import Orders, Start, told
+from .control import Orders, Start, begin
 from .hub import Hub
 
 logger = logging.getLogger("milkweed.workers")
@@ -129,16 +126,8 @@ def main(control_file: int) -> int:
     """Run the engine's process; its exit code."""
     for number in (signal.SIGINT, signal.SIGTERM):  # signals are the supervisor's
         signal.signal(number, signal.SIG_IGN)
-    control = socket.socket(fileno=control_file)
     try:
-        start, settings = told(control)
-    except EOFError:
-        return 1
-    configure_logs(settings.log_level)
-    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
-        faulthandler.enable()
-    try:
-        return EngineProcess(start, settings, control).run()
+        return EngineProcess(*begin(control_file)).run()
     except (PortError, GrpcError, DeviceError, TracingError) as error:
         print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
         return 1

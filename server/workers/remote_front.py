@@ -4,9 +4,8 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from ..catalogue import Catalogue
 from ..errors import ServiceError
 from ..front import Front
 from ..image_limits import image_limits
+from ..in_hand import InHand
 from ..metrics import Metrics
 from ..outcome import BatchResult, Outcome, Predictions
 from ..settings import Settings
@@ -71,7 +71,7 @@ class RemoteFront(Front):
         self._ids = itertools.count(1)
         self._waiting: dict[int, Ticket] = {}
         self._id_of: dict[Ticket, int] = {}
-        self._users: Counter[str] = Counter()
+        self._in_hand = InHand(self._release)
         self._leaving: set[str] = set()
         self._told = asyncio.Event()
 
@@ -123,17 +123,9 @@ class RemoteFront(Front):
         if self._board.silent_seconds() > self.settings.engine_stall_seconds:
             raise ServiceError("internal", "the engine's process does not answer")
 
-    @contextmanager
-    def using(self, model: ModelCard) -> Iterator[None]:
+    def using(self, model: ModelCard) -> AbstractContextManager[None]:
         """Within, a model is in a request's hands and is not let go."""
-        self._users[model.key] += 1
-        try:
-            yield
-        finally:
-            self._users[model.key] -= 1
-            if not self._users[model.key]:
-                del self._users[model.key]
-                self._release(model.key)
+        return self._in_hand.of(model.key)
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what ran and waited a moment ago should be done."""
@@ -259,7 +251,7 @@ class RemoteFront(Front):
         self._models = Catalogue({name: tuple(models) for name, models in versions.items()}, message.aliases)
         now = {model.key for model in self._models.every()}
         self._leaving = (self._leaving | before) - now
-        for key in [key for key in self._leaving if key not in self._users]:
+        for key in [key for key in self._leaving if key not in self._in_hand]:
             self._release(key)
 
     def _release(self, key: str) -> None:

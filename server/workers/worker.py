@@ -1,8 +1,6 @@
 """A worker: one process that speaks HTTP and hands images on to the engine's. Started by the supervisor."""
 
 import asyncio
-import contextlib
-import faulthandler
 import gc
 import logging
 import socket
@@ -16,7 +14,6 @@ from fastapi import FastAPI
 from ..http_app import http_app
 from ..http_server import HttpServer
 from ..listener import allow_files
-from ..logs import configure_logs
 from ..security.gate import Gate
 from ..security.shared_buckets import SharedBuckets
 from ..security.tls import Tls
@@ -24,7 +21,7 @@ from ..security.watch import FileWatch
 from ..settings import Settings
 from ..tracing.tracer import Tracer
 from .board import Board
-from .control import Orders, Start, told
+from .control import Orders, Start, begin
 from .remote_front import RemoteFront
 
 logger = logging.getLogger("milkweed.workers")
@@ -85,15 +82,7 @@ class Worker:
 
 def main(control_file: int) -> int:
     """Run a worker; its exit code."""
-    control = socket.socket(fileno=control_file)
-    try:
-        start, settings = told(control)
-    except EOFError:
-        return 1
-    configure_logs(settings.log_level)
-    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
-        faulthandler.enable()
-    return Worker(start, settings, control).run()
+    return Worker(*begin(control_file)).run()
 
 
 if __name__ == "__main__":

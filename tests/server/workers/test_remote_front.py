@@ -130,7 +130,7 @@ async def test_a_worker_that_goes_leaves_nothing_behind(running: Any, kit: Modul
             assert {error(answer) for answer in answers} == {(503, "not_ready")}
             await kit.until(lambda: app.service.batcher.depth == 0 and hub.workers == 0)
             assert not app.service._tickets
-            assert not app.service.rollout._users
+            assert not app.service.rollout._in_hand
             assert error(await client.post("/classify", content=kit.encoded())) == (503, "not_ready")
         app.model.gate.set()
 
