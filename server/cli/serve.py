@@ -46,9 +46,10 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
 
     for path in bundles.values():
         read_config(path)
-    from ..serve import run_server
+    from ..serve import exit_now, run_server
 
-    raise typer.Exit(run_server(loaded, bundles))
+    # All is closed by now; taking thousands of modules apart would keep a restart waiting for a second and more.
+    exit_now(run_server(loaded, bundles))
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
