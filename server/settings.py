@@ -51,7 +51,8 @@ class Settings(BaseSettings):
         default=1, ge=1, le=4096, description="DALI: a batch with so many images for it takes small ones as well"
     )
     strict_jpeg: bool = Field(
-        default=True, description="DALI: refuse damaged JPEGs as the other loaders do, for up to two thirds of a CPU decode"
+        default=True,
+        description="DALI: refuse damaged JPEGs as the other loaders do, for up to two thirds of a CPU decode",
     )
     overlap: Literal["auto", "on", "off"] = Field(
         default="auto", description="decode the next images while a forward runs; auto = where the model is on a GPU"
