@@ -1,6 +1,7 @@
 """`milkweed bench server` end to end, small: a real server, real load, rows that hang together."""
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -16,6 +17,7 @@ import pytest
 
 from milkweed.bench.load.plan import Plan, Shot, Watch
 from milkweed.bench.serving.processes import usage
+from milkweed.bench.serving.reloading import growth_share, reloading
 from milkweed.bench.serving.rolling import rolling
 from milkweed.bench.serving.run import ANSWER, Request, run, usual
 from milkweed.bench.serving.sections import Options
@@ -80,7 +82,7 @@ def test_against_a_url_there_is_no_cpu() -> None:
     with fake_server(answering(threading.Event())) as fake:
         usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, options=Options(rates=(60,)))
         document = run(replace(usual_request, bodies=("npy",), sections=usual("url")[:2], concurrency=256))
-        with pytest.raises(ValueError, match="is not ours to restart"):
+        with pytest.raises(ValueError, match="section rolling starts servers of its own"):
             run(replace(usual_request, sections=("rolling",)))
     assert [row["section"] for row in document["rows"]] == ["capacity", "load"]
     for row in document["rows"]:
@@ -111,6 +113,35 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, gr
     assert row["statuses"]["200"] > 100
     assert (row["lost"] > 0) == (grace_seconds == 0)
     assert row["good_failed"] == row["lost"]
+
+
+def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    loaded: list[str] = []
+
+    @contextmanager
+    def running(bundle: None, settings: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, str]]:
+        assert sorted(path.name for path in Path(settings["repository"]).glob("bench/*")) == ["1", "2"]
+        with fake_server(answering(threading.Event())) as fake:
+            yield SimpleNamespace(pid=os.getpid()), f"http://127.0.0.1:{fake.port}"
+
+    monkeypatch.setattr("milkweed.bench.serving.reloading.running_server", running)
+    monkeypatch.setattr("milkweed.bench.serving.reloading.load", lambda port, number: loaded.append(number))
+    monkeypatch.setattr("milkweed.bench.serving.reloading.SETTLE_SECONDS", 0.2)
+    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
+    subject = Subject("fake", plan)
+    reloading(subject, tmp_path / "bundle", tmp_path / "repository", {}, reloads=3, rate=200)
+    (row,) = subject.rows
+    assert loaded == ["1", "2", "1"]
+    assert (row["reloads"], row["lost"], row["good_failed"]) == (3, 0, 0)
+    assert row["statuses"]["200"] > 50
+
+
+def test_growth_of_memory_leaves_out_the_beginning() -> None:
+    climbing = [(float(at), 100.0 if at < 10 else 200.0) for at in range(100)]
+    assert growth_share(climbing) == 0.0
+    assert growth_share([(float(at), 100.0 + at) for at in range(100)]) == pytest.approx(195 / 115 - 1, abs=0.01)
+    assert growth_share(climbing[:12]) is None
 
 
 def test_usage_of_a_process_that_ended_is_nothing() -> None:
