@@ -1,6 +1,7 @@
 """Card: what a client sees of a model, as plain data. Whoever only answers clients needs no more."""
 
 import json
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ from .outcome import Outcome, Predictions
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelCard:
+class ModelCard(ABC):
     """One model behind a name.
 
     Args:
@@ -51,9 +52,9 @@ class ModelCard:
         parts = map(self._prediction_json, outcome.index, outcome.score)
         return b'{"predictions": [' + b", ".join(parts) + b"]}"
 
+    @abstractmethod
     def describe(self) -> dict[str, Any]:
         """What /v1/models says about it."""
-        raise NotImplementedError
 
     def _prediction_json(self, index: int, score: float) -> bytes:
         return b"%b%a}" % (self.label_json[index], score)

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import socket
-import threading
 from collections.abc import Callable, Iterator
 
 import msgspec
@@ -20,14 +19,11 @@ from . import messages
 from .arena import Arena
 from .board import Board
 from .link import Link, card_of
-from .registry import Sums, lasting
+from .reports import Reports
 
 logger = logging.getLogger("milkweed.workers")
 
 BEAT_SECONDS = 0.1
-
-FRESH_SECONDS = 0.5
-"""So long a scrape waits for the workers' reports; a worker that is busier than that is shown as it was."""
 
 
 class Hub:
@@ -40,17 +36,17 @@ class Hub:
     def __init__(self, service: Service, board: Board, listener: socket.socket) -> None:
         self._service, self._board, self._listener = service, board, listener
         self._links: list[Link] = []
-        self._reports: dict[Link, list[messages.Family]] = {}
-        self._ended: list[messages.Family] = []  # of workers that have gone, what lasts
+        self._reports = Reports(service.metrics.registry, lambda: list(self._links))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._catalogue: object = None
         self._state: messages.State | None = None
-        self._fresh = threading.Semaphore(0)
-        self._scrape = threading.Lock()
-        self.registry = CollectorRegistry()
-        self.registry.register(Sums(service.metrics.registry, self._families))
         service.metrics.collect_with(self._collect)
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        """The metrics of all processes."""
+        return self._reports.registry
 
     @property
     def workers(self) -> int:
@@ -60,6 +56,7 @@ class Hub:
     def start(self) -> None:
         """Take workers in from now on."""
         self._loop = asyncio.get_running_loop()
+        self._reports.start()
         self._listener.setblocking(False)
         self._loop.add_reader(self._listener, self._accept)
         self._service.rollout.changed = self.publish
@@ -92,7 +89,12 @@ class Hub:
             return
         peer.setblocking(False)
         link = Link(
-            self._service, arena, report=self._reported, answer=self._answer, gone=self._gone, promised=self._promise
+            self._service,
+            arena,
+            report=self._reports.take,
+            answer=self._answer,
+            gone=self._gone,
+            promised=self._promise,
         )
         self._links.append(link)
         await asyncio.get_running_loop().create_connection(lambda: link.channel, sock=peer)
@@ -103,7 +105,7 @@ class Hub:
 
     def _gone(self, link: Link) -> None:
         self._links.remove(link)
-        self._ended = _added([*self._ended, *lasting(self._reports.pop(link, []))])
+        self._reports.gone(link)
 
     def _beat(self) -> None:
         """Tell all what has changed."""
@@ -140,10 +142,6 @@ class Hub:
         self._board.promise("interactive", self._service.wait_seconds("interactive"))
         self._board.promise("bulk", self._service.wait_seconds("bulk"))
 
-    def _reported(self, link: Link, message: messages.Snapshot) -> None:
-        self._reports[link] = messages.decode_families(message.metrics)
-        self._fresh.release()
-
     def _answer(self, link: Link, message: messages.Ask) -> None:
         if message.what == "order":
             link.channel.send(messages.Answer(message.id, b"", ""))
@@ -158,27 +156,6 @@ class Hub:
             counted = await asyncio.to_thread(lambda: count_answers(self.registry.collect()))
             body, content_type = msgspec.json.encode(counted), "application/json"
         link.channel.send(messages.Answer(message.id, body, content_type))
-
-    def _families(self) -> list[messages.Family]:
-        """On a scraping thread: those of all workers as they are now, or were a moment ago."""
-        with self._scrape:
-            if self._loop is not None and not self._loop.is_closed():
-                while self._fresh.acquire(blocking=False):
-                    pass
-                asked: list[int] = []
-                told = threading.Event()
-                self._loop.call_soon_threadsafe(self._ask_all, asked, told)
-                if told.wait(FRESH_SECONDS):
-                    for _ in asked:
-                        if not self._fresh.acquire(timeout=FRESH_SECONDS):
-                            break
-            return [*self._ended, *(family for families in list(self._reports.values()) for family in families)]
-
-    def _ask_all(self, asked: list[int], told: threading.Event) -> None:
-        for link in self._links:
-            link.channel.send(messages.Report())
-            asked.append(link.worker)
-        told.set()
 
     def _collect(self) -> Iterator[Metric]:
         """The workers themselves."""
@@ -204,23 +181,3 @@ def _trouble(check: Callable[[], None]) -> tuple[str, str] | None:
     except ServiceError as error:
         return error.code, error.message
     return None
-
-
-def _added(families: list[messages.Family]) -> list[messages.Family]:
-    """Families of one name as one."""
-    kept: dict[str, messages.Family] = {}
-    for family in families:
-        if family.name not in kept:
-            kept[family.name] = family
-            continue
-        values = {(name, tuple(labels.items())): value for name, labels, value, _ in kept[family.name].samples}
-        for name, labels, value, _ in family.samples:
-            key = (name, tuple(labels.items()))
-            values[key] = values.get(key, 0.0) + value
-        kept[family.name] = messages.Family(
-            family.name,
-            family.documentation,
-            family.type,
-            [(name, dict(labels), value, None) for (name, labels), value in values.items()],
-        )
-    return list(kept.values())

@@ -1,7 +1,6 @@
 """Link: the engine's side of one worker: its requests in the queue, and the models it has in hand."""
 
 import asyncio
-import json
 from collections.abc import Callable
 from contextlib import ExitStack
 
@@ -175,7 +174,7 @@ def card_of(model: ServedModel) -> messages.Card:
         labels=list(model.labels),
         num_classes=model.num_classes,
         size=model.size,
-        about=json.dumps(model.describe()).encode(),
+        about=model.describe(),
     )
 
 

@@ -3,7 +3,7 @@
 Places in time are perf_counter seconds: on Linux that clock is one for all processes.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import Raw, Struct
 from msgspec.msgpack import Decoder, Encoder
@@ -64,13 +64,14 @@ class Ask(Struct, tag="ask"):
 
 
 class Snapshot(Struct, tag="snapshot"):
-    """A worker's metrics; `metrics` is a list of `Family`."""
+    """A worker's metrics; `metrics` is a list of `Family`, `serial` that of the `Report` it answers, else 0."""
 
+    serial: int
     metrics: Raw
 
 
 class Card(Struct):
-    """A model's card; `about` is what /v1/models says, as JSON."""
+    """A model's card; `about` is what /v1/models says."""
 
     name: str
     version: str
@@ -79,7 +80,7 @@ class Card(Struct):
     labels: list[Label]
     num_classes: int
     size: int
-    about: bytes
+    about: dict[str, Any]
 
 
 class Catalogue(Struct, tag="catalogue"):
@@ -153,14 +154,20 @@ class Answer(Struct, tag="answer"):
 class Report(Struct, tag="report"):
     """A worker's metrics are wanted now."""
 
+    serial: int
+
+
+Sample = tuple[str, dict[str, str], float, tuple[dict[str, str], float, float | None] | None]
+"""Name, labels, value, and the exemplar's labels, value and time."""
+
 
 class Family(Struct, array_like=True):
-    """A metric family as it was collected: samples are name, labels, value and the exemplar's labels and value."""
+    """A metric family as it was collected."""
 
     name: str
     documentation: str
     type: str
-    samples: list[tuple[str, dict[str, str], float, tuple[dict[str, str], float, float | None] | None]]
+    samples: list[Sample]
 
 
 FromWorker = Hello | Submit | Forget | Released | Ask | Snapshot

@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Exemplar
 
-from .messages import Family
+from .messages import Family, Sample
 
 # Of a worker: the engine's process says these for all, or they are of one process by nature.
 OWN_PREFIXES = ("milkweed_build", "process_", "python_")
@@ -49,8 +49,8 @@ def _seconds(timestamp: Any) -> float | None:
 
 
 def lasting(families: Iterable[Family]) -> list[Family]:
-    """What still counts once its process has gone: what it counted, not how it was."""
-    return [family for family in families if family.type in _ADDS_UP]
+    """What still counts once its process has gone: what it counted, not how it was; families of one name as one."""
+    return [_together(each) for each in _by_name(family for family in families if family.type in _ADDS_UP).values()]
 
 
 class Sums(Collector):
@@ -70,37 +70,40 @@ class Sums(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Every family once."""
-        others: dict[str, list[Family]] = {}
-        for family in self._others():
-            others.setdefault(family.name, []).append(family)
+        others = _by_name(self._others())
         for metric in self._own.collect():
-            yield _together(metric, others.pop(metric.name, []))
-        for name, families in others.items():
-            yield _together(Metric(name, families[0].documentation, families[0].type), families)
+            same = others.pop(metric.name, None)
+            yield metric if same is None else _metric(_together([*taken_down([metric]), *same]))
+        for families in others.values():
+            yield _metric(_together(families))
 
 
-def _together(metric: Metric, others: list[Family]) -> Metric:
-    if not others:
-        return metric
-    values: dict[Key, float] = {}
-    exemplars: dict[Key, Exemplar | None] = {}
-    own = [(each.name, each.labels, each.value, each.exemplar) for each in metric.samples]
-    theirs = [
-        (name, labels, value, None if exemplar is None else Exemplar(*exemplar))
-        for family in others
-        for name, labels, value, exemplar in family.samples
-    ]
-    for name, labels, value, exemplar in (*own, *theirs):
-        key = (name, tuple(sorted(labels.items())))
-        if metric.name in MOST_OF:
-            values[key] = max(values.get(key, value), value)
-        else:
-            values[key] = values.get(key, 0.0) + value
-        exemplars[key] = exemplar or exemplars.get(key)
-    summed = Metric(metric.name, metric.documentation, metric.type)
-    for (name, items), value in sorted(values.items(), key=lambda each: _place(each[0])):
-        summed.add_sample(name, dict(items), value, None, exemplars[name, items])
-    return summed
+def _by_name(families: Iterable[Family]) -> dict[str, list[Family]]:
+    found: dict[str, list[Family]] = {}
+    for family in families:
+        found.setdefault(family.name, []).append(family)
+    return found
+
+
+def _together(families: list[Family]) -> Family:
+    """Families of one name as one."""
+    first = families[0]
+    samples: dict[Key, Sample] = {}
+    for family in families:
+        for name, labels, value, exemplar in family.samples:
+            key = (name, tuple(sorted(labels.items())))
+            _, _, before, kept = samples.get(key, (name, labels, 0.0, None))
+            both = max(before, value) if first.name in MOST_OF else before + value
+            samples[key] = (name, labels, both, exemplar or kept)
+    ordered = [samples[key] for key in sorted(samples, key=_place)]
+    return Family(first.name, first.documentation, first.type, ordered)
+
+
+def _metric(family: Family) -> Metric:
+    found = Metric(family.name, family.documentation, family.type)
+    for name, labels, value, exemplar in family.samples:
+        found.add_sample(name, labels, value, None, None if exemplar is None else Exemplar(*exemplar))
+    return found
 
 
 def _place(key: Key) -> tuple[tuple[tuple[str, str], ...], str, float]:

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import itertools
-import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -205,7 +204,7 @@ class RemoteFront(Front):
                 self._state = message
                 self.draining = self.draining or message.draining
             case messages.Report():
-                self._report()
+                self._report(message.serial)
 
     def _put(self, message: messages.Outcomes) -> None:
         ticket = self._waiting.get(message.id)
@@ -230,11 +229,12 @@ class RemoteFront(Front):
 
     def _take(self, message: messages.Catalogue) -> None:
         """Serve what the engine serves from now on; what is not in it any more is released once nobody has it."""
-        limits = image_limits(self.settings)
+        limits, known = image_limits(self.settings), {model.key: model for model in self._models.every()}
         versions: dict[str, list[ModelCard]] = {name: [] for name in message.names}
         for card in message.models:
             versions[card.name].append(
-                RemoteModel(
+                known.get(card.key)
+                or RemoteModel(
                     name=card.name,
                     version=card.version,
                     labels=tuple(card.labels),
@@ -243,14 +243,13 @@ class RemoteFront(Front):
                     limits=limits,
                     number=card.number,
                     key=card.key,
-                    about=json.loads(card.about),
+                    about=card.about,
                 )
             )
         self._told.set()
-        before = {model.key for model in self._models.every()}
         self._models = Catalogue({name: tuple(models) for name, models in versions.items()}, message.aliases)
         now = {model.key for model in self._models.every()}
-        self._leaving = (self._leaving | before) - now
+        self._leaving = (self._leaving | known.keys()) - now
         for key in [key for key in self._leaving if key not in self._in_hand]:
             self._release(key)
 
@@ -261,9 +260,9 @@ class RemoteFront(Front):
             if self.cache is not None:
                 self.cache.forget_model(key)
 
-    def _report(self) -> None:
+    def _report(self, serial: int = 0) -> None:
         families = taken_down(self.metrics.registry.collect())
-        self._connection.send(messages.Snapshot(Raw(messages.encode(families))))
+        self._connection.send(messages.Snapshot(serial, Raw(messages.encode(families))))
 
 
 def _result(times: messages.Times) -> BatchResult:

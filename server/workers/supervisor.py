@@ -43,8 +43,9 @@ def run_supervisor(settings: Settings, bundles: Mapping[str, Path]) -> int:
         KeysError, TlsError: a file cannot be used.
     """
     configure_logs(settings.log_level)
-    watch = FileWatch(Metrics().reload_failing)
-    Gate(settings, Metrics(), watch)  # what is wrong with the files of keys and certificates is told once, and here
+    metrics = Metrics()
+    watch = FileWatch(metrics.reload_failing)
+    Gate(settings, metrics, watch)  # what is wrong with the files of keys and certificates is told once, and here
     tls = Tls.of(settings, watch)
     listen(settings.host, settings.port).close()  # a shared port could be taken beside somebody who has it
     listeners = [listen(settings.host, settings.port, shared=True)]

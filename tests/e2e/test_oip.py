@@ -114,8 +114,11 @@ def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
                 pass
             server.terminate()
             assert all(b"tiny" in answer.result() for answer in calls)
-            with pytest.raises(grpc.RpcError):
-                call(message(jpeg()), timeout=10)
+            # It may have answered all before it looked at the signal; until then it takes more.
+            with pytest.raises(grpc.RpcError) as refused:
+                for _ in range(1000):
+                    call(message(jpeg()), timeout=10)
+            assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert server.exit() == 0
 
 
