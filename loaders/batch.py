@@ -53,11 +53,13 @@ def load_batch(
     pool: Executor | None,
     workers: int = 1,
     pin_memory: bool = False,
+    is_small: Callable[[bytes, ImageInfo], bool] = lambda item, info: False,
 ) -> LoadResult:
     """Run `load_one` for every item; each writes its own row.
 
     Args:
         pool, workers: see `spread`.
+        is_small: whether an image costs less than sharing it out: the calling thread loads it while the pool works.
         pin_memory: pixels in page-locked memory, from which a GPU copies while others work.
 
     Raises:
@@ -77,29 +79,36 @@ def load_batch(
             return error, watch
         return None, watch
 
-    return _gather(pixels, spread(run, range(len(items)), pool, workers))
+    small = [info is not None and is_small(item, info) for item, info in zip(items, infos, strict=True)]
+    return _gather(pixels, spread(run, range(len(items)), pool, workers, small))
 
 
-def spread(run: Callable[[T], R], items: Sequence[T], pool: Executor | None, workers: int) -> list[R]:
+def spread(
+    run: Callable[[T], R], items: Sequence[T], pool: Executor | None, workers: int, here: Sequence[bool] = ()
+) -> list[R]:
     """`run` for every item, results in order; `run` must not raise.
 
     Args:
         pool: where it runs; the calling thread when None.
         workers: threads of `pool`. Each takes item after item: one hand-over a thread, not one an item, which
             would cost 0.06 ms each.
+        here: of each item, whether the calling thread runs it whatever `pool` is; none where empty.
     """
     results: dict[int, R] = {}
-    turns = iter(range(len(items)))  # shared: a free thread takes the next
 
-    def work() -> None:
+    def work(turns: Iterator[int]) -> None:
         for index in turns:
             results[index] = run(items[index])
 
+    mine = [index for index, stays in enumerate(here) if stays]
+    others = [index for index in range(len(items)) if not (here and here[index])]
+    turns = iter(others)  # shared: a free thread takes the next
+    busy = [] if pool is None else [pool.submit(work, turns) for _ in range(min(workers, len(others)))]
+    work(iter(mine))
     if pool is None:
-        work()
-    else:
-        for worker in [pool.submit(work) for _ in range(min(workers, len(items)))]:
-            worker.result()
+        work(turns)
+    for worker in busy:
+        worker.result()
     return [results[index] for index in range(len(items))]
 
 

@@ -151,6 +151,34 @@ def test_threads_do_not_change_a_bit(num_threads, picture, encoded):
     assert torch.equal(result.pixels, torch.stack(alone))
 
 
+def test_small_images_stay_in_the_calling_thread(picture, encoded, monkeypatch):
+    spec = PreprocessSpec(size=32)
+    small, large = picture(64, 64), picture(65, 64)
+    bodies = [encoded(image, format) for format in ("NPY", "PNG", "JPEG", "WEBP") for image in (small, large)]
+    bodies += [b"\xff\xd8\xff\xe0 no image", encoded(small, "PNG")[:-30]]
+    infos = [*map(inspect, bodies[:-2]), None, inspect(encoded(small, "PNG"))]
+    reference = PillowLoader(spec).load(bodies, infos)
+    load_one, threads = CpuLoader._load_one, dict[bytes, str]()
+
+    def noted(self, data, *rest):
+        threads[data] = threading.current_thread().name
+        load_one(self, data, *rest)
+
+    monkeypatch.setattr(CpuLoader, "_load_one", noted)
+    found = CpuLoader(spec, num_threads=2).load(bodies, infos)
+    here = {bodies.index(body) for body, name in threads.items() if name == threading.current_thread().name}
+    assert here == {0, 2, 4, 9}  # a WebP of that size decodes for longer than a hand-over takes
+    assert found.ok == reference.ok == list(range(8))
+    assert {place: error.code for place, error in found.errors.items()} == {8: "undecodable", 9: "undecodable"}
+    step = 1 / 255 / min(spec.std)
+    assert (found.pixels - reference.pixels).abs().max() <= 8 * step
+    alone = [
+        CpuLoader(spec, num_threads=2).load([body], [info]).pixels
+        for body, info in zip(bodies[:8], infos[:8], strict=True)
+    ]
+    assert torch.equal(found.pixels, torch.cat(alone))
+
+
 def test_threads_run_torch_single_threaded_and_leave_others_alone():
     torch.set_num_threads(2)
     try:
