@@ -1,5 +1,6 @@
 """The sections on one running server: capacity, load, overload, malformed neighbours, soak."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,11 +24,12 @@ class Options:
 
     Args:
         loads: of the open-loop rows, as shares of the capacity.
-        rates: of the open-loop rows, requests a second; instead of `loads` where given.
+        rates: of the load section and, the first, of the soak, requests a second; instead of their loads.
         overload: as a multiple of the capacity.
         overload_timeout_seconds: after which the client of an overloaded server gives up.
         malformed_share: of the requests beside which the good ones must not fail.
         soak_minutes, soak_load: how long, at which share of the capacity.
+        idle_seconds: after the soak, before memory is looked at once more.
     """
 
     arrivals: str = "poisson"
@@ -39,6 +41,7 @@ class Options:
     malformed_load: float = 0.5
     soak_minutes: float = 10.0
     soak_load: float = 0.7
+    idle_seconds: float = 60.0
 
 
 def capacity(subject: Subject, what: str = "", section: str = "capacity") -> float:
@@ -61,8 +64,7 @@ def load(subject: Subject, most: float, options: Options) -> None:
     """Latencies below capacity, requests arriving as they like."""
     rates = options.rates or [share * most for share in options.loads]
     for rate in rates:
-        share = f"{rate / most:.0%} of capacity" if most else f"{rate:g}/s"
-        subject.row("load", share, _open(subject, rate, options))
+        subject.row("load", _share(rate, most), _open(subject, rate, options))
 
 
 def overload(subject: Subject, most: float, options: Options, *, tells: bool = True) -> None:
@@ -92,13 +94,17 @@ def malformed(subject: Subject, most: float, options: Options) -> None:
 
 def soak(subject: Subject, most: float, options: Options) -> None:
     """Long, below capacity, a few malformed requests among the good ones: errors, and memory that grows."""
+    rate = options.rates[0] if options.rates else options.soak_load * most
     plan = replace(
-        _open(subject, options.soak_load * most, options),
+        _open(subject, rate, options),
         seconds=options.soak_minutes * 60,
         malformed_share=options.malformed_share / 10,
     )
-    row = subject.row("soak", f"{options.soak_minutes:g} min at {options.soak_load:.0%} of capacity", plan)
+    row = subject.row("soak", f"{options.soak_minutes:g} min at {_share(rate, most)}", plan)
     row["growth_mb_per_10000_requests"] = growth(row["memory"], row["sent"] / row["seconds"])
+    if subject.pids:
+        time.sleep(options.idle_seconds)
+        row["rss_idle_mb"] = subject.rss_mb()
 
 
 def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
@@ -115,6 +121,10 @@ def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
     mean_mb = sum(mb for _, mb in settled) / len(settled)
     along = sum((at - mean_at) * (mb - mean_mb) for at, mb in settled)
     return round(along / sum((at - mean_at) ** 2 for at, _ in settled) / rate * 10_000, 3)
+
+
+def _share(rate: float, most: float) -> str:
+    return f"{rate / most:.0%} of capacity" if most else f"{rate:g}/s"
 
 
 def _open(subject: Subject, rate: float, options: Options) -> Plan:

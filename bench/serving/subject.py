@@ -53,6 +53,10 @@ class Subject:
         """Wait until it answers again after a row that was too much for it, and book how long that took."""
         row["recovery_seconds"] = recovery_seconds(self.plan, RECOVERED_ANSWERS, RECOVERY_SECONDS)
 
+    def rss_mb(self) -> float:
+        """Resident memory now, of all its processes."""
+        return round(sum(usage(pid, proportional=False).rss_bytes for pid in self.pids) / 1e6, 2)
+
     def row(
         self, section: str, what: str, plan: Plan, during: Callable[[Clients], None] | None = None
     ) -> dict[str, Any]:

@@ -63,6 +63,8 @@ def others(row: Mapping[str, Any]) -> str:
         found.append(f"itself again after {recovery} s" if recovery is not None else "did not recover")
     if row.get("growth_mb_per_10000_requests") is not None:
         found.append(f"{row['growth_mb_per_10000_requests']:+.3f} MB in 10,000 requests")
+    if row.get("rss_idle_mb") is not None:
+        found.append(f"{row['rss_idle_mb']:,.0f} MB a minute later")
     if row.get("rss_growth") is not None:
         found.append(f"memory {row['rss_growth']:+.1%}")
     return ", ".join(found)

@@ -48,7 +48,8 @@ Loads = Annotated[
     str, typer.Option("--loads", metavar="LIST", help="Rates of the load section, as shares of the capacity.")
 ]
 Rates = Annotated[
-    str | None, typer.Option("--rates", metavar="LIST", help="Rates of the load section, requests a second.")
+    str | None,
+    typer.Option("--rates", metavar="LIST", help="The same, requests a second; one for rolling, reload, soak."),
 ]
 Times = Annotated[
     float, number_option("--overload", "Rate of the overload section, times the capacity.", least=0.1, kind=float)

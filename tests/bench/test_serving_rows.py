@@ -99,6 +99,7 @@ def test_a_row_on_a_line() -> None:
     assert said == ("load, 50% of capacity: 90/s, p50 50.0, p99 100.0 ms, 10 x 503, 10 without Retry-After, 4 moved")
     assert others(row("overload", recovery_seconds=None)).endswith("did not recover")
     assert others(row("soak", growth_mb_per_10000_requests=0.02)).endswith("+0.020 MB in 10,000 requests")
+    assert others(row("soak", rss_idle_mb=821.4)).endswith("821 MB a minute later")
 
 
 @pytest.mark.parametrize("name", ["server.svg", "server.png"])

@@ -99,6 +99,11 @@ def test_refused_calls_write_nothing_to_the_log(both: Any, grpc: ModuleType) -> 
     assert both.log[before:] == []
 
 
+def repeated(call: Any, payload: bytes) -> None:
+    for _ in range(1000):
+        call(payload, timeout=10)
+
+
 def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
     out = io.BytesIO()
     noise = np.random.default_rng(0).integers(0, 256, (2500, 2500, 3), dtype=np.uint8)
@@ -116,8 +121,7 @@ def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
             assert all(b"tiny" in answer.result() for answer in calls)
             # It may have answered all before it looked at the signal; until then it takes more.
             with pytest.raises(grpc.RpcError) as refused:
-                for _ in range(1000):
-                    call(message(jpeg()), timeout=10)
+                repeated(call, message(jpeg()))
             assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert server.exit() == 0
 
