@@ -19,12 +19,13 @@ GPU_BATCH_SIZE = 64
 
 @dataclass(frozen=True)
 class ForwardOptions:
-    """The settings of the same names; they say nothing about a CPU."""
+    """The settings of the same names; of a CPU the last one alone."""
 
     fusion: Literal["auto", "off"] = "auto"
     tuning: Literal["auto", "off", "force"] = "auto"
     tuning_cache: str = "auto"
     cuda_graphs: bool = True
+    cpu_graphs: bool = True
 
 
 @dataclass(frozen=True)

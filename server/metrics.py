@@ -161,7 +161,7 @@ class Metrics:
         )
         self.kernel_fallbacks = self._gauge(
             "model_kernel_fallbacks",
-            "What of a GPU's forward does not run as it was meant to, by kind; /v1/models says why.",
+            "What of the forward does not run as it was meant to, by kind; /v1/models says why.",
             (*model, "kind"),
         )
         self.build_info = self._gauge("build_info", "Always 1: what is running.", ("version", "torch"))

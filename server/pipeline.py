@@ -29,6 +29,7 @@ from .outcome import BatchResult, Forwarded, Outcome, Predictions
 
 if TYPE_CHECKING:
     from ..models.graphs import GraphedForward
+    from ..models.traced import TracedForward
 
 logger = logging.getLogger("milkweed.pipeline")
 
@@ -52,6 +53,7 @@ class Pipeline:
         dense_bytes: what the parameters would take with every layer dense, in `dtype`.
         fusion: what became of the model where it was fused.
         graph_batch_sizes: batch buckets that `warm_up` captures the forward for; none on a CPU.
+        cpu_graphs: whether `warm_up` records the forward, where it runs in micro-batches.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
     """
 
@@ -68,6 +70,7 @@ class Pipeline:
         dense_bytes: int = 0,
         fusion: FusionReport | None = None,
         graph_batch_sizes: Sequence[int] = (),
+        cpu_graphs: bool = False,
         max_batch_size: int = 0,
     ) -> None:
         self.num_classes = num_classes
@@ -79,8 +82,10 @@ class Pipeline:
         self.resident_bytes = resident_bytes(model)
         self.fusion = fusion
         self.graphs: GraphedForward | None = None
+        self.traced: TracedForward | None = None
         self.warm_seconds: dict[int, float] = {}  # of a forward by its images, once warm
         self._graph_batch_sizes = tuple(graph_batch_sizes)
+        self._cpu_graphs = cpu_graphs and bool(plan.micro_batch)
         self._size, self._max_batch_size = size, max_batch_size
         self._load_stage = LoadStage(loader, device, size)
         self._lanes = Lanes(model, plan, device=device, dtype=dtype)
@@ -98,10 +103,12 @@ class Pipeline:
         return max(8, self.plan.lanes * self.plan.micro_batch)
 
     def warm_up(self, batch_sizes: Sequence[int] = (1,)) -> None:
-        """Capture the forward where that is wanted, and run it on blank images: no request pays for first calls."""
+        """Capture or record the forward where wanted, and run it on blank images: no request pays for first calls."""
         self.loader.warm_up(max(batch_sizes))
         if self._graph_batch_sizes and self.graphs is None:
             self.graphs = self._lanes.capture(self._size, self._graph_batch_sizes)
+        if self._cpu_graphs and self.traced is None:
+            self.traced = self._lanes.trace(self._size)
         sizes = {*batch_sizes, *(self._graph_batch_sizes if self.graphs is not None else ())}
         for count in sorted(sizes):
             blank = torch.zeros(count, 3, self._size, self._size)
@@ -288,6 +295,7 @@ def build_pipeline(
         dense_bytes=dense_bytes,
         fusion=form.report,
         graph_batch_sizes=form.graph_batch_sizes,
+        cpu_graphs=forward.cpu_graphs,
         max_batch_size=max_batch_size,
     )
 

@@ -88,7 +88,8 @@ class ServedModel(ModelCard):
             what = kernel_decision(pipeline.device)
         else:
             what = "dense: no structured layer"
-        return what if graphs is None else f"{what}; {graphs.summary}"
+        run_as = pipeline.traced if graphs is None else graphs
+        return what if run_as is None else f"{what}; {run_as.summary}"
 
     @property
     def kernel_plans(self) -> dict[str, Any] | None:
@@ -103,13 +104,14 @@ class ServedModel(ModelCard):
 
     @property
     def kernel_fallbacks(self) -> dict[str, int]:
-        """How many parts of a GPU's forward do not run as they were meant to, by kind, on the GPU that has most."""
+        """How many parts of the forward do not run as they were meant to, by kind, on the device that has most."""
         most: dict[str, int] = {}
         for pipeline in self.pipelines:
             fusion, graphs = pipeline.fusion, pipeline.graphs
             counts = {} if fusion is None else dict(fusion.fallback_counts)
-            if graphs is not None:
-                counts["graph"] = int(graphs.reason is not None)
+            run_as = pipeline.traced if graphs is None else graphs
+            if run_as is not None:
+                counts["graph"] = int(run_as.reason is not None)
             most = {kind: max(count, most.get(kind, 0)) for kind, count in {**most, **counts}.items()}
         return most
 
@@ -216,8 +218,10 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
 
 
 def forward_options(settings: Settings) -> ForwardOptions:
-    """What settings say of a GPU's forward."""
-    return ForwardOptions(settings.fusion, settings.tuning, settings.tuning_cache, settings.cuda_graphs)
+    """What settings say of the forward."""
+    return ForwardOptions(
+        settings.fusion, settings.tuning, settings.tuning_cache, settings.cuda_graphs, settings.cpu_graphs
+    )
 
 
 def dali_options(settings: Settings) -> DaliOptions:

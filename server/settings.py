@@ -61,6 +61,9 @@ class Settings(BaseSettings):
     lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
     threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
     micro_batch: int = Field(default=0, ge=0, le=256, description="CPU: images of one forward, fixed; 0 = auto")
+    cpu_graphs: bool = Field(
+        default=True, description="CPU: record the forward at start and run it without Python: the same bits, sooner"
+    )
     fusion: Literal["auto", "off"] = Field(
         default="auto", description="CUDA: auto = blocks on our kernels; off = plain PyTorch"
     )
