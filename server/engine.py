@@ -283,11 +283,19 @@ class Engine:
                 [[item.ticket.top_k for item in each.batch.items] for each in together],
             )
             self._failures = 0
-            return results
+            return results if self.overlap else [_loaded_too(results[0]), *results[1:]]
         except Exception:
             self._failures += 1
             logger.exception("a batch of %d images failed", sum(len(each.batch.items) for each in together))
             return [_failed(each.loaded) for each in together]
+
+
+def _loaded_too(result: BatchResult) -> BatchResult:
+    """Where one thread does both halves, it was busy with the first one as well."""
+    if result.forward is None:
+        return result
+    busy_seconds = result.forward.busy_seconds + result.decoded - result.started
+    return replace(result, forward=replace(result.forward, busy_seconds=busy_seconds))
 
 
 def _not_loaded(batch: Batch) -> Loaded:

@@ -138,7 +138,9 @@ class Metrics:
             "decode_backend_images_total", "Decoded images by decoder and format.", ("backend", "format")
         )
         self.engine_busy = self._counter(
-            "engine_busy_seconds_total", "Time the engine thread worked on batches.", ("device",)
+            "engine_busy_seconds_total",
+            "Time the engine's thread worked on batches; near 1 a second it is full.",
+            ("device",),
         )
 
     def _define_models(self) -> None:

@@ -25,7 +25,7 @@ class Forwarded:
         images: of the batches, those that could not be decoded among them.
         computed: images without those.
         padding: empty places it computed beside them.
-        busy_seconds: that its thread worked.
+        busy_seconds: that its thread worked; with the decoding, where that is not another thread's.
     """
 
     images: int

@@ -40,6 +40,22 @@ def post(app: Any, kit: ModuleType, seed: int = 0) -> "asyncio.Task[Any]":
     return asyncio.create_task(app.client.post("/classify", content=kit.encoded(seed=seed)))
 
 
+@pytest.mark.parametrize(("overlap", "counted"), [("off", True), ("on", False)])
+async def test_busy_is_the_time_of_the_engines_own_thread(
+    running: Any, kit: ModuleType, overlap: str, counted: bool
+) -> None:
+    async with running(settings={**ON, "overlap": overlap}) as app:
+        loader = HeldLoader(app)
+        loader.gate.clear()
+        task = post(app, kit)
+        await kit.entered(loader)
+        await asyncio.sleep(0.3)
+        loader.gate.set()
+        assert (await task).status_code == 200
+        await kit.until(lambda: app.value("engine_busy_seconds_total", device="cpu") > 0)
+        assert (app.value("engine_busy_seconds_total", device="cpu") >= 0.3) == counted
+
+
 async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(running: Any, kit: ModuleType) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
