@@ -1,0 +1,134 @@
+"""What decides on replicas asks for series, stages and routes that exist."""
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+
+@pytest.fixture
+def triggers(kustomize: Any) -> dict[str, Any]:
+    """Of the ScaledObject, by name."""
+    return {each["name"]: each for each in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]["triggers"]}
+
+
+def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any]) -> None:
+    assert triggers.keys() == {"queue-wait", "in-flight"}
+    # The wait is the same for all, so it is compared as it is; requests are shared out.
+    assert {name: each["metricType"] for name, each in triggers.items()} == {
+        "queue-wait": "Value",
+        "in-flight": "AverageValue",
+    }
+    for each in triggers.values():
+        assert each["type"] == "prometheus"
+        assert float(each["metadata"]["threshold"]) > 0
+
+
+def test_every_series_is_in_the_docs(triggers: dict[str, Any], root: Path) -> None:
+    page = (root / "docs" / "observability.md").read_text(encoding="utf-8").partition("## Traces")[0]
+    documented = set(re.findall(r"`([a-z_]+)`", page))
+    for each in triggers.values():
+        asked = set(re.findall(r"\bmilkweed_(\w+)\{", each["metadata"]["query"]))
+        assert asked
+        assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= documented
+
+
+def test_every_label_is_one(triggers: dict[str, Any], constant: Callable[[str, str], Any]) -> None:
+    stage = re.findall(r'stage="(\w+)"', triggers["queue-wait"]["metadata"]["query"])
+    assert stage == ["queue"]
+    assert set(stage) <= set(constant("metrics.py", "STAGES"))
+
+
+def test_inference_is_counted_and_nothing_else(triggers: dict[str, Any], root: Path) -> None:
+    (pattern,) = re.findall(r'route=~"([^"]+)"', triggers["in-flight"]["metadata"]["query"])
+    templates = {"/v2/models/{name}", "/v2/models/{name}/versions/{version}"}
+    text = (root / "server/routes/oip.py").read_text(encoding="utf-8")
+    assert templates == set(re.findall(r'^_\w+ = "(/v2/models/\S+)"$', text, re.MULTILINE))
+    inference = {"/classify", *(f"{template}/infer" for template in templates)}
+    others = set(re.findall(r'"(/[\w/]*)"', text)) | {"/livez", "/readyz", "/startupz", "/metrics", "other"}
+    others |= templates | {f"{template}/ready" for template in templates}
+    assert {route for route in inference | others if re.fullmatch(pattern, route)} == inference
+
+
+def test_queries_are_of_our_namespace(triggers: dict[str, Any], kustomize: Any) -> None:
+    (namespace,) = kustomize("gpu", "autoscale").of("Namespace")
+    for each in triggers.values():
+        query = each["metadata"]["query"]
+        assert query.count(f'namespace="{namespace["metadata"]["name"]}"') == query.count("{")
+
+
+def test_silence_is_no_reason_to_shrink(triggers: dict[str, Any], kustomize: Any) -> None:
+    """No answer is an error, which leaves the number as it is; no requests are a wait of 0 where servers are."""
+    for each in triggers.values():
+        assert each["metadata"]["ignoreNullValues"] == "false"
+        assert "vector(" not in each["metadata"]["query"]
+    assert " or 0 * sum(milkweed_http_requests_in_flight" in triggers["queue-wait"]["metadata"]["query"]
+    assert "fallback" not in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]
+
+
+@pytest.mark.parametrize("component", ["autoscale", "hpa"])
+def test_it_grows_at_once_and_shrinks_slowly(kustomize: Any, component: str) -> None:
+    made = kustomize("gpu", component)
+    if component == "hpa":
+        spec = made.one("HorizontalPodAutoscaler")["spec"]
+        behavior, bounds = spec["behavior"], (spec["minReplicas"], spec["maxReplicas"])
+    else:
+        spec = made.one("ScaledObject")["spec"]
+        behavior = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
+        bounds = spec["minReplicaCount"], spec["maxReplicaCount"]
+    assert behavior["scaleUp"]["stabilizationWindowSeconds"] == 0
+    assert behavior["scaleDown"]["stabilizationWindowSeconds"] >= 300
+    assert 2 <= bounds[0] < bounds[1], "one alone may be away while a node is drained"
+
+
+def test_the_fallback_needs_nothing_but_metrics_server(kustomize: Any) -> None:
+    (metric,) = kustomize("cpu", "hpa").one("HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["type"] == "Resource"
+    assert metric["resource"]["name"] == "cpu"
+    assert metric["resource"]["target"]["averageUtilization"] < 100
+
+
+def test_the_queries_say_what_they_should(triggers: dict[str, Any], tmp_path: Path) -> None:
+    """Asked of Prometheus' own engine: under load, without requests, and where no server is scraped."""
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    rules = [{"record": name.replace("-", ":"), "expr": each["metadata"]["query"]} for name, each in triggers.items()]
+    bucket = 'milkweed_request_stage_duration_seconds_bucket{namespace="milkweed",stage="queue",le="%s"}'
+    flight = 'milkweed_http_requests_in_flight{namespace="%s",route="%s",pod="%s"}'
+    load = {
+        bucket % "0.1": "0+10x20",
+        bucket % "0.2": "0+20x20",
+        bucket % "+Inf": "0+20x20",
+        flight % ("milkweed", "/classify", "a"): "3x20",
+        flight % ("milkweed", "/v2/models/{name}/infer", "b"): "4x20",
+        flight % ("milkweed", "/readyz", "b"): "9x20",
+        flight % ("other", "/classify", "c"): "9x20",
+    }
+    idle = {bucket % "0.1": "5x20", bucket % "+Inf": "5x20", flight % ("milkweed", "/classify", "a"): "0x20"}
+    cases = [(load, 0.19, 7), (idle, 0, 0), ({"up": "0x20"}, None, None)]
+    tests = [
+        {
+            "interval": "15s",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "promql_expr_test": [
+                {
+                    "expr": record,
+                    "eval_time": "3m",
+                    "exp_samples": [] if value is None else [{"labels": record, "value": value}],
+                }
+                for record, value in (("queue:wait", wait), ("in:flight", in_flight))
+            ],
+        }
+        for series, wait, in_flight in cases
+    ]
+    (tmp_path / "rules.yml").write_text(yaml.safe_dump({"groups": [{"name": "scaling", "rules": rules}]}))
+    file = tmp_path / "test.yml"
+    file.write_text(yaml.safe_dump({"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": tests}))
+    result = subprocess.run([promtool, "test", "rules", str(file)], capture_output=True, text=True, timeout=60)
+    assert result.returncode == 0, result.stdout + result.stderr

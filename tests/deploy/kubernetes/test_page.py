@@ -1,0 +1,55 @@
+"""docs/kubernetes.md shows what works."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def page(root: Path) -> str:
+    """Its text."""
+    return (root / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def test_the_combination_on_the_page_renders(
+    page: str, root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]
+) -> None:
+    """In the place that the page names, in a copy of the tree."""
+    for part in ("kubernetes", "grafana/dashboards"):
+        shutil.copytree(root / "deploy" / part, tmp_path / "deploy" / part)
+    pattern = r"`(deploy/kubernetes/overlays/\w+/kustomization\.yaml)`.*?```yaml\n(.*?)```"
+    ((place, text),) = re.findall(pattern, page, re.DOTALL)
+    file = tmp_path / place
+    file.parent.mkdir()
+    file.write_text(text)
+    made = kustomize_folder(file.parent)
+    assert made.one("ScaledObject")
+    assert made.one("PrometheusRule")
+    assert made.settings["MILKWEED_REPOSITORY"] == "/models"
+    assert made.settings["MILKWEED_ALIASES"] == "production=deit@3"
+    assert made.server["image"] == "registry.example/milkweed:0.1.0-cuda"
+
+
+def test_every_overlay_and_component_is_on_the_page(page: str, root: Path) -> None:
+    for kind in ("overlays", "components"):
+        for folder in (root / "deploy" / "kubernetes" / kind).iterdir():
+            assert f"`{folder.name}`" in page, f"{kind}/{folder.name}"
+
+
+def test_every_command_names_a_folder_that_is_there(page: str, root: Path) -> None:
+    folders = re.findall(r"-k (deploy/[\w/-]+)", page)
+    assert len(folders) >= 2
+    for folder in folders:
+        assert folder == "deploy/kubernetes/overlays/mine" or (root / folder / "kustomization.yaml").is_file()
+
+
+def test_the_secret_has_the_name_that_is_used(page: str, kustomize: Any) -> None:
+    (fetch,) = kustomize("cpu", "models-objectstore").pod["initContainers"]
+    (secret,) = (source["secretRef"]["name"] for source in fetch["envFrom"])
+    assert f"create secret generic {secret}" in page
+    (remote,) = {argument.partition(":")[0] for argument in fetch["args"] if ":$(" in argument}
+    assert f"RCLONE_CONFIG_{remote.upper()}_TYPE" in page

@@ -1,0 +1,141 @@
+"""Every document fits its schema: Kubernetes' own from a package, of custom resources the fields that are used here."""
+
+import json
+from typing import Any
+
+import pytest
+
+CUSTOM = {
+    "ServiceMonitor": "monitoring.coreos.com/v1",
+    "PrometheusRule": "monitoring.coreos.com/v1",
+    "ScaledObject": "keda.sh/v1alpha1",
+    "InferenceService": "serving.kserve.io/v1beta1",
+}
+
+# The oldest that the manifests are for, and the newest whose schemas the package has.
+OLDEST = "1.32"
+
+STRINGS = {str: str}  # any keys
+BEHAVIOR = {
+    "stabilizationWindowSeconds": int,
+    "policies": [{"type": {"Percent", "Pods"}, "value": int, "periodSeconds": int}],
+}
+MONITOR = {
+    "jobLabel?": str,
+    "namespaceSelector?": {"matchNames": [str]},
+    "selector": {"matchLabels": STRINGS},
+    "endpoints": [{"port": str, "path": str, "interval": str, "scrapeTimeout": str, "honorLabels?": bool}],
+}
+RULE = {
+    "record?": str,
+    "alert?": str,
+    "expr": str,
+    "for?": str,
+    "keep_firing_for?": str,
+    "labels?": STRINGS,
+    "annotations?": STRINGS,
+}
+SCALED = {
+    "scaleTargetRef": {"apiVersion": str, "kind": str, "name": str},
+    "minReplicaCount": int,
+    "maxReplicaCount": int,
+    "advanced": {"horizontalPodAutoscalerConfig": {"behavior": {"scaleUp": BEHAVIOR, "scaleDown": BEHAVIOR}}},
+    "triggers": [
+        {
+            "type": {"prometheus"},
+            "name": str,
+            "metricType": {"Value", "AverageValue"},
+            # https://keda.sh/docs/latest/scalers/prometheus/: all are strings
+            "metadata": {"serverAddress": str, "query": str, "threshold": str, "ignoreNullValues": {"true", "false"}},
+        }
+    ],
+}
+SHAPES = {
+    "ServiceMonitor": MONITOR,
+    "PrometheusRule": {"groups": [{"name": str, "interval?": str, "limit?": int, "rules": [RULE]}]},
+    "ScaledObject": SCALED,
+}
+
+
+def misfits(value: Any, shape: Any, where: str = "spec") -> list[str]:
+    """Where a value is not of a shape: a dict of keys (`?`: may be missing), [of each], a set of words, or a type."""
+    if isinstance(shape, type):
+        return [] if type(value) is shape else [f"{where}: {value!r}"]
+    if isinstance(shape, set):
+        return [] if value in shape else [f"{where}: {value!r}"]
+    if isinstance(shape, list):
+        if not isinstance(value, list) or not value:
+            return [f"{where}: {value!r}"]
+        return [line for place, each in enumerate(value) for line in misfits(each, shape[0], f"{where}[{place}]")]
+    if not isinstance(value, dict):
+        return [f"{where}: {value!r}"]
+    if str in shape:
+        return [line for key, each in value.items() for line in misfits(each, shape[str], f"{where}.{key}")]
+    known = {key.removesuffix("?"): inner for key, inner in shape.items()}
+    found = [f"{where}: no {key}" for key in shape if not key.endswith("?") and key not in value]
+    found += [f"{where}.{key}: unknown" for key in value.keys() - known.keys()]
+    for key in value.keys() & known.keys():
+        found += misfits(value[key], known[key], f"{where}.{key}")
+    return found
+
+
+def test_the_shapes_notice_mistakes() -> None:
+    assert misfits({"a": [{"b": 1}]}, {"a": [{"b": int}], "c?": str}) == []
+    assert misfits({"a": [{"b": "1"}]}, {"a": [{"b": int}]}) == ["spec.a[0].b: '1'"]
+    assert misfits({"a": 1, "d": 2}, {"a": int, "c": str}) == ["spec: no c", "spec.d: unknown"]
+    assert misfits({"a": "x"}, {"a": {"y"}}) == ["spec.a: 'x'"]
+    assert misfits({"a": True}, {"a": int}) == ["spec.a: True"]
+    assert misfits({"a": []}, {"a": [int]}) == ["spec.a: []"]
+
+
+def test_custom_resources_fit(manifests: Any) -> None:
+    for document in manifests.documents:
+        kind = document["kind"]
+        if kind in CUSTOM:
+            assert document["apiVersion"] == CUSTOM[kind]
+            assert document.keys() == {"apiVersion", "kind", "metadata", "spec"}
+        if kind in SHAPES:
+            assert misfits(document["spec"], SHAPES[kind]) == []
+        for rule in (rule for group in document.get("spec", {}).get("groups", []) for rule in group["rules"]):
+            assert ("record" in rule) != ("alert" in rule)
+
+
+def test_an_inference_service_is_a_pod_and_a_few_fields_of_kserve(kustomize: Any) -> None:
+    service = kustomize("kserve").one("InferenceService")
+    assert service["metadata"]["annotations"] == {
+        "serving.kserve.io/deploymentMode": "Standard",
+        "serving.kserve.io/autoscalerClass": "hpa",
+    }
+    assert service["spec"].keys() == {"predictor"}
+    own = {"labels": STRINGS, "minReplicas": int, "maxReplicas": int, "scaleMetric": {"cpu"}, "scaleTarget": int}
+    predictor = {key: value for key, value in service["spec"]["predictor"].items() if key in own}
+    assert misfits(predictor, own) == []
+
+
+def test_every_document_fits_its_schema(kustomize: Any) -> None:
+    """Each once, strictly: a field that Kubernetes does not know is a mistake."""
+    validate = pytest.importorskip("kubernetes_validate", reason="the schemas of Kubernetes are not installed")
+    renders = [
+        kustomize("cpu", "monitoring", "models-oci", "hpa"),
+        kustomize("gpu", "monitoring", "dcgm", "models-pvc", "autoscale"),
+        kustomize("gpu-mig"),
+        kustomize("cpu", "models-objectstore"),
+        kustomize("kserve"),
+    ]
+    documents = [each for render in renders for each in render.documents if each["kind"] not in CUSTOM]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "predictor"}, "spec": renders[-1].pod}
+    different = {json.dumps(each, sort_keys=True): each for each in (*documents, pod)}.values()
+    assert {"Deployment", "HorizontalPodAutoscaler", "NetworkPolicy", "PersistentVolumeClaim"} <= {
+        each["kind"] for each in different
+    }
+    for version in (OLDEST, validate.latest_version()):
+        for each in different:
+            validate.validate(each, version, strict=True)
+
+
+def test_the_schemas_notice_mistakes(kustomize: Any) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="the schemas of Kubernetes are not installed")
+    deployment = json.loads(json.dumps(kustomize("cpu").one("Deployment")))
+    deployment["spec"]["template"]["spec"]["terminationGracePeriodSecond"] = 60
+    with pytest.raises(validate.ValidationError, match="terminationGracePeriodSecond"):
+        validate.validate(deployment, OLDEST, strict=True)
