@@ -1,25 +1,81 @@
-# milkweed in a container: built in one stage, run in another without compiler, pip cache or root.
+# syntax=docker/dockerfile:1
+# milkweed in a container: built in some stages, run in one without compiler, pip, shell scripts or root.
+#   docker build --tag milkweed:cuda .                              # CUDA kernels, DALI
+#   docker build --build-arg VARIANT=cpu --tag milkweed:cpu .
+#   docker build --target sbom --output type=local,dest=. .         # sbom.cdx.json, CycloneDX
+ARG VARIANT=cuda
 ARG PYTHON=3.11
+# Debian with Python; any that has `python` will do.
+ARG BASE=python:${PYTHON}-slim-bookworm
 
-FROM python:${PYTHON}-slim AS build
+# What is installed is named by version and hash in deploy/image (`make lock`). PyTorch's CPU build is not on PyPI: its version is
+# named, its hash is the index's word.
+FROM ${BASE} AS packages
+ARG VARIANT
+ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu
+ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_DEPS=1
+COPY constraints.txt deploy/image /locks/
+RUN python -m venv /opt/milkweed && pip install --require-hashes --requirement /locks/${VARIANT}.txt
+RUN if [ "${VARIANT}" = cpu ]; then \
+        pip install --index-url "${TORCH_CPU_INDEX}" $(grep -E '^(torch|torchvision)==' /locks/constraints.txt); \
+    fi
+
+# The kernels: nvcc of PyTorch's own CUDA, for every architecture or for those in ARCH.
+FROM packages AS sources
 WORKDIR /src
-RUN python -m venv /opt/milkweed
-COPY constraints.txt pyproject.toml README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY bench bench
 COPY kernels kernels
 COPY loaders loaders
 COPY models models
 COPY server server
-RUN /opt/milkweed/bin/pip install --no-cache-dir --constraint constraints.txt .
 
-FROM python:${PYTHON}-slim
+FROM sources AS built-cpu
+
+FROM sources AS built-cuda
+ARG ARCH=
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+RUN pip install --require-hashes --requirement /locks/nvcc.txt && pip install --no-build-isolation --editable .
+RUN python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}}
+
+FROM built-${VARIANT} AS wheel
+RUN pip wheel --no-build-isolation --wheel-dir /wheels .
+
+FROM packages AS installed
+COPY --from=wheel /wheels /wheels
+RUN pip install /wheels/*.whl && pip uninstall --yes pip
+
+# What is in the image, for whoever has to know: `--target sbom`.
+FROM packages AS bill
+COPY --from=installed /opt/milkweed /opt/milkweed
+RUN python3 -m venv /opt/cyclonedx \
+    && PIP_NO_DEPS=0 /opt/cyclonedx/bin/pip install 'cyclonedx-bom>=7,<8' \
+    && /opt/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file /sbom.cdx.json /opt/milkweed/bin/python
+
+FROM scratch AS sbom
+COPY --from=bill /sbom.cdx.json /
+
+FROM ${BASE}
+ARG VARIANT
+ARG VERSION=0.1.0
+ARG REVISION=
 LABEL org.opencontainers.image.title="milkweed" \
-      org.opencontainers.image.description="Serves Monarch-compressed vision models" \
+      org.opencontainers.image.description="Serves Monarch-compressed vision models (${VARIANT})" \
+      org.opencontainers.image.version="${VERSION}-${VARIANT}" \
+      org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
-COPY --from=build /opt/milkweed /opt/milkweed
-ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1
+COPY --from=installed /opt/milkweed /opt/milkweed
+# Nothing is written but what a mounted folder is for: the root may be read-only.
+ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 EXPOSE 8000 8001
+# The metrics port answers probes without TLS or keys. Kubernetes has probes of its own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-c", \
+    "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ.get('MILKWEED_METRICS_PORT', '8001') + '/readyz', timeout=4)"]
 # The server is PID 1 and handles SIGTERM itself: no shell in between.
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["milkweed"]
 CMD ["serve", "--host", "0.0.0.0"]

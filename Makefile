@@ -34,8 +34,10 @@ bench: .venv/.installed-bench
 kernels: .venv/.installed
 	$(BIN)/python -m milkweed.kernels.native.build $(if $(ARCH),--arch $(ARCH))
 
+# VARIANT=cpu for PyTorch's CPU build: no CUDA, no DALI.
+VARIANT ?= cuda
 image:
-	docker build --tag milkweed .
+	docker build --build-arg VARIANT=$(VARIANT) --tag milkweed:$(VARIANT) .
 
 # The stamps make the second run quick: nothing is installed again until what they depend on changes.
 .venv/bin/python:
@@ -50,8 +52,17 @@ image:
 	touch $@
 
 # Take the installed versions as the new constraints.
+# What the image installs: the same versions, with hashes.
+COMPILE := $(BIN)/uv pip compile --quiet --upgrade --constraint constraints.txt --generate-hashes --no-emit-index-url \
+	--no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
+
 lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
+	$(COMPILE) pyproject.toml --extra dali --extra grpc --extra otel --extra nvml --output-file deploy/image/cuda.txt
+	$(COMPILE) pyproject.toml --extra grpc --extra otel --output-file deploy/image/cpu.txt \
+		$$(grep -oE '^(nvidia|cuda)[a-z0-9-]*|^triton|^torch(vision)?' deploy/image/cuda.txt | sed 's/^/--no-emit-package /')
+	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 
 clean:
 	rm -rf .venv build dist *.egg-info kernels/_native

@@ -1,0 +1,1 @@
+"""The dashboards as code: a file each, of panels and variables that they share."""

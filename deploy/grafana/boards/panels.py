@@ -1,0 +1,236 @@
+"""The kinds of panels that the dashboards are made of; no panel is without a unit and a description."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, table, timeseries
+from grafana_foundation_sdk.cog.builder import Builder
+from grafana_foundation_sdk.cog.variants import Dataquery
+from grafana_foundation_sdk.models import common as common_model
+from grafana_foundation_sdk.models import dashboard as dashboard_model
+from grafana_foundation_sdk.models import heatmap as heatmap_model
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from .variables import SOURCE
+
+Panel = Builder[dashboard_model.Panel]
+
+IMAGES = "suffix: images"
+IMAGES_A_SECOND = "suffix: images/s"
+
+
+class Query(NamedTuple):
+    """What is asked of Prometheus, and how a series of the answer is called."""
+
+    expr: str
+    legend: str
+
+
+def lines(
+    title: str,
+    unit: str,
+    text: str,
+    *queries: Query,
+    span: int = 8,
+    stacked: bool = False,
+    top: float | None = None,
+    dashed: str | None = None,
+) -> timeseries.Panel:
+    """Values over time.
+
+    Args:
+        unit: as Grafana spells it.
+        span: of 24 columns.
+        stacked: areas upon each other.
+        top: where the axis ends.
+        dashed: name of the series that is a limit, not a measurement.
+    """
+    panel = (
+        timeseries.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit(unit)
+        .min(0)
+        .height(8)
+        .span(span)
+        .targets(_targets(queries))
+        .line_width(1)
+        .fill_opacity(45 if stacked else 8)
+        .show_points(common_model.VisibilityMode.NEVER)
+        .stacking(
+            common.StackingConfig().mode(
+                common_model.StackingMode.NORMAL if stacked else common_model.StackingMode.NONE
+            )
+        )
+        .legend(
+            common.VizLegendOptions()
+            .display_mode(common_model.LegendDisplayMode.LIST)
+            .placement(common_model.LegendPlacement.BOTTOM)
+            .show_legend(True)
+            .calcs(["lastNotNull"])
+        )
+        .tooltip(
+            common.VizTooltipOptions()
+            .mode(common_model.TooltipDisplayMode.MULTI)
+            .sort(common_model.SortOrder.DESCENDING)
+        )
+    )
+    if top is not None:
+        panel.max(top)
+    if dashed is not None:
+        panel.override_by_name(dashed, _LIMIT)
+    return panel
+
+
+def warmth(title: str, unit: str, text: str, query: str, *, span: int = 12) -> heatmap.Panel:
+    """A histogram's buckets over time, as colours.
+
+    Args:
+        query: a rate by `le`.
+    """
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit(unit)
+        .height(8)
+        .span(span)
+        .targets([_target(0, Query(query, "{{le}}")).format(PromQueryFormat.HEATMAP)])
+        .calculate(False)
+        .color(
+            heatmap.HeatmapColorOptions()
+            .mode(heatmap_model.HeatmapColorMode.SCHEME)
+            .scheme("Oranges")
+            .scale(heatmap_model.HeatmapColorScale.EXPONENTIAL)
+            .exponent(0.5)
+            .steps(64)
+        )
+        .filter_values(heatmap.FilterValueRange().le(1e-9))
+        .rows_frame(heatmap.RowsHeatmapOptions().layout(common_model.HeatmapCellLayout.AUTO))
+        .y_axis(heatmap.YAxisConfig().unit(unit).axis_placement(common_model.AxisPlacement.LEFT))
+        .cell_values(heatmap.CellValues().unit("reqps"))
+        .cell_gap(1)
+        .show_legend()
+    )
+
+
+def figure(
+    title: str,
+    unit: str,
+    text: str,
+    query: str,
+    *,
+    span: int = 4,
+    steps: Sequence[tuple[float, str]] = (),
+    legend: str = "",
+    decimals: int | None = None,
+) -> stat.Panel:
+    """The last value, large.
+
+    Args:
+        steps: from which value on it has which colour; green below.
+    """
+    colours = [dashboard_model.Threshold(value=None, color="green")]
+    colours += [dashboard_model.Threshold(value=value, color=colour) for value, colour in steps]
+    panel = (
+        stat.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit(unit)
+        .height(4)
+        .span(span)
+        .targets(_targets([Query(query, legend)]))
+        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+        .graph_mode(common_model.BigValueGraphMode.AREA)
+        .color_mode(common_model.BigValueColorMode.VALUE)
+        .thresholds(
+            dashboard.ThresholdsConfig().mode(dashboard_model.ThresholdsMode.ABSOLUTE).steps(colours),
+        )
+    )
+    return panel if decimals is None else panel.decimals(decimals)
+
+
+def listing(title: str, text: str, query: str, columns: Sequence[str], *, span: int = 16) -> table.Panel:
+    """What is there now, a row a series.
+
+    Args:
+        columns: the labels that are shown, in this order.
+    """
+    return (
+        table.Panel()
+        .title(title)
+        .description(text)
+        .datasource(SOURCE)
+        .unit("none")
+        .height(8)
+        .span(span)
+        .targets([_target(0, Query(query, "")).format(PromQueryFormat.TABLE).instant()])
+        .with_transformation(
+            dashboard_model.DataTransformerConfig(
+                id_val="filterFieldsByName", options={"include": {"names": list(columns)}}
+            )
+        )
+        .with_transformation(
+            dashboard_model.DataTransformerConfig(
+                id_val="organize",
+                options={"indexByName": {column: place for place, column in enumerate(columns)}},
+            )
+        )
+    )
+
+
+def board(
+    uid: str,
+    title: str,
+    text: str,
+    variables: Sequence[Builder[dashboard_model.VariableModel]],
+    rows: Sequence[tuple[str, Sequence[Panel]]],
+) -> dashboard_model.Dashboard:
+    """A dashboard of rows of panels, each under its title; panels are numbered in their order."""
+    made = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(text)
+        .tags(["milkweed"])
+        .editable()
+        .tooltip(dashboard_model.DashboardCursorSync.CROSSHAIR)
+        .time("now-1h", "now")
+        .refresh("10s")
+        .timezone("browser")
+        .variables(list(variables))
+        .link(
+            dashboard.DashboardLink("milkweed")
+            .type(dashboard_model.DashboardLinkType.DASHBOARDS)
+            .tags(["milkweed"])
+            .as_dropdown(False)
+            .include_vars(True)
+            .keep_time(True)
+        )
+    )
+    for heading, panels in rows:
+        made.with_row(dashboard.Row(heading))
+        for panel in panels:
+            made.with_panel(panel)
+    whole = made.build()
+    for number, each in enumerate(whole.panels or [], 1):
+        each.id_val = number
+    return whole
+
+
+def _targets(queries: Sequence[Query]) -> list[Builder[Dataquery]]:
+    return [_target(place, query) for place, query in enumerate(queries)]
+
+
+def _target(place: int, query: Query) -> prometheus.Dataquery:
+    target = prometheus.Dataquery().ref_id(chr(ord("A") + place)).expr(query.expr).datasource(SOURCE).range()
+    return target.legend_format(query.legend) if query.legend else target
+
+
+_LIMIT = [
+    dashboard_model.DynamicConfigValue(id_val="custom.lineStyle", value={"fill": "dash", "dash": [8, 6]}),
+    dashboard_model.DynamicConfigValue(id_val="custom.fillOpacity", value=0),
+    dashboard_model.DynamicConfigValue(id_val="color", value={"mode": "fixed", "fixedColor": "red"}),
+]

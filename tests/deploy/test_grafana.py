@@ -1,0 +1,236 @@
+"""The committed dashboards: what the code makes, complete for a reader, and about series that exist."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+GRAFANA = ROOT / "deploy" / "grafana"
+NAMES = ("service", "gpu", "capacity")
+FAMILIES = ROOT / "docs" / "observability.md"
+
+# Grafana's own variables, and those of Prometheus and dcgm-exporter that no page of ours lists.
+BUILT_IN = {"__rate_interval"}
+PROCESS = {"process_cpu_seconds_total", "process_start_time_seconds"}
+# github.com/NVIDIA/dcgm-exporter, etc/default-counters.csv: exported where nobody chose others.
+DCGM = {
+    "DCGM_FI_DEV_GPU_UTIL",
+    "DCGM_FI_DEV_FB_USED",
+    "DCGM_FI_DEV_DEC_UTIL",
+    "DCGM_FI_DEV_POWER_USAGE",
+    "DCGM_FI_DEV_XID_ERRORS",
+    "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE",
+}
+UNITS = {"none", "short", "s", "bytes", "mbytes", "percent", "percentunit", "reqps", "watt"}
+
+
+def board(name: str) -> dict[str, Any]:
+    """A committed dashboard."""
+    loaded: dict[str, Any] = json.loads((GRAFANA / "dashboards" / f"{name}.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def panels(name: str) -> list[dict[str, Any]]:
+    """Its panels, without the rows' titles."""
+    return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
+
+
+def exprs(name: str) -> Iterator[tuple[str, str]]:
+    """The title of each panel with each of its queries."""
+    for panel in panels(name):
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def labels_of_families() -> dict[str, set[str]]:
+    """The families of docs/observability.md and their labels, by full name.
+
+    A row may name several families; `(label)` is one that only some of them have. `name{label}` further down adds one.
+    """
+    text = FAMILIES.read_text(encoding="utf-8")
+    families: dict[str, set[str]] = {}
+    for row in text.partition("## Traces")[0].splitlines():
+        cells = row.split("|")
+        if len(cells) == 5:
+            labels = set(re.findall(r"[a-z_]+", cells[2]))
+            families |= {f"milkweed_{name}": labels for name in re.findall(r"`([a-z_]+)`", cells[1])}
+    for name, labels in re.findall(r"`([a-z_]+)\{([a-z, ]+)\}`", text):
+        families[f"milkweed_{name}"] = families[f"milkweed_{name}"] | set(labels.split(", "))
+    return families
+
+
+def used_in(text: str) -> set[str]:
+    """The variables in a text."""
+    return set(re.findall(r"\$\{?(\w+)\}?", text))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_committed_json_is_what_the_code_makes(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("grafana_foundation_sdk", reason="the extra `deploy` is not installed")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    subprocess.run(
+        [sys.executable, GRAFANA / "make.py", "--out", tmp_path, "--only", name],
+        check=True,
+        env=environment,
+        timeout=60,
+    )
+    made = (tmp_path / f"{name}.json").read_text(encoding="utf-8")
+    assert made == (GRAFANA / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
+
+
+def test_every_dashboard_is_committed_and_no_other() -> None:
+    assert {path.stem for path in (GRAFANA / "dashboards").glob("*.json")} == set(NAMES)
+    identities = Counter(board(name)["uid"] for name in NAMES)
+    assert set(identities.values()) == {1}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_have_title_unit_and_description(name: str) -> None:
+    assert len(panels(name)) > 10
+    for panel in panels(name):
+        unit = panel["fieldConfig"]["defaults"]["unit"]
+        assert unit in UNITS or unit.startswith("suffix: "), panel["title"]
+        assert panel["title"]
+        assert len(panel["description"]) > 10, panel["title"]
+        assert panel["description"].endswith("."), panel["title"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_have_numbers_of_their_own(name: str) -> None:
+    numbers = [panel["id"] for panel in board(name)["panels"]]
+    assert all(numbers)
+    assert len(set(numbers)) == len(numbers)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_panels_are_beside_each_other_and_fill_their_lines(name: str) -> None:
+    taken: Counter[tuple[int, int]] = Counter()
+    for panel in board(name)["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24, panel["title"]
+        taken.update(
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        )
+    assert taken.most_common(1)[0][1] == 1
+    lines = max(y for _, y in taken) + 1
+    assert set(taken) == {(x, y) for x in range(24) for y in range(lines)}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_series_exist(name: str) -> None:
+    families = labels_of_families()
+    assert len(families) > 40
+    histograms = {f"{family}_{end}" for family in families for end in ("bucket", "sum", "count")}
+    known = families.keys() | histograms | PROCESS | DCGM | {"up"}
+    for title, expr in exprs(name):
+        series = re.findall(r"([A-Za-z_:][\w:]*)\{", expr)
+        assert series or expr.startswith("vector("), title
+        assert set(series) <= known, title
+        # A bare name, without what the variables choose, would be of every server there is.
+        assert not re.search(r"\b(milkweed|process|DCGM)_\w+(?![\w{])", expr), title
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_matchers_name_labels_that_the_series_have(name: str) -> None:
+    added = {"namespace", "job", "instance", "le"}
+    for title, expr in exprs(name):
+        for series, matchers in re.findall(r"(milkweed_\w+)\{([^}]*)\}", expr):
+            family = re.sub(r"_(bucket|sum|count)$", "", series)
+            labels = labels_of_families()[family] | added
+            assert set(re.findall(r"(\w+)[=!]~?\"", matchers)) <= labels, (title, series)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_queries_are_of_the_chosen_servers(name: str) -> None:
+    for title, expr in exprs(name):
+        for series, matchers in re.findall(r"((?:milkweed|process)_\w+|up)\{([^}]*)\}", expr):
+            for label in ("namespace", "job", "instance"):
+                assert f'{label}=~"${label}"' in matchers, (title, series)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_variables_are_defined_and_used(name: str) -> None:
+    variables = board(name)["templating"]["list"]
+    defined = {variable["name"] for variable in variables}
+    assert len(defined) == len(variables)
+    asked = {used for _, expr in exprs(name) for used in used_in(expr)} - BUILT_IN
+    titles = {used for panel in panels(name) for used in used_in(panel["title"])}
+    sources = {used for panel in panels(name) for used in used_in(panel["datasource"]["uid"])}
+    assert asked | titles | sources == defined
+    # Each may only look at those above it: Grafana asks from the top.
+    above: set[str] = set()
+    for variable in variables:
+        if variable["type"] == "query":
+            assert used_in(variable["query"]) <= above
+            assert used_in(variable["datasource"]["uid"]) <= above
+        above.add(variable["name"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_also_means_servers_without_a_namespace(name: str) -> None:
+    by_name = {variable["name"]: variable for variable in board(name)["templating"]["list"]}
+    for label in by_name.keys() & {"namespace", "instance", "model", "version", "device", "node", "gpu"}:
+        assert by_name[label]["includeAll"], label
+        assert by_name[label]["allValue"] == ".*", label
+    # `up` is there for every job: All must be the jobs that are found, and no more.
+    assert by_name["job"]["includeAll"]
+    assert "allValue" not in by_name["job"]
+
+
+def test_the_stages_to_choose_from_are_the_servers() -> None:
+    (choice,) = [variable for variable in board("service")["templating"]["list"] if variable["name"] == "stage"]
+    text = (ROOT / "docs" / "http.md").read_text(encoding="utf-8")
+    listed = re.search(r"`request_stage_duration_seconds\{stage\}`: (.*?)\) meet", " ".join(text.split()))
+    assert listed is not None
+    named = [stage.strip() for stage in re.sub(r"\([^)]*\)", "", listed[1]).split(",")]
+    assert choice["query"].split(",") == named
+    assert choice["current"]["value"] in named
+
+
+def test_thresholds_are_those_of_the_autoscaler() -> None:
+    objects = [
+        each
+        for path in (ROOT / "deploy").rglob("*.yaml")
+        for each in yaml.safe_load_all(path.read_text(encoding="utf-8"))
+        if isinstance(each, dict) and each.get("kind") == "ScaledObject"
+    ]
+    if not objects:
+        pytest.skip("no ScaledObject is here")
+    triggers = {trigger.get("name"): trigger["metadata"] for each in objects for trigger in each["spec"]["triggers"]}
+    shown = {variable["name"]: variable["query"] for variable in board("capacity")["templating"]["list"]}
+    for trigger, variable in (("queue-wait", "target_queue_wait"), ("in-flight", "target_in_flight")):
+        assert float(triggers[trigger]["threshold"]) == float(shown[variable])
+    # They count the same requests.
+    (routes,) = re.findall(r'route=~"[^"]+"', triggers["in-flight"]["query"])
+    assert any(routes in expr and "in_flight" in expr for _, expr in exprs("capacity"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prometheus_reads_every_query(name: str, tmp_path: Path) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed")
+    rules = [
+        {
+            "record": f"of:panel{place}",
+            "expr": re.sub(r"\$(price|target)\w+", "1", expr.replace("$__rate_interval", "1m")),
+        }
+        for place, (_, expr) in enumerate(exprs(name))
+    ]
+    file = tmp_path / "rules.yml"
+    file.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}), encoding="utf-8")
+    told = subprocess.run([promtool, "check", "rules", file], capture_output=True, text=True, timeout=60)
+    assert told.returncode == 0, told.stderr
+    assert f"{len(rules)} rules found" in told.stdout

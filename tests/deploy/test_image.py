@@ -1,0 +1,106 @@
+"""The image: what is installed is locked and complete, what is copied is there, and nobody runs as root."""
+
+import fnmatch
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCKS = ROOT / "deploy" / "image"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+PINNED = re.compile(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", re.MULTILINE)
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(text: str) -> dict[str, str]:
+    return {normal(name): version for name, version in PINNED.findall(text)}
+
+
+def named(requirements: list[str]) -> set[str]:
+    return {normal(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in requirements}
+
+
+def project() -> dict[str, object]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
+
+
+def instructions(word: str) -> list[str]:
+    joined = DOCKERFILE.replace("\\\n", " ")
+    return [line[len(word) :].strip() for line in joined.splitlines() if line.startswith(f"{word} ")]
+
+
+@pytest.mark.parametrize("lock", ["cuda", "cpu", "nvcc"])
+def test_every_package_has_the_version_of_the_tests_and_a_hash(lock: str) -> None:
+    text = (LOCKS / f"{lock}.txt").read_text()
+    tested = pins((ROOT / "constraints.txt").read_text().lower())
+    blocks = re.split(r"\n(?=\S)", text.strip())
+    for block in blocks:
+        [(name, version)] = pins(block).items()
+        assert "--hash=sha256:" in block, name
+        if lock != "nvcc":
+            assert tested.get(name, version) == version, name
+    assert "http" not in re.sub(r"http\w+==", "", text).replace("-http", "")  # names no index
+
+
+@pytest.mark.parametrize(("lock", "extras"), [("cuda", ("dali", "grpc", "nvml", "otel")), ("cpu", ("grpc", "otel"))])
+def test_all_that_the_server_needs_is_locked(lock: str, extras: tuple[str, ...]) -> None:
+    found = project()
+    needed = named(list(found["dependencies"]))  # type: ignore[call-overload]
+    for extra in extras:
+        needed |= named(found["optional-dependencies"][extra])  # type: ignore[index]
+    locked = set(pins((LOCKS / f"{lock}.txt").read_text()))
+    # PyTorch's CPU build comes from its own index, by version.
+    assert needed - locked == ({"torch"} if lock == "cpu" else set())
+
+
+def test_the_cpu_image_has_no_cuda() -> None:
+    assert not [name for name in pins((LOCKS / "cpu.txt").read_text()) if re.match("nvidia|cuda|triton|torch", name)]
+
+
+def test_the_compiler_is_of_the_cuda_that_pytorch_has() -> None:
+    runtime = pins((LOCKS / "cuda.txt").read_text())["nvidia-cuda-runtime"]
+    compilers = pins((LOCKS / "nvcc.txt").read_text())
+    assert set(compilers) == {"nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm"}
+    assert {version.rpartition(".")[0] for version in compilers.values()} == {runtime.rpartition(".")[0]}
+
+
+def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
+    sources = [source for line in instructions("COPY") if "--from" not in line for source in line.split()[:-1]]
+    lines = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line]
+    for source in sources:
+        assert (ROOT / source).exists(), source
+        assert f"!{source}" in lines, source
+    assert lines[0] == "*"
+    for secret in (".git", ".venv", "keys.toml", "bench/results", "tests"):
+        shown = [line[1:] for line in lines if line.startswith("!")]
+        hidden = [line for line in lines[1:] if not line.startswith("!")]
+        assert secret in hidden or not any(fnmatch.fnmatch(secret, pattern) for pattern in shown), secret
+
+
+def test_every_package_of_the_wheel_is_copied() -> None:
+    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    copied = {line.split()[0] for line in instructions("COPY") if "--from" not in line}
+    assert {name.split(".")[1] for name in packages} <= copied
+
+
+def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:
+    last = DOCKERFILE.rpartition("\nFROM ")[2]
+    assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["65532:65532"]
+    assert re.findall(r"^EXPOSE (.*)$", last, re.MULTILINE) == ["8000 8001"]
+    assert '"/readyz"' in (ROOT / "server" / "probe_port.py").read_text()
+    assert "/readyz" in last
+    assert "MILKWEED_METRICS_PORT" in last
+    assert 'ENTRYPOINT ["milkweed"]' in last  # no shell between a signal and the server
+
+
+def test_variants_have_their_stages() -> None:
+    stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
+    assert {"built-cpu", "built-cuda", "sbom"} <= set(stages)
+    assert {path.stem for path in LOCKS.glob("c*.txt")} == {"cpu", "cuda"}
+    version = project()["version"]
+    assert f"ARG VERSION={version}\n" in DOCKERFILE

@@ -1,0 +1,302 @@
+"""deploy/prometheus: series, labels and values that the server exports, a case for every rule, the tools' verdicts."""
+
+import ast
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import yaml
+
+from milkweed.server import metrics
+from milkweed.server.errors import KINDS
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = ROOT / "deploy" / "prometheus"
+OBSERVABILITY = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+SETTINGS = dict(re.findall(r"`(MILKWEED_\w+)` \| `([^`]*)`", (ROOT / "docs" / "settings.md").read_text("utf-8")))
+
+# What Prometheus and Kubernetes add to every series of a target.
+TARGET_LABELS = {"namespace", "job", "instance", "pod", "container"}
+# Series of others and their labels that rules may name; the last as in dcgm-exporter's default-counters.csv.
+FOREIGN: dict[str, set[str]] = {
+    "up": set(),
+    "scrape_duration_seconds": set(),
+    "process_start_time_seconds": set(),
+    "container_memory_working_set_bytes": set(),
+    "container_spec_memory_limit_bytes": set(),
+    "DCGM_FI_DEV_XID_ERRORS": {"Hostname", "UUID", "gpu"},
+}
+GROUPING = {"by", "without", "on", "ignoring", "group_left", "group_right"}
+KEYWORDS = GROUPING | {"and", "or", "unless", "offset", "bool"}
+TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|\d[\d.a-z]*|[a-zA-Z_][\w:]*|[=!<>]=|=~|!~|\S')
+
+
+def load(path: Path) -> Any:
+    """A YAML file."""
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+GROUPS = [group for path in sorted((HERE / "rules").glob("*.yml")) for group in load(path)["groups"]]
+RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
+RECORDS = {rule["record"]: rule["expr"] for rule in RULES if "record" in rule}
+ALERTS = [rule for rule in RULES if "alert" in rule]
+TEST_FILES = sorted((HERE / "tests").glob("*.yml"))
+TESTS = {path.stem: load(path) for path in TEST_FILES}
+
+
+class Selector(NamedTuple):
+    """A series an expression asks for, and its matchers: label, operator, value."""
+
+    name: str
+    matchers: tuple[tuple[str, str, str], ...]
+
+
+def parse(expression: str) -> tuple[list[Selector], list[set[str]]]:
+    """The selectors of an expression, and the labels of each of its clauses."""
+    tokens, selectors, clauses, place = TOKEN.findall(expression), [], [], 0
+    while place < len(tokens):
+        token, after = tokens[place], tokens[place + 1] if place + 1 < len(tokens) else ""
+        place += 1
+        if token in GROUPING and after == "(":
+            end = tokens.index(")", place)
+            clauses.append(set(tokens[place + 1 : end]) - {","})
+            place = end + 1
+        elif re.match(r"[a-zA-Z_]", token) and token not in KEYWORDS and after not in ("(", *GROUPING):
+            end = tokens.index("}", place) if after == "{" else place
+            inside = [each for each in tokens[place + 1 : end] if each != ","]
+            matchers = tuple(
+                (inside[i], inside[i + 1], inside[i + 2].strip('"')) for i in range(0, len(inside) // 3 * 3, 3)
+            )
+            selectors.append(Selector(token, matchers))
+            place = end + (after == "{")
+            if place < len(tokens) and tokens[place] == "[":
+                place = tokens.index("]", place) + 1
+            if place < len(tokens) and tokens[place] == "offset":
+                place += 2
+    return selectors, clauses
+
+
+def defined_in(path: Path) -> Iterator[tuple[str, str, set[str]]]:
+    """The families that a file of the server makes: name, kind, labels."""
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        names: dict[str, list[str]] = {}
+        for node in ast.walk(function):
+            if isinstance(node, ast.Assign) and isinstance(node.value, ast.List | ast.Tuple):
+                names |= {target.id: strings(node.value, {}) for target in node.targets if isinstance(target, ast.Name)}
+        for node in ast.walk(function):
+            if not (isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)):
+                continue
+            called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+            kind = called.strip("_").removesuffix("MetricFamily").lower()
+            if kind not in ("counter", "gauge", "histogram"):
+                continue
+            name = "milkweed_" + str(node.args[0].value).removeprefix("milkweed_")
+            if kind == "counter":
+                name = name.removesuffix("_total") + "_total"
+            told = [keyword.value for keyword in node.keywords if keyword.arg == "labels"] or node.args[2:3]
+            yield name, kind, set(strings(told[0], names)) if told else set()
+
+
+def strings(node: ast.expr, names: dict[str, list[str]]) -> list[str]:
+    """The strings of a tuple or list, those of names in it included."""
+    if isinstance(node, ast.Constant):
+        return [str(node.value)]
+    if isinstance(node, ast.Starred):
+        return strings(node.value, names)
+    if isinstance(node, ast.Name):
+        return names.get(node.id, [])
+    return [each for element in getattr(node, "elts", []) for each in strings(element, names)]
+
+
+FAMILIES = {name: (kind, labels) for path in (ROOT / "server").rglob("*.py") for name, kind, labels in defined_in(path)}
+
+
+def exported() -> dict[str, set[str]]:
+    """Every series of the server and its labels."""
+    found: dict[str, set[str]] = {}
+    for name, (kind, labels) in FAMILIES.items():
+        if kind == "histogram":
+            found |= {f"{name}_bucket": labels | {"le"}, f"{name}_sum": labels, f"{name}_count": labels}
+        else:
+            found[name] = labels
+    return found
+
+
+def level_labels(record: str) -> set[str]:
+    """The labels that a recorded series has by its name."""
+    words = set(record.partition(":")[0].split("_")) - {"global"}
+    return words | ({"job"} if "instance" in words else set()) | ({"namespace"} if words else set())
+
+
+SERIES = exported() | FOREIGN | {record: level_labels(record) for record in RECORDS}
+LOADERS = set(
+    re.findall(r'^    name = "(\w+)"$', "".join(map(Path.read_text, ROOT.glob("loaders/*.py"))), re.MULTILINE)
+)
+GPU_KINDS = re.findall(r"^\| `(\w+)` \|", OBSERVABILITY.partition("| kind of `gpu_memory_bytes`")[2], re.MULTILINE)
+VALUES: dict[str, Iterable[str]] = {
+    "reason": {kind.reason for kind in KINDS.values()},
+    "outcome": metrics.OUTCOMES,
+    "stage": metrics.STAGES,
+    "form": get_args(metrics.Form),
+    "le": map(str, metrics.SECONDS_BUCKETS),
+    "backend": LOADERS,
+    "loader": LOADERS,
+    "kind": {"rss", *GPU_KINDS},
+    "method": re.findall(r'"(Model\w+)": self\.', (ROOT / "server" / "oip" / "grpc_service.py").read_text("utf-8")),
+    "code": {"200", "OK"},
+    "route": {"/classify", "/v2/models/{name}/infer", "/v2/models/{name}/versions/{version}/infer"},
+}
+VALUES = {label: set(values) for label, values in VALUES.items()}
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    """For the test's id."""
+    return str(rule.get("record") or f"{rule['alert']}-{rule['labels']['severity']}")
+
+
+def test_the_parser_sees_selectors_matchers_and_clauses() -> None:
+    selectors, clauses = parse(
+        'sum by (a, b) (rate(x:y_z{l="1", m=~"2|3"}[5m])) / on (a) w offset 1d > 0.5 or vector(1)'
+    )
+    assert selectors == [Selector("x:y_z", (("l", "=", "1"), ("m", "=~", "2|3"))), Selector("w", ())]
+    assert clauses == [{"a", "b"}, {"a"}]
+
+
+def test_the_families_of_the_code_are_those_of_the_docs() -> None:
+    table = OBSERVABILITY.partition("## Metrics")[2].partition("## Traces")[0]
+    first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))
+    assert {name.removeprefix("milkweed_") for name in FAMILIES} == set(re.findall(r"`([a-z_]+)`", first_cells))
+    assert FAMILIES["milkweed_model_parameter_bytes"] == ("gauge", {"model", "version", "form"})
+
+
+@pytest.mark.parametrize("rule", RULES, ids=name_of)
+def test_every_series_label_and_value_exists(rule: dict[str, Any]) -> None:
+    selectors, clauses = parse(rule["expr"])
+    assert selectors or rule["expr"] == "vector(30)"
+    labels: set[str] = set()
+    for selector in selectors:
+        assert selector.name in SERIES, f"nobody exports {selector.name}"
+        labels |= SERIES[selector.name]
+        for label, operator, value in selector.matchers:
+            if selector.name in FOREIGN:
+                assert (label, operator, value) == ("container", "!=", "")
+                continue
+            assert label in SERIES[selector.name], f"{selector.name} has no label {label}"
+            for each in value.split("|") if "~" in operator else [re.escape(value)]:
+                assert any(re.fullmatch(each, known) for known in VALUES[label]), f"{label} is never {each}"
+    assert set().union(*clauses) <= labels | TARGET_LABELS
+
+
+def test_requests_for_inference_are_all_of_those_routes_and_no_other() -> None:
+    routes = (ROOT / "server" / "routes" / "oip.py").read_text(encoding="utf-8")
+    assert '_MODEL = "/v2/models/{name}"' in routes
+    assert '_VERSION = "/v2/models/{name}/versions/{version}"' in routes
+    assert 'f"{path}/infer"' in routes
+    asked = {v for rule in RULES for s in parse(rule["expr"])[0] for label, _, v in s.matchers if label == "route"}
+    assert len(asked) == 1
+    pattern = re.compile(asked.pop())
+    assert all(pattern.fullmatch(route) for route in VALUES["route"])
+    for other in ("/metrics", "/readyz", "/v2/models/{name}", "/v2/models/{name}/ready", "/v2/models/stats", "other"):
+        assert not pattern.fullmatch(other)
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_is_named_by_its_level(record: str) -> None:
+    assert re.fullmatch(r"[a-z_]+:milkweed_[a-z_]+:[a-z0-9_]+", record)
+    selectors, clauses = parse(RECORDS[record])
+    dropped = {"le"} if "histogram_quantile" in RECORDS[record] else set()
+    labels = clauses[0] if clauses else set().union(*(SERIES[selector.name] for selector in selectors))
+    assert labels - dropped == level_labels(record)
+
+
+@pytest.mark.parametrize("rule", ALERTS, ids=name_of)
+def test_an_alert_says_how_urgent_what_and_where_to_read_on(rule: dict[str, Any]) -> None:
+    name, says = rule["alert"], rule["annotations"]
+    assert rule["labels"] in ({"severity": "page"}, {"severity": "ticket"})
+    assert set(says) == {"summary", "description", "runbook_url"}
+    assert re.search(r"{{.*\$(value|labels)", says["description"]) or rule["expr"].startswith("absent(")
+    page, _, anchor = says["runbook_url"].partition("#")
+    assert anchor == name.lower()
+    assert f"\n## {name}\n" in (ROOT / page).read_text(encoding="utf-8")
+
+
+def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
+    cases = [case for file in TESTS.values() for test in file["tests"] for case in test.get("alert_rule_test", ())]
+    fire = {(case["alertname"], each["exp_labels"]["severity"]) for case in cases for each in case["exp_alerts"]}
+    silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
+    assert fire == {(rule["alert"], rule["labels"]["severity"]) for rule in ALERTS}
+    assert silent == {rule["alert"] for rule in ALERTS}
+
+
+def test_every_record_has_a_case_or_is_part_of_what_has_one() -> None:
+    said = " ".join(str(test.get("promql_expr_test")) for file in TESTS.values() for test in file["tests"])
+    used = {selector.name for rule in RULES for selector in parse(rule["expr"])[0]}
+    assert [record for record in RECORDS if record not in said and record not in used] == []
+
+
+def test_cases_evaluate_records_before_alerts() -> None:
+    names = [group["name"] for group in GROUPS]
+    order = [*(name for name in names if "alerts" not in name), *(name for name in names if "alerts" in name)]
+    for stem, file in TESTS.items():
+        assert stem == "recording" or file["group_eval_order"] == order
+
+
+def test_constants_are_the_settings_and_objectives_that_the_docs_say() -> None:
+    timeout = int(SETTINGS["MILKWEED_TIMEOUT_MS"]) // 1000
+    assert RECORDS["global:milkweed_request_timeout_seconds:setting"] == f"vector({timeout})"
+    runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
+    said = re.findall(r"([\d.]+) %[^.%]*answered, and\s+([\d.]+) %[^.%]*at most (\d+) s", runbook)
+    answered, quick, seconds = said[0]
+    alerts = " ".join(rule["expr"] for rule in ALERTS)
+    budgets = {"failed": f"{1 - float(answered) / 100:.3g}", "slow": f"{1 - float(quick) / 100:.3g}"}
+    found = re.findall(r"requests_(failed|slow)_per_\w+:ratio_rate\w+ > (?:[\d.]+ \* )?([\d.]+)", alerts)
+    assert set(found) == set(budgets.items())
+    assert len(found) == 12
+    assert {m[2] for r in RECORDS.values() for s in parse(r)[0] for m in s.matchers if m[0] == "le"} == {f"{seconds}.0"}
+
+
+def test_the_configuration_scrapes_the_metrics_port_and_reads_these_rules() -> None:
+    config = load(HERE / "prometheus.yml")
+    port = SETTINGS["MILKWEED_METRICS_PORT"]
+    assert config["scrape_configs"][0]["static_configs"] == [{"targets": [f"localhost:{port}"]}]
+    assert {path for each in config["rule_files"] for path in HERE.glob(each)} == set((HERE / "rules").iterdir())
+
+
+def test_inhibitions_name_alerts_that_are_there() -> None:
+    config, names = load(HERE / "alertmanager.yml"), {rule["alert"] for rule in ALERTS}
+    for rule in config["inhibit_rules"]:
+        for side in ("source_matchers", "target_matchers"):
+            for operator, value in re.findall(r'alertname (=~|!=|=) "([^"]+)"', " ".join(rule[side])):
+                assert any(re.fullmatch(value, name) if operator == "=~" else name == value for name in names)
+
+
+def tool(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a tool of Prometheus; skips without it."""
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"no {name} here: Debian has it in prometheus or prometheus-alertmanager")
+    return subprocess.run([path, *arguments], cwd=HERE, capture_output=True, text=True, timeout=300, check=False)
+
+
+def test_promtool_takes_configuration_and_rules() -> None:
+    checked = tool("promtool", "check", "config", "prometheus.yml")
+    assert checked.returncode == 0, checked.stdout + checked.stderr
+    assert sum(map(int, re.findall(r"(\d+) rules found", checked.stdout))) == len(RULES)
+
+
+@pytest.mark.parametrize("path", TEST_FILES, ids=lambda path: path.stem)
+def test_promtool_finds_every_case_as_expected(path: Path) -> None:
+    tested = tool("promtool", "test", "rules", str(path.relative_to(HERE)))
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+@pytest.mark.parametrize("severity", ["page", "ticket"])
+def test_alertmanager_routes_by_severity(severity: str) -> None:
+    routed = tool("amtool", "config", "routes", "test", "--config.file=alertmanager.yml", f"severity={severity}")
+    assert (routed.returncode, routed.stdout.split()) == (0, [severity]), routed.stdout + routed.stderr

@@ -1,0 +1,90 @@
+"""docs/runbook.md: a section an alert, and nothing in it that is not there."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
+CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "server").rglob("*.py")))
+RULES: list[dict[str, Any]] = [
+    rule
+    for path in sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))
+    for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
+HEAD, *SECTIONS = re.split(r"^## ", RUNBOOK, flags=re.MULTILINE)
+# Options of other commands than `serve`.
+OTHERS_OPTIONS = {"--previous"}
+
+
+def test_every_alert_has_a_section_and_every_section_an_alert_in_one_order() -> None:
+    alerts = list(dict.fromkeys(rule["alert"] for rule in RULES if "alert" in rule))
+    assert [section.partition("\n")[0] for section in SECTIONS] == alerts
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.partition("\n")[0])
+def test_a_section_says_what_it_means_who_feels_it_where_to_look_and_what_to_do(section: str) -> None:
+    assert re.findall(r"^- \*\*(\w+)\*\*", section, re.MULTILINE) == ["Means", "Users", "Look", "Do"]
+
+
+def test_links_lead_somewhere() -> None:
+    anchors = {section.partition("\n")[0].lower() for section in SECTIONS}
+    links = re.findall(r"\]\(([^)#]*)#?([^)]*)\)", RUNBOOK)
+    assert len(links) > 20
+    for page, anchor in links:
+        assert (DOCS / page).is_file() if page else anchor in anchors, f"{page}#{anchor}"
+
+
+def test_options_and_variables_are_settings() -> None:
+    settings = set(re.findall(r"`(--[a-z0-9-]+|MILKWEED_\w+)`", (DOCS / "settings.md").read_text(encoding="utf-8")))
+    named = set(re.findall(r"(?<![\w-])(--[a-z][a-z0-9-]+|MILKWEED_\w+)", RUNBOOK))
+    assert len(named) > 20
+    assert named - OTHERS_OPTIONS <= settings
+
+
+def test_series_are_exported_or_recorded() -> None:
+    table = (DOCS / "observability.md").read_text(encoding="utf-8").partition("## Traces")[0]
+    known = {f"milkweed_{name}" for name in re.findall(r"`([a-z_]+)`", table)}
+    known |= {rule["record"] for rule in RULES if "record" in rule}
+    named = set(re.findall(r"(?:[a-z_]+:)?milkweed_\w+(?::\w+)?", RUNBOOK))
+    assert len(named) > 30
+    assert named - known == set()
+
+
+def test_reasons_are_those_that_spend_the_budget() -> None:
+    failed = next(rule["expr"] for rule in RULES if rule.get("record") == "job:milkweed_requests_failed:rate5m")
+    reasons = set(re.search(r'reason=~"([^"]+)"', failed)[1].split("|"))  # type: ignore[index]
+    assert set(re.findall(r"`(\w+)`", HEAD.partition("Failed are")[2].partition(";")[0])) == reasons
+    explained = next(section for section in SECTIONS if section.startswith("MilkweedErrorBudgetBurn"))
+    assert set(re.findall(r"^  - `(\w+)`", explained, re.MULTILINE)) == reasons
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "only a restart brings it back",
+        "forwards failed in a row: the device is lost",
+        "the engine thread was ended; what it had in hand is lost",
+        "could not be decoded",
+        "images failed",
+        "the model gave probabilities that are not finite numbers",
+        "cannot be served, what served goes on",
+        "the new file is not used, the old one stays in force",
+        "is started again",
+        "milkweed: error: ",
+    ],
+)
+def test_a_line_to_look_for_in_the_log_is_one_that_is_written(said: str) -> None:
+    assert said in " ".join(RUNBOOK.split())
+    assert said in CODE
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/v1/models", "/v1/repository/look", "/v1/repository"])
+def test_an_endpoint_is_one_that_is_there(path: str) -> None:
+    assert re.search(rf"(?:localhost:\d+|`){path}\b", RUNBOOK)
+    assert f'"{path}"' in CODE
