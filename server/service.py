@@ -11,6 +11,7 @@ from .batcher import Batcher
 from .body import HeldBytes
 from .card import ModelCard
 from .catalogue import Catalogue
+from .container import collect_container_memory
 from .device import resolve_devices
 from .engines import Engines, Pipelines
 from .errors import ServiceError
@@ -86,7 +87,8 @@ class Service(Front):
         self._cpu = StageCpu(CPU_STAGES)
         for collect in (
             *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
-            *(collect_process_memory, collect_gpu_memory, lambda: collect_decoders(self.models)),
+            *(collect_process_memory, collect_container_memory, collect_gpu_memory),
+            lambda: collect_decoders(self.models),
         ):
             self.metrics.collect_with(collect)
 

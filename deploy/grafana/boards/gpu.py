@@ -147,11 +147,12 @@ def _process_memory() -> list[Panel]:
         lines(
             "Resident memory by server",
             "bytes",
-            "RSS of the process that has the engine.",
+            "RSS of the process that has the engine, and the container's limit where it has one.",
             Query(
                 most(series("milkweed_process_memory_bytes", RSS), REPLICA),
                 REPLICA_LEGEND,
             ),
+            Query(f"min({series('milkweed_container_memory_limit_bytes')})", "smallest limit"),
         ),
         lines(
             "RSS, PSS, USS",
