@@ -67,11 +67,17 @@ class Watch:
                     key = each.name, each.number
                     if self._served.get(key) != each and self._bad.get(key) != each:
                         done += await self._bring_in(each)
-                wanted = {each.number for each in versions}
-                done += await self._take_out(name, wanted)
+                done += await self._take_out(name, self._to_serve(name, versions))
             for name in {name for name, _ in self._served} - set(found):
                 done += await self._take_out(name, set())
             return done
+
+    def _to_serve(self, name: str, versions: list[Found]) -> set[str]:
+        """The numbers that stay: what is wanted, and for each of those that cannot be served another that is."""
+        wanted = {each.number for each in versions}
+        others = [number for served, number in self._served if served == name and number not in wanted]
+        missing = sum((name, number) not in self._served for number in wanted)
+        return wanted | set(sorted(others, key=lambda number: int(number or 0), reverse=True)[:missing])
 
     async def load(self, name: str, number: str | None = None) -> ServedModel:
         """Serve a name's newest version, or one of its numbers, now; also one that failed or serves already.

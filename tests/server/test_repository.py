@@ -135,6 +135,34 @@ async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_cha
         assert await app.version(kit, "a") == fixed
 
 
+async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(
+    tmp_path: Path, put: Put, kit: ModuleType
+) -> None:
+    put("a/1")
+    put("a/2", seed=1)
+    ten = put("a/10", seed=2)
+    async with serving(tmp_path, keep_versions=2) as app:
+
+        def numbers() -> list[str]:
+            return sorted(model.number for model in app.service.rollout.catalogue.versions("a"))
+
+        put("a/11", seed=3)
+        config = tmp_path / "a" / "11" / "config.json"
+        sound = config.read_text()
+        broken = json.loads(sound)
+        broken["golden"]["probability"][0][0] /= 3
+        config.write_text(json.dumps(broken))
+        shutil.rmtree(tmp_path / "a" / "2")  # what serves goes on, also without its folder
+        for _ in range(2):
+            await app.service.watch.look()
+            assert numbers() == ["10", "2"]
+            assert await app.version(kit, "a") == ten
+        config.write_text(sound)
+        [served] = await app.service.watch.look()
+        assert served.startswith("serves a/11 ")
+        assert numbers() == ["10", "11"]
+
+
 async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path, put: Put, kit: ModuleType) -> None:
     a1, a2 = put("a/1"), put("a/2", seed=1)
     put("b", seed=2)
