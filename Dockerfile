@@ -8,8 +8,8 @@ ARG PYTHON=3.11
 # Debian with Python; any that has `python` will do.
 ARG BASE=python:${PYTHON}-slim-bookworm
 
-# What is installed is named by version and hash in deploy/image (`make lock`). PyTorch's CPU build is not on PyPI: its version is
-# named, its hash is the index's word.
+# What is installed is named by version and hash in deploy/image (`make lock`). PyTorch's CPU build is not on PyPI: its
+# version is named, its hash is the index's word.
 FROM ${BASE} AS packages
 ARG VARIANT
 ARG TORCH_CPU_INDEX=https://download.pytorch.org/whl/cpu

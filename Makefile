@@ -51,11 +51,11 @@ image:
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[$*]'
 	touch $@
 
-# Take the installed versions as the new constraints.
-# What the image installs: the same versions, with hashes.
+# What the image installs: the versions of constraints.txt, with hashes.
 COMPILE := $(BIN)/uv pip compile --quiet --upgrade --constraint constraints.txt --generate-hashes --no-emit-index-url \
 	--no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
 
+# Take the installed versions as the new constraints.
 lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"

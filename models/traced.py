@@ -4,7 +4,7 @@ Python gives its lock back and takes it again at every operation; lanes of a sma
 decoders then wait for each other more than they work. A recorded graph takes the lock not at all. It holds for one
 input shape, and that is what lanes on a CPU have.
 
-TorchScript never frees what was recorded (18 KB an operation, by measurement). So a graph is kept for each structure of
+TorchScript never frees what was recorded. So a graph is kept for each structure of
 model and given the weights of whoever comes next: to load a model again costs nothing more.
 """
 

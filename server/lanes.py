@@ -76,11 +76,10 @@ class Lanes:
 
     def __init__(self, model: nn.Module, plan: LanePlan, *, device: torch.device, dtype: torch.dtype) -> None:
         self.plan = plan
-        self._model = model.to(device)
         self._device = device
         self._dtype = dtype
         self._graphs: GraphedForward | None = None
-        self._probabilities = _Probabilities(self._model)
+        self._probabilities = _Probabilities(model.to(device))
         self._forward: Callable[[Tensor], Tensor] = self._probabilities
         # The calling thread is a lane itself: a lone image changes no thread.
         self._helpers = ThreadPoolExecutor(max(1, plan.lanes - 1), thread_name_prefix="milkweed-lane")

@@ -91,6 +91,11 @@ class Pipeline:
         self._lanes = Lanes(model, plan, device=device, dtype=dtype)
 
     @property
+    def graph(self) -> "GraphedForward | TracedForward | None":
+        """What the forward was captured or recorded as; None where it runs as it is."""
+        return self.traced if self.graphs is None else self.graphs
+
+    @property
     def max_batch_size(self) -> int:
         """Images of one forward at most."""
         return self._max_batch_size or self.default_batch_size

@@ -81,15 +81,13 @@ class ServedModel(ModelCard):
         return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
-        fusion, graphs = pipeline.fusion, pipeline.graphs
-        if fusion is not None:
-            what = fusion.summary
+        if pipeline.fusion is not None:
+            what = pipeline.fusion.summary
         elif self.config.structure:
             what = kernel_decision(pipeline.device)
         else:
             what = "dense: no structured layer"
-        run_as = pipeline.traced if graphs is None else graphs
-        return what if run_as is None else f"{what}; {run_as.summary}"
+        return what if pipeline.graph is None else f"{what}; {pipeline.graph.summary}"
 
     @property
     def kernel_plans(self) -> dict[str, Any] | None:
@@ -107,11 +105,9 @@ class ServedModel(ModelCard):
         """How many parts of the forward do not run as they were meant to, by kind, on the device that has most."""
         most: dict[str, int] = {}
         for pipeline in self.pipelines:
-            fusion, graphs = pipeline.fusion, pipeline.graphs
-            counts = {} if fusion is None else dict(fusion.fallback_counts)
-            run_as = pipeline.traced if graphs is None else graphs
-            if run_as is not None:
-                counts["graph"] = int(run_as.reason is not None)
+            counts = {} if pipeline.fusion is None else dict(pipeline.fusion.fallback_counts)
+            if pipeline.graph is not None:
+                counts["graph"] = int(pipeline.graph.reason is not None)
             most = {kind: max(count, most.get(kind, 0)) for kind, count in {**most, **counts}.items()}
         return most
 

@@ -55,7 +55,7 @@ class Subject:
 
     def rss_mb(self) -> float:
         """Resident memory now, of all its processes."""
-        return round(sum(usage(pid, proportional=False).rss_bytes for pid in self.pids) / 1e6, 2)
+        return _rss_mb(self.pids)
 
     def row(
         self, section: str, what: str, plan: Plan, during: Callable[[Clients], None] | None = None
@@ -109,6 +109,10 @@ class Subject:
         )
 
 
+def _rss_mb(pids: tuple[int, ...]) -> float:
+    return round(sum(usage(pid, proportional=False).rss_bytes for pid in pids) / 1e6, 2)
+
+
 class _Memory:
     """Resident memory once a second, from a thread of its own: seconds since the start, MB."""
 
@@ -129,5 +133,4 @@ class _Memory:
         at = 0.0
         while not self._done.wait(SAMPLE_SECONDS):
             at += SAMPLE_SECONDS
-            rss = sum(usage(pid, proportional=False).rss_bytes for pid in self._pids)
-            self.seen.append((at, round(rss / 1e6, 2)))
+            self.seen.append((at, _rss_mb(self._pids)))
