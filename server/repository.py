@@ -31,6 +31,11 @@ class Found:
     path: Path
     stamp: tuple[int, int, int]
 
+    @property
+    def spoken(self) -> str:
+        """As a person names it."""
+        return f"{self.name}/{self.number}" if self.number else self.name
+
 
 def scan(root: Path) -> dict[str, list[Found]]:
     """By name, the versions found, newest first. Folders that are no bundles, or not yet, are passed over.

@@ -34,7 +34,7 @@ logger = logging.getLogger("milkweed.rollout")
 
 
 class Rollout:
-    """Belongs to the event loop, `open_all` and `removed` excepted, which the engines' threads call.
+    """Belongs to the event loop, `open`, `publish` and `removed` excepted, which the engines' threads call.
 
     Args:
         open_model: makes a warm, verified model of a bundle.
@@ -74,21 +74,44 @@ class Rollout:
         """The model that the queue and the engine know by that key, also one that is on its way out."""
         return self._by_key[key]
 
-    def open_all(self, bundles: Iterable[tuple[str, str, Path]]) -> dict[str, Pipelines]:
-        """At the start, on the engine thread: every model; in place together, so that ready means all.
-
-        Args:
-            bundles: name, number of the version and place of each.
+    def check_names(self, names: list[str]) -> None:
+        """Before anything is loaded: what settings say of models must be about models that are there.
 
         Raises:
             AliasError: an alias hides a model or stands for none.
             ValueError: limits are set for a model that is not there.
         """
-        bundles, catalogue = list(bundles), self.catalogue
-        self._check_names([name for name, _, _ in bundles])
-        for name, number, path in bundles:
-            model = self._enter(self._opened(name, path, number))
-            catalogue, _ = catalogue.with_model(model, self._settings.keep_versions, first=False)
+        for alias, target in self.catalogue.aliases.items():
+            check_alias(alias, target, names)
+        check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
+
+    def open(self, name: str, path: Path, number: str = "") -> ServedModel:
+        """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet.
+
+        Raises:
+            ValueError: (BundleError, DeviceError) it cannot be loaded or answers wrongly.
+        """
+        assert self._engines is not None
+        settings = self._settings.of(name)
+        places = list(self._engines.going())
+        model = open_on_all(
+            self._open_model,
+            name,
+            path,
+            {place: self._engines.share_of(settings, place) for place in places},
+            {place: self._engines.names[place] for place in places},
+        )
+        return replace(model, number=number, key=f"{name}#{next(self._numbers)}")
+
+    def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
+        """At the start, on the engine thread: in place together, so that ready means all.
+
+        Raises:
+            AliasError: an alias stands for a version that is not there.
+        """
+        catalogue = self.catalogue
+        for model in models:
+            catalogue, _ = catalogue.with_model(self._enter(model), self._settings.keep_versions, first=False)
         for alias, target in catalogue.aliases.items():
             catalogue.with_alias(alias, target)  # raises where it stands for nothing
         self.catalogue = catalogue
@@ -114,7 +137,7 @@ class Rollout:
         """
         loop = asyncio.get_running_loop()
         async with self._turn:
-            model = await loop.run_in_executor(self._opener, self._opened, name, path, number)
+            model = await loop.run_in_executor(self._opener, self.open, name, path, number)
             try:
                 catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
             except AliasError:
@@ -178,25 +201,6 @@ class Rollout:
     def close(self) -> None:
         """No model comes any more."""
         self._opener.shutdown(wait=False, cancel_futures=True)
-
-    def _check_names(self, names: list[str]) -> None:
-        """Before anything is loaded: what settings say of models must be about models that are there."""
-        for alias, target in self.catalogue.aliases.items():
-            check_alias(alias, target, names)
-        check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
-
-    def _opened(self, name: str, path: Path, number: str) -> ServedModel:
-        assert self._engines is not None
-        settings = self._settings.of(name)
-        places = list(self._engines.going())
-        model = open_on_all(
-            self._open_model,
-            name,
-            path,
-            {place: self._engines.share_of(settings, place) for place in places},
-            {place: self._engines.names[place] for place in places},
-        )
-        return replace(model, number=number, key=f"{name}#{next(self._numbers)}")
 
     def _enter(self, model: ServedModel) -> ServedModel:
         assert self._engines is not None

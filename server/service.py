@@ -214,15 +214,17 @@ class Service(Front):
 
     def _open_models(self) -> Mapping[str, Pipelines]:
         """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
-        bundles = [(name, "", path) for name, path in self.bundles.items()]
+        found = {} if self.watch is None else self.watch.first_look(self.bundles)
+        self.rollout.check_names([*self.bundles, *found])
+        models = [self.rollout.open(name, path) for name, path in self.bundles.items()]
         if self.watch is not None:
-            found = [each for versions in self.watch.first_look(self.bundles) for each in versions]
-            bundles += [(each.name, each.number, each.path) for each in found]
-        return self.rollout.open_all(bundles)
+            models += self.watch.open_first(found)
+        return self.rollout.publish(models)
 
     def _describe_model(self, model: ServedModel) -> None:
         metrics, version = self.metrics, model.version
         metrics.model(model.name)
+        metrics.load_failures.labels(model.name)  # from 0, so that the first is seen as one
         for form, value in model.parameter_bytes.items():
             metrics.parameter_bytes.labels(model.name, version, form).set(value)
         for kind, count in model.kernel_fallbacks.items():

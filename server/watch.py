@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from .aliases import AliasError
@@ -32,8 +32,8 @@ class Watch:
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    def first_look(self, taken: Iterable[str]) -> list[list[Found]]:
-        """What to serve from the start, by name; on the engine thread, before anything else is asked of it.
+    def first_look(self, taken: Iterable[str]) -> dict[str, list[Found]]:
+        """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
 
         Args:
             taken: names that are served from elsewhere.
@@ -41,12 +41,40 @@ class Watch:
         Raises:
             RepositoryError: it cannot be read, or has a name that is taken.
         """
-        found = newest(scan(self.root), self._keep, self._rollout.catalogue.pins)
+        found = scan(self.root)
         for name in taken:
             if name in found:
                 raise RepositoryError(f"repository {self.root}: a model called {name} is served already")
-        self._served = {(each.name, each.number): each for versions in found.values() for each in versions}
-        return list(found.values())
+        return found
+
+    def open_first(self, found: Mapping[str, list[Found]]) -> list[ServedModel]:
+        """Of each name, the versions to serve from the start; on the engine thread.
+
+        A version that cannot be served leaves its place to the one before: a pod that is started again must not be lost
+        to a version that a running one refuses.
+
+        Raises:
+            ValueError: (BundleError, DeviceError) of a name whose versions all fail; of the newest.
+        """
+        return [model for name, versions in found.items() for model in self._open_newest(name, versions)]
+
+    def _open_newest(self, name: str, versions: list[Found]) -> list[ServedModel]:
+        pins = self._rollout.catalogue.pins(name)
+        opened: list[ServedModel] = []
+        errors: list[ValueError] = []
+        for each in versions:
+            if len(opened) >= self._keep and each.number not in pins:
+                continue
+            try:
+                opened.append(self._rollout.open(name, each.path, each.number))
+            except ValueError as error:
+                errors.append(error)
+                self._refuse(each, error)
+            else:
+                self._served[name, each.number] = each
+        if errors and not opened:
+            raise errors[0]
+        return opened[::-1]  # so that the newest comes in last
 
     def start(self, seconds: float) -> None:
         """Look every so many seconds."""
@@ -109,15 +137,19 @@ class Watch:
             return gone
 
     async def _bring_in(self, found: Found) -> list[str]:
-        what = f"{found.name}/{found.number}" if found.number else found.name
+        what = found.spoken
         try:
             model = await self._bring(found, first=False)
         except ValueError as error:
-            logger.error("%s cannot be served, what served goes on: %s", what, error)
-            self._bad[found.name, found.number] = found
-            self._failed(found.name)
+            self._refuse(found, error)
             return [f"failed {what}: {error}"]
         return [f"serves {what} ({model.version})"]
+
+    def _refuse(self, found: Found, error: ValueError) -> None:
+        """Not tried again until it changes."""
+        logger.error("%s cannot be served, what is sound goes on: %s", found.spoken, error)
+        self._bad[found.name, found.number] = found
+        self._failed(found.name)
 
     async def _bring(self, found: Found, *, first: bool) -> ServedModel:
         key = found.name, found.number

@@ -73,7 +73,7 @@ def test_reasons_are_those_that_spend_the_budget() -> None:
         "could not be decoded",
         "images failed",
         "the model gave probabilities that are not finite numbers",
-        "cannot be served, what served goes on",
+        "cannot be served, what is sound goes on",
         "the new file is not used, the old one stays in force",
         "is started again",
         "milkweed: error: ",

@@ -17,6 +17,7 @@ import torch
 
 from milkweed.models.bundle import save_bundle
 from milkweed.models.config import BundleConfig
+from milkweed.models.errors import BundleError
 from milkweed.models.labels import default_labels
 from milkweed.models.registry import create_model
 from milkweed.server.admin import create_admin_app
@@ -120,16 +121,14 @@ async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_cha
     first = put("a")
     async with serving(tmp_path) as app:
         put("a", seed=1)
-        config = json.loads((tmp_path / "a" / "config.json").read_text())
-        config["golden"]["probability"][0][0] /= 3
-        (tmp_path / "a" / "config.json").write_text(json.dumps(config))
+        break_golden(tmp_path / "a")
         [line] = await app.service.watch.look()
         assert "failed a: bundle" in line
         assert "golden image 0" in line
         assert await app.version(kit, "a") == first
         assert app.value("model_load_failures_total", model="a") == 1
         assert await app.service.watch.look() == []
-        assert "what served goes on" in caplog.text
+        assert "what is sound goes on" in caplog.text
         fixed = put("a", seed=2)
         assert await app.service.watch.look() == [f"serves a ({fixed})"]
         assert await app.version(kit, "a") == fixed
@@ -149,9 +148,7 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(
         put("a/11", seed=3)
         config = tmp_path / "a" / "11" / "config.json"
         sound = config.read_text()
-        broken = json.loads(sound)
-        broken["golden"]["probability"][0][0] /= 3
-        config.write_text(json.dumps(broken))
+        break_golden(tmp_path / "a" / "11")
         shutil.rmtree(tmp_path / "a" / "2")  # what serves goes on, also without its folder
         for _ in range(2):
             await app.service.watch.look()
@@ -161,6 +158,50 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(
         [served] = await app.service.watch.look()
         assert served.startswith("serves a/11 ")
         assert numbers() == ["10", "11"]
+
+
+def break_golden(bundle: Path) -> None:
+    """It loads, and answers otherwise than it says."""
+    config = json.loads((bundle / "config.json").read_text())
+    config["golden"]["probability"][0][0] /= 3
+    (bundle / "config.json").write_text(json.dumps(config))
+
+
+async def test_a_start_passes_over_versions_that_fail(
+    tmp_path: Path, put: Put, kit: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    a2, b = put("a/2"), put("b", seed=1)
+    put("a/1", seed=2)
+    for number in ("3", "4"):
+        put(f"a/{number}", seed=int(number))
+        break_golden(tmp_path / "a" / number)
+    async with serving(tmp_path) as app:
+        assert (await app.version(kit, "a"), await app.version(kit, "b")) == (a2, b)
+        assert app.value("model_load_failures_total", model="a") == 2
+        assert app.value("model_load_failures_total", model="b") == 0
+        assert "a/4 cannot be served" in caplog.text
+        assert await app.service.watch.look() == []  # as before, until something changes
+        five = put("a/5", seed=5)
+        assert await app.service.watch.look() == [f"serves a/5 ({five})"]
+        assert [model.number for model in app.service.rollout.catalogue.versions("a")] == ["5"]
+
+
+async def test_a_start_keeps_as_many_versions_as_are_sound(tmp_path: Path, put: Put) -> None:
+    for number in range(1, 5):
+        put(f"a/{number}", seed=number)
+    break_golden(tmp_path / "a" / "3")
+    async with serving(tmp_path, keep_versions=2) as app:
+        assert [model.number for model in app.service.rollout.catalogue.versions("a")] == ["4", "2"]
+
+
+async def test_a_name_without_a_sound_version_stops_the_start(tmp_path: Path, put: Put) -> None:
+    put("a/1")
+    put("a/2", seed=1)
+    break_golden(tmp_path / "a" / "1")
+    break_golden(tmp_path / "a" / "2")
+    with pytest.raises(BundleError, match=r"a/2"):
+        async with serving(tmp_path):
+            pass
 
 
 async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path, put: Put, kit: ModuleType) -> None:
