@@ -36,6 +36,8 @@ class Hub:
     def __init__(self, service: Service, board: Board, listener: socket.socket) -> None:
         self._service, self._board, self._listener = service, board, listener
         self._links: list[Link] = []
+        self._pids: dict[int, int] = {}  # by worker, of the last that was here
+        self._restarts: dict[int, int] = {}
         self._reports = Reports(service.metrics.registry, lambda: list(self._links))
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -91,6 +93,7 @@ class Hub:
         link = Link(
             self._service,
             arena,
+            introduced=self._introduced,
             report=self._reports.take,
             answer=self._answer,
             gone=self._gone,
@@ -102,6 +105,12 @@ class Hub:
             link.channel.send(self._state)
         if self._service.models:
             link.show(list(self._service.models.every()), self._now())
+
+    def _introduced(self, link: Link) -> None:
+        """Another process under a worker's number is one that was started again."""
+        before = self._pids.get(link.worker, link.pid)
+        self._restarts[link.worker] = self._restarts.get(link.worker, 0) + (before != link.pid)
+        self._pids[link.worker] = link.pid
 
     def _gone(self, link: Link) -> None:
         self._links.remove(link)
@@ -166,13 +175,18 @@ class Hub:
         memory = GaugeMetricFamily(
             "milkweed_worker_resident_bytes", "Resident memory of an HTTP worker.", labels=labels
         )
+        restarts = CounterMetricFamily(
+            "milkweed_http_worker_restarts", "HTTP workers that ended and were started again.", labels=labels
+        )
+        for worker, count in sorted(self._restarts.items()):
+            restarts.add_metric([f"http-{worker}"], count)
         for link in list(self._links):
             with contextlib.suppress(psutil.Error):
                 process = psutil.Process(link.pid)
                 times = process.cpu_times()
                 cpu.add_metric([f"http-{link.worker}"], times.user + times.system)
                 memory.add_metric([f"http-{link.worker}"], process.memory_info().rss)
-        yield from (up, cpu, memory)
+        yield from (up, restarts, cpu, memory)
 
 
 def _trouble(check: Callable[[], None]) -> tuple[str, str] | None:

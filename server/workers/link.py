@@ -69,6 +69,7 @@ class Link:
     """Belongs to the event loop.
 
     Args:
+        introduced: called once `worker` and `pid` are known.
         report: told of a worker's metrics.
         answer: told what a worker asks for.
         gone: called once the worker has.
@@ -80,6 +81,7 @@ class Link:
         service: Service,
         arena: Arena,
         *,
+        introduced: Callable[["Link"], None],
         report: Callable[["Link", messages.Snapshot], None],
         answer: Callable[["Link", messages.Ask], None],
         gone: Callable[["Link"], None],
@@ -88,7 +90,8 @@ class Link:
         self.worker = self.pid = -1
         self.channel = Channel(messages.decode_from_worker, self._received, self._lost)
         self._service, self._arena = service, arena
-        self._report, self._answer, self._gone, self._promised = report, answer, gone, promised
+        self._introduced, self._report, self._answer = introduced, report, answer
+        self._gone, self._promised = gone, promised
         self._requests: dict[int, Remote] = {}
         self._models: dict[str, ExitStack] = {}  # by key: what the worker may have in hand
 
@@ -118,6 +121,7 @@ class Link:
                 self._answer(self, message)
             case messages.Hello():
                 self.worker, self.pid = message.worker, message.pid
+                self._introduced(self)
 
     def _submit(self, message: messages.Submit) -> None:
         lengths = [length for _, length, _ in message.images]

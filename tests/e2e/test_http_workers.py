@@ -194,6 +194,8 @@ def test_a_killed_worker_loses_what_it_held_and_comes_back(workers: Any) -> None
     while workers.metric("milkweed_http_workers") != 2:
         time.sleep(0.05)
     assert workers.metric(ok) >= before
+    restarts = [workers.metric(f'milkweed_http_worker_restarts_total{{process="http-{place}"}}') for place in (0, 1)]
+    assert restarts == [1, 0]
     assert len(children(workers, "workers.worker")) == 2
 
 

@@ -252,6 +252,7 @@ def _server() -> list[Panel]:
             "none",
             "Worker processes connected to the engine, of all chosen servers. Empty without http_workers.",
             Query(total(series("milkweed_http_workers")), "connected"),
+            Query(total(f"increase({series('milkweed_http_worker_restarts_total')}[1h])"), "started again in an hour"),
         ),
         lines(
             "CPU of HTTP workers",
