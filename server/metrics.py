@@ -158,6 +158,9 @@ class Metrics:
         self.load_seconds = self._gauge("model_load_duration_seconds", "Time to read the bundle.", model)
         self.warmup_seconds = self._gauge("model_warmup_duration_seconds", "Time of the first forwards.", model)
         self.model_ready = self._gauge("model_ready", "1 once the model is loaded and warm.", model)
+        self.request_timeout = self._gauge(
+            "request_timeout_seconds", "Deadline of a request that tells none, as set.", ("model",)
+        )
         self.load_failures = self._counter(
             "model_load_failures_total", "New versions that could not be served; what served went on.", ("model",)
         )

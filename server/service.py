@@ -224,6 +224,7 @@ class Service(Front):
     def _describe_model(self, model: ServedModel) -> None:
         metrics, version = self.metrics, model.version
         metrics.model(model.name)
+        metrics.request_timeout.labels(model.name).set(self.settings.of(model.name).timeout_ms / 1e3)
         metrics.load_failures.labels(model.name)  # from 0, so that the first is seen as one
         for form, value in model.parameter_bytes.items():
             metrics.parameter_bytes.labels(model.name, version, form).set(value)

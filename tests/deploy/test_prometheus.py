@@ -247,9 +247,7 @@ def test_cases_evaluate_records_before_alerts() -> None:
         assert stem == "recording" or file["group_eval_order"] == order
 
 
-def test_constants_are_the_settings_and_objectives_that_the_docs_say() -> None:
-    timeout = int(SETTINGS["MILKWEED_TIMEOUT_MS"]) // 1000
-    assert RECORDS["global:milkweed_request_timeout_seconds:setting"] == f"vector({timeout})"
+def test_constants_are_the_objectives_that_the_docs_say() -> None:
     runbook = (ROOT / "docs" / "runbook.md").read_text(encoding="utf-8")
     said = re.findall(r"([\d.]+) %[^.%]*answered, and\s+([\d.]+) %[^.%]*at most (\d+) s", runbook)
     answered, quick, seconds = said[0]

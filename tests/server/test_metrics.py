@@ -102,7 +102,7 @@ async def test_routes_are_counted_by_template(running: Any, kit: ModuleType) -> 
 
 
 async def test_model_bytes_and_identity_are_exported(running: Any, kit: ModuleType) -> None:
-    async with running() as app:
+    async with running(settings={"model_limits": {"held": {"timeout_ms": 500}}}) as app:
         version = kit.make_config().version
         bytes_of = {
             form: app.value("model_parameter_bytes", model="held", version=version, form=form)
@@ -110,6 +110,7 @@ async def test_model_bytes_and_identity_are_exported(running: Any, kit: ModuleTy
         }
         assert bytes_of == {"dense_equivalent": 4000, "resident": 112, "on_disk": 1234}
         assert app.value("model_ready", model="held", version=version) == 1
+        assert app.value("request_timeout_seconds", model="held") == 0.5
         families = await scrape(app)
     [info] = families["milkweed_model_info"].samples
     assert info.labels == {
