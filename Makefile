@@ -6,13 +6,18 @@ BIN := .venv/bin
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test check audit bench kernels image lock clean
+.PHONY: serve test test-deploy check audit bench kernels image lock clean
 
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
 
 test: .venv/.installed-test
 	$(BIN)/python -m pytest
+
+# What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
+# without one its tests are skipped and say so.
+test-deploy: .venv/.installed-test
+	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy --durations=10
 
 check: .venv/.installed-check
 	$(BIN)/ruff check .

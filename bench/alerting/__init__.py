@@ -1,0 +1,1 @@
+"""Alerts on trial: a real Prometheus and Alertmanager beside a server that something is done to."""

@@ -1,0 +1,231 @@
+"""Every query of the dashboards and every rule, asked of a real Prometheus that scrapes a real server under load."""
+
+import contextlib
+import importlib
+import json
+import math
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from dataclasses import replace as changed
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkweed.bench.alerting.answers import Prometheus
+from milkweed.bench.alerting.faults.cgroup import Cgroup
+from milkweed.bench.alerting.faults.levers import Levers
+from milkweed.bench.alerting.faults.replica import Replica
+from milkweed.bench.alerting.faults.scene import obedient
+from milkweed.bench.alerting.faults.traffic import plan, traffic
+from milkweed.bench.alerting.monitoring import EVERY_SECONDS, Monitoring, monitoring
+from milkweed.bench.alerting.patience import wait_until
+from milkweed.bench.alerting.programs import Programs
+from milkweed.bench.serving.bodies import jpegs, pictures, shots
+
+from ..test_prometheus import RECORDS, RULES, Selector, parse
+
+GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
+BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (GRAFANA / "dashboards").glob("*.json")}
+
+FOUND_SECONDS = 90.0
+"""Until Prometheus has found its targets: it looks every few seconds."""
+
+LOAD_SECONDS, HELD_SECONDS = 8.0, 4.0
+
+NO_CACHE = "there is no --cache-bytes"
+NO_WORKERS = "there are no --http-workers"
+NO_GRPC = "there is no --grpc-port"
+NO_GPU = "it runs on a CPU"
+NO_DCGM = "there is no dcgm-exporter"
+NO_DALI = "DALI is not the loader"
+NO_FILES = "there is neither --api-keys nor --tls-cert"
+
+# Queries without an answer on this server, and why; all others must have one, and these must have none.
+EMPTY_QUERIES = {
+    ("service", "Requests by code", "B"): NO_GRPC,
+    ("service", "Looked up", "A"): NO_CACHE,
+    ("service", "Looked up", "B"): NO_CACHE,
+    ("service", "Hit share", "A"): NO_CACHE,
+    ("service", "HTTP workers", "A"): NO_WORKERS,
+    ("service", "HTTP workers", "B"): NO_WORKERS,
+    ("service", "CPU of HTTP workers", "A"): NO_WORKERS,
+    ("gpu", "GPU memory in use", "A"): NO_GPU,
+    ("gpu", "Most of torch's tensors", "A"): NO_GPU,
+    ("gpu", "Who holds it", "A"): NO_GPU,
+    ("gpu", "In use by GPU", "A"): NO_GPU,
+    ("gpu", "RSS, PSS, USS", "B"): NO_WORKERS,
+    ("gpu", "GPU utilisation", "A"): NO_DCGM,
+    ("gpu", "Tensor cores", "A"): NO_DCGM,
+    ("gpu", "JPEG and video decoder", "A"): NO_DCGM,
+    ("gpu", "Memory in use", "A"): NO_DCGM,
+    ("gpu", "Power", "A"): NO_DCGM,
+    ("gpu", "XID", "A"): NO_DCGM,
+}
+EMPTY_RECORDS = {
+    "job_model:milkweed_cache_hits:rate5m": NO_CACHE,
+    "job_model:milkweed_cache_hits_per_images:ratio_rate5m": NO_CACHE,
+    "job:milkweed_decode_cpu_images_per_images:ratio_rate15m": NO_DALI,
+    "instance_device:milkweed_gpu_memory_held_per_bytes:ratio": NO_GPU,
+    "instance_device:milkweed_gpu_memory_own_bytes:sum": NO_GPU,
+    "instance_device:milkweed_gpu_memory_own_bytes:min1h": NO_GPU,
+}
+EMPTY_SERIES = {
+    "milkweed_cache_hits_total": NO_CACHE,
+    "milkweed_cache_misses_total": NO_CACHE,
+    'milkweed_decode_backend_images_total{backend="dali"}': NO_DALI,
+    'milkweed_model_info{loader="dali"}': NO_DALI,
+    'milkweed_grpc_request_duration_seconds_count{method="ModelInfer",code="OK"}': NO_GRPC,
+    'milkweed_grpc_request_duration_seconds_bucket{method="ModelInfer",code="OK"}': NO_GRPC,
+    'milkweed_grpc_request_duration_seconds_bucket{method="ModelInfer",code="OK",le="1.0"}': NO_GRPC,
+    "milkweed_gpu_memory_bytes": NO_GPU,
+    'milkweed_gpu_memory_bytes{kind!~"free|torch_cached"}': NO_GPU,
+    'milkweed_gpu_memory_bytes{kind=~"torch_allocated|unaccounted"}': NO_GPU,
+    "milkweed_file_reload_failing": NO_FILES,
+    "milkweed_http_worker_restarts_total": NO_WORKERS,
+    "DCGM_FI_DEV_XID_ERRORS": NO_DCGM,
+}
+
+
+def written(selector: Selector) -> str:
+    """A selector as PromQL."""
+    matchers = ",".join(f'{label}{operator}"{value}"' for label, operator, value in selector.matchers)
+    return selector.name + (f"{{{matchers}}}" if matchers else "")
+
+
+QUERIES = [
+    (name, panel["title"], target["refId"], target)
+    for name, board in sorted(BOARDS.items())
+    for panel in board["panels"]
+    for target in panel.get("targets", ())
+]
+SERIES = sorted({written(selector) for rule in RULES for selector in parse(rule["expr"])[0]})
+
+
+@dataclass(frozen=True)
+class Live:
+    """What is asked.
+
+    Args:
+        source: as dashboards are drawn from; `span`: the time of the load.
+        variables: of each dashboard, as in one that was just opened.
+    """
+
+    prometheus: Prometheus
+    source: Any
+    span: Any
+    variables: dict[str, dict[str, str]]
+    filled: Any
+
+
+@pytest.fixture(scope="module")
+def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A Prometheus with the rules as they are shipped, after some seconds of everything that a client may do."""
+    folder = tmp_path_factory.mktemp("monitoring")
+    stand_ins = tmp_path_factory.mktemp("stand-ins")
+    levers, cgroup = Levers(stand_ins / "levers"), Cgroup(stand_ins / "cgroup")
+    replica = Replica(bundle, {}, obedient(levers, cgroup))
+    with ExitStack() as stack:
+        pods = {"milkweed-0": replica.metrics_address}
+        running = stack.enter_context(monitoring(programs, folder, pods=pods))
+        stack.callback(replica.stop)
+        replica.start()
+        assert replica.pid is not None
+        cgroup.limit(replica.pid)
+        wait_until(lambda: [*running.prometheus.targets().values()] == ["up"], FOUND_SECONDS, "the server is scraped")
+        began = time.time()
+        load(replica)
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.syspath_prepend(str(GRAFANA))
+        yield asked(running, began)
+
+
+def load(replica: Replica) -> None:
+    """Good and bad requests, one whose client leaves in the middle, one that is no HTTP."""
+    wanted = plan(replica.url, seconds=60.0, rate=20.0)
+    wanted = changed(wanted, shots=shots("raw", jpegs(pictures(48))), malformed_share=0.2)
+    with traffic(wanted) as end:
+        time.sleep(LOAD_SECONDS)
+        with dial(replica) as client:
+            client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\nhalf")
+            time.sleep(HELD_SECONDS)  # several scrapes see it in flight
+        with dial(replica) as client:
+            client.sendall(b"no HTTP at all\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while client.recv(65_536):
+                    pass
+        time.sleep(HELD_SECONDS)  # and that it has gone
+        outcomes = end()
+    assert outcomes["200"] > 100
+    assert {outcome for outcome in outcomes if outcome[0] in "45"} <= {"415", "422"}
+
+
+def dial(replica: Replica) -> socket.socket:
+    """A connection to the service."""
+    host, port = replica.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def asked(running: Monitoring, began: float) -> Live:
+    """The dashboards' variables, once every rule was evaluated."""
+    rules = running.prometheus.rules
+    wait_until(lambda: all(rule.health != "unknown" for rule in rules()), FOUND_SECONDS, "all rules are evaluated")
+    drawing = {name: importlib.import_module(f"drawing.{name}") for name in ("prometheus", "variables")}
+    source = drawing["prometheus"].Prometheus(running.prometheus.url)
+    span = drawing["prometheus"].Span(began, time.time(), float(EVERY_SECONDS))
+    chosen = drawing["variables"].chosen
+    variables = {name: chosen(board, source, span, float(EVERY_SECONDS), {}) for name, board in BOARDS.items()}
+    return Live(running.prometheus, source, span, variables, drawing["variables"].filled)
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "letter", "target"), QUERIES, ids=[f"{name}-{title}-{ref}" for name, title, ref, _ in QUERIES]
+)
+def test_a_query_of_a_dashboard_is_answered(
+    live: Live, name: str, title: str, letter: str, target: dict[str, Any]
+) -> None:
+    expr = live.filled(target["expr"], live.variables[name])
+    found = live.source.at(expr, live.span.end) if target.get("instant") else live.source.over(expr, live.span)
+    values = [value for series in found for value in series.values if not math.isnan(value)]
+    reason = EMPTY_QUERIES.get((name, title, letter))
+    if reason is None:
+        assert values, f"No data: {expr}"
+    else:
+        assert not values, f"it is said to be empty, since {reason}: {expr}"
+
+
+def test_what_may_be_empty_is_a_query_a_record_or_a_series() -> None:
+    assert set(EMPTY_QUERIES) <= {query[:3] for query in QUERIES}
+    assert set(EMPTY_RECORDS) <= set(RECORDS)
+    assert set(EMPTY_SERIES) <= set(SERIES)
+
+
+def test_every_rule_is_evaluated_without_error(live: Live) -> None:
+    rules = live.prometheus.rules()
+    assert len(rules) == len(RULES)
+    assert {(rule.health, rule.error) for rule in rules} == {("ok", "")}
+    assert "firing" not in live.prometheus.alerts().values()  # it is a healthy server
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_record_has_values(live: Live, record: str) -> None:
+    check(live, record, EMPTY_RECORDS.get(record))
+
+
+@pytest.mark.parametrize("series", SERIES)
+def test_what_a_rule_looks_at_is_there(live: Live, series: str) -> None:
+    """Also what alerts look at: that nothing fires says little where nothing is seen."""
+    check(live, series, (EMPTY_SERIES | EMPTY_RECORDS).get(series))
+
+
+def check(live: Live, expr: str, reason: str | None) -> None:
+    """An expression has a value that is a number now, or has none and a reason."""
+    values = [float(sample["value"][1]) for sample in live.prometheus.query(expr)]
+    numbers = [value for value in values if not math.isnan(value)]
+    if reason is None:
+        assert numbers, f"no value: {expr}"
+    else:
+        assert not values, f"it is said to be empty, since {reason}: {expr}"
