@@ -14,11 +14,9 @@ FAULTS: Mapping[str, Fault] = {
 }
 
 _GPU = "needs a GPU"
-_DAYS = "looks at three days and waits an hour; the page of the same name has the same arithmetic"
 
 NOT_MADE: Mapping[Key, str] = {
-    ticket("ErrorBudgetBurn"): _DAYS,
-    ticket("LatencyBudgetBurn"): _DAYS,
+    ticket("LatencyBudgetBurn"): "a few slow batches make others wait, so the page comes first; see ErrorBudgetBurn",
     ticket("ScrapeSlow"): "means scrapes of more than 2 s; here each is given one",
     ticket("GpuMemoryNearLimit"): _GPU,
     ticket("GpuMemoryGrowing"): _GPU,

@@ -9,8 +9,10 @@ from ..answers import ASK_SECONDS
 from ..patience import wait_until
 from .fault import BUDGETS, GONE, Fault, page, ticket
 from .scene import Scene
+from .traffic import traffic
 
 ENGINES = 2
+FEW, MANY = 0.02, 50.0
 BACK_SECONDS = 60.0
 
 
@@ -63,6 +65,12 @@ def _is_ready(scene: Scene) -> bool:
     return False
 
 
+def fail_a_few(scene: Scene) -> None:
+    """More than the objective allows, less than wakes a person."""
+    scene.levers.fail(FEW)
+    scene.more.enter_context(traffic(scene.plan(rate=MANY)))
+
+
 def let_go(scene: Scene) -> None:
     """Batches are as ever."""
     scene.levers.let_go()
@@ -103,6 +111,16 @@ ENGINE_FAULTS = (
         make=lambda scene: scene.levers.fail(),
         undo=let_go,
         may_fire=BUDGETS,
+    ),
+    Fault(
+        name="some-forwards-fail",
+        what=f"{FEW:.0%} of the forwards fail, of {MANY:g} a second",
+        undone="they work again",
+        fires=(ticket("ErrorBudgetBurn"), ticket("ImagesFail")),
+        make=fail_a_few,
+        undo=let_go,
+        may_fire=BUDGETS,
+        quicker=10.0,
     ),
     Fault(
         name="engine-lost",

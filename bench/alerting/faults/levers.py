@@ -22,9 +22,9 @@ class Levers:
         """Every batch hangs, until the levers are let go."""
         self._pull("hold")
 
-    def fail(self) -> None:
-        """Every batch fails."""
-        self._pull("fail")
+    def fail(self, share: float = 1.0) -> None:
+        """Such a share of all batches fails."""
+        self._pull("fail", share)
 
     def slow(self, seconds: float) -> None:
         """Every batch takes so much longer, without the CPU."""

@@ -3,6 +3,7 @@
 The server on trial calls `obey` before anything else; nothing of the product knows of it.
 """
 
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -42,8 +43,7 @@ def obey(levers: Path, cgroup: Path) -> None:
 def _heed(levers: Path) -> None:
     while (levers / "hold").exists():
         time.sleep(0.02)
-    if (levers / "fail").exists():
-        raise RuntimeError("this forward was told to fail")
+    _number(levers / "fail", _fail)
     try:
         (levers / "end").unlink()
     except FileNotFoundError:
@@ -53,6 +53,11 @@ def _heed(levers: Path) -> None:
     _number(levers / "slow", time.sleep)
     _number(levers / "lock", lambda count: sum(range(int(count))))  # one step of the interpreter: nothing else runs
     _number(levers / "grow", lambda size: _HOARD.append(bytearray(b"\1") * int(size)))
+
+
+def _fail(share: float) -> None:
+    if random.random() < share:
+        raise RuntimeError("this forward was told to fail")
 
 
 def _number(lever: Path, act: Callable[[float], object]) -> None:
