@@ -28,8 +28,12 @@ RESULTS = Path(__file__).parent / "results" / "http_overhead.json"
 START_SECONDS = 120.0
 
 _SERVE = """
-import json, sys
+import json, os, signal, sys, threading
 from pathlib import Path
+def end_with_the_parent():  # which may be killed: then nobody holds the other end
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end_with_the_parent, daemon=True).start()
 from milkweed.server.settings_source import load_settings
 settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
 if settings.http_workers:
@@ -71,11 +75,13 @@ def running_server(
     with tempfile.TemporaryFile("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(dict(settings or {}))],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
             text=True,
             env={**os.environ, "PYTHONSAFEPATH": "1"},
         )
+        assert process.stdin is not None
         assert process.stdout is not None
         late = threading.Timer(START_SECONDS, process.kill)
         late.start()
@@ -92,6 +98,7 @@ def running_server(
             process.terminate()
             process.wait(START_SECONDS)
             process.stdout.close()
+            process.stdin.close()
 
 
 async def _post_all(host: str, port: int, body: bytes, count: int, concurrency: int) -> dict[str, Any]:

@@ -1,7 +1,10 @@
 """The overhead benchmark, small: its figures are there and hang together."""
 
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from milkweed.bench.http_overhead import make_jpeg, run
@@ -16,6 +19,19 @@ def test_figures_hang_together(tiny_bundle: Path) -> None:
     assert result["forward_cpu_ms_per_request"] > 0
     assert 0 < result["latency_ms"]["p50"] <= result["latency_ms"]["p99"]
     assert result["machine"]["cores"] >= 1
+
+
+def test_a_server_ends_with_a_bench_that_is_killed(tiny_bundle: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from milkweed.bench.http_overhead import running_server\n"
+        "with running_server(Path(sys.argv[1])) as (server, _): print(server.pid, flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(tiny_bundle)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:
+        assert bench.stdout is not None
+        server = psutil.Process(int(bench.stdout.readline()))
+        bench.kill()
+    server.wait(20)  # TimeoutExpired where it goes on
 
 
 @pytest.mark.parametrize("size_bytes", [30_000, 110_000])
