@@ -119,7 +119,7 @@ ENGINE_FAULTS = (
         fires=(ticket("ErrorBudgetBurn"), ticket("ImagesFail")),
         make=fail_a_few,
         undo=let_go,
-        may_fire=BUDGETS,
+        may_fire=(*BUDGETS, *GONE),
         quicker=10.0,
     ),
     Fault(

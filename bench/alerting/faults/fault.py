@@ -72,4 +72,4 @@ BUDGETS = (
 """A few failed or slow requests are much of the few that are sent."""
 
 GONE = (page("Absent"), ticket("TargetDown"))
-"""A start takes seconds, which are minutes where durations are shortened."""
+"""A start takes seconds, which are minutes where durations are shortened; a scrape that comes late is one."""

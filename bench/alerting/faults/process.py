@@ -3,7 +3,7 @@
 from ..patience import wait_until
 from .cgroup import USUAL_SHARE
 from .dcgm import XID
-from .fault import BUDGETS, Fault, page, ticket
+from .fault import BUDGETS, GONE, Fault, page, ticket
 from .scene import Scene
 
 WORKERS = 2
@@ -77,7 +77,7 @@ PROCESS_FAULTS = (
         fires=(ticket("MemoryGrowing"),),
         make=lambda scene: scene.levers.grow(LEAK_BYTES),
         undo=lambda scene: scene.levers.let_go(),
-        may_fire=BUDGETS,
+        may_fire=(*BUDGETS, *GONE),
         quicker=10.0,
     ),
     Fault(
