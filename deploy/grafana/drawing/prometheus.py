@@ -37,10 +37,10 @@ class Prometheus:
         self._url = url.rstrip("/")
 
     def over(self, expr: str, span: Span) -> list[Series]:
-        """A query's series over time."""
+        """A query's series over time, a value at each step: NaN where there is none, so that no line bridges a gap."""
         asked = {"query": expr, "start": span.start, "end": span.end, "step": span.step}
         result = self._get("/api/v1/query_range", asked)["result"]
-        return [_series(each["metric"], each["values"]) for each in result]
+        return [_whole(_series(each["metric"], each["values"]), span) for each in result]
 
     def at(self, expr: str, moment: float) -> list[Series]:
         """A query's series at one moment; a number has no labels."""
@@ -71,3 +71,10 @@ def _series(labels: dict[str, str], points: list[list[Any]]) -> Series:
     values = [float(value) for _, value in points]
     finite = [value if math.isfinite(value) else math.nan for value in values]
     return Series(labels, [float(moment) for moment, _ in points], finite)
+
+
+def _whole(series: Series, span: Span) -> Series:
+    values = [math.nan] * (1 + int((span.end - span.start) / span.step + 1e-6))
+    for moment, value in zip(series.times, series.values, strict=True):
+        values[round((moment - span.start) / span.step)] = value
+    return Series(series.labels, [span.start + place * span.step for place in range(len(values))], values)
