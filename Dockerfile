@@ -20,8 +20,23 @@ RUN if [ "${VARIANT}" = cpu ]; then \
         pip install --index-url "${TORCH_CPU_INDEX}" $(grep -E '^(torch|torchvision)==' /locks/constraints.txt); \
     fi
 
-# The kernels: nvcc of PyTorch's own CUDA, for every architecture or for those in ARCH.
-FROM packages AS sources
+FROM packages AS kernels-cpu
+RUN mkdir /native
+
+# nvcc of PyTorch's own CUDA, for every architecture or for those in ARCH. Of the sources only what it takes: this is slow.
+FROM packages AS kernels-cuda
+ARG ARCH=
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends g++ \
+    && rm -rf /var/lib/apt/lists/*
+RUN pip install --require-hashes --requirement /locks/nvcc.txt
+WORKDIR /src
+COPY kernels milkweed/kernels
+RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}} && mv milkweed/kernels/_native /native
+
+FROM kernels-${VARIANT} AS kernels
+
+FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY bench bench
@@ -29,28 +44,21 @@ COPY kernels kernels
 COPY loaders loaders
 COPY models models
 COPY server server
-
-FROM sources AS built-cpu
-
-FROM sources AS built-cuda
-ARG ARCH=
-RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
-    && rm -rf /var/lib/apt/lists/*
-RUN pip install --require-hashes --requirement /locks/nvcc.txt && pip install --no-build-isolation --editable .
-RUN python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}}
-
-FROM built-${VARIANT} AS wheel
+COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
+# Left out: what only compilers read, what nothing here links to, modules for other Pythons.
 FROM packages AS installed
 COPY --from=wheel /wheels /wheels
-RUN pip install /wheels/*.whl && pip uninstall --yes pip
+RUN pip install /wheels/*.whl && pip uninstall --yes pip \
+    && suffix=$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))') \
+    && cd /opt/milkweed/lib/python3*/site-packages \
+    && rm -rf torch/include torch/share nvidia/*/include nvidia/cu*/lib/libcusolverMg* nvidia/libnvcomp/bin \
+    && find . \( -name '*.a' -o -name '*.bc' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
 
-# What is in the image, for whoever has to know: `--target sbom`.
-FROM packages AS bill
-COPY --from=installed /opt/milkweed /opt/milkweed
-RUN python3 -m venv /opt/cyclonedx \
+# What is in the image, for whoever has to know: `--target sbom`. Python's packages, not Debian's.
+FROM installed AS bill
+RUN python -m venv /opt/cyclonedx \
     && PIP_NO_DEPS=0 /opt/cyclonedx/bin/pip install 'cyclonedx-bom>=7,<8' \
     && /opt/cyclonedx/bin/cyclonedx-py environment --output-reproducible --output-file /sbom.cdx.json /opt/milkweed/bin/python
 
@@ -66,16 +74,17 @@ LABEL org.opencontainers.image.title="milkweed" \
       org.opencontainers.image.version="${VERSION}-${VARIANT}" \
       org.opencontainers.image.revision="${REVISION}" \
       org.opencontainers.image.licenses="Apache-2.0"
+# The base's own; the packages below have none.
+RUN if python -m pip --version; then python -m pip uninstall --yes pip setuptools wheel; fi
 COPY --from=installed /opt/milkweed /opt/milkweed
 # Nothing is written but what a mounted folder is for: the root may be read-only.
-ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp \
+ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp MILKWEED_HOST=0.0.0.0 \
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 USER 65532:65532
 EXPOSE 8000 8001
-# The metrics port answers probes without TLS or keys. Kubernetes has probes of its own.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-c", \
-    "import os, urllib.request as u; u.urlopen('http://127.0.0.1:' + os.environ.get('MILKWEED_METRICS_PORT', '8001') + '/readyz', timeout=4)"]
+# Kubernetes has probes of its own.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-m", "milkweed.server.healthcheck"]
 # The server is PID 1 and handles SIGTERM itself: no shell in between.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["milkweed"]
-CMD ["serve", "--host", "0.0.0.0"]
+CMD ["serve"]

@@ -94,13 +94,6 @@ def test_ports_are_the_servers(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_health_is_asked_at_a_path_that_exists(name: str) -> None:
-    (path,) = re.findall(rf"127\.0\.0\.1:{settings()['MILKWEED_PORT']}(/\w+)", SERVERS[name]["healthcheck"]["test"][-1])
-    routes = (ROOT / "server" / "routes" / "health.py").read_text(encoding="utf-8")
-    assert f'@router.get("{path}"' in routes
-
-
-@pytest.mark.parametrize("name", SERVERS)
 def test_a_stop_waits_for_the_drain(name: str) -> None:
     values = settings() | SERVERS[name]["environment"]
     drain = float(values["MILKWEED_DRAIN_GRACE_SECONDS"]) + float(values["MILKWEED_DRAIN_SECONDS"])
@@ -135,6 +128,9 @@ def test_images_are_pinned_and_ports_are_this_machines(name: str) -> None:
 
 @pytest.mark.parametrize("name", HARDENED)
 def test_containers_have_a_health_check(name: str) -> None:
+    if name in SERVERS:
+        assert "healthcheck" not in SERVICES[name], "the image's"
+        return
     check = SERVICES[name]["healthcheck"]
     assert check["test"][0] == "CMD"
     assert seconds(check["timeout"]) < seconds(check["interval"])

@@ -48,8 +48,10 @@ def test_every_command_names_a_folder_that_is_there(page: str, root: Path) -> No
 
 
 def test_the_secret_has_the_name_that_is_used(page: str, kustomize: Any) -> None:
-    (fetch,) = kustomize("cpu", "models-objectstore").pod["initContainers"]
-    (secret,) = (source["secretRef"]["name"] for source in fetch["envFrom"])
-    assert f"create secret generic {secret}" in page
+    pod = kustomize("cpu", "models-objectstore").pod
+    (fetch,) = pod["initContainers"]
+    (secret,) = (volume["secret"]["secretName"] for volume in pod["volumes"] if "secret" in volume)
+    (config,) = (Path(each.partition("=")[2]) for each in fetch["args"] if each.startswith("--config="))
+    assert f"create secret generic {secret} --from-file={config.name}" in page
     (remote,) = {argument.partition(":")[0] for argument in fetch["args"] if ":$(" in argument}
-    assert f"RCLONE_CONFIG_{remote.upper()}_TYPE" in page
+    assert f"a remote called {remote}" in page

@@ -73,8 +73,11 @@ def test_models_come_from_where_the_server_looks(manifests: Any, settings_of: Ca
     (fetch,) = manifests.pod["initContainers"]
     assert settings.repository in fetch["args"]
     assert {"name": "models", "mountPath": settings.repository} in fetch["volumeMounts"]
-    assert [source for source in fetch["envFrom"] if "secretRef" in source]
-    assert not [each for each in fetch["env"] if "KEY" in each["name"] or "SECRET" in each["name"]]
+    assert "envFrom" not in fetch, "what the Secret says is a file, and the server's container does not have it"
+    (secret,) = (volume["name"] for volume in manifests.pod["volumes"] if "secret" in volume)
+    (config,) = (Path(each.partition("=")[2]) for each in fetch["args"] if each.startswith("--config="))
+    assert {"name": secret, "mountPath": str(config.parent), "readOnly": True} in fetch["volumeMounts"]
+    assert secret not in mounts
 
 
 def test_only_a_folder_that_changes_is_looked_at(manifests: Any, settings_of: Callable[[dict[str, str]], Any]) -> None:

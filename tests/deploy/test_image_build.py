@@ -1,0 +1,226 @@
+"""The image built for real by buildah, which needs no daemon, and its root filesystem run as a container would be.
+
+docs/image.md says how to run this. Beside MILKWEED_IMAGE_BASE, MILKWEED_IMAGE_VARIANT is cuda or cpu, and
+MILKWEED_IMAGE_OPTIONS are more options of `buildah build`, for example what a machine needs to reach its package index.
+"""
+
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from PIL import Image
+
+ROOT = Path(__file__).resolve().parents[2]
+VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")
+UID = 65532
+END_SECONDS = 60.0
+# Of the packages, those whose size docs/image.md says.
+PARTS = (".", "torch", "nvidia", "nvidia/dali", "nvidia/cudnn", "milkweed", "milkweed/kernels/_native")
+
+pytestmark = [
+    pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1"),
+    pytest.mark.skipif("MILKWEED_IMAGE_BASE" not in os.environ, reason="MILKWEED_IMAGE_BASE names no image"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be nobody inside"),
+    *(
+        pytest.mark.skipif(shutil.which(tool) is None, reason=f"{tool} is not installed")
+        for tool in ("buildah", "bwrap")
+    ),
+]
+
+
+def buildah(*arguments: object) -> str:
+    """What a command of it prints to stdout; the log goes to stderr."""
+    result = subprocess.run(
+        ["buildah", *map(str, arguments)], cwd=ROOT, stdout=subprocess.PIPE, stderr=sys.stderr.fileno(), text=True
+    )
+    assert result.returncode == 0, arguments
+    return result.stdout.strip()
+
+
+def build(*options: object) -> None:
+    """One target. The format is Docker's: OCI's knows no HEALTHCHECK."""
+    more = shlex.split(os.environ.get("MILKWEED_IMAGE_OPTIONS", ""))
+    base = f"BASE={os.environ['MILKWEED_IMAGE_BASE']}"
+    command = ("build", "--isolation", "chroot", "--layers", "--quiet", "--format", "docker", "--build-arg", base)
+    buildah(*command, "--build-arg", f"VARIANT={VARIANT}", *more, *options, ".")
+
+
+@pytest.fixture(scope="module")
+def image() -> str:
+    """Its name."""
+    name = f"localhost/milkweed:{VARIANT}"
+    build("--tag", name)
+    return name
+
+
+@pytest.fixture(scope="module")
+def config(image: str) -> dict[str, Any]:
+    """How the image says it is to be run."""
+    found: dict[str, Any] = json.loads(buildah("inspect", "--type", "image", image))["Docker"]["config"]
+    return found
+
+
+@pytest.fixture(scope="module")
+def files(image: str) -> Iterator[Path]:
+    """Its root filesystem."""
+    container = buildah("from", "--pull-never", image)
+    yield Path(buildah("mount", container))
+    buildah("rm", container)
+
+
+class Container:
+    """Commands as nobody, without capabilities, on a root that is read-only but for /tmp, in the host's network."""
+
+    def __init__(self, files: Path, config: dict[str, Any], **settings: object) -> None:
+        self.environment = dict(each.split("=", 1) for each in config["Env"])
+        self.environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
+        mounts = ["--ro-bind", files, "/", "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]
+        user = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "setpriv"]
+        user += ["--reuid", UID, "--regid", UID, "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
+        apart = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--die-with-parent"]
+        self.command = [shutil.which("bwrap"), *mounts, "--tmpfs", "/tmp", *apart, *user]
+
+    @contextmanager
+    def run(self, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+        """A process that waits for a command, and the command's id: it is process 1 of the container."""
+        read, write = os.pipe()
+        arguments = [*self.command[:1], "--info-fd", write, *self.command[1:], *command]
+        with subprocess.Popen(
+            [str(each) for each in arguments],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=[write],
+        ) as process:
+            os.close(write)
+            with os.fdopen(read) as info:
+                child = int(json.load(info)["child-pid"])
+            try:
+                yield process, child
+            finally:
+                process.kill()
+
+    def output(self, *command: str) -> tuple[int, str]:
+        """Exit code and what a short command prints."""
+        with self.run(*command) as (process, _):
+            out, err = process.communicate(timeout=60)
+            return process.returncode, out + err
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port: int = listener.getsockname()[1]
+        return port
+
+
+def photo() -> bytes:
+    """A photograph where there is one, or some JPEG."""
+    for found in Path(os.environ.get("MILKWEED_SHARED", "/nonexistent")).glob("data/imagenet-sample/**/*.JPEG"):
+        return found.read_bytes()
+    file = io.BytesIO()
+    Image.effect_noise((640, 480), 64).convert("RGB").save(file, "JPEG")
+    return file.getvalue()
+
+
+def test_it_says_how_it_is_run(config: dict[str, Any]) -> None:
+    assert (config["User"], config["Entrypoint"], config["Cmd"]) == (f"{UID}:{UID}", ["milkweed"], ["serve"])
+    assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "milkweed.server.healthcheck"]
+    assert config["Labels"]["org.opencontainers.image.version"].endswith(f"-{VARIANT}")
+
+
+def test_nothing_builds_in_it(files: Path) -> None:
+    folders = [files / each for each in ("usr/bin", "usr/local/bin", "opt/milkweed/bin")]
+    names = {path.name for folder in folders for path in folder.iterdir()}
+    assert "python" in names
+    tools = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|clang|ld|make|nvcc|ptxas|pip)[\d.-]*")
+    assert not {name for name in names if tools.fullmatch(name)}
+    packages = {path for path in files.glob("**/*-packages/*") if path.parent.is_dir()}
+    assert not {path for path in packages if path.name in ("pip", "triton")}
+    assert not list((files / "opt").glob("**/*.a"))
+    assert not list(files.glob("root/.cache")) + list(files.glob("tmp/*")) + list(files.glob("wheels"))
+    here = next(files.glob("opt/milkweed/lib/python3*/site-packages"))
+    assert (here / "nvidia" / "dali").is_dir() == (VARIANT == "cuda")
+    assert bool(list((here / "milkweed" / "kernels" / "_native").glob("*.so"))) == (VARIANT == "cuda")
+    for part in (".", "usr", *(f"{here.relative_to(files)}/{each}" for each in PARTS)):
+        print(f"{bytes_of(files / part) / 1e6:8.0f} MB {part}")
+
+
+def bytes_of(path: Path) -> int:
+    """Of all files below it."""
+    return sum(each.lstat().st_size for each in path.rglob("*") if not each.is_dir())
+
+
+@pytest.mark.parametrize("loader", ["auto", "dali"] if VARIANT == "cuda" else ["auto"])
+def test_it_serves_as_nobody_on_a_read_only_root(files: Path, config: dict[str, Any], loader: str) -> None:
+    port, metrics_port = free_port(), free_port()
+    settings = {"port": port, "metrics_port": metrics_port, "device": "cpu", "loader": loader, "drain_grace_seconds": 2}
+    container = Container(files, config, **settings)
+    url = f"http://127.0.0.1:{port}"
+    began = time.monotonic()
+    with container.run(*config["Entrypoint"], *config["Cmd"]) as (process, child):
+        assert process.stdout is not None
+        assert process.stderr is not None
+        line = process.stdout.readline()
+        assert str(port) in line, process.stderr.read()
+        started = time.monotonic() - began
+
+        status = dict(re.findall(r"^(\w+):\s+(.*)$", Path(f"/proc/{child}/status").read_text(), re.MULTILINE))
+        assert set(status["Uid"].split()) == set(status["Gid"].split()) == {str(UID)}
+        assert (int(status["CapEff"], 16), int(status["CapBnd"], 16), status["NoNewPrivs"]) == (0, 0, "1")
+        mounts = [line.split()[4:6] for line in Path(f"/proc/{child}/mountinfo").read_text().splitlines()]
+        assert dict(mounts)["/"].split(",")[0] == "ro"
+
+        for path in ("/livez", "/readyz", "/startupz"):
+            assert httpx.get(url + path).status_code == 200
+        assert container.output(*config["Healthcheck"]["Test"][1:]) == (0, '200 {"status":"ok"}\n')
+        answer = httpx.post(f"{url}/classify", content=photo(), headers={"Content-Type": "image/jpeg"}, timeout=60)
+        assert answer.status_code == 200, answer.text
+        assert len(answer.json()["results"][0]["predictions"]) == 5
+        metrics = httpx.get(f"http://127.0.0.1:{metrics_port}/metrics").text
+        assert re.search(r"^milkweed_images_total\{.*\} 1\.0$", metrics, re.MULTILINE), metrics
+        peak = int(Path(f"/proc/{child}/status").read_text().split("VmHWM:")[1].split()[0])
+
+        stopped = time.monotonic()
+        os.kill(child, signal.SIGTERM)
+        # Within the grace it is not ready, and still answers.
+        while httpx.get(f"{url}/readyz").status_code != 503:
+            assert time.monotonic() - stopped < settings["drain_grace_seconds"]
+        assert container.output(*config["Healthcheck"]["Test"][1:])[0] == 1
+        assert httpx.post(f"{url}/classify", content=photo(), headers={"Content-Type": "image/jpeg"}).is_success
+        assert process.wait(END_SECONDS) == 0, process.stderr.read()
+        ended = time.monotonic() - stopped
+    print(f"\nstart {started:.1f} s, peak {peak / 1024:.0f} MiB, SIGTERM to exit 0 {ended:.1f} s; loader {loader}")
+
+
+def test_the_bill_of_materials_names_what_is_installed(image: str, files: Path, tmp_path: Path) -> None:
+    build("--target", "sbom", "--output", f"type=local,dest={tmp_path}")
+    bill = json.loads((tmp_path / "sbom.cdx.json").read_text())
+    assert bill["bomFormat"] == "CycloneDX"
+    listed = {normal(each["name"]): each for each in bill["components"]}
+    here = next(files.glob("opt/milkweed/lib/python3*/site-packages"))
+    installed = {tuple(path.stem.rsplit("-", 1)) for path in here.glob("*.dist-info")}
+    assert {(name, each["version"]) for name, each in listed.items()} == {(normal(n), v) for n, v in installed}
+    assert listed["milkweed"]["licenses"][0]["license"]["id"] == "Apache-2.0"
+    without = sorted(name for name, each in listed.items() if not each.get("licenses"))
+    print(f"\n{len(listed)} components, without a license: {without}")
+
+
+def normal(name: str) -> str:
+    """A package's name as PEP 503 writes it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
