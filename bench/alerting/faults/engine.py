@@ -116,10 +116,10 @@ ENGINE_FAULTS = (
         name="some-forwards-fail",
         what=f"{FEW:.0%} of the forwards fail, of {MANY:g} a second",
         undone="they work again",
-        fires=(ticket("ErrorBudgetBurn"), ticket("ImagesFail")),
+        fires=(ticket("ErrorBudgetBurn"),),
         make=fail_a_few,
         undo=let_go,
-        may_fire=(*BUDGETS, *GONE),
+        may_fire=(ticket("ImagesFail"), *BUDGETS, *GONE),
         quicker=10.0,
     ),
     Fault(
