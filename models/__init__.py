@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from .bundle import load_bundle as load_bundle
     from .bundle import read_config as read_config
     from .bundle import save_bundle as save_bundle
-    from .checkpoint import import_checkpoint as import_checkpoint
-    from .checkpoint import read_checkpoint as read_checkpoint
     from .compress import CompressRequest as CompressRequest
     from .compress import compress_model as compress_model
     from .compress import densify_model as densify_model
     from .config import BundleConfig as BundleConfig
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
+    from .importing import import_checkpoint as import_checkpoint
+    from .importing import read_checkpoint as read_checkpoint
     from .labels import Label as Label
     from .labels import read_labels as read_labels
     from .lowrank import LowRankLinear as LowRankLinear
@@ -43,10 +43,10 @@ _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
     "blockdiag": ("BlockdiagLinear",),
     "bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
-    "checkpoint": ("import_checkpoint", "read_checkpoint"),
     "compress": ("CompressRequest", "compress_model", "densify_model"),
     "config": ("BundleConfig",),
     "errors": ("BundleError", "CheckpointError"),
+    "importing": ("import_checkpoint", "read_checkpoint"),
     "labels": ("Label", "read_labels"),
     "lowrank": ("LowRankLinear",),
     "monarch": ("MonarchLinear",),

@@ -16,11 +16,11 @@ from milkweed.models.errors import CheckpointError
 from milkweed.models.fused.device_kernels import DeviceKernels
 from milkweed.models.fused.fuse import fuse
 from milkweed.models.fused.tuning import Tuning
+from milkweed.models.importing.structure_keys import structures_in
 from milkweed.models.inference import PackedLinear, PackedLowRank, PackedMlp, PackedPixelfly, prepare_for_inference
 from milkweed.models.labels import default_labels
 from milkweed.models.registry import default_preprocess
 from milkweed.models.structure import KINDS, replace_linears, select_linears, structure_of, structures_for
-from milkweed.models.structure_keys import structures_in
 from milkweed.models.structured import StructuredLinear
 
 ARCH = "deit_tiny_patch16_224"

@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from milkweed.models.checkpoint import read_checkpoint
 from milkweed.models.errors import CheckpointError
+from milkweed.models.importing.checkpoint import read_checkpoint
 
 WEIGHTS = {"head.weight": torch.arange(6.0).view(2, 3), "norm.bias": torch.ones(3)}
 EMA = {key: tensor + 10 for key, tensor in WEIGHTS.items()}

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .errors import CheckpointError, quoted
+from ..errors import CheckpointError, quoted
+from ..registry import create_model
+from ..structure import LayerStructure, replace_linears
+from ..weightless import weightless
 from .families import Family, detect_family
-from .registry import create_model
-from .structure import LayerStructure, replace_linears
 from .structure_keys import LAYOUT, structure_notes, structures_in
-from .weightless import weightless
 
 HEAD = "head"
 _SHOWN = 3

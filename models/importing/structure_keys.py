@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from .butterfly import ButterflyShape
-from .errors import CheckpointError
-from .structure import KIND_NAMES, LayerStructure
+from ..butterfly import ButterflyShape
+from ..errors import CheckpointError
+from ..structure import KIND_NAMES, LayerStructure
 
 LAYOUT = "sparse.layout"
 """fly's buffer of a Pixelfly layer: which blocks it keeps. It is checked, and not kept: the structure says the same."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from .timm_door import has_timm_model
-from .vitae import VITAE_VARIANTS
+from ..timm_door import has_timm_model
+from ..vitae import VITAE_VARIANTS
 
 # Families that are recognised but not built here yet: (width of the last stage, depths) and (width, depth).
 _VITAE_V2 = {

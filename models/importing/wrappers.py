@@ -1,0 +1,70 @@
+"""Finds the weights in what a checkpoint holds: wrappers, prefixes of their keys, plain facts beside them."""
+
+from collections.abc import Mapping
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..errors import CheckpointError, quoted
+
+WRAPPERS = ("state_dict_ema", "state_dict", "model")
+"""Where the weights may lie, best first: published scores are those of the averaged (EMA) weights."""
+
+_PREFIXES = ("module.", "model.")
+_MAX_FACTS = 20
+
+
+def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
+    """The weights of a checkpoint by key, and the member they were taken from; empty when they are its own.
+
+    Raises:
+        CheckpointError: there are none.
+    """
+    if not isinstance(document, Mapping):
+        raise CheckpointError(f"{path}: holds a {type(document).__name__}, not a dict of weights")
+    for wrapper in WRAPPERS:
+        inner = document.get(wrapper)
+        if isinstance(inner, Mapping) and _has_tensors(inner):
+            return inner, wrapper
+    if _has_tensors(document):
+        return document, ""
+    keys = ", ".join(quoted(key, 30) for key in list(document)[:6]) or "nothing"
+    raise CheckpointError(f"{path}: no weights found: it holds {keys}; expected {', '.join(WRAPPERS)} or tensors")
+
+
+def strip_prefixes(path: Path, weights: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Take `module.` and `model.`, which trainers put before every key, off the keys that have them.
+
+    Raises:
+        CheckpointError: two keys would become one.
+    """
+    state: dict[str, Tensor] = {}
+    stripped: list[str] = []
+    for key, tensor in weights.items():
+        if not (isinstance(key, str) and isinstance(tensor, Tensor)):
+            continue
+        name = key
+        while prefix := next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None):
+            name = name.removeprefix(prefix)
+            if prefix not in stripped:
+                stripped.append(prefix)
+        if name in state:
+            raise CheckpointError(f"{path}: key {quoted(name)} is there twice, with and without a prefix")
+        state[name] = tensor
+    return state, tuple(stripped)
+
+
+def facts_of(document: Mapping[Any, Any]) -> dict[str, Any]:
+    """Short plain values beside the weights; file contents, so only what JSON can hold."""
+    facts: dict[str, Any] = {}
+    for key, value in document.items():
+        plain = isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
+        if isinstance(key, str) and plain and len(facts) < _MAX_FACTS:
+            facts[key[:80]] = value[:200] if isinstance(value, str) else value
+    return facts
+
+
+def _has_tensors(mapping: Mapping[Any, Any]) -> bool:
+    return any(isinstance(key, str) and isinstance(value, Tensor) for key, value in mapping.items())
