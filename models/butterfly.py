@@ -24,7 +24,8 @@ class ButterflyShape:
         rows, columns: blocks that the padded matrix is cut into.
         block_size: side of a block.
         butterfly_size: B, the side of the mask that is stretched over the matrix.
-        n_factors: f, factors of the butterfly beside the diagonal.
+        n_factors: f, factors of the butterfly beside the diagonal; 0 is a block-diagonal matrix.
+        global_size: features at the beginning, of the input and of the output, whose blocks are all kept.
     """
 
     rows: int
@@ -32,10 +33,17 @@ class ButterflyShape:
     block_size: int
     butterfly_size: int
     n_factors: int
+    global_size: int = 0
 
     @classmethod
     def of(
-        cls, in_features: int, out_features: int, block_size: int, butterfly_size: int, n_factors: int
+        cls,
+        in_features: int,
+        out_features: int,
+        block_size: int,
+        butterfly_size: int,
+        n_factors: int,
+        global_size: int = 0,
     ) -> "ButterflyShape":
         """The butterfly of a layer whose widths are padded to whole blocks.
 
@@ -48,37 +56,44 @@ class ButterflyShape:
             raise ValueError(f"block_size {block_size} must be between 1 and {limit}, the smaller width")
         rows, columns = ceil(out_features / block_size), ceil(in_features / block_size)
         _check_butterfly(rows * block_size, columns * block_size, butterfly_size, n_factors)
+        if not 0 <= global_size <= min(in_features, out_features):
+            limit = min(in_features, out_features)
+            raise ValueError(f"global_size {global_size} must be between 0 and {limit}, the smaller width")
         cells = max(rows * columns, max(rows, columns, butterfly_size) * butterfly_size)
         if cells > MAX_CELLS:
             raise ValueError(
                 f"block_size {block_size} and butterfly_size {butterfly_size} cut {out_features} x {in_features} into "
                 f"{cells} cells: at most {MAX_CELLS}"
             )
-        return cls(rows, columns, block_size, butterfly_size, n_factors)
+        return cls(rows, columns, block_size, butterfly_size, n_factors, global_size)
 
     def layout(self) -> Tensor:
         """The blocks that are kept, bool (rows, columns) on the CPU.
 
         The mask of side B keeps (i, j) where i = j or i xor j is one of the first f powers of two. Each of its cells
-        covers 1/B of the matrix in both directions; a block is kept where it meets a cell that is.
+        covers 1/B of the matrix in both directions; a block is kept where it meets a cell that is, or one of the
+        global rows and columns.
         """
         size = self.butterfly_size
         index = torch.arange(size, device="cpu")
         distance = index[:, None] ^ index
         powers = torch.tensor([0, *(2**e for e in range(self.n_factors))], device="cpu")
         kept = torch.isin(distance, powers).float()
-        return _meets(self.rows, self.block_size, size) @ kept @ _meets(self.columns, self.block_size, size).T > 0
+        layout = _meets(self.rows, self.block_size, size) @ kept @ _meets(self.columns, self.block_size, size).T > 0
+        always = ceil(self.global_size / self.block_size)
+        layout[:always] = layout[:, :always] = True
+        return layout
 
 
 def _check_butterfly(height: int, width: int, butterfly_size: int, n_factors: int) -> None:
-    if butterfly_size < 2 or butterfly_size & (butterfly_size - 1):
+    if butterfly_size < 2 or (n_factors and butterfly_size & (butterfly_size - 1)):
         raise ValueError(f"butterfly_size {butterfly_size} must be a power of two, at least 2")
     for extended in (width, height):
         if extended % butterfly_size:
             raise ValueError(f"butterfly_size {butterfly_size} must divide the padded widths: {extended} it does not")
-    if not 1 <= n_factors < butterfly_size.bit_length():
+    if not 0 <= n_factors < butterfly_size.bit_length():
         limit = butterfly_size.bit_length() - 1
-        raise ValueError(f"n_factors {n_factors} must be between 1 and {limit}, the logarithm of butterfly_size")
+        raise ValueError(f"n_factors {n_factors} must be between 0 and {limit}, the logarithm of butterfly_size")
 
 
 def _meets(blocks: int, block_size: int, cells: int) -> Tensor:

@@ -100,9 +100,11 @@ class PackedPixelfly(nn.Module):
 
     def __init__(self, layer: PixelflyLinear, dtype: torch.dtype) -> None:
         super().__init__()
-        blocks, first, second = layer.sparse.weight, layer.low_rank.lr_weight1, layer.low_rank.lr_weight2
-        gathering, gate = layer.sparse.gathering(blocks.device), layer.gate
-        half = 1.0 if gate is not None else 0.5
+        blocks, gate, low_rank = layer.sparse.weight, layer.gate, layer.low_rank
+        first = blocks.new_zeros(0, layer.in_features) if low_rank is None else low_rank.lr_weight1
+        second = blocks.new_zeros(layer.out_features, 0) if low_rank is None else low_rank.lr_weight2
+        gathering = layer.sparse.gathering(blocks.device)
+        half = 0.5 if gate is None and low_rank is not None else 1.0
         bias = layer.bias if layer.bias is not None else second.new_zeros(layer.out_features)
         padding = layer.sparse.shape.rows * layer.block_size - layer.out_features
         thin2 = F.pad(torch.cat([half * second, bias[:, None]], 1), (0, 0, 0, padding))

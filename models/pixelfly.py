@@ -19,27 +19,31 @@ def pixelfly_shapes(
     butterfly_size: int = 16,
     n_factors: int = 2,
     gating: bool = True,
+    global_size: int = 0,
 ) -> dict[str, tuple[int, ...]]:
     """Shapes of the parameters of a `PixelflyLinear` beside its bias, by key.
 
     Raises:
-        ValueError: no rank, or a size outside its limits.
+        ValueError: no rank, or a size outside its limits, or a gate with nothing to mix.
     """
-    shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors)
-    rank = check_rank(in_features, out_features, rank, "pixelfly")
-    gate = {"gate.weight": (1, in_features), "gate.bias": (1,)} if gating else {}
+    shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
+    rank = check_rank(in_features, out_features, rank, "pixelfly", least=0)
+    if gating and not rank:
+        raise ValueError("gating true: rank 0 leaves nothing to mix, gating must be false")
+    thin = {"low_rank.lr_weight1": (rank, in_features), "low_rank.lr_weight2": (out_features, rank)}
+    gate = {"gate.weight": (1, in_features), "gate.bias": (1,)}
     return {
         "sparse.weight": (int(shape.layout().sum()), block_size, block_size),
-        "low_rank.lr_weight1": (rank, in_features),
-        "low_rank.lr_weight2": (out_features, rank),
-        **gate,
+        **(thin if rank else {}),
+        **(gate if gating else {}),
     }
 
 
 class PixelflyLinear(StructuredLinear):
     """y = (1-g) S x + g L x + bias, S a flat block butterfly, L of low rank: (..., in_features) -> (..., out_features).
 
-    With `gating`, g = sigmoid(gate(x)) for each token, and the layer is not linear; without, g = 1/2.
+    With `gating`, g = sigmoid(gate(x)) for each token, and the layer is not linear; without, g = 1/2. A rank of 0 means
+    no L, and y = S x + bias: fly's block-sparse layer.
     Parameters `bias` (out_features,), `sparse.weight` (kept blocks, b, b) in the order of the rows of blocks,
     `low_rank.lr_weight1` (rank, in_features), `low_rank.lr_weight2` (out_features, rank), `gate.weight` and
     `gate.bias`. fly's buffer `sparse.layout` is no part of the state: the options below say the same.
@@ -47,15 +51,22 @@ class PixelflyLinear(StructuredLinear):
     Args:
         in_features, out_features: widths of the layer; those of S are padded to whole blocks.
         bias: add a bias.
-        rank: of L.
+        rank: of L; 0 for none, without gating then.
         block_size: b, side of a block of S. Where it divides both widths / B, all rows of blocks of a cell read the
             same inputs and are multiplied together: twice as fast as where it does not.
-        butterfly_size, n_factors: as in `ButterflyShape`.
+        butterfly_size, n_factors, global_size: as in `ButterflyShape`.
         gating: learn g from the input.
     """
 
     kind: ClassVar[str] = "pixelfly"
-    option_names: ClassVar[tuple[str, ...]] = ("rank", "block_size", "butterfly_size", "n_factors", "gating")
+    option_names: ClassVar[tuple[str, ...]] = (
+        "rank",
+        "block_size",
+        "butterfly_size",
+        "n_factors",
+        "gating",
+        "global_size",
+    )
 
     def __init__(
         self,
@@ -67,17 +78,18 @@ class PixelflyLinear(StructuredLinear):
         butterfly_size: int = 16,
         n_factors: int = 2,
         gating: bool = True,
+        global_size: int = 0,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        options = (rank, block_size, butterfly_size, n_factors, gating)
+        options = (rank, block_size, butterfly_size, n_factors, gating, global_size)
         shapes = pixelfly_shapes(in_features, out_features, *options)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating = options
-        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors)
+        self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating, self.global_size = options
+        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
         self.sparse = FlatButterfly(shape, shapes["sparse.weight"], device=device, dtype=dtype)
-        thin = shapes["low_rank.lr_weight1"], shapes["low_rank.lr_weight2"]
-        self.low_rank = LowRankPart(*thin, device=device, dtype=dtype)
+        thin = shapes.get("low_rank.lr_weight1", ()), shapes.get("low_rank.lr_weight2", ())
+        self.low_rank = LowRankPart(*thin, device=device, dtype=dtype) if rank else None
         self.gate = Gate(in_features, device=device, dtype=dtype) if gating else None
         self.reset_parameters()
 
@@ -93,7 +105,7 @@ class PixelflyLinear(StructuredLinear):
         """As fly: S as a dense layer scaled up for its zeros, L by the fan of each factor, the gate as nn.Linear."""
         bound = 1 / sqrt(self.sparse.density * self.sparse.shape.columns * self.block_size)
         nn.init.uniform_(self.sparse.weight, -bound, bound)
-        for factor in self.low_rank.parameters():
+        for factor in () if self.low_rank is None else self.low_rank.parameters():
             reset_factor(factor)
         if self.gate is not None:
             bound = 1 / sqrt(self.in_features)
@@ -103,15 +115,19 @@ class PixelflyLinear(StructuredLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)
-        sparse = self.sparse(rows)[:, : self.out_features]
-        share = 0.5 if self.gate is None else self.gate(rows)
-        y = sparse + share * (self.low_rank(rows) - sparse)
+        y = self.sparse(rows)[:, : self.out_features]
+        if self.low_rank is not None:
+            share = 0.5 if self.gate is None else self.gate(rows)
+            y = y + share * (self.low_rank(rows) - y)
         if self.bias is not None:
             y = y + self.bias.to(y.dtype)
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def dense_weight(self) -> Tensor:
         """As of every kind; a gate whose weights are all zero, as a projection leaves it, is a constant."""
+        sparse = self.sparse.dense_weight()[: self.out_features, : self.in_features]
+        if self.low_rank is None:
+            return sparse.contiguous()
         share: Tensor | float = 0.5
         if self.gate is not None:
             if bool(self.gate.weight.any()):
@@ -119,7 +135,6 @@ class PixelflyLinear(StructuredLinear):
                     "a Pixelfly layer whose gate depends on the input is not linear: no dense layer computes the same"
                 )
             share = torch.sigmoid(self.gate.bias)
-        sparse = self.sparse.dense_weight()[: self.out_features, : self.in_features]
         low_rank = self.low_rank.lr_weight2 @ self.low_rank.lr_weight1
         return sparse + share * (low_rank - sparse)
 

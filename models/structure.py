@@ -48,7 +48,7 @@ class LayerStructure:
         nblocks: of monarch and blockdiag.
         rank: of monarch (None: fly's shapes), lowrank and pixelfly (needed).
         bias: whether the layer has one.
-        block_size, butterfly_size, n_factors, gating: of pixelfly.
+        block_size, butterfly_size, n_factors, gating, global_size: of pixelfly.
         shuffle: of blockdiag.
     """
 
@@ -63,6 +63,7 @@ class LayerStructure:
     n_factors: int = 2
     gating: bool = True
     shuffle: bool = False
+    global_size: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.kind, str) or self.kind not in KINDS:
@@ -166,6 +167,7 @@ def structures_for(
     n_factors: int = 2,
     gating: bool = True,
     shuffle: bool = False,
+    global_size: int = 0,
 ) -> dict[str, LayerStructure]:
     """Structures of one kind for the named linear layers of a model; options as in `LayerStructure`.
 
@@ -188,6 +190,7 @@ def structures_for(
                 n_factors,
                 gating,
                 shuffle,
+                global_size,
             )
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}") from None

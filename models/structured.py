@@ -119,7 +119,7 @@ def check_nblocks(in_features: int, out_features: int, nblocks: int) -> tuple[in
     return -(-in_features // nblocks), -(-out_features // nblocks)
 
 
-def check_rank(in_features: int, out_features: int, rank: int | None, kind: str) -> int:
+def check_rank(in_features: int, out_features: int, rank: int | None, kind: str, least: int = 1) -> int:
     """The rank of a low-rank matrix.
 
     Raises:
@@ -127,6 +127,7 @@ def check_rank(in_features: int, out_features: int, rank: int | None, kind: str)
     """
     if rank is None:
         raise ValueError(f"rank None: a {kind} structure needs a rank")
-    if not 1 <= rank <= min(in_features, out_features):
-        raise ValueError(f"rank {rank} must be between 1 and {min(in_features, out_features)}, the smaller width")
+    if not least <= rank <= min(in_features, out_features):
+        limit = min(in_features, out_features)
+        raise ValueError(f"rank {rank} must be between {least} and {limit}, the smaller width")
     return rank

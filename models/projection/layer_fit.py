@@ -149,7 +149,7 @@ def _pixelfly(
     """
     assert structure.rank is not None
     side = structure.block_size
-    sizes = (side, structure.butterfly_size, structure.n_factors)
+    sizes = (side, structure.butterfly_size, structure.n_factors, structure.global_size)
     shape = ButterflyShape.of(structure.in_features, structure.out_features, *sizes)
     layout = shape.layout()
     C = _ridged(inputs.covariance, ridge)
@@ -171,6 +171,8 @@ def _pixelfly(
     kept = weight.new_zeros(shape.rows * side, shape.columns * side)
     kept[: weight.shape[0], : weight.shape[1]] = blocks
     cells = kept.view(shape.rows, side, shape.columns, side).transpose(1, 2)[layout]
+    if not structure.rank:
+        return {"sparse.weight": cells}
     state = {"sparse.weight": 2 * cells, "low_rank.lr_weight1": 2**0.5 * V, "low_rank.lr_weight2": 2**0.5 * U}
     if structure.gating:  # neutral: both parts count half
         state |= {"gate.weight": weight.new_zeros(1, weight.shape[1]), "gate.bias": weight.new_zeros(1)}

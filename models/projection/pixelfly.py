@@ -40,12 +40,12 @@ def project_pixelfly(weight: Tensor, layer: LayerStructure, turns: int = TURNS) 
     """
     assert layer.kind == "pixelfly"
     assert layer.rank is not None
-    sizes = (layer.block_size, layer.butterfly_size, layer.n_factors)
+    sizes = (layer.block_size, layer.butterfly_size, layer.n_factors, layer.global_size)
     shape = ButterflyShape.of(layer.in_features, layer.out_features, *sizes)
     seen = _Seen(weight, shape)
     left, right = seen.start(layer.rank)
     errors = [seen.error(left, right)]
-    for _ in range(turns):
+    for _ in range(turns if layer.rank else 0):
         right = _solved(seen.outside.T, left, seen.unkept.T, shape.block_size)
         left = _solved(seen.outside, right, seen.unkept, shape.block_size)
         errors.append(seen.error(left, right))
@@ -111,6 +111,8 @@ def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _state(layer: LayerStructure, seen: _Seen, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+    if not layer.rank:
+        return {"sparse.weight": seen.kept_rest(left, right)}
     state = {
         "sparse.weight": 2 * seen.kept_rest(left, right),
         "low_rank.lr_weight1": 2**0.5 * right[: layer.in_features].T.contiguous(),

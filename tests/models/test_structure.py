@@ -100,7 +100,7 @@ def test_layer_structure_round_trips_through_json() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "pixelfly"}, "must have bias, block_size, butterfly_size, gating, in_features"),
+        ({"kind": "pixelfly"}, "must have bias, block_size, butterfly_size, gating, global_size, in_features"),
         ({"kind": "lowrank"}, "must have bias, in_features, kind, out_features, rank, not"),
         ({"kind": "magic"}, "'magic' is unknown: must be one of monarch"),
         ({"nblocks": 0}, "nblocks 0 must be between 1 and 8"),

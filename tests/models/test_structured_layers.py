@@ -33,8 +33,12 @@ LAYERS: list[StructuredLinear] = [
     BlockdiagLinear(50, 30, nblocks=7, shuffle=True),
     PixelflyLinear(30, 50, rank=3, block_size=4, butterfly_size=4, n_factors=1, gating=False),
     PixelflyLinear(48, 96, rank=5, block_size=8, butterfly_size=16, gating=False),  # a cell is 1/2 and 3/4 of a block
+    PixelflyLinear(30, 50, rank=0, block_size=4, butterfly_size=4, gating=False, global_size=5),
+    PixelflyLinear(
+        36, 60, rank=2, block_size=6, butterfly_size=3, n_factors=0, gating=False
+    ),  # block-diagonal, and low rank
 ]
-IDS = [f"{layer.kind} {layer.in_features} {layer.out_features}" for layer in LAYERS]
+IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer.structure.rank}" for layer in LAYERS]
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +78,7 @@ def test_a_layer_computes_what_flys_does(golden: Arrays, case: str) -> None:
         ("fbbfly_32_64_bs8nf2_b4", (32, 64, 4, 8, 2)),
         ("fbbfly_64_32_bs8nf2_b4", (64, 32, 4, 8, 2)),
         ("fbbfly_pad_30_61_bs4nf2_b8", (30, 61, 8, 4, 2)),
+        ("blockdiagglobal_64_64", (64, 64, 8, 4, 0, 8)),
     ],
 )
 @torch.no_grad()
@@ -229,10 +234,19 @@ def test_a_layer_keeps_working_after_a_copy_on_another_device() -> None:
         ({"kind": "pixelfly", "block_size": 4, "butterfly_size": 4}, "rank None: a pixelfly structure needs a rank"),
         ({"kind": "pixelfly", "rank": 2}, "block_size 32 must be between 1 and 8, the smaller width"),
         ({"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 6}, "butterfly_size 6 must be a power of"),
+        ({"kind": "pixelfly", "rank": -1, "block_size": 4, "butterfly_size": 4}, "rank -1 must be between 0 and 8"),
         ({"kind": "pixelfly", "rank": 2, "block_size": 3, "butterfly_size": 4}, "divide the padded widths: 9 it does"),
         (
             {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 4, "n_factors": 3},
-            "n_factors 3 must be between 1 and 2",
+            "n_factors 3 must be between 0 and 2",
+        ),
+        (
+            {"kind": "pixelfly", "rank": 0, "block_size": 4, "butterfly_size": 2, "n_factors": 1},
+            "gating true: rank 0 leaves nothing to mix",
+        ),
+        (
+            {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 2, "n_factors": 1, "global_size": 9},
+            "global_size 9 must be between 0 and 8, the smaller width",
         ),
         (
             {"kind": "pixelfly", "rank": 2, "block_size": 1, "butterfly_size": 2, "n_factors": 1, "in_features": 2**21},

@@ -133,6 +133,25 @@ def test_the_serving_form_computes_the_same(tiny_vit: dict[str, Any], kind: str,
     assert (half.float() - want).norm() / want.norm() < 5e-2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": 0, "gating": False},
+        {"rank": 0, "gating": False, "n_factors": 0, "global_size": 5},
+        {"rank": 3, "n_factors": 0, "global_size": 5},
+    ],
+)
+def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any], options: dict[str, Any]) -> None:
+    model = tiny(tiny_vit, "pixelfly", **options)
+    want = model(images())
+    served = prepare_for_inference(copy.deepcopy(model))
+    torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
+    if not options["rank"]:
+        for name in structure_of(model):
+            model.set_submodule(name, densify_layer(model.get_submodule(name)))
+        torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
+
+
 def test_monarch_layers_of_one_block_are_served_as_low_rank(tiny_vit: dict[str, Any]) -> None:
     model = tiny(tiny_vit, "monarch", nblocks=1, rank=5)
     want = model(images())
@@ -231,7 +250,11 @@ def fly_layer(shared: Path) -> tuple[nn.Module, dict[str, Tensor]]:
 def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
     model, state = fly_layer(shared)
     (layer,) = structures_in("x", model, state).values()
-    assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4, "n_factors": 2, "gating": True}
+    assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4} | {
+        "n_factors": 2,
+        "gating": True,
+        "global_size": 0,
+    }
     del state["fc1.gate.weight"], state["fc1.gate.bias"]
     assert not structures_in("x", model, state)["fc1"].gating
 

@@ -96,6 +96,16 @@ def test_pixelfly_turns_never_raise_the_error(inputs: Inputs, monkeypatch: pytes
     assert errors[-1] < 0.9 * errors[0]
 
 
+def test_without_a_low_rank_part_the_blocks_are_the_regression(inputs: Inputs) -> None:
+    shape = structure("pixelfly", 16, 16, rank=0, gating=False)
+    fit = fit_layer(FitRequest(matrix(16, 16), shape, inputs(16)), ridge=1e-12)
+    root = torch.linalg.cholesky(inputs(16).covariance)
+    want = torch.linalg.lstsq(root[:8].T, (matrix(16, 16)[:8] @ root).T).solution.T  # rows of blocks 0, 1 read 0, 1
+    torch.testing.assert_close(fit.weight[:8, :8], want, rtol=1e-6, atol=1e-8)
+    assert not fit.weight[:8, 8:].any()
+    assert set(fit.state) == {"sparse.weight"}
+
+
 def test_pixelfly_has_its_blocks_and_rank_alone(inputs: Inputs) -> None:
     """Off the kept blocks the weight is of the low-rank part's rank."""
     shape = structure("pixelfly", 16, 16, rank=2)

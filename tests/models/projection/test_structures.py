@@ -19,6 +19,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "pixelfly": [
         {"rank": 3, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
         {"rank": 3, "block_size": 8, "butterfly_size": 8, "gating": False},
+        {"rank": 0, "block_size": 4, "butterfly_size": 4, "gating": False, "global_size": 6},
     ],
 }
 CASES = [(kind, options) for kind in KINDS for options in OPTIONS[kind]]
