@@ -30,7 +30,7 @@ KIND_NAMES = {"monarch": "Monarch", "lowrank": "low-rank", "blockdiag": "block-d
 _CELL = r"(?:layers\.\d+\.NC|blocks)\.\d+\."
 ROLES = {
     "mlp": re.compile(_CELL + r"mlp\.fc[12]"),
-    "qkv": re.compile(_CELL + r"attn\.qkv"),
+    "qkv": re.compile(_CELL + r"attn\.(qkv|[qkv]_proj)"),
     "proj": re.compile(_CELL + r"attn\.proj"),
 }
 """Layers by their part in a block: ViTAE's normal cells (not its reduction cells), ViT's blocks."""

@@ -95,12 +95,37 @@ def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
         ("vitae_basic_tiny", {"depths": [0, 0, 257]}, "depths 257 must be between 0 and 256"),
         ("vitae_basic", {}, "needs the arguments embed_dims, token_dims, depths"),
         ("vitae_basic_tiny", {"num_classes": -1}, "num_classes -1 must be between 0"),
+        (
+            "mixer_s16_224",
+            {"separate_qkv": True},
+            "separate_qkv true: this architecture has no attention with a qkv layer",
+        ),
+        ("mixer_s16_224", {"num_heads": 4}, "mixer_s16_224 does not take the arguments num_heads so: "),
+        ("deit_tiny_patch16_224", {"num_blocks": 4}, "does not take the arguments num_blocks so: "),
+        ("deit_tiny_patch16_224", {"norm_eps": "x"}, "norm_eps 'x' must be a number"),
     ],
 )
 def test_bad_arguments_are_refused(arch: str, args: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
         create_model(arch, **args)
     assert message in str(caught.value)
+
+
+def test_separate_attention_computes_what_the_packed_one_does(tiny_vit: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    packed = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    separate = create_model("deit_tiny_patch16_224", num_classes=3, separate_qkv=True, norm_eps=1e-6, **tiny_vit)
+    state = {}
+    for key, tensor in packed.state_dict().items():
+        parts = zip("qkv", tensor.chunk(3), strict=True) if ".attn.qkv." in key else ()
+        state |= {key.replace("qkv", f"{name}_proj"): part for name, part in parts} or {key: tensor}
+    separate.load_state_dict(state, strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(separate(x), packed(x), rtol=1e-5, atol=1e-6)
+        other = create_model("deit_tiny_patch16_224", num_classes=3, norm_eps=1e-2, **tiny_vit)
+        other.load_state_dict(packed.state_dict())
+        assert not torch.allclose(other(x), packed(x), rtol=1e-3)
 
 
 def test_default_preprocess_is_the_published_one() -> None:
