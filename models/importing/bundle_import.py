@@ -2,9 +2,11 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ..bundle import save_bundle
 from ..config import BundleConfig
@@ -12,8 +14,11 @@ from ..errors import CheckpointError
 from ..labels import Label, default_labels
 from ..provenance import add_step
 from ..registry import default_preprocess
+from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
+from .diagnosis import classes_hint
 from .fitting import fit_checkpoint
+from .timm_weights import PREFIX, fetch_timm_weights
 
 
 @dataclass(frozen=True)
@@ -39,54 +44,82 @@ def import_checkpoint(
 ) -> ImportReport:
     """Read a checkpoint, fit it to an architecture, write the bundle `out`.
 
-    Monarch layers already in the checkpoint (`blkdiag1`, `blkdiag2`) become the bundle's structure.
+    Structured layers already in the checkpoint (`blkdiag1`, `blkdiag2`) become the bundle's structure.
 
     Args:
+        path: of a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes, the
+            only ones that are ever fetched.
         arch: a name of `list_models()`; None to recognise it from the keys.
         num_classes: taken from the classifier when None.
-        labels: one for each class; "class 17" and the like when None.
-        preprocess: how the model's images are prepared; as published for `arch` when None.
+        labels: one for each class; those of a config.json beside the weights, or "class 17" and the like, when None.
+        preprocess: members of a bundle's preprocess; what is not given is as in a config.json beside the weights, or as
+            published for `arch`.
         arch_args: further arguments of the architecture.
 
     Raises:
-        CheckpointError: a file that cannot be read, or does not fit; `details` says more.
+        CheckpointError: what cannot be had or read, or does not fit; `details` says more.
         BundleError: the bundle cannot be written.
         ValueError: an unknown architecture or bad arguments.
     """
     start = time.perf_counter()
-    state, info = read_checkpoint(path)
-    fitted = fit_checkpoint(str(path), state, arch, num_classes, dict(arch_args or {}))
+    state, info, arch = _read(str(path), arch)
+    card = _card_of(info, arch)
+    fitted = fit_checkpoint(
+        str(path), state, arch or card.arch or None, num_classes, {**card.arch_args, **dict(arch_args or {})}
+    )
     classes = fitted.arch_args["num_classes"]
     if labels is not None and len(labels) != classes:
-        raise CheckpointError(f"{path}: {len(labels)} labels given, the checkpoint has {classes} classes")
-    notes = [*_notes(info), *fitted.notes]
-    source = {
-        "file": info.file,
-        "sha256": info.sha256,
-        "container": info.container,
-        "weights_from": info.wrapper,
-        "stripped": list(info.stripped),
-        "facts": dict(info.facts),
-        "notes": notes,
-    }
-    arguments = {"arch": arch, "num_classes": num_classes, "arch_args": dict(arch_args or {})}
+        hint = classes_hint(classes)
+        raise CheckpointError(f"{path}: {len(labels)} labels given, the checkpoint has {classes} classes{hint}")
+    if labels is None and card.labels is not None and len(card.labels) == classes:
+        labels = card.labels
+    notes = [*info.notes, *card.notes, *fitted.notes]
+    own_args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
+    prepared = default_preprocess(fitted.arch, **own_args) | dict(fitted.preprocess) | dict(card.preprocess)
+    if "img_size" in own_args:
+        prepared["size"] = own_args["img_size"]
     seconds = time.perf_counter() - start
     config = BundleConfig(
         arch=fitted.arch,
         arch_args=fitted.arch_args,
         structure=fitted.structure,
-        preprocess=dict(preprocess or default_preprocess(fitted.arch, **dict(arch_args or {}))),
-        provenance=add_step({"source": source}, "import", arguments, seconds),
+        preprocess=prepared | dict(preprocess or {}),
+        provenance=add_step(
+            {"source": _source(info, notes)},
+            "import",
+            {"arch": arch, "num_classes": num_classes, "arch_args": dict(arch_args or {})},
+            seconds,
+        ),
         labels=tuple(default_labels(classes) if labels is None else labels),
     )
     saved = save_bundle(out, fitted.model, config, overwrite=overwrite)
     return ImportReport(saved, info, tuple(notes), time.perf_counter() - start)
 
 
-def _notes(info: CheckpointInfo) -> list[str]:
-    notes = []
-    if info.wrapper == "state_dict_ema":
-        notes.append("took the averaged weights (state_dict_ema), which published scores are measured with")
-    if info.stripped:
-        notes.append(f"took the prefix {' and '.join(info.stripped)} off the keys")
-    return notes
+def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInfo, str | None]:
+    """The weights at a path or of a timm name, which is the architecture where no other is named."""
+    if not path.startswith(PREFIX):
+        return *read_checkpoint(path), arch
+    name = path.removeprefix(PREFIX)
+    default_preprocess(name)  # an unknown name is refused before anything is fetched
+    state, info = read_checkpoint(fetch_timm_weights(name))
+    return state, replace(info, file=path), arch or name
+
+
+def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
+    """What a config.json says; nothing where there is none, or where the architecture is named to be another."""
+    card = info.card
+    same = card is not None and (arch is None or arch.partition(".")[0] == card.arch.partition(".")[0])
+    return card if card is not None and same else ModelCard("")
+
+
+def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:
+    return {
+        "file": info.file,
+        "sha256": info.sha256,
+        "container": info.container,
+        "weights_from": info.wrapper,
+        "stripped": list(info.stripped),
+        "facts": dict(info.facts),
+        "notes": list(notes),
+    }

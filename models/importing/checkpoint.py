@@ -8,21 +8,30 @@ from typing import Any
 
 from torch import Tensor
 
-from ..errors import CheckpointError
+from ..errors import CheckpointError, quoted
+from ..json_document import canonical_json
 from ..tensorfile import read_tensors
+from .card import ModelCard, read_card
+from .shadow import averaged, shadow_of
+from .source import Source, find_source
 from .unpickling import first_sentence, unpickle
-from .wrappers import facts_of, strip_prefixes, unwrap
+from .wrappers import AVERAGED, facts_of, models_own, strip_prefixes, tensors_of, unwrap
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint file is.
+    """What a checkpoint is.
 
     Args:
-        container: `torch zip`, `torch legacy` or `safetensors`.
+        file: its name: of a file or a folder.
+        sha256: of the file; of several, that of {name: sha256} as canonical JSON.
+        size_bytes: of all files.
+        container: `torch zip`, `torch legacy` or `safetensors`, behind what several files are together.
         wrapper: the member the weights were taken from; empty when they are the file's own.
         stripped: prefixes taken off the keys.
         facts: plain numbers and texts stored beside the weights, such as epoch.
+        notes: what was done to find the weights, in sentences.
+        card: what a config.json beside the weights says of the model.
     """
 
     file: str
@@ -32,48 +41,114 @@ class CheckpointInfo:
     wrapper: str
     stripped: tuple[str, ...]
     facts: Mapping[str, Any]
+    notes: tuple[str, ...] = ()
+    card: ModelCard | None = None
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo]:
-    """Read the weights of a .pth, .pth.tar, .pt, .ckpt, .bin or .safetensors file, by content, on the CPU.
+    """Read the weights of a checkpoint on the CPU.
 
-    Pickles are read with torch's weights-only unpickler, which builds tensors, plain data, argparse.Namespace
-    (timm stores one) and nothing else.
+    A file is told by its content: torch (.pth, .pth.tar, .pt, .ckpt, .bin) or safetensors. A folder is Hugging Face's
+    (config.json, model.safetensors or pytorch_model.bin, whole or in shards with an index) or DeepSpeed's. Pickles are
+    read with torch's weights-only unpickler, which builds tensors, plain data, argparse.Namespace and nothing else.
 
     Raises:
-        CheckpointError: no such file, not a checkpoint, damaged, or holding anything but data, or no tensors.
+        CheckpointError: nothing there, not a checkpoint, damaged, or holding anything but data, or no tensors.
     """
     path = Path(path)
+    source = find_source(path)
+    files = [_read_file(file) for file in source.files]
+    document = files[0].document if source.shards is None else _joined(path, source, files)
+    weights, wrapper = unwrap(path, document)
+    state, notes = _models_weights(path, document, tensors_of(weights), wrapper)
+    state, stripped = strip_prefixes(path, state)
+    if wrapper in AVERAGED:
+        notes.append(f"took the averaged weights ({wrapper}), which published scores are measured with")
+    if stripped:
+        notes.append(f"took the prefix {' and '.join(stripped)} off the keys")
+    info = CheckpointInfo(
+        path.name or str(path),
+        _digest(source, files),
+        sum(file.stat().st_size for file in source.files),
+        f"{source.layout}, {files[0].container}" if source.layout else files[0].container,
+        wrapper,
+        stripped,
+        {} if weights is document else facts_of(document),
+        tuple(notes),
+        None if source.card is None else read_card(source.card),
+    )
+    return state, info
+
+
+@dataclass(frozen=True)
+class _File:
+    document: Any
+    container: str
+    sha256: str
+
+
+def _read_file(path: Path) -> _File:
     container = _container(path)
     try:
         if container == "safetensors":
             file = read_tensors(path)
-            document: Any = file.tensors
-            sha256 = file.sha256
-        else:
-            document = unpickle(path, mapped=container == "torch zip")
-            with open(path, "rb") as stream:
-                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+            return _File(file.tensors, container, file.sha256)
+        document = unpickle(path)
+        with open(path, "rb") as stream:
+            return _File(document, container, hashlib.file_digest(stream, "sha256").hexdigest())
     except CheckpointError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: more bytes than there is memory
         raise CheckpointError(f"{path}: {first_sentence(error)}") from error
-    weights, wrapper = unwrap(path, document)
-    state, stripped = strip_prefixes(path, weights)
-    facts = {} if weights is document else facts_of(document)
-    info = CheckpointInfo(path.name, sha256, path.stat().st_size, container, wrapper, stripped, facts)
-    return state, info
+
+
+def _models_weights(
+    path: Path, document: Mapping[Any, Any], state: dict[str, Tensor], wrapper: str
+) -> tuple[dict[str, Tensor], list[str]]:
+    """Of what a trainer saved, the model's weights, averaged where they are; and what to say of it."""
+    notes = []
+    shadow = None if wrapper in AVERAGED else shadow_of(document)
+    if shadow is not None:
+        callback, tensors = shadow
+        state = averaged(path, state, tensors)
+        notes.append(
+            f"took the averaged weights of the callback {callback}: {len(tensors)} tensors without names, by order"
+        )
+    if shadow is not None or "pytorch-lightning_version" in document or wrapper == "module":
+        state, others = models_own(state)
+        if others:
+            notes.append(f"left out {len(others)} tensors beside the model, such as {quoted(others[0])}")
+    return state, notes
+
+
+def _joined(path: Path, source: Source, files: list[_File]) -> dict[str, Tensor]:
+    """The tensors of all shards, which must be those of the index."""
+    assert source.shards is not None
+    joined: dict[str, Tensor] = {}
+    for file, read in zip(source.files, files, strict=True):
+        document = read.document if isinstance(read.document, Mapping) else {}
+        named = [key for key, name in source.shards.items() if name == file.name]
+        missing = next((key for key in named if not isinstance(document.get(key), Tensor)), None)
+        if missing is not None:
+            raise CheckpointError(f"{path}: {file.name} does not hold {quoted(missing)}, which the index says it does")
+        joined |= {key: document[key] for key in named}
+    return joined
+
+
+def _digest(source: Source, files: list[_File]) -> str:
+    if len(files) == 1:
+        return files[0].sha256
+    digests = {path.name: file.sha256 for path, file in zip(source.files, files, strict=True)}
+    return hashlib.sha256(canonical_json(digests)).hexdigest()
 
 
 def _container(path: Path) -> str:
     try:
         with open(path, "rb") as file:
-            head = file.read(9)
+            head = file.read(265)
     except FileNotFoundError:
-        hint = "" if path.suffix else "; milkweed fetches nothing: give a file, not the name of a model"
+        hint = "" if path.suffix else f"; the weights that timm publishes are fetched as timm:{path.name}"
         raise CheckpointError(f"checkpoint {path}: no such file{hint}") from None
-    except IsADirectoryError:
-        raise CheckpointError(f"checkpoint {path}: is a folder, a checkpoint is one file") from None
     except OSError as error:
         raise CheckpointError(f"checkpoint {path}: {error.strerror}") from None
     if head.startswith(b"PK\x03\x04"):
@@ -82,4 +157,6 @@ def _container(path: Path) -> str:
         return "safetensors"
     if head.startswith(b"\x80"):
         return "torch legacy"
+    if head[257:262] == b"ustar":
+        raise CheckpointError(f"{path}: a tar archive: unpack it first (what is called .pth.tar is none)")
     raise CheckpointError(f"{path}: not a checkpoint: neither a torch file nor safetensors (begins with {head[:8]!r})")

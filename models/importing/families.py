@@ -1,16 +1,18 @@
-"""Recognises whose checkpoint a state dict is, by keys and a few shapes, so that misfits can be explained."""
+"""Recognises whose checkpoint a state dict is, by keys and a few shapes: to build it right, and to explain misfits."""
 
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
+from ..registry import IMAGENET_PREPROCESS, list_models
 from ..timm_door import has_timm_model
 from ..vitae import VITAE_VARIANTS
 
-# Families that are recognised but not built here yet: (width of the last stage, depths) and (width, depth).
+# By (width of the last stage, depths) and (width, depth).
 _VITAE_V2 = {
     (512, (2, 2, 8, 2)): "vitaev2_s",
     (768, (2, 2, 11, 2)): "vitaev2_48m",
@@ -26,38 +28,45 @@ _VIT = {
     (1024, 24): "large",
 } | {(1280, 32): "huge"}
 
+_OLD_SMALL = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "norm_eps": 1e-5}
+"""What vit_small_patch16_224 was in timm until 2021, and is in HazyResearch/fly: neither heads nor eps show in keys."""
+
+_FLYS = re.compile(r"\.(blkdiag[12]|lr_weight[12]|sparse\.weight|w[12]_bfly|[qkv]_proj\.\w+|pe)$")
+"""Keys that fly's layers have. Its models see images as ImageNet's mean and deviation say, whatever their name."""
+
 
 @dataclass(frozen=True)
 class Family:
     """What a state dict looks like.
 
     Args:
-        name: of the family: vitae, vitaev2, t2t_vit, mixer, vit, deit, vitdet, fly, unknown.
+        name: of the family: vitae, vitaev2, t2t_vit, mixer, vit, deit, vitdet, unknown.
         looks_like: the nearest model in words, for a message.
         candidates: architectures milkweed builds whose tensors these could be; more than one where only the
             preprocessing tells them apart.
+        arch_args: arguments that the candidates need to be this model.
+        preprocess: what is known of its images beside what is published for the candidates.
     """
 
     name: str
     looks_like: str
     candidates: tuple[str, ...] = ()
+    arch_args: Mapping[str, Any] = field(default_factory=dict)
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+
+    def fits(self, arch: str) -> bool:
+        """Whether an architecture, with the tag of its weights or without, is one of the candidates."""
+        return arch.partition(".")[0] in self.candidates
 
 
 def detect_family(state: Mapping[str, Tensor]) -> Family:
-    """Recognise a state dict, unwrapped and without prefixes."""
-    for detect in (_fly, _vitae, _t2t, _mixer, _vitdet, _vit):
+    """Recognise a state dict, unwrapped, without prefixes, under its family's original keys."""
+    for detect in (_vitae, _t2t, _mixer, _vitdet, _vit):
         family = detect(state)
         if family is not None:
             return family
     first = next(iter(state), "nothing")
     return Family("unknown", f"no family milkweed knows (its first key is {first!r})")
-
-
-def _fly(state: Mapping[str, Tensor]) -> Family | None:
-    """HazyResearch/fly: separate q, k, v where attention is structured, a position module, sparse parts."""
-    signs = ("attn.q_proj.", "pos_embed.pe", ".low_rank.lr_weight", ".w1_bfly", ".sparse.")
-    sign = next((key for key in state if any(part in key for part in signs)), None)
-    return Family("fly", f"a model of HazyResearch/fly (it has {sign!r})") if sign else None
 
 
 def _vitae(state: Mapping[str, Tensor]) -> Family | None:
@@ -66,7 +75,8 @@ def _vitae(state: Mapping[str, Tensor]) -> Family | None:
         return None
     width = _width(state, "head.weight") or 0
     if len(depths) == 4:
-        return Family("vitaev2", _VITAE_V2.get((width, depths), f"a ViTAEv2 of depths {depths}, width {width}"))
+        name = _VITAE_V2.get((width, depths))
+        return Family("vitaev2", name or f"a ViTAEv2 of depths {depths}, width {width}", _built(name))
     found = tuple(
         name
         for name, args in VITAE_VARIANTS.items()
@@ -77,21 +87,24 @@ def _vitae(state: Mapping[str, Tensor]) -> Family | None:
 
 
 def _t2t(state: Mapping[str, Tensor]) -> Family | None:
-    prefix = next((key.split(".")[0] for key in state if re.match(r"(tokens_to_token|patch_embed)\.att", key)), None)
-    if prefix is None:
+    if not any(key.startswith("tokens_to_token.attention1.") for key in state):
         return None
-    size = _T2T.get((_width(state, "blocks.0.attn.proj.weight") or 0, _depth(state)), f"of depth {_depth(state)}")
-    kind = "t_" if f"{prefix}.attention1.attn.qkv.weight" in state else ""
-    return Family("t2t_vit", f"t2t_vit_{kind}{size}")
+    size = _T2T.get((_width(state, "blocks.0.attn.proj.weight") or 0, _depth(state)))
+    kind = "t_" if "tokens_to_token.attention1.attn.qkv.weight" in state else ""
+    name = f"t2t_vit_{kind}{size}" if size else None
+    return Family("t2t_vit", name or f"a T2T-ViT of depth {_depth(state)}", _built(name))
 
 
 def _mixer(state: Mapping[str, Tensor]) -> Family | None:
-    tokens = state.get("blocks.0.mlp_tokens.fc1.weight")
-    width, patch = _width(state, "blocks.0.norm1.weight"), _patch(state, "stem.proj.weight")
-    if tokens is None and not any(".mlp_tokens." in key for key in state):
+    if not any(".mlp_tokens." in key for key in state):
         return None
+    width, patch = _width(state, "blocks.0.norm1.weight"), _patch(state, "stem.proj.weight")
     size = _MIXER.get((width or 0, _depth(state)))
-    return Family("mixer", f"{size}{patch}_224" if size else f"an MLP-Mixer of depth {_depth(state)}")
+    name = f"{size}{patch}_224" if size else None
+    preprocess = {**IMAGENET_PREPROCESS, "crop_pct": 0.875} if _is_flys(state) else {}
+    return Family(
+        "mixer", name or f"an MLP-Mixer of depth {_depth(state)}", _built(name), preprocess=preprocess if name else {}
+    )
 
 
 def _vitdet(state: Mapping[str, Tensor]) -> Family | None:
@@ -106,17 +119,29 @@ def _vit(state: Mapping[str, Tensor]) -> Family | None:
         return None
     width, depth = _width(state, "blocks.0.norm1.weight") or 0, _depth(state)
     patch, image = _patch(state, "patch_embed.proj.weight"), _image_size(state)
-    size = _VIT.get((width, depth))
     prefixes = _vit_prefixes(state)
     name = "vit" if "vit" in prefixes else "deit"
+    args = _attention_args(state)
     if (width, depth) == (768, 8):
-        return Family("vit", "the older vit_small_patch16_224 (768 wide, 8 deep), which timm changed in 2021")
+        own = f"vit_small_patch{patch}_{image}"
+        looks_like = f"{own} as it was in timm until 2021 and is in HazyResearch/fly: 768 wide, 8 deep"
+        return Family("vit", looks_like, _built_by_timm(own), {**_OLD_SMALL, **args}, IMAGENET_PREPROCESS)
+    size = _VIT.get((width, depth))
     if size is None:
         return Family(name, f"a ViT of width {width}, depth {depth}, patch {patch}, image {image}")
     distilled = "_distilled" if "dist_token" in state else ""
     names = [f"{prefix}_{size}{distilled}_patch{patch}_{image}" for prefix in prefixes]
-    found = tuple(arch for arch in names if has_timm_model(arch))
-    return Family(name, " or ".join(found or names), found)
+    found = _built_by_timm(*names)
+    if _is_flys(state):
+        return Family(name, names[0], found, args, {**IMAGENET_PREPROCESS, "size": image})
+    return Family(name, " or ".join(found or names), found, args)
+
+
+def _attention_args(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Arguments that the keys of the attention layers show."""
+    separate = any(".attn.q_proj." in key for key in state)
+    biased = any(key.endswith((".attn.qkv.bias", ".attn.q_proj.bias")) for key in state)
+    return {**({"separate_qkv": True} if separate else {}), **({} if biased else {"qkv_bias": False})}
 
 
 def _vit_prefixes(state: Mapping[str, Tensor]) -> tuple[str, ...]:
@@ -125,6 +150,21 @@ def _vit_prefixes(state: Mapping[str, Tensor]) -> tuple[str, ...]:
     if "blocks.0.ls1.gamma" in state:
         return ("deit3",)
     return ("vit", "deit")
+
+
+def _is_flys(state: Mapping[str, Tensor]) -> bool:
+    """Whether it has structured layers: those of block-diagonal ones show in their shape alone."""
+    blocks = (key for key, tensor in state.items() if ".mlp" in key and key.endswith(".weight") and tensor.dim() == 3)
+    return any(_FLYS.search(key) for key in state) or next(blocks, None) is not None
+
+
+def _built(name: str | None) -> tuple[str, ...]:
+    """The name, where milkweed builds it."""
+    return (name,) if name is not None and name in list_models() else ()
+
+
+def _built_by_timm(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in names if has_timm_model(name))
 
 
 def _image_size(state: Mapping[str, Tensor]) -> int:

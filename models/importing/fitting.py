@@ -1,32 +1,38 @@
 """Fits a checkpoint to an architecture: structure and classes are the file's, misfits are explained."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError, quoted
+from ..errors import CheckpointError
 from ..registry import create_model
 from ..structure import LayerStructure, replace_linears
 from ..weightless import weightless
+from .diagnosis import HEADS, Misfit, classes_hint
 from .families import Family, detect_family
-from .structure_keys import LAYOUT, structure_notes, structures_in
-
-HEAD = "head"
-_SHOWN = 3
+from .foreign_layers import LAYOUT, native_layers
+from .original_keys import original_keys
+from .structure_keys import structure_notes, structures_in
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A model that holds a checkpoint's weights, and what it was built with."""
+    """A model that holds a checkpoint's weights, and what it was built with.
+
+    Args:
+        preprocess: what is known of its images beside what is published for `arch`.
+        notes: what was done to make it fit, in sentences.
+    """
 
     model: nn.Module
     arch: str
     arch_args: dict[str, Any]
     structure: dict[str, LayerStructure]
-    notes: tuple[str, ...]
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def fit_checkpoint(
@@ -47,27 +53,33 @@ def fit_checkpoint(
         CheckpointError: keys or shapes that do not fit; `details` says more.
         ValueError: an unknown architecture or bad arguments.
     """
+    state, notes = original_keys(state)
     family = detect_family(state)
     arch = arch or _only_candidate(source, family)
-    found = _classes(state)
-    if num_classes is not None and found is not None and found != num_classes:
-        raise CheckpointError(f"{source}: the classifier has {found} classes, num_classes is {num_classes}")
-    classes = found or num_classes or 1000
+    arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
+    classes = _classes(source, state, num_classes)
     with weightless():
         model = create_model(arch, num_classes=classes, **arch_args)
+    state, converted = native_layers(source, model, state)
     structure = structures_in(source, model, state)
     with weightless():
         replace_linears(model, structure)
     own_keys = state.keys()
-    state, notes = _tolerate(model, state)
-    _check_fit(source, arch, family, model, state, own_keys)
-    model.load_state_dict(_as_expected(source, model, state, notes), strict=True, assign=True)
-    notes += structure_notes(structure)
-    return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, structure, tuple(notes))
+    state, tolerated = _tolerate(model, state)
+    misfit = Misfit.of(model.state_dict(), state, own_keys)
+    if misfit is not None:
+        raise misfit.error(source, arch, family)
+    state, dtypes = _as_expected(source, model, state)
+    model.load_state_dict(state, strict=True, assign=True)
+    preprocess = family.preprocess if arch in family.candidates else {}
+    if preprocess:
+        notes.append("images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet")
+    notes += [*converted, *tolerated, *dtypes, *structure_notes(structure)]
+    return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, structure, preprocess, tuple(notes))
 
 
 def _only_candidate(source: str, family: Family) -> str:
-    if len(family.candidates) == 1:
+    if len(family.candidates) == 1 or (family.candidates and family.preprocess):
         return family.candidates[0]
     if family.candidates:
         raise CheckpointError(
@@ -77,11 +89,15 @@ def _only_candidate(source: str, family: Family) -> str:
     raise CheckpointError(f"{source}: architecture not recognised: it looks like {family.looks_like}; name one")
 
 
-def _classes(state: Mapping[str, Tensor]) -> int | None:
-    for key in (f"{HEAD}.bias", f"{HEAD}.weight"):
-        if key in state and state[key].dim():
-            return int(state[key].shape[0])
-    return None
+def _classes(source: str, state: Mapping[str, Tensor], wanted: int | None) -> int:
+    """Classes of the checkpoint's classifier; without one, those asked for."""
+    tensors = (state.get(f"{head}.{part}") for head in HEADS for part in ("bias", "weight"))
+    found = next((int(tensor.shape[0]) for tensor in tensors if tensor is not None and tensor.dim()), None)
+    if wanted is not None and found is not None and found != wanted:
+        raise CheckpointError(
+            f"{source}: the classifier has {found} classes, num_classes is {wanted}{classes_hint(found)}"
+        )
+    return found or wanted or 1000
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
@@ -91,67 +107,23 @@ def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, 
     ignored = [key for key in state if key not in expected and key.endswith(_WEIGHTLESS)]
     for key in ignored:
         del result[key]
-    filled = [key for key in expected if key not in state and key.endswith("num_batches_tracked")]
+    filled = [key for key in expected if key not in state and key.endswith(_FILLED)]
     for key in filled:
-        result[key] = torch.zeros((), dtype=torch.int64)
+        result[key] = torch.zeros(expected[key].shape, dtype=expected[key].dtype, device="cpu")
     if ignored:
         notes.append(f"left out {len(ignored)} integer buffers without weights, such as {ignored[0]}")
     if filled:
-        notes.append(f"filled in {len(filled)} batch counters that the checkpoint has not")
+        notes.append(f"filled in {len(filled)} integer buffers that the checkpoint has not")
     return result, notes
 
 
-_WEIGHTLESS = ("num_batches_tracked", "relative_position_index", LAYOUT)
+_FILLED = ("num_batches_tracked", "relative_position_index")
+"""Batch counters, and ViTAEv2's indices of relative positions, which it does not use."""
+
+_WEIGHTLESS = (*_FILLED, "n_averaged", LAYOUT)
 
 
-def _check_fit(
-    source: str, arch: str, family: Family, model: nn.Module, state: Mapping[str, Tensor], own_keys: Collection[str]
-) -> None:
-    expected = model.state_dict()
-    missing = [key for key in expected if key not in state]
-    unexpected = [key for key in state if key not in expected]
-    wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
-    if not (missing or unexpected or wrong):
-        return
-    common = sum(key in own_keys for key in expected)  # what was filled in is not the file's
-    problems = [f"first missing {missing[0]}"] if missing else []
-    problems += [f"first unexpected {quoted(unexpected[0])}"] if unexpected else []
-    problems += [f"first of another shape {_shapes(wrong[0], expected, state)}"] if wrong else []
-    raise CheckpointError(
-        f"{source}: {_verdict(arch, family)}; {len(expected)} keys expected, {len(own_keys)} found, "
-        f"{common} in common; {'; '.join(problems)}",
-        _details(arch, family, missing, unexpected, [_shapes(key, expected, state) for key in wrong]),
-    )
-
-
-def _verdict(arch: str, family: Family) -> str:
-    if arch in family.candidates:
-        return f"does not fit {arch}, though it looks like it"
-    return f"this looks like {family.looks_like}; you asked for {arch}"
-
-
-def _details(
-    arch: str, family: Family, missing: Sequence[str], unexpected: Sequence[str], wrong: Sequence[str]
-) -> tuple[str, ...]:
-    lines = []
-    for title, keys in (("missing", missing), ("unexpected", unexpected), ("other shape", wrong)):
-        if keys:
-            shown = ", ".join(key if len(key) < 120 else key[:117] + "..." for key in keys[:_SHOWN])
-            lines.append(f"{len(keys)} {title}: {shown}{', ...' if len(keys) > _SHOWN else ''}")
-    if family.candidates and arch not in family.candidates:
-        lines.append(f"try the architecture {' or '.join(family.candidates)}")
-    elif not family.candidates and family.name != "unknown":
-        lines.append(f"milkweed does not build {family.name} models of this kind yet")
-    if missing and all(key.startswith(f"{HEAD}.") for key in missing):
-        lines.append("the checkpoint has no classifier: it was trained without one, or saved without it")
-    return tuple(lines)
-
-
-def _shapes(key: str, expected: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> str:
-    return f"{key} {list(state[key].shape)}, not {list(expected[key].shape)}"
-
-
-def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
+def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
     """The weights in the dtypes of the architecture, and only finite ones."""
     result: dict[str, Tensor] = {}
     converted: dict[str, str] = {}
@@ -165,7 +137,5 @@ def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor], not
         if wanted.is_floating_point() and not torch.isfinite(result[key]).all():
             count = int((~torch.isfinite(result[key])).sum())
             raise CheckpointError(f"{source}: {key} holds {count} values that are NaN or infinite")
-    if converted:
-        kinds = ", ".join(sorted(set(converted.values())))
-        notes.append(f"converted {len(converted)} tensors from {kinds}")
-    return result
+    kinds = ", ".join(sorted(set(converted.values())))
+    return result, [f"converted {len(converted)} tensors from {kinds}"] if converted else []

@@ -2,6 +2,8 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -9,12 +11,11 @@ from torch import Tensor, nn
 from ..butterfly import ButterflyShape
 from ..errors import CheckpointError
 from ..structure import KIND_NAMES, LayerStructure
+from .foreign_layers import LAYOUT
+from .layer_parts import Parts, layer_parts
 
-LAYOUT = "sparse.layout"
-"""fly's buffer of a Pixelfly layer: which blocks it keeps. It is checked, and not kept: the structure says the same."""
-
-Parts = Mapping[str, Tensor]
-"""A layer's tensors by the rest of their keys."""
+_MAX_DIAGONAL = 64
+"""Blocks on the diagonal that are looked for: fly's have 4 to 16."""
 
 
 def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerStructure]:
@@ -25,18 +26,13 @@ def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) ->
     Args:
         source: name of the file, for messages.
         model: dense.
+        state: in milkweed's own form (`foreign_layers`).
 
     Raises:
         CheckpointError: tensors of a structured layer that are of no structure of these widths.
     """
-    parts: dict[str, dict[str, Tensor]] = {n: {} for n, m in model.named_modules() if isinstance(m, nn.Linear)}
-    for key, tensor in state.items():
-        pieces = key.split(".")
-        for cut in (len(pieces) - 1, len(pieces) - 2):  # a layer's own tensors, and those of its parts
-            if (name := ".".join(pieces[:cut])) in parts:
-                parts[name][".".join(pieces[cut:])] = tensor
     structure = {}
-    for name, found in parts.items():
+    for name, found in layer_parts(model, state).items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
         layer = _structure_of(f"{source}: {name}", linear, found)
@@ -58,10 +54,6 @@ def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerStructure
     kind = next((kind for kind, (keys, _) in _READERS.items() if keys <= parts.keys()), None)
     if kind is None or (kind == "blockdiag" and parts["weight"].dim() != 3):
         return None
-    if "layout" in parts:
-        raise CheckpointError(
-            f"{where}.layout: a block-sparse layer without a low-rank part is no structure of milkweed"
-        )
     keys, read = _READERS[kind]
     weights = {key: tensor for key, tensor in parts.items() if key not in ("bias", LAYOUT)}
     shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
@@ -90,22 +82,25 @@ def _blockdiag(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
 
 def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
     """The butterflies that keep the blocks of fly's layout, or as many where there is no layout and no other does."""
-    blocks, layout = parts["sparse.weight"], parts.get(LAYOUT)
-    if blocks.dim() != 3 or parts["low_rank.lr_weight1"].dim() != 2:
+    blocks, layout, thin = parts["sparse.weight"], parts.get(LAYOUT), parts.get("low_rank.lr_weight1")
+    if blocks.dim() != 3 or (thin is not None and thin.dim() != 2):
         return
-    options = {"rank": len(parts["low_rank.lr_weight1"]), "block_size": blocks.shape[2]}
-    found: list[tuple[ButterflyShape, Tensor]] = []
-    for shape in _butterflies(linear, blocks.shape[2]):
-        own = shape.layout()
-        fits = int(own.sum()) == len(blocks) if layout is None else _equal(own, layout)
-        if fits:
-            found.append((shape, own))
-            if layout is not None:
-                break
-    if not found or any(not torch.equal(own, found[0][1]) for _, own in found):
-        return
-    sizes = {"butterfly_size": found[0][0].butterfly_size, "n_factors": found[0][0].n_factors}
-    yield from _described(linear, "pixelfly", {**options, **sizes, "gating": "gate.weight" in parts})
+    if layout is None:
+        shape = _only(_butterflies(linear, blocks.shape[2]), len(blocks))
+    else:
+        shapes = (*_butterflies(linear, blocks.shape[2]), *_with_global(linear, blocks.shape[2], layout))
+        shape = next((shape for shape in shapes if _equal(shape.layout(), layout)), None)
+    if shape is not None:
+        sizes = {name: getattr(shape, name) for name in ("block_size", "butterfly_size", "n_factors", "global_size")}
+        rank = 0 if thin is None else len(thin)
+        yield from _described(linear, "pixelfly", {**sizes, "rank": rank, "gating": "gate.weight" in parts})
+
+
+def _only(shapes: Iterator[ButterflyShape], count: int) -> ButterflyShape | None:
+    """The first that keeps so many blocks, if all that do keep the same."""
+    found = [(shape, layout) for shape in shapes if int((layout := shape.layout()).sum()) == count]
+    alike = found and all(torch.equal(layout, found[0][1]) for _, layout in found)
+    return found[0][0] if alike else None
 
 
 def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]:
@@ -118,6 +113,20 @@ def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]
             except ValueError:
                 break
         butterfly_size *= 2
+
+
+def _with_global(linear: nn.Linear, block_size: int, layout: Tensor) -> Iterator[ButterflyShape]:
+    """Block-diagonal matrices, and both kinds with as many global rows and columns as the layout begins with."""
+    if layout.dim() != 2:
+        return
+    full = min(int((layout != 0).all(dim).int().cumprod(0).sum()) for dim in (0, 1))
+    for global_size in sorted({0, min(full * block_size, linear.in_features, linear.out_features)}):
+        for shape in _butterflies(linear, block_size):
+            yield replace(shape, global_size=global_size)
+        for nblocks in range(2, min(max(layout.shape), _MAX_DIAGONAL) + 1):
+            with suppress(ValueError):
+                sizes = (block_size, nblocks, 0, global_size)
+                yield ButterflyShape.of(linear.in_features, linear.out_features, *sizes)
 
 
 def _equal(own: Tensor, layout: Tensor) -> bool:
@@ -136,7 +145,7 @@ def _described(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> 
 _READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterator[LayerStructure]]]] = {
     "monarch": (frozenset({"blkdiag1", "blkdiag2"}), _monarch),
     "lowrank": (frozenset({"lr_weight1", "lr_weight2"}), _lowrank),
-    "pixelfly": (frozenset({"sparse.weight", "low_rank.lr_weight1", "low_rank.lr_weight2"}), _pixelfly),
+    "pixelfly": (frozenset({"sparse.weight"}), _pixelfly),
     "blockdiag": (frozenset({"weight"}), _blockdiag),
 }
 """For each kind the keys that show it, and what describes it from their shapes."""

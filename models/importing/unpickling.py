@@ -4,6 +4,7 @@ import argparse
 import pickle
 import re
 import warnings
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -12,18 +13,77 @@ import torch
 from ..errors import CheckpointError
 
 
-def unpickle(path: Path, *, mapped: bool) -> Any:
+class _StandIn:
+    """Takes the place of an object that trainers store beside the weights: it keeps nothing of it and does nothing."""
+
+    def __new__(cls, *args: object) -> "_StandIn":
+        return super().__new__(cls)
+
+    def __setstate__(self, state: object) -> None:
+        """Forget it."""
+
+
+def _without_factory(*args: object) -> dict[Any, Any]:
+    """A plain dict for a defaultdict."""
+    return {}
+
+
+_IDLE = {
+    "omegaconf.base": ("ContainerMetadata", "Metadata"),
+    "omegaconf.dictconfig": ("DictConfig",),
+    "omegaconf.listconfig": ("ListConfig",),
+    "omegaconf.nodes": (
+        "AnyNode",
+        "BooleanNode",
+        "BytesNode",
+        "EnumNode",
+        "FloatNode",
+        "IntegerNode",
+        "InterpolationResultNode",
+        "PathNode",
+        "StringNode",
+    ),
+    "pytorch_lightning.callbacks.early_stopping": ("EarlyStopping",),
+    "pytorch_lightning.callbacks.model_checkpoint": ("ModelCheckpoint",),
+    "pathlib": ("Path", "PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"),
+    "numpy": ("dtype",),
+    "numpy.core.multiarray": ("scalar",),
+    "numpy._core.multiarray": ("scalar",),
+    "typing": ("Any",),
+    "builtins": ("bool", "dict", "float", "int", "list", "str", "tuple"),
+}
+"""Names that may stand in a pickle beside weights, by module: hyper-parameters of Lightning, paths, scalars."""
+
+_DICTS = (
+    "lightning.fabric.utilities.data.AttributeDict",
+    "lightning_fabric.utilities.data.AttributeDict",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
+)
+"""Kinds of dict: plain ones take their place."""
+
+# Each name has a class of its own: classes are keys in some files, and two must not become one.
+_ALLOWED: list[Any] = [
+    argparse.Namespace,
+    *((type(name, (_StandIn,), {}), f"{module}.{name}") for module, names in _IDLE.items() for name in names),
+    *((dict, name) for name in _DICTS),
+    (_without_factory, "collections.defaultdict"),
+]
+
+
+def unpickle(path: Path) -> Any:
     """What a torch file holds: tensors on the CPU, plain data, argparse.Namespace (timm stores one).
 
-    Args:
-        mapped: map the tensors' bytes instead of reading them; only zip files can be.
+    Nothing a file names is imported: `_IDLE` and `_DICTS` are built as stand-ins, every other name is refused.
 
     Raises:
-        CheckpointError: damaged, or holding anything else.
+        CheckpointError: damaged, a program, or holding anything else.
     """
+    mapped = zipfile.is_zipfile(path)
+    if mapped:
+        _check_archive(path)
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]), warnings.catch_warnings():
-            # About pickle protocols and TorchScript archives: what cannot be read is an error here anyway.
+        with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
+            # About pickle protocols: what cannot be read is an error here anyway.
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -44,7 +104,24 @@ def unpickle(path: Path, *, mapped: bool) -> Any:
 
 def first_sentence(error: object) -> str:
     """The beginning of an error's message, on one line."""
-    return " ".join(str(error).split())[:160] or type(error).__name__
+    return " ".join(str(error).split()).split(". ")[0][:160] or type(error).__name__
+
+
+def _check_archive(path: Path) -> None:
+    """Say what a zip file is where it holds something else than torch.save writes."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            names = [name.partition("/")[2] for name in archive.namelist()]
+            whole = archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise CheckpointError(f"{path}: damaged or not a torch checkpoint: {first_sentence(error)}") from error
+    if "constants.pkl" in names:
+        raise CheckpointError(
+            f"{path}: a TorchScript archive, which is a program: nothing in it was run (save the model's state_dict "
+            "alone with torch.save)"
+        )
+    if "data.pkl" not in names and any(name.endswith(".npy") for name in whole):
+        raise CheckpointError(f"{path}: an archive of NumPy arrays, not of torch (timm's names have them converted)")
 
 
 def _refusal(message: str) -> str:

@@ -9,10 +9,17 @@ from torch import Tensor
 
 from ..errors import CheckpointError, quoted
 
-WRAPPERS = ("state_dict_ema", "state_dict", "model")
+WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "model_state_dict")
 """Where the weights may lie, best first: published scores are those of the averaged (EMA) weights."""
 
-_PREFIXES = ("module.", "model.")
+AVERAGED = WRAPPERS[:2]
+
+_PREFIXES = ("module.", "model.", "_forward_module.", "_orig_mod.")
+"""Of DataParallel, Lightning and DeepSpeed, Lightning's strategies, torch.compile."""
+
+_OWN = "model."
+"""What a LightningModule calls its network; what it has beside it (a loss) is not the model's."""
+
 _MAX_FACTS = 20
 
 
@@ -34,8 +41,13 @@ def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
     raise CheckpointError(f"{path}: no weights found: it holds {keys}; expected {', '.join(WRAPPERS)} or tensors")
 
 
-def strip_prefixes(path: Path, weights: Mapping[Any, Any]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Take `module.` and `model.`, which trainers put before every key, off the keys that have them.
+def tensors_of(weights: Mapping[Any, Any]) -> dict[str, Tensor]:
+    """The tensors under names; other members of a state dict are no weights."""
+    return {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
+
+
+def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Take the prefixes that trainers put before every key off the keys that have them.
 
     Raises:
         CheckpointError: two keys would become one.
@@ -43,17 +55,18 @@ def strip_prefixes(path: Path, weights: Mapping[Any, Any]) -> tuple[dict[str, Te
     state: dict[str, Tensor] = {}
     stripped: list[str] = []
     for key, tensor in weights.items():
-        if not (isinstance(key, str) and isinstance(tensor, Tensor)):
-            continue
-        name = key
-        while prefix := next((prefix for prefix in _PREFIXES if name.startswith(prefix)), None):
-            name = name.removeprefix(prefix)
-            if prefix not in stripped:
-                stripped.append(prefix)
+        name, prefixes = _split(key)
+        stripped += [prefix for prefix in prefixes if prefix not in stripped]
         if name in state:
             raise CheckpointError(f"{path}: key {quoted(name)} is there twice, with and without a prefix")
         state[name] = tensor
     return state, tuple(stripped)
+
+
+def models_own(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Of a LightningModule's tensors those of its network, where it calls one so; and the names of the others."""
+    own = {key: tensor for key, tensor in weights.items() if _OWN in _split(key)[1]}
+    return (own, [key for key in weights if key not in own]) if own else (dict(weights), [])
 
 
 def facts_of(document: Mapping[Any, Any]) -> dict[str, Any]:
@@ -64,6 +77,15 @@ def facts_of(document: Mapping[Any, Any]) -> dict[str, Any]:
         if isinstance(key, str) and plain and len(facts) < _MAX_FACTS:
             facts[key[:80]] = value[:200] if isinstance(value, str) else value
     return facts
+
+
+def _split(key: str) -> tuple[str, list[str]]:
+    """A key without its prefixes, and these."""
+    prefixes: list[str] = []
+    while prefix := next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None):
+        key = key.removeprefix(prefix)
+        prefixes.append(prefix)
+    return key, prefixes
 
 
 def _has_tensors(mapping: Mapping[Any, Any]) -> bool:

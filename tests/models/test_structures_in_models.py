@@ -266,10 +266,6 @@ def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
         (lambda s: s.update({"fc1.sparse.weight": torch.zeros(192, 4, 5)}), "are no Pixelfly layer of 32 inputs and 1"),
         (lambda s: s.update({"fc1.low_rank.lr_weight2": torch.zeros(128, 7)}), "are no Pixelfly layer of 32 inputs"),
         (
-            lambda s: (s.clear(), s.update({"fc1.weight": torch.zeros(4, 4, 4), "fc1.layout": torch.ones(1)})),
-            "a block-sparse layer without a low-rank part is no structure of milkweed",
-        ),
-        (
             lambda s: (
                 s.clear(),
                 s.update({"fc1.lr_weight1": torch.zeros(5, 32), "fc1.lr_weight2": torch.zeros(9, 5)}),

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pickle
+import tarfile
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -57,6 +58,8 @@ def refuse(path: Path, message: str) -> None:
         ({"state_dict": WEIGHTS, "state_dict_ema": EMA, "epoch": 3}, "state_dict_ema", EMA),
         ({"state_dict": WEIGHTS, "model": EMA}, "state_dict", WEIGHTS),
         ({"model": WEIGHTS, "optimizer": {"state": {}}}, "model", WEIGHTS),
+        ({"model": WEIGHTS, "model_ema": EMA}, "model_ema", EMA),
+        ({"model_state_dict": WEIGHTS, "loss": 0.5}, "model_state_dict", WEIGHTS),
         ({"state_dict_ema": None, "state_dict": OrderedDict(WEIGHTS)}, "state_dict", WEIGHTS),
         (WEIGHTS, "", WEIGHTS),
     ],
@@ -87,7 +90,9 @@ def test_timms_own_container_with_a_namespace_inside(tmp_path: Path) -> None:
     assert info.facts == {"epoch": 299, "arch": "ViTAE_basic_Tiny", "version": 2, "metric": 75.3}
 
 
-@pytest.mark.parametrize("prefix", ["module.", "model.", "module.model.", "model.module."])
+@pytest.mark.parametrize(
+    "prefix", ["module.", "model.", "module.model.", "model.module.", "_orig_mod.", "_forward_module.model."]
+)
 def test_prefixes_are_taken_off(tmp_path: Path, prefix: str) -> None:
     path = saved(tmp_path / "x.ckpt", {"state_dict": {prefix + key: tensor for key, tensor in WEIGHTS.items()}})
     state, info = read_checkpoint(path)
@@ -136,8 +141,8 @@ def test_a_whole_pickled_model_and_a_plain_pickle_are_refused(tmp_path: Path) ->
 
 def test_missing_files_folders_and_other_formats(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere.pth", "no such file")
-    refuse(tmp_path / "deit_tiny_patch16_224", "milkweed fetches nothing: give a file, not the name of a model")
-    refuse(tmp_path, "is a folder")
+    refuse(tmp_path / "deit_tiny", "no such file; the weights that timm publishes are fetched as timm:deit_tiny")
+    refuse(tmp_path, "a folder with none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, ")
     (tmp_path / "x.pth").write_bytes(b"<html>quota exceeded</html>")
     refuse(tmp_path / "x.pth", "not a checkpoint: neither a torch file nor safetensors (begins with b'<html>qu')")
     (tmp_path / "e.pth").write_bytes(b"")
@@ -146,7 +151,10 @@ def test_missing_files_folders_and_other_formats(tmp_path: Path) -> None:
         archive.writestr("readme.txt", "x")
     refuse(tmp_path / "z.pth", "damaged or not a torch checkpoint")
     np.savez(tmp_path / "n.npz", a=np.zeros(3))
-    refuse(tmp_path / "n.npz", "damaged or not a torch checkpoint")
+    refuse(tmp_path / "n.npz", "an archive of NumPy arrays, not of torch")
+    with tarfile.open(tmp_path / "t.pth.tar", "w") as archive:
+        archive.add(tmp_path / "z.pth")
+    refuse(tmp_path / "t.pth.tar", "a tar archive: unpack it first (what is called .pth.tar is none)")
 
 
 @pytest.mark.parametrize("keep", [3, 20, 300, -30])

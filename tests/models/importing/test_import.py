@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
+from milkweed.models import Label, create_model, import_checkpoint, list_models, load_bundle, read_labels
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.families import detect_family
 from milkweed.models.structure import monarch_structure, replace_linears, select_linears
@@ -120,7 +120,7 @@ def test_integer_buffers_and_half_precision_are_tolerated(
     report = import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
     text = "; ".join(report.notes)
     assert "left out 1 integer buffers" in text
-    assert "batch counters" in text
+    assert "filled in 5 integer buffers that the checkpoint has not" in text
     assert "from torch.float16" in text
     assert torch.equal(logits(load_bundle(tmp_path / "b")[0]), logits(model.half().float()))
 
@@ -192,7 +192,8 @@ def test_every_published_family_is_recognised(name: str, shared: Path) -> None:
         size = name.split("_")[1]
         assert set(family.candidates) == {f"vit_{size}_patch16_224", f"deit_{size}_patch16_224"}
     else:
-        assert (family.looks_like, family.candidates) == (name, ())
+        assert family.looks_like == name
+        assert family.candidates == ((name,) if name in list_models() else ())
 
 
 @pytest.mark.parametrize(
@@ -215,7 +216,6 @@ def test_timm_names_are_told_apart_by_shapes(arch: str, candidates: set[str]) ->
     [
         ("backbone.blocks.0.attn.qkv.weight", "vitdet"),
         ("blocks.0.attn.rel_pos_h", "vitdet"),
-        ("blocks.0.attn.q_proj.weight", "fly"),
         ("conv1.weight", "unknown"),
     ],
 )
@@ -235,9 +235,12 @@ def test_diagnosis_names_what_it_looks_like(tmp_path: Path, shared: Path) -> Non
     assert " in common; first missing layers.0.RC.PCM.2.weight" in first
     assert "first unexpected '" in first
     assert 1 <= len(caught.value.details) <= 9
-    assert "milkweed does not build vitaev2 models" in caught.value.details[-1]
-    with pytest.raises(CheckpointError, match="architecture not recognised: it looks like vitaev2_s; name one"):
-        import_checkpoint(tmp_path / "x.pth", None, tmp_path / "b")
+    built = "vitaev2_s" in list_models()
+    wanted = "try the architecture vitaev2_s" if built else "milkweed does not build vitaev2 models of this kind yet"
+    assert wanted in caught.value.details
+    torch.save({key: tensor for key, tensor in state.items() if "NC.7." not in key}, tmp_path / "y.pth")
+    with pytest.raises(CheckpointError, match=r"not recognised: it looks like a ViTAEv2 of depths \(2, 2, 7, 2\)"):
+        import_checkpoint(tmp_path / "y.pth", None, tmp_path / "b")
 
 
 def test_diagnosis_suggests_the_variant_that_fits(tmp_path: Path) -> None:

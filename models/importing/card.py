@@ -1,0 +1,81 @@
+"""ModelCard: what a Hugging Face config.json says of the weights beside it, in timm's form."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..config import INTERPOLATIONS, check_preprocess
+from ..errors import CheckpointError, quoted
+from ..labels import Label, parse_labels
+from .source import read_json
+
+
+@dataclass(frozen=True)
+class ModelCard:
+    """What is known of a model beside its weights.
+
+    Args:
+        arch, arch_args: as `create_model`.
+        preprocess: members of a bundle's preprocess that are given.
+        labels: one for each class, where there are any.
+        notes: what could not be taken over, in sentences.
+    """
+
+    arch: str
+    arch_args: Mapping[str, Any] = field(default_factory=dict)
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[Label, ...] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def read_card(path: Path) -> ModelCard:
+    """Read a config.json that timm wrote: `architecture`, `model_args`, `pretrained_cfg`, `label_names`.
+
+    Raises:
+        CheckpointError: not JSON, of another library, or with values that no loader could follow.
+    """
+    document = read_json(path)
+    arch = document.get("architecture") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not isinstance(arch, str):
+        kind = document.get("model_type") if isinstance(document, dict) else None
+        of = f": it describes a {quoted(kind)} of the transformers library" if kind else ""
+        raise CheckpointError(f"{path}: names no architecture of timm{of}; import the file of weights alone")
+    published = document.get("pretrained_cfg", document)  # older files have its members beside the architecture
+    arch_args = document.get("model_args") or {}
+    if not isinstance(published, dict) or not isinstance(arch_args, dict):
+        raise CheckpointError(f"{path}: pretrained_cfg and model_args must be objects")
+    try:
+        preprocess, notes = _preprocess(published)
+        labels = _labels({**published, **document})
+    except (ValueError, TypeError, KeyError) as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    return ModelCard(arch, arch_args, preprocess, labels, notes)
+
+
+def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    found = {key: published[key] for key in ("crop_pct", "interpolation", "mean", "std") if published.get(key)}
+    size = published.get("input_size")
+    if size is not None:
+        if not isinstance(size, list) or len(size) != 3 or size[0] != 3 or size[1] != size[2]:
+            raise ValueError(f"input_size {quoted(size)} must be [3, side, side]")
+        found["size"] = size[1]
+    filler = {"size": 224, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+    notes = []
+    if "interpolation" in found and found["interpolation"] not in INTERPOLATIONS:
+        notes.append(f"images are resized bicubic: {quoted(found['interpolation'])} of its config is none of ours")
+        found["interpolation"] = "bicubic"
+    if published.get("crop_mode", "center") != "center":
+        notes.append(f"images are cropped at the centre: its config says {quoted(published['crop_mode'])}")
+    check_preprocess({**filler, **found})
+    return found, tuple(notes)
+
+
+def _labels(document: Mapping[str, Any]) -> tuple[Label, ...] | None:
+    names, texts = document.get("label_names"), document.get("label_descriptions") or {}
+    if names is None:
+        return None
+    if not isinstance(names, list) or not isinstance(texts, dict):
+        raise ValueError("label_names must be a list, label_descriptions an object")
+    described = [{"id": name, "label": texts.get(name, name)} for name in names]
+    return parse_labels(described)

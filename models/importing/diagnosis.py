@@ -1,0 +1,104 @@
+"""Says in a few lines why a checkpoint does not fit an architecture."""
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ..errors import CheckpointError, quoted
+from .families import Family
+
+HEADS = ("head", "head.fc", "fc", "classifier")
+"""What classifiers are called, ours and timm's."""
+
+_SHOWN = 3
+_MAX_KEY = 120
+_EXTRA_HEAD = re.compile(r"(head_dist|aux_head|\w*head\w*|fc_aux|pre_logits)\.")
+_IMAGENET_22K = (21841, 21843, 11221)
+"""Classes of ImageNet-22k in its usual selections."""
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Where a state dict and an architecture differ.
+
+    Args:
+        missing, unexpected: keys.
+        reshaped: keys of another shape, with both shapes in words.
+        expected: how many tensors the architecture has.
+        found: how many the file holds.
+        common: how many keys of the architecture are in the file.
+    """
+
+    missing: Sequence[str]
+    unexpected: Sequence[str]
+    reshaped: Sequence[str]
+    expected: int
+    found: int
+    common: int
+
+    @classmethod
+    def of(
+        cls, expected: Mapping[str, Tensor], state: Mapping[str, Tensor], own_keys: Collection[str]
+    ) -> "Misfit | None":
+        """Of the tensors an architecture has and those to give it; None where they fit.
+
+        Args:
+            own_keys: of the file: what was filled in is not the file's.
+        """
+        wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
+        misfit = cls(
+            [key for key in expected if key not in state],
+            [key for key in state if key not in expected],
+            [f"{key} {list(state[key].shape)}, not {list(expected[key].shape)}" for key in wrong],
+            len(expected),
+            len(own_keys),
+            sum(key in own_keys for key in expected),
+        )
+        return misfit if misfit.missing or misfit.unexpected or misfit.reshaped else None
+
+    def error(self, source: str, arch: str, family: Family) -> CheckpointError:
+        """One line that says the most, and at most ten that say more."""
+        problems = [f"first missing {self.missing[0]}"] if self.missing else []
+        problems += [f"first unexpected {quoted(self.unexpected[0])}"] if self.unexpected else []
+        problems += [f"first of another shape {self.reshaped[0]}"] if self.reshaped else []
+        message = (
+            f"{source}: {self._verdict(arch, family)}; {self.expected} keys expected, {self.found} found, "
+            f"{self.common} in common; {'; '.join(problems)}"
+        )
+        return CheckpointError(message, self._details(arch, family))
+
+    def _verdict(self, arch: str, family: Family) -> str:
+        if self.common and not (self.unexpected or self.reshaped):
+            return f"a part of {arch}: what it holds fits, the rest is missing"
+        if family.fits(arch):
+            return f"does not fit {arch}, though it looks like it"
+        return f"this looks like {family.looks_like}; you asked for {arch}"
+
+    def _details(self, arch: str, family: Family) -> tuple[str, ...]:
+        lines = []
+        titled = (("missing", self.missing), ("unexpected", self.unexpected), ("other shape", self.reshaped))
+        for title, keys in titled:
+            if keys:
+                shown = ", ".join(key if len(key) < _MAX_KEY else key[: _MAX_KEY - 3] + "..." for key in keys[:_SHOWN])
+                lines.append(f"{len(keys)} {title}: {shown}{', ...' if len(keys) > _SHOWN else ''}")
+        if family.candidates and not family.fits(arch):
+            lines.append(f"try the architecture {' or '.join(family.candidates)}")
+        elif not family.candidates and family.name != "unknown":
+            lines.append(f"milkweed does not build {family.name} models of this kind yet")
+        heads = sorted({key.partition(".")[0] for key in self.unexpected if _EXTRA_HEAD.match(key)})
+        if heads:
+            lines.append(f"it has a further head, {', '.join(heads)}, which {arch} has not")
+        if self.missing and all(key.startswith(tuple(f"{head}." for head in HEADS)) for key in self.missing):
+            lines.append("the checkpoint has no classifier: it was trained without one, or saved without it")
+        if any(line.startswith("pos_embed ") for line in self.reshaped):
+            lines.append("its images were of another size: give img_size in the arguments of the architecture")
+        return tuple(lines)
+
+
+def classes_hint(classes: int) -> str:
+    """What a count of classes tells, in brackets; nothing where it tells nothing."""
+    if classes in _IMAGENET_22K:
+        return " (a classifier of ImageNet-22k: weights fine-tuned on ImageNet-1k lie in a file of their own)"
+    return ""

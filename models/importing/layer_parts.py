@@ -1,0 +1,19 @@
+"""The tensors of a checkpoint by the linear layer they belong to."""
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+Parts = dict[str, Tensor]
+"""A layer's tensors by the rest of their keys."""
+
+
+def layer_parts(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Parts]:
+    """For each linear layer of `model`, its own tensors and those of its parts, under `<layer>.<rest>` in `state`."""
+    parts: dict[str, Parts] = {name: {} for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    for key, tensor in state.items():
+        pieces = key.split(".")
+        for cut in (len(pieces) - 1, len(pieces) - 2):
+            if (name := ".".join(pieces[:cut])) in parts:
+                parts[name][".".join(pieces[cut:])] = tensor
+    return parts

@@ -1,0 +1,90 @@
+"""timm: names are fetched where there is a network, and explained where there is none."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from torch import nn
+
+from milkweed.models import create_model, import_checkpoint, load_bundle
+from milkweed.models.errors import CheckpointError
+from milkweed.models.importing import read_checkpoint
+from milkweed.models.importing.timm_weights import fetch_timm_weights
+
+from . import containers
+
+NAME = "deit_tiny_patch16_224"
+REPOSITORY = "timm/deit_tiny_patch16_224.fb_in1k"
+
+
+def published(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[Any]:
+    """Let the hub answer with a folder; what it is asked for."""
+    asked = []
+
+    def snapshot_download(repository: str, allow_patterns: list[str]) -> str:
+        asked.append((repository, allow_patterns))
+        return str(folder)
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    return asked
+
+
+def test_a_name_becomes_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model: nn.Module = create_model(NAME, num_classes=3, **containers.CONFIG["model_args"])
+    asked = published(monkeypatch, containers.hugging_face(tmp_path, dict(model.state_dict()), None))
+    report = import_checkpoint(f"timm:{NAME}", None, tmp_path / "b")
+    assert asked == [(REPOSITORY, ["config.json", "model.safetensors"])]
+    loaded, config = load_bundle(tmp_path / "b")
+    assert config.arch == NAME
+    assert config.preprocess["mean"] == [0.1, 0.2, 0.3]
+    source = config.provenance["source"]
+    assert source["file"] == f"timm:{NAME}"
+    assert source["sha256"] == report.info.sha256 == read_checkpoint(tmp_path / "hub")[1].sha256
+    x = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("mixer_s16_224", "timm:mixer_s16_224: timm publishes no weights of that name"),
+        ("vit_tiny_patch16_224.nothing", "timm publishes no weights of that name"),
+        ("nothing", "timm publishes no weights of that name"),
+    ],
+)
+def test_names_without_weights(name: str, message: str) -> None:
+    with pytest.raises(CheckpointError) as caught:
+        fetch_timm_weights(name)
+    assert message in str(caught.value)
+
+
+def test_an_architecture_that_is_not_built_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = published(monkeypatch, tmp_path)
+    with pytest.raises(ValueError, match="unknown architecture 'nothing_like_it'"):
+        import_checkpoint("timm:nothing_like_it", None, tmp_path / "b")
+    assert not asked
+
+
+def test_without_a_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    with pytest.raises(CheckpointError) as caught:
+        import_checkpoint(f"timm:{NAME}", None, tmp_path / "b")
+    said = str(caught.value)
+    assert said.startswith(
+        f"timm:{NAME}: not in this machine's cache, and not to be had from huggingface.co/{REPOSITORY} ("
+    )
+    assert said.endswith("): fetch config.json and model.safetensors elsewhere and import their folder")
+    assert "\n" not in said
+
+
+def test_a_repository_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(containers.CONFIG))
+    published(monkeypatch, tmp_path)
+    with pytest.raises(CheckpointError, match=rf"huggingface\.co/{REPOSITORY} has no model\.safetensors"):
+        fetch_timm_weights(NAME)
