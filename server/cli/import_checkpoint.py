@@ -7,14 +7,33 @@ import typer
 
 from .bundles import check_free
 from .failure import WRONG_USAGE, Failure
-from .options import Force, Json, number_option
+from .options import Force, Json, json_object, number_option
 from .output import megabytes, print_fields, print_json
 
 Checkpoint = Annotated[
-    Path, typer.Argument(metavar="CHECKPOINT", help="File: .pth, .pth.tar, .pt, .ckpt, .bin or .safetensors.")
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="File (.pth, .pth.tar, .pt, .ckpt, .bin, .safetensors, an index of shards), folder (Hugging Face's or "
+        "DeepSpeed's), or timm:NAME.",
+    ),
 ]
 Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
-Arch = Annotated[str, typer.Option("--arch", metavar="NAME", help="Architecture; `milkweed models` lists them.")]
+Arch = Annotated[
+    str | None,
+    typer.Option("--arch", metavar="NAME", help="Architecture (see models); recognised by its keys if not given."),
+]
+ArchArgs = Annotated[
+    str | None, typer.Option("--arch-args", metavar="JSON|FILE", help="Arguments of the architecture, an object.")
+]
+Preprocess = Annotated[
+    str | None,
+    typer.Option(
+        "--preprocess",
+        metavar="JSON|FILE",
+        help="size, crop_pct, interpolation, mean, std; as published for the architecture if not given.",
+    ),
+]
 Labels = Annotated[
     Path | None,
     typer.Option("--labels", metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line."),
@@ -28,31 +47,46 @@ Classes = Annotated[
 def import_checkpoint(
     checkpoint: Checkpoint,
     bundle: Target,
-    arch: Arch,
+    arch: Arch = None,
     labels: Labels = None,
     num_classes: Classes = None,
+    arch_args: ArchArgs = None,
+    preprocess: Preprocess = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Make a bundle of an original checkpoint.
 
-    The file is read as data: nothing in it is run, and nothing is ever fetched.
+    Files are read as data: nothing in them is run. Nothing is fetched but what timm:NAME names.
 
     \b
     Example:
       milkweed import deit_tiny_patch16_224.pth ./deit --arch deit_tiny_patch16_224 --labels imagenet.tsv
+      milkweed import timm:vit_tiny_patch16_224 ./vit
     """
     check_free(bundle, force)
+    further = json_object("--arch-args", arch_args)
+    prepared = json_object("--preprocess", preprocess)
     from ...models import import_checkpoint as make_bundle
     from ...models import read_labels
     from ...models.registry import default_preprocess
 
     try:
-        default_preprocess(arch)
+        if arch is not None:
+            default_preprocess(arch)
     except ValueError as error:
         raise Failure(f"--arch: {error}", WRONG_USAGE) from error
     texts = read_labels(labels) if labels else None
-    report = make_bundle(checkpoint, arch, bundle, num_classes=num_classes, labels=texts, overwrite=force)
+    report = make_bundle(
+        checkpoint,
+        arch,
+        bundle,
+        num_classes=num_classes,
+        labels=texts,
+        preprocess=prepared,
+        arch_args=further,
+        overwrite=force,
+    )
     config, info = report.config, report.info
     if json:
         print_json(
@@ -61,7 +95,8 @@ def import_checkpoint(
                 "version": config.version,
                 "arch": config.arch,
                 "num_classes": config.num_classes,
-                "monarch_layers": len(config.structure),
+                "monarch_layers": sum(layer.kind == "monarch" for layer in config.structure.values()),
+                "structured_layers": len(config.structure),
                 "bytes_on_disk": config.bytes_on_disk,
                 "source": dict(config.provenance["source"]),
                 "notes": list(report.notes),

@@ -5,6 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .failure import WRONG_USAGE, Failure
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
 Device = Annotated[
@@ -34,3 +36,24 @@ def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | t
 def split_list(text: str) -> list[str]:
     """The parts of a value with commas between."""
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def json_object(option: str, text: str | None) -> dict[str, Any]:
+    """An object from JSON, or from the file that is named.
+
+    Raises:
+        Failure: it is neither.
+    """
+    from ...models.json_document import parse_json
+
+    if text is None:
+        return {}
+    try:
+        found = parse_json(text.encode() if text.lstrip().startswith("{") else Path(text).read_bytes())
+    except OSError as error:
+        raise Failure(f"{option} {text}: no JSON object, and as a file: {error.strerror}", WRONG_USAGE) from None
+    except ValueError as error:
+        raise Failure(f"{option} {text}: {error}", WRONG_USAGE) from None
+    if not isinstance(found, dict):
+        raise Failure(f"{option} {text}: must be a JSON object", WRONG_USAGE)
+    return found

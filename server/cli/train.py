@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..skipped import skipped_lines
 from .bundles import check_free
 from .failure import WRONG_USAGE, Failure, one_line
-from .options import Force, Json, Out, split_list
+from .options import Force, Json, Out, json_object, split_list
 from .output import megabytes, note, print_fields, print_json
 from .progress import Update, progress
 from .train_options import (
@@ -228,27 +228,6 @@ def describe(row: Any, epochs: int) -> str:
     figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
     figures += [f"top-1 {row['top1']:.2f} %"] if "top1" in row else []
     return f"epoch {row['epoch']} of {epochs}: {', '.join(figures)}, {row['seconds']:.0f} s"
-
-
-def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """An object from JSON, or from the file that is named.
-
-    Raises:
-        Failure: it is neither.
-    """
-    from ...models.json_document import parse_json
-
-    if text is None:
-        return {}
-    try:
-        found = parse_json(text.encode() if text.lstrip().startswith("{") else Path(text).read_bytes())
-    except OSError as error:
-        raise Failure(f"{option} {text}: no JSON object, and as a file: {error.strerror}", WRONG_USAGE) from None
-    except ValueError as error:
-        raise Failure(f"{option} {text}: {error}", WRONG_USAGE) from None
-    if not isinstance(found, dict):
-        raise Failure(f"{option} {text}: must be a JSON object", WRONG_USAGE)
-    return found
 
 
 def _crop(crop: str, bundle: Path | None, arch: str | None, arch_args: Any, preprocess: Any) -> str:

@@ -133,7 +133,12 @@ def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refuse
         (("inspect", "--nope"), "no such option: --nope; see milkweed inspect --help"),
         (("inspect", "a", "b"), "got unexpected extra argument"),
         (("classify",), "missing argument 'IMAGE...'; see milkweed classify --help"),
-        (("import", "a", "b"), "missing option '--arch'; see milkweed import --help"),
+        (("import", "a"), "missing argument 'BUNDLE'; see milkweed import --help"),
+        (("import", "a", "b", "--arch-args", "{"), "--arch-args {: not JSON: "),
+        (
+            ("import", "a", "b", "--preprocess", "no.json"),
+            "--preprocess no.json: no JSON object, and as a file: No such",
+        ),
         (("import", "a", "b", "--arch", "resnet50"), "--arch: unknown architecture 'resnet50': "),
         (
             ("compress", "a", "b", "--nblocks", "0"),

@@ -14,7 +14,7 @@ from milkweed.models.compress import project_layer
 from milkweed.models.report import read_report
 from milkweed.models.structure import monarch_structure, select_linears
 from milkweed.models.training import accuracy
-from milkweed.server.cli.train import json_object
+from milkweed.server.cli.options import json_object
 from milkweed.server.dataset import DataError, class_labels, find_images
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
