@@ -214,7 +214,7 @@ def test_thresholds_are_those_of_the_autoscaler() -> None:
         assert float(triggers[trigger]["threshold"]) == float(shown[variable])
     # They count the same requests.
     (routes,) = re.findall(r'route=~"[^"]+"', triggers["in-flight"]["query"])
-    assert any(routes in expr and "in_flight" in expr for _, expr in exprs("capacity"))
+    assert any(routes in expr and "duration_seconds_sum" in expr for _, expr in exprs("capacity"))
 
 
 @pytest.mark.parametrize("name", NAMES)

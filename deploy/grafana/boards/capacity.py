@@ -20,18 +20,19 @@ from .series import (
 )
 
 STAGE = "milkweed_request_stage_duration_seconds"
-IN_FLIGHT = "milkweed_http_requests_in_flight"
+REQUEST = "milkweed_http_request_duration_seconds"
 SECONDS_AN_HOUR = 3600
 A_MILLION = 1_000_000
 # The thresholds of the ScaledObject, as what the dashboard begins with.
-QUEUE_WAIT_SECONDS = "0.1"
-IN_FLIGHT_REQUESTS = "8"
+QUEUE_WAIT_SECONDS = "0.16"
+IN_FLIGHT_REQUESTS = "2.5"
 
 _REPLICAS = f"count({series('milkweed_build_info')})"
 _IMAGES = total(rate("milkweed_images_total", ANSWERED))
 _BUSY = f"avg({rate('milkweed_engine_busy_seconds_total', DEVICE)})"
 _QUEUE_WAIT = quantile(0.95, STAGE, 'stage="queue"')
-_IN_FLIGHT = total(series(IN_FLIGHT, INFERENCE))
+# The seconds that requests take, a second: how many there are at any time (Little's law).
+_IN_FLIGHT = total(rate(f"{REQUEST}_sum", INFERENCE))
 _COST = f"$price_per_hour * {_REPLICAS} / ({_IMAGES} > 0) * {A_MILLION} / {SECONDS_AN_HOUR}"
 
 
@@ -82,7 +83,7 @@ def _now() -> list[Panel]:
             steps=[(0.8, "orange"), (0.95, "red")],
         ),
         figure("Queue wait p95", "s", "Of answered requests: the time before their batch began.", _QUEUE_WAIT),
-        figure("In flight", "suffix: requests", "Inference requests that are being answered.", _IN_FLIGHT),
+        figure("In flight", "suffix: requests", "Inference requests that are being answered, their mean.", _IN_FLIGHT),
         figure(
             "Cost of a million images",
             "short",
@@ -126,7 +127,7 @@ def _autoscaling() -> list[Panel]:
         lines(
             "Queue wait p95 against its target",
             "s",
-            "The first signal: 95 of 100 answered requests waited less than this for their batch.",
+            "The second signal: 95 of 100 answered requests waited less than this for their batch.",
             Query(_QUEUE_WAIT, "queue wait p95"),
             Query("vector($target_queue_wait)", "target"),
             dashed="target",
@@ -134,7 +135,7 @@ def _autoscaling() -> list[Panel]:
         lines(
             "In flight a replica against its target",
             "suffix: requests",
-            "The second signal: inference requests that are being answered, through the number of replicas.",
+            "The first signal: inference requests that are being answered, their mean, through the number of replicas.",
             Query(f"{_IN_FLIGHT} / {_REPLICAS}", "in flight"),
             Query("vector($target_in_flight)", "target"),
             dashed="target",

@@ -67,7 +67,7 @@ def test_silence_is_no_reason_to_shrink(triggers: dict[str, Any], kustomize: Any
     for each in triggers.values():
         assert each["metadata"]["ignoreNullValues"] == "false"
         assert "vector(" not in each["metadata"]["query"]
-    assert " or 0 * sum(milkweed_http_requests_in_flight" in triggers["queue-wait"]["metadata"]["query"]
+        assert " or 0 * sum(milkweed_http_requests_in_flight" in each["metadata"]["query"]
     assert "fallback" not in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]
 
 
@@ -100,18 +100,21 @@ def test_the_queries_say_what_they_should(triggers: dict[str, Any], tmp_path: Pa
         pytest.skip("promtool is not installed")
     rules = [{"record": name.replace("-", ":"), "expr": each["metadata"]["query"]} for name, each in triggers.items()]
     bucket = 'milkweed_request_stage_duration_seconds_bucket{namespace="milkweed",stage="queue",le="%s"}'
-    flight = 'milkweed_http_requests_in_flight{namespace="%s",route="%s",pod="%s"}'
+    seconds = 'milkweed_http_request_duration_seconds_sum{namespace="%s",route="%s",pod="%s"}'
+    server = 'milkweed_http_requests_in_flight{namespace="milkweed",route="/classify",pod="a"}'
     load = {
         bucket % "0.1": "0+10x20",
         bucket % "0.2": "0+20x20",
         bucket % "+Inf": "0+20x20",
-        flight % ("milkweed", "/classify", "a"): "3x20",
-        flight % ("milkweed", "/v2/models/{name}/infer", "b"): "4x20",
-        flight % ("milkweed", "/readyz", "b"): "9x20",
-        flight % ("other", "/classify", "c"): "9x20",
+        seconds % ("milkweed", "/classify", "a"): "0+45x20",  # each 15 s: 3 at any time
+        seconds % ("milkweed", "/v2/models/{name}/infer", "b"): "0+60x20",
+        seconds % ("milkweed", "/readyz", "b"): "0+90x20",
+        seconds % ("other", "/classify", "c"): "0+90x20",
+        server: "9x20",
     }
-    idle = {bucket % "0.1": "5x20", bucket % "+Inf": "5x20", flight % ("milkweed", "/classify", "a"): "0x20"}
-    cases = [(load, 0.19, 7), (idle, 0, 0), ({"up": "0x20"}, None, None)]
+    idle = {bucket % "0.1": "5x20", bucket % "+Inf": "5x20", server: "0x20"}
+    never = {server: "0x20"}
+    cases = [(load, 0.19, 7), (idle, 0, 0), (never, 0, 0), ({"up": "0x20"}, None, None)]
     tests = [
         {
             "interval": "15s",

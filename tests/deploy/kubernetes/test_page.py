@@ -55,3 +55,20 @@ def test_the_secret_has_the_name_that_is_used(page: str, kustomize: Any) -> None
     assert f"create secret generic {secret} --from-file={config.name}" in page
     (remote,) = {argument.partition(":")[0] for argument in fetch["args"] if ":$(" in argument}
     assert f"a remote called {remote}" in page
+
+
+def test_thresholds_are_set_as_the_page_on_scaling_says(
+    root: Path, tmp_path: Path, kustomize_folder: Callable[[Path], Any]
+) -> None:
+    shutil.copytree(root / "deploy" / "kubernetes", tmp_path / "kubernetes")
+    ((patches,),) = [re.findall(r"```yaml\n(.*?)```", (root / "docs" / "scaling.md").read_text(), re.DOTALL)]
+    folder = tmp_path / "kubernetes" / "overlays" / "mine"
+    folder.mkdir()
+    head = "resources: [../gpu]\ncomponents: [../../components/autoscale]\n"
+    (folder / "kustomization.yaml").write_text(head + patches)
+    made = kustomize_folder(folder).one("ScaledObject")["spec"]
+    assert {each["name"]: each["metadata"]["threshold"] for each in made["triggers"]} == {
+        "in-flight": "13",
+        "queue-wait": "0.016",
+    }
+    assert made["maxReplicaCount"] == 8
