@@ -151,6 +151,7 @@ ENGINE_FAULTS = (
         make=lambda scene: scene.levers.lose_decoder(),
         undo=let_go_and_restart,
         may_fire=(*BUDGETS, *GONE),
+        tells_end=False,
         images="JPEG",
         settings={"loader": "dali"},
     ),

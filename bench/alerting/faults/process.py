@@ -83,7 +83,7 @@ PROCESS_FAULTS = (
     Fault(
         name="event-loop-late",
         what="every batch keeps the interpreter to itself for a tenth of a second or two",
-        undone="it does",
+        undone="it does not",
         fires=(ticket("EventLoopLag"),),
         make=lambda scene: scene.levers.lock(LOCK_COUNT),
         undo=lambda scene: scene.levers.let_go(),
