@@ -67,10 +67,10 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
                     await gone
                 writer.write(said)
                 await writer.drain()
-        writer.close()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = loop.create_task(talk(reader, writer))
+        task.add_done_callback(lambda _: writer.close())  # also of one cancelled before it began
         tasks.add(task)
         task.add_done_callback(tasks.discard)
 
@@ -80,9 +80,11 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
         listening.set()
         await stop.wait()
         server.close()
+        await asyncio.sleep(0.01)  # connections on their way in have arrived then
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(0)  # transports end a turn after they are closed
 
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
