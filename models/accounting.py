@@ -40,12 +40,24 @@ class ParameterCount:
         return self.trainable + self.frozen
 
 
+COUNTER = (
+    "torch.utils.flop_counter formulas halved: convolutions, linear layers, attention and performer matmuls; "
+    "a structured layer as its weights for each token"
+)
+"""What `macs` counts, in words."""
+
+
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-accumulates of one image, in all and by the module that does them."""
+    """Multiply-accumulates of one image, in all and by the module that does them.
+
+    Args:
+        dense_equivalent: in all, were every structured layer dense.
+    """
 
     total: int
     by_layer: Mapping[str, int]
+    dense_equivalent: int
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,7 @@ class LayerAccount:
     parameters: int
     dense_parameters: int
     macs: int
+    dense_macs: int
 
 
 def parameter_count(model: nn.Module) -> ParameterCount:
@@ -101,7 +114,7 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
     first = next(model.parameters())
     mode: AbstractContextManager[Any] = FakeTensorMode() if first.is_meta else nullcontext()
     with mode:
-        twin = _twin(model)
+        twin = _twin(model, first.is_meta)
         device = "cpu" if first.is_meta else first.device
         image = torch.zeros(1, 3, height, width, dtype=first.dtype, device=device)
     counter = _MacCounter()
@@ -115,7 +128,8 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
     with torch.inference_mode(False), torch.no_grad(), mode, counter:
         twin(image)
     by_layer = dict(counter.counts)
-    return Macs(sum(by_layer.values()), by_layer)
+    total = sum(by_layer.values())
+    return Macs(total, by_layer, total + counter.saved)
 
 
 def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAccount, ...]:
@@ -129,7 +143,8 @@ def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAcco
             out_features=module.out_features,
             parameters=(own := sum(p.numel() for p in module.parameters())),
             dense_parameters=own + _saved(module),
-            macs=counted.get(name, 0),
+            macs=(done := counted.get(name, 0)),
+            dense_macs=done // _macs_per_row(module) * module.in_features * module.out_features,
         )
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear | StructuredLinear)
@@ -147,6 +162,7 @@ class _MacCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.path: list[str] = []
         self.counts: dict[str, int] = {}
+        self.saved = 0
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -169,25 +185,31 @@ class _Meter:
     """Stands in for a structured layer's forward: counts its weights for each token, gives an empty output."""
 
     def __init__(self, layer: StructuredLinear, counter: _MacCounter) -> None:
-        self.weights = layer.macs_per_row
+        self.weights, self.dense_weights = layer.macs_per_row, layer.in_features * layer.out_features
         self.out_features, self.counter = layer.out_features, counter
 
     def __call__(self, x: Tensor) -> Tensor:
-        self.counter.add(x.numel() // x.shape[-1] * self.weights)
+        rows = x.numel() // x.shape[-1]
+        self.counter.add(rows * self.weights)
+        self.counter.saved += rows * (self.dense_weights - self.weights)
         return x.new_zeros((*x.shape[:-1], self.out_features))
 
 
-def _twin(model: nn.Module) -> nn.Module:
-    """A copy of the modules that shares their tensors; CPU tensors in place of those without memory."""
+def _twin(model: nn.Module, empty: bool) -> nn.Module:
+    """A copy of the modules that shares their tensors, or has empty CPU tensors of the same shapes."""
     memo: dict[int, Any] = {}
     for tensor in _all_tensors(model):
-        memo[id(tensor)] = _with_memory(tensor) if tensor.is_meta else tensor
+        memo[id(tensor)] = _with_memory(tensor) if empty else tensor
     return copy.deepcopy(model, memo).eval()
 
 
 def _with_memory(tensor: Tensor) -> Tensor:
     empty = torch.empty(tensor.shape, dtype=tensor.dtype)
     return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty
+
+
+def _macs_per_row(layer: nn.Linear | StructuredLinear) -> int:
+    return layer.macs_per_row if isinstance(layer, StructuredLinear) else layer.weight.numel()
 
 
 def _saved(module: nn.Module) -> int:

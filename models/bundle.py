@@ -25,7 +25,7 @@ from .labels import Label, labels_document, parse_labels
 from .registry import create_model
 from .structure import structure_of
 from .tensorfile import TensorEntry, TensorFile, read_tensors, write_tensors
-from .weightless import weightless
+from .weightless import built_weightless
 
 CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
 EXTRAS = ("report.html", "report.json")
@@ -70,8 +70,7 @@ def empty_model(config: BundleConfig) -> nn.Module:
         BundleError: the config describes no model that can be built.
     """
     try:
-        with weightless():
-            return create_model(config.arch, structure=config.structure, **config.arch_args)
+        return built_weightless(lambda: create_model(config.arch, structure=config.structure, **config.arch_args))
     except (
         ValueError,
         TypeError,
@@ -207,7 +206,7 @@ def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | 
 
 
 def _check_complete(model: nn.Module) -> None:
-    """A buffer outside the state dict would be left without memory: no architecture here may have one."""
+    """A buffer outside the state dict that could not be computed would be left without memory."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise BundleError(f"{name} is not part of the model's state dict and was not loaded")

@@ -13,6 +13,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..kernels import PackedMonarch, decide, pack_monarch, packed_linear, packed_mlp
 from .butterfly import gathered_product
+from .known_modules import plain_mlp
 from .pixelfly import PixelflyLinear
 from .structured import StructuredLinear
 from .vitae.reduction import PerformerAttention
@@ -158,13 +159,16 @@ def prepare_for_inference(model: nn.Module, *, dtype: torch.dtype = torch.float3
 
 
 def fold_batch_norms(model: nn.Module) -> None:
-    """Fold every BatchNorm2d that follows a convolution in a Sequential into that convolution."""
+    """Fold every BatchNorm2d that follows a convolution in a Sequential into that convolution.
+
+    Only torch's own classes: timm has convolutions that standardise their weights and norms that end in an activation.
+    """
     for module in model.modules():
         if not isinstance(module, nn.Sequential):
             continue
         for i in range(len(module) - 1):
             conv, norm = module[i], module[i + 1]
-            if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d):
+            if type(conv) is nn.Conv2d and type(norm) is nn.BatchNorm2d:
                 module[i] = fuse_conv_bn_eval(conv, norm)
                 module[i + 1] = nn.Identity()
 
@@ -199,12 +203,5 @@ def _blocks(module: nn.Module | None) -> int:
 
 def _is_monarch_mlp(module: nn.Module) -> bool:
     """True for fc1 -> exact GELU -> fc2 with both layers Monarch of several blocks and nothing that acts between."""
-    children = dict(module.named_children())
-    fc1, act, fc2 = (children.pop(name, None) for name in ("fc1", "act", "fc2"))
-    return (
-        _blocks(fc1) > 1
-        and _blocks(fc2) > 1
-        and isinstance(act, nn.GELU)
-        and act.approximate == "none"
-        and all(isinstance(other, nn.Identity | nn.Dropout) for other in children.values())
-    )
+    fc1, act, fc2 = plain_mlp(module) or (None, None, None)
+    return _blocks(fc1) > 1 and _blocks(fc2) > 1 and isinstance(act, nn.GELU) and act.approximate == "none"

@@ -10,11 +10,27 @@ from torch import nn
 from .arch_args import check_arch_args
 from .errors import quoted
 from .structure import LayerStructure, replace_linears
-from .timm_door import ARCH_ARGS, create_timm_model, has_timm_model, list_timm_models, timm_preprocess
-from .vitae import VITAE_VARIANTS, ViTAE
+from .t2t_vit import T2T_VARIANTS, T2TViT
+from .timm_door import (
+    ARCH_ARGS,
+    create_timm_model,
+    has_timm_model,
+    list_timm_models,
+    timm_classifier,
+    timm_preprocess,
+)
+from .vitae import VITAE_V2_VARIANTS, VITAE_VARIANTS, ViTAE, ViTAEv2
 
 CUSTOM_VITAE = "vitae_basic"
 """ViTAE v1 with free arguments; the named variants are points of it."""
+
+_OWN: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]] = {
+    CUSTOM_VITAE: (ViTAE, {}),
+    **{name: (ViTAE, args) for name, args in VITAE_VARIANTS.items()},
+    **{name: (ViTAEv2, args) for name, args in VITAE_V2_VARIANTS.items()},
+    **{name: (T2TViT, args) for name, args in T2T_VARIANTS.items()},
+}
+"""What is built here: the class of each architecture, and its arguments. All others are timm's."""
 
 IMAGENET_PREPROCESS: Mapping[str, Any] = {
     "size": 224,
@@ -23,7 +39,7 @@ IMAGENET_PREPROCESS: Mapping[str, Any] = {
     "mean": [0.485, 0.456, 0.406],
     "std": [0.229, 0.224, 0.225],
 }
-"""What every published ViTAE was evaluated with."""
+"""What every published ViTAE, ViTAEv2 and T2T-ViT was evaluated with."""
 
 
 def create_model(
@@ -45,8 +61,8 @@ def create_model(
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
-    if is_vitae(arch):
-        model = _create_vitae(arch, num_classes, arch_args)
+    if arch in _OWN:
+        model = _create_own(arch, num_classes, arch_args)
     else:
         model = create_timm_model(arch, num_classes, arch_args)
     return replace_linears(model, structure or {}).eval()
@@ -54,7 +70,7 @@ def create_model(
 
 def list_models() -> list[str]:
     """Every architecture name, sorted."""
-    return sorted([CUSTOM_VITAE, *VITAE_VARIANTS, *list_timm_models()])
+    return sorted([*_OWN, *list_timm_models()])
 
 
 def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
@@ -64,35 +80,46 @@ def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
         ValueError: an unknown name.
     """
     _check_known(arch)
-    preprocess = dict(IMAGENET_PREPROCESS) if is_vitae(arch) else timm_preprocess(arch)
+    preprocess = dict(IMAGENET_PREPROCESS) if arch in _OWN else timm_preprocess(arch)
     if isinstance(arch_args.get("img_size"), int):
         preprocess["size"] = arch_args["img_size"]
     return preprocess
 
 
-def is_vitae(arch: str) -> bool:
-    """Whether `arch` is ViTAE v1."""
-    return arch == CUSTOM_VITAE or arch in VITAE_VARIANTS
+def own_architectures() -> list[str]:
+    """The names whose classes are milkweed's own, by family; all others are timm's."""
+    return list(_OWN)
+
+
+def classifier_layers(arch: str) -> tuple[str, ...]:
+    """The layers whose outputs are an architecture's logits, by name; several where heads are averaged.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    _check_known(arch)
+    return ("head",) if arch in _OWN else timm_classifier(arch)
 
 
 def allowed_arch_args(arch: str) -> list[str]:
     """The arguments an architecture takes beside num_classes."""
-    if not is_vitae(arch):
+    if arch not in _OWN:
         return list(ARCH_ARGS)
-    return [name for name in inspect.signature(ViTAE).parameters if name != "num_classes"]
+    return [name for name in inspect.signature(_OWN[arch][0]).parameters if name != "num_classes"]
 
 
-def _create_vitae(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
-    merged = {**VITAE_VARIANTS.get(arch, {}), **arch_args}
-    parameters = inspect.signature(ViTAE).parameters.values()
+def _create_own(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
+    build, args = _OWN[arch]
+    merged = {**args, **arch_args}
+    parameters = inspect.signature(build).parameters.values()
     missing = [p.name for p in parameters if p.default is p.empty and p.name not in ("num_classes", *merged)]
     if missing:
         raise ValueError(f"{arch} needs the arguments {', '.join(missing)}")
-    return ViTAE(num_classes=num_classes, **merged)
+    return build(num_classes=num_classes, **merged)
 
 
 def _check_known(arch: str) -> None:
-    if is_vitae(arch) or has_timm_model(arch):
+    if arch in _OWN or has_timm_model(arch):
         return
     near = difflib.get_close_matches(arch.lower(), list_models(), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"

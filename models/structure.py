@@ -27,13 +27,14 @@ KINDS = tuple(LAYERS)
 KIND_NAMES = {"monarch": "Monarch", "lowrank": "low-rank", "blockdiag": "block-diagonal", "pixelfly": "Pixelfly"}
 """For sentences."""
 
-_CELL = r"(?:layers\.\d+\.NC|blocks)\.\d+\."
+_BLOCK = r"(?:\w+\.)*\d+\.(?:attn_block\.|attn_grid\.)?"
 ROLES = {
-    "mlp": re.compile(_CELL + r"mlp\.fc[12]"),
-    "qkv": re.compile(_CELL + r"attn\.(qkv|[qkv]_proj)"),
-    "proj": re.compile(_CELL + r"attn\.proj"),
+    "mlp": re.compile(_BLOCK + r"(?:mlp|mlp_channels)\.(?:fc[12]|fc1_[gx]|w[123])"),
+    "qkv": re.compile(_BLOCK + r"(?:attn|token_mixer)\.(?:qkv|qk|kv|[qkv](?:_proj)?)"),
+    "proj": re.compile(_BLOCK + r"(?:attn|token_mixer)\.proj"),
 }
-"""Layers by their part in a block: ViTAE's normal cells (not its reduction cells), ViT's blocks."""
+"""Layers by their part in a block, which has a number for a name: ViTAE's normal cells (not its reduction cells), the
+blocks of T2T-ViT, of ViT and of most of timm's families. A Mixer's `mlp` is that over channels, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,7 @@ def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
     Raises:
         ValueError: no entries, or one that selects nothing.
     """
-    linears = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    linears = list(replaceable_linears(model))
     if not layers:
         raise ValueError(f"no layers selected: name at least one of {', '.join(ROLES)}, or a layer")
     chosen: set[str] = set()
@@ -153,6 +154,19 @@ def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
             raise ValueError(_nothing_selected(model, entry, linears))
         chosen.update(matched)
     return [name for name in linears if name in chosen]
+
+
+def replaceable_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """The dense linear layers that another layer can stand for, by name.
+
+    Those are left out whose weights the module around them reads itself: timm's attention with a `q_bias` (BEiT,
+    EVA, Swin v2) multiplies by `qkv.weight` and adds a bias put together from others.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not _read_from_outside(model, name)
+    }
 
 
 def structures_for(
@@ -234,11 +248,19 @@ def _matches(entry: str, name: str) -> bool:
     return role.fullmatch(name) is not None if role else fnmatchcase(name, entry)
 
 
+def _read_from_outside(model: nn.Module, name: str) -> bool:
+    around, _, own = name.rpartition(".")
+    return own == "qkv" and getattr(model.get_submodule(around), "q_bias", None) is not None
+
+
 def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> str:
     structured = next(((name, layer) for name, layer in structure_of(model).items() if _matches(entry, name)), None)
     if structured is not None:
         name, layer = structured
         return f"layers {quoted(entry)} selects nothing dense: {name} is a {KIND_NAMES[layer.kind]} layer already"
+    dense = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and _matches(entry, name)]
+    if dense:
+        return f"layers {quoted(entry)} selects nothing replaceable: the block of {dense[0]} reads its weight itself"
     example = f"such as {linears[0]}" if linears else "and this model has none"
     return (
         f"layers {quoted(entry)} selects no linear layer: use {', '.join(ROLES)}, "
@@ -258,4 +280,6 @@ def linear_layer(model: nn.Module, name: str) -> nn.Linear:
         raise ValueError(f"layer {quoted(name)}: the model has no such layer") from None
     if not isinstance(module, nn.Linear):
         raise ValueError(f"layer {quoted(name)} is a {type(module).__name__}, not a dense linear layer")
+    if _read_from_outside(model, name):
+        raise ValueError(f"layer {quoted(name)} cannot be replaced: the block around it reads its weight itself")
     return module

@@ -1,7 +1,15 @@
-"""The one place that knows timm: its ViT, DeiT and Mixer classes under timm's names, never with fetched weights."""
+"""The one place that knows timm: those of its classifiers that milkweed serves, never with fetched weights.
 
+Which they are is on record in timm_models.json, which `python -m milkweed.bench.timm_models` makes: every name of timm
+was built, its linear layers outside the classifier were replaced, and it was run.
+"""
+
+import json
 import re
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -9,25 +17,28 @@ from torch import nn
 
 from .separate_attention import separate_attention
 
+RECORD = Path(__file__).with_name("timm_models.json")
+
 _MIXER = re.compile(r"mixer_([sbl])(\d+)_(\d+)")
 _MIXER_SIZES = {
     "s": {"embed_dim": 512, "num_blocks": 8},
     "b": {"embed_dim": 768, "num_blocks": 12},
     "l": {"embed_dim": 1024, "num_blocks": 24},
 }
-_NAME = re.compile(
-    r"(mixer_[sbl]\d+_\d+|vit_(tiny|small|base|large|huge)_patch\d+_\d+|"
-    r"deit3?_(tiny|small|medium|base|large|huge)(_distilled)?_patch\d+_\d+)(\.\w+)?"
-)
 ARCH_ARGS = (
     "img_size",
     "patch_size",
     "in_chans",
     "embed_dim",
+    "embed_dims",
+    "dims",
     "depth",
+    "depths",
     "num_blocks",
     "num_heads",
     "mlp_ratio",
+    "mlp_ratios",
+    "window_size",
     "qkv_bias",
     "qk_norm",
     "init_values",
@@ -45,26 +56,58 @@ ARCH_ARGS = (
     "norm_eps",
     "separate_qkv",
 )
-"""Arguments of timm's VisionTransformer and MlpMixer that are plain data and name no file, class or address.
+"""Arguments of timm's classes that are plain data and name no file, class or address. No class takes all of them.
 
 Two are ours, for HazyResearch/fly's models: `norm_eps` of every LayerNorm (timm: 1e-6), and `separate_qkv`, attention
 with a linear layer each for queries, keys and values.
 """
 
 
-def is_timm_name(arch: str) -> bool:
-    """Whether `arch` is spelled like a ViT, DeiT or Mixer of timm; timm is not imported."""
-    return _NAME.fullmatch(arch) is not None
+@dataclass(frozen=True)
+class TimmModel:
+    """What is on record of one of timm's classifiers, of 1000 classes.
+
+    Args:
+        family: timm's module.
+        image_px: side of its images.
+        parameters: in all.
+        macs: of one image, as `accounting.macs` counts.
+        linears: layers outside the classifier that can be replaced.
+        linear_weights: of those, without biases.
+        crop_mode: how timm fits an image into the square where it does not cut its centre out, as milkweed does.
+    """
+
+    family: str
+    image_px: int
+    parameters: int
+    macs: int
+    linears: int
+    linear_weights: int
+    crop_mode: str = "center"
+
+
+@cache
+def timm_record() -> Mapping[str, Any]:
+    """The whole record: the version of `timm` it is of, `models` by name, how many were `left_out` for which reason."""
+    record: dict[str, Any] = json.loads(RECORD.read_text())
+    return {**record, "models": {name: TimmModel(**row) for name, row in record["models"].items()}}
+
+
+def recorded_timm_models() -> Mapping[str, TimmModel]:
+    """What is on record, by name, whether this timm has it or not; timm is not imported."""
+    models: Mapping[str, TimmModel] = timm_record()["models"]
+    return models
 
 
 def list_timm_models() -> list[str]:
-    """timm's ViT, DeiT and Mixer names that milkweed serves, without the tags of pretrained weights."""
-    return [name for name in _timm().list_models() if is_timm_name(name)]
+    """The names on record that this timm has, without the tags of pretrained weights."""
+    timm = _timm()
+    return [name for name in recorded_timm_models() if timm.models.is_model(name)]
 
 
 def has_timm_model(arch: str) -> bool:
-    """Whether this timm knows the name, and its tag if it has one (`vit_tiny_patch16_224.augreg_in21k`)."""
-    if not is_timm_name(arch):
+    """Whether the name is on record and this timm has it, and its tag if there is one (`deit_tiny_...fb_in1k`)."""
+    if arch.partition(".")[0] not in recorded_timm_models():
         return False
     return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
 
@@ -75,7 +118,9 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
     Raises:
         ValueError: arguments that its class does not take.
     """
-    timm, own = _timm(), dict(arch_args)
+    timm = _timm()
+    # timm tells pairs by being tuples; data from files have lists.
+    own = {name: _as_tuple(value) for name, value in arch_args.items()}
     separate, eps = own.pop("separate_qkv", False), own.pop("norm_eps", None)
     if eps is not None:
         if not isinstance(eps, float):
@@ -95,6 +140,12 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
     return model
 
 
+def timm_classifier(arch: str) -> tuple[str, ...]:
+    """The layers whose outputs are logits, by name; several where heads are averaged."""
+    names = _timm().models.get_pretrained_cfg(arch).classifier
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
 def timm_weights_repository(arch: str) -> str | None:
     """Where on huggingface.co timm publishes the weights of this name and tag; None where it does not."""
     config = _published(arch)
@@ -102,15 +153,22 @@ def timm_weights_repository(arch: str) -> str | None:
 
 
 def timm_preprocess(arch: str) -> dict[str, Any]:
-    """How timm evaluates this name: size, crop_pct, interpolation, mean, std."""
+    """How timm evaluates this name: size, crop_pct, interpolation, mean, std.
+
+    Where timm pads or squashes (`crop_mode` on record), the square in the centre is cut out here.
+    """
     config = _timm().models.get_pretrained_cfg(arch)
     return {
         "size": int(config.input_size[-1]),
-        "crop_pct": float(config.crop_pct),
+        "crop_pct": min(float(config.crop_pct), 1.0),  # above 1 it pads
         "interpolation": str(config.interpolation),
         "mean": [float(value) for value in config.mean],
         "std": [float(value) for value in config.std],
     }
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
 
 
 def _published(arch: str) -> Any:
@@ -125,5 +183,5 @@ def _timm() -> ModuleType:
     try:
         import timm
     except ImportError as error:
-        raise ImportError(f"ViT and DeiT need the package timm: pip install timm ({error})") from error
+        raise ImportError(f"this architecture needs the package timm: pip install timm ({error})") from error
     return timm

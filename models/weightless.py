@@ -4,12 +4,12 @@ The meta device alone would do, but normal_ on a meta tensor imports torch's com
 and 150 MB in every process that loads a bundle.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 _FILLS = frozenset(
@@ -23,9 +23,10 @@ _FILLS = frozenset(
         Tensor.mul_,
         Tensor.clamp_,
         Tensor.erfinv_,
+        nn.init.kaiming_uniform_,
     )
 )
-"""What initialisers do to a tensor in place; on a tensor without memory it does nothing."""
+"""What initialisers do to a tensor in place; on a parameter, or on a tensor without memory, it does nothing."""
 
 
 @contextmanager
@@ -35,8 +36,29 @@ def weightless() -> Iterator[None]:
         yield
 
 
+def built_weightless(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` builds, without memory but for the buffers that no state dict holds: those have their values.
+
+    Where there are such (timm's relative positions and window masks) it is built once more for them, on the CPU, with
+    weights that are not initialised: what is asked for and not written takes no memory.
+    """
+    with weightless():
+        model = build()
+    stored = model.state_dict().keys()
+    computed = [name for name, buffer in model.named_buffers() if buffer.is_meta and name not in stored]
+    if computed:
+        with _NoFills():
+            values = dict(build().named_buffers())
+        for name in computed:
+            module, _, own = name.rpartition(".")
+            model.get_submodule(module)._buffers[own] = values[name]
+    return model
+
+
 class _NoFills(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in _FILLS and args[0].is_meta:
-            return args[0]
+        if func in _FILLS:
+            filled = args[0] if args else kwargs["tensor"]
+            if filled.is_meta or isinstance(filled, nn.Parameter):
+                return filled
         return func(*args, **(kwargs or {}))

@@ -10,6 +10,7 @@ from torch import nn
 from ..models import BundleConfig, LayerStructure, create_model, default_preprocess, empty_model, load_bundle
 from ..models.compress import project_layer
 from ..models.labels import Label
+from ..models.registry import classifier_layers
 from ..models.structure import replace_linears, select_linears, structure_of, structures_for
 from ..models.training import densified
 from .dataset import class_labels
@@ -80,7 +81,8 @@ def _with_new_head(model: nn.Module, config: BundleConfig, labels: Sequence[Labe
     """The same model for other classes: its heads start anew, even where the new classes are as many."""
     arch_args = {**config.arch_args, "num_classes": len(labels)}
     fresh = create_model(config.arch, structure=config.structure, **arch_args)
-    kept = {name: value for name, value in model.state_dict().items() if not name.startswith("head")}
+    heads = tuple(f"{name}." for name in classifier_layers(config.arch))
+    kept = {name: value for name, value in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(kept, strict=False)
     return fresh, replace(config, arch_args=arch_args, labels=tuple(labels))
 

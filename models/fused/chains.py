@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 from ...kernels.operators import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
 from ...kernels.tuning.chain import Chain
+from ..known_modules import PLAIN_MLPS, type_name
 from ..structured import StructuredLinear
+from ..t2t_vit import Block
+from ..vitae.attention import Attention as GlobalAttention
 from ..vitae.normal import NormalCell
 
 
@@ -52,11 +55,6 @@ def take_apart(block: nn.Module) -> BlockChains | None:
     return None
 
 
-def type_name(module: nn.Module) -> str:
-    """The full name of a module's own type: a subclass may compute something else."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
 def _vit_block(block: Any) -> BlockChains:
     """timm's ViT block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x)))."""
     parts = _parts(block, "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
@@ -69,6 +67,8 @@ def _vit_block(block: Any) -> BlockChains:
 
 
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | Attention]:
+    if type_name(attn) not in _TIMM_ATTENTIONS:
+        raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
     parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
     for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
         _check_idle(f"attn.{name}", parts[name])
@@ -80,30 +80,37 @@ def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | A
 
 
 def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
+    if type_name(mlp) not in PLAIN_MLPS:
+        raise NotFusable(f"there is no rule for an MLP of type {type(mlp).__name__}")
     parts = _parts(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
     for name in ("drop", "drop1", "drop2", "norm"):
         _check_idle(f"mlp.{name}", parts[name])
     return [_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(_linear(parts["fc2"]), scale)]
 
 
-def _normal_cell(cell: nn.Module) -> BlockChains:
-    """ViTAE's normal cell: x + attn(norm1(x)) + branch(x), then x + mlp(norm2(x))."""
-    assert isinstance(cell, NormalCell)
-    attn, mlp = cell.attn, cell.mlp
+def _own_block(block: nn.Module) -> BlockChains:
+    """x + attn(norm1(x)), then x + mlp(norm2(x)); in ViTAE's normal cell the first sum also has branch(x)."""
+    assert isinstance(block, NormalCell | Block)
+    attn, mlp = block.attn, block.mlp
+    if type(attn) is not GlobalAttention:
+        raise NotFusable("its attention is within windows")
     qkv = _linear(attn.qkv)
     head_dim = qkv.out_features // (3 * attn.num_heads)
     attention = Attention(attn.num_heads, head_dim, head_dim**-0.5)
     return BlockChains(
-        Chain([_norm(cell.norm1), qkv, attention, _linear(attn.proj), Add()]),
-        Chain([_norm(cell.norm2), _linear(mlp.fc1), _gelu(mlp.act), _linear(mlp.fc2), Add()]),
-        cell,
+        Chain([_norm(block.norm1), qkv, attention, _linear(attn.proj), Add()]),
+        Chain([_norm(block.norm2), _linear(mlp.fc1), _gelu(mlp.act), _linear(mlp.fc2), Add()]),
+        block if isinstance(block, NormalCell) else None,
     )
 
+
+# Where timm keeps it, and where older ones did.
+_TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")
 
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only timm_door imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
-    f"{NormalCell.__module__}.{NormalCell.__qualname__}": _normal_cell,
+    **{f"{block.__module__}.{block.__qualname__}": _own_block for block in (NormalCell, Block)},
 }
 
 

@@ -5,7 +5,7 @@ What no rule knows keeps its own forward; the report names it. The rest of the m
 
 import logging
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -16,7 +16,7 @@ from ...kernels.operators import Problem
 from ...kernels.tuning.chain import Chain, CompiledChain
 from ...kernels.tuning.verification import TuningError
 from ..inference import fold_batch_norms, prepare_for_inference
-from ..vitae.reduction import PerformerReduction, PyramidOnlyReduction
+from ..vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
 from .alternatives import Alternative, Bucketed, Part, choose
 from .block import BucketedChain, FusedBlock
 from .branch import BranchPart, BranchResidual
@@ -62,18 +62,24 @@ def fuse(
     with torch.no_grad():
         tokens = _token_counts(model, image_size)
         work = _Fusing(device, dtype, sorted(set(batch_sizes)), tuning or Tuning(), kernels or device_kernels(device))
-        for parent in list(model.modules()):
-            for name, child in list(parent.named_children()):
-                count = tokens.get(child)
-                fused = None if count is None else work.fuse(child, count)
-                if fused is not None:
-                    setattr(parent, name, fused)
+        _replace(model, tokens, work)
         prepare_for_inference(model, dtype=dtype).to(device)
     report = work.report(time.perf_counter() - started)
     logger.info("%s", report.summary, extra={"event": report.as_json()})
     for fallback in report.fallbacks:
         logger.warning("%s falls back: %s", fallback.kind, fallback.reason)
     return report
+
+
+def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
+    """Give the children of a module their fused forms, and go on inside those that have none."""
+    for name, child in list(parent.named_children()):
+        count = tokens.get(child)
+        fused = None if count is None else work.fuse(child, count)
+        if fused is not None:
+            setattr(parent, name, fused)
+        else:
+            _replace(child, tokens, work)
 
 
 @dataclass
@@ -92,8 +98,10 @@ class _Fusing:
         """What a module that gives so many tokens becomes; None where it stays."""
         if isinstance(module, PerformerReduction):
             return self._reduction(module, tokens)
-        if isinstance(module, PyramidOnlyReduction):
-            return FusedPyramid(module.PRM)
+        if isinstance(module, PyramidReduction):
+            return FusedPyramid(module)
+        if isinstance(module, PerformerAttention):  # T2T-ViT's, with no branch beside it
+            return self._part(PerformerPart(self._placed(module), self.kernels), tokens)
         try:
             chains = take_apart(module)
             return None if chains is None else self._block(chains, tokens)

@@ -1,4 +1,4 @@
-"""ViTAE's reduction cells: the performer attention and all that follows it in a few launches, the pyramid in fewer."""
+"""ViTAE's reduction cells in fewer launches: the pyramid; the performer attention, T2T-ViT's too, with what follows."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -107,14 +107,14 @@ class PerformerPart:
         except ValueError as error:
             return str(error)
 
-    def _native(self, packed: PackedPerformer) -> Callable[[Tensor, Tensor], Tensor]:
+    def _native(self, packed: PackedPerformer) -> Callable[..., Tensor]:
         tile = performer_tile(self._kernels.shared_limit)
         cell = self._plain
 
-        def call(tokens: Tensor, parallel: Tensor) -> Tensor:
+        def call(tokens: Tensor, parallel: Tensor | None = None) -> Tensor:
+            kqv, beside = cell.kqv(cell.norm1(tokens)), None if parallel is None else parallel.contiguous()
             return performer_attention(
-                *(cell.kqv(cell.norm1(tokens)), packed.weights, packed.biases, parallel.contiguous()),
-                *(packed.eps, packed.norm_eps, tile),
+                *(kqv, packed.weights, packed.biases, beside), *(packed.eps, packed.norm_eps, tile)
             )
 
         return call

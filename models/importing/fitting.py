@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..errors import CheckpointError
 from ..registry import create_model
 from ..structure import LayerStructure, replace_linears
-from ..weightless import weightless
+from ..weightless import built_weightless, weightless
 from .diagnosis import HEADS, Misfit, classes_hint
 from .families import Family, detect_family
 from .foreign_layers import LAYOUT, native_layers
@@ -58,8 +58,7 @@ def fit_checkpoint(
     arch = arch or _only_candidate(source, family)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
     classes = _classes(source, state, num_classes)
-    with weightless():
-        model = create_model(arch, num_classes=classes, **arch_args)
+    model = built_weightless(lambda: create_model(arch, num_classes=classes, **arch_args))
     state, converted = native_layers(source, model, state)
     structure = structures_in(source, model, state)
     with weightless():

@@ -4,13 +4,15 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
+from ..structure import replaceable_linears
+
 Parts = dict[str, Tensor]
 """A layer's tensors by the rest of their keys."""
 
 
 def layer_parts(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Parts]:
-    """For each linear layer of `model`, its own tensors and those of its parts, under `<layer>.<rest>` in `state`."""
-    parts: dict[str, Parts] = {name: {} for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    """For each replaceable linear layer, its own tensors and those of its parts: `<layer>.<rest>` in `state`."""
+    parts: dict[str, Parts] = {name: {} for name in replaceable_linears(model)}
     for key, tensor in state.items():
         pieces = key.split(".")
         for cut in (len(pieces) - 1, len(pieces) - 2):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..known_modules import plain_mlp
 from .aware import project_aware
 from .parallel import each_on_one_thread
 from .statistics import InputStatistics
@@ -178,14 +179,8 @@ def _spread(groups: tuple[Tensor, ...]) -> Tensor:
 
 
 def _is_mlp(module: nn.Module) -> bool:
-    children = dict(module.named_children())
-    fc1, act, fc2 = (children.pop(name, None) for name in ("fc1", "act", "fc2"))
-    return (
-        isinstance(fc1, nn.Linear)
-        and isinstance(fc2, nn.Linear)
-        and isinstance(act, nn.GELU | nn.ReLU | nn.SiLU)
-        and all(isinstance(other, nn.Identity | nn.Dropout) for other in children.values())
-    )
+    fc1, act, fc2 = plain_mlp(module) or (None, None, None)
+    return isinstance(fc1, nn.Linear) and isinstance(fc2, nn.Linear) and isinstance(act, nn.GELU | nn.ReLU | nn.SiLU)
 
 
 def _linear(module: nn.Module, name: str) -> nn.Linear:

@@ -34,7 +34,6 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
         dense_weights = account.in_features * account.out_features
         structured = isinstance(layer, StructuredLinear)
         weights = layer.weight_count if isinstance(layer, StructuredLinear) else dense_weights
-        per_token = layer.macs_per_row if isinstance(layer, StructuredLinear) else dense_weights
         item = next(layer.parameters()).element_size()
         note = notes.get(account.name, LayerNote())
         rows.append(
@@ -47,7 +46,7 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
                 rank=getattr(layer, "rank", None) if structured else None,
                 dense_weights=dense_weights,
                 weights=weights,
-                macs_before=account.macs // per_token * dense_weights,
+                macs_before=account.dense_macs,
                 macs_after=account.macs,
                 bytes_before=item * dense_weights,
                 bytes_after=item * weights,
@@ -63,11 +62,12 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
 
 def model_totals(model: nn.Module, size: int) -> tuple[Totals, Totals]:
     """Costs of the model with every layer dense, and as it is."""
-    counted = macs(model, size).total
-    saved = sum(row.macs_before - row.macs_after for row in layer_rows(model, size, {}))
+    counted = macs(model, size)
     stored = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     dense = Totals(
-        parameters=dense_equivalent_parameters(model), macs=counted + saved, bytes=dense_equivalent_bytes(model)
+        parameters=dense_equivalent_parameters(model),
+        macs=counted.dense_equivalent,
+        bytes=dense_equivalent_bytes(model),
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return dense, Totals(parameters=parameters, macs=counted, bytes=stored)
+    return dense, Totals(parameters=parameters, macs=counted.total, bytes=stored)

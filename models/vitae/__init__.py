@@ -1,6 +1,7 @@
-"""ViTAE v1 (arXiv 2106.03348): vision transformers with convolutional inductive bias."""
+"""ViTAE (arXiv 2106.03348) and ViTAEv2 (arXiv 2202.10108): vision transformers with convolutional inductive bias."""
 
 from .model import ViTAE
-from .variants import VITAE_VARIANTS
+from .model_v2 import ViTAEv2
+from .variants import VITAE_V2_VARIANTS, VITAE_VARIANTS
 
-__all__ = ["VITAE_VARIANTS", "ViTAE"]
+__all__ = ["VITAE_V2_VARIANTS", "VITAE_VARIANTS", "ViTAE", "ViTAEv2"]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from .attention import init_linear
 from .grid import tokens_to_grid
 from .normal import NORMAL_NORM_EPS, NormalCell
 from .reduction import EmbeddingReduction, PerformerReduction, PyramidOnlyReduction
@@ -86,7 +87,7 @@ class ViTAE(nn.Module):
             chans = token_dims[i]
         self.head = nn.Linear(token_dims[-1], num_classes)
         self.class_token = shallow
-        self.apply(_init_weights)
+        self.apply(init_linear)
 
     def forward_features(self, images: Tensor) -> Tensor:
         """(B, in_chans, H, W) -> pooled features (B, token_dims[-1])."""
@@ -120,11 +121,3 @@ def _reduction(
     if kind == "none":
         return nn.Identity()
     raise ValueError(f"unknown reduction kind {kind!r}: must be one of {', '.join(REDUCTIONS)}")
-
-
-def _init_weights(module: nn.Module) -> None:
-    """Truncated normal (0.02) for linears, as the published model trains from; norms and convolutions as torch."""
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

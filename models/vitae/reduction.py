@@ -1,7 +1,7 @@
-"""ViTAE's reduction cells: pyramid reduction, performer attention and the parallel convolution branch.
+"""ViTAE's reduction cells, v1 and v2: pyramid reduction, attention and the parallel convolution branch.
 
 Source: ViTAE (arXiv 2106.03348), section 3.2: a ReductionCell embeds multi-scale context (PRM) and locality (PCM)
-while it lowers the resolution. State-dict keys are those of the published checkpoints.
+while it lowers the resolution; ViTAEv2 (arXiv 2202.10108). State-dict keys are those of the published checkpoints.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .attention import Attention, Mlp, WindowAttention
 from .grid import grid_to_tokens
 
 # Every LayerNorm inside a reduction cell; the normal cells use 1e-6. Mixing them up moves the logits by 3e-4.
@@ -78,9 +79,33 @@ class PerformerAttention(nn.Module):
             y = (phi_q @ summary) / (denominator + self.epsilon)
         return v + self.proj(y.to(v.dtype))
 
-    def forward(self, tokens: Tensor, parallel: Tensor) -> Tensor:
+    def forward(self, tokens: Tensor, parallel: Tensor | None = None) -> Tensor:
         """tokens (B, N, in_dim) and the convolution branch (B, N, dim), added between attention and MLP."""
-        x = self.attend(tokens) + parallel
+        x = self.attend(tokens)
+        x = x if parallel is None else x + parallel
+        return x + self.mlp(self.norm2(x))
+
+
+class TokenTransformer(nn.Module):
+    """Softmax attention of tokens whose width it changes, and an MLP: (B, N, in_dim) -> (B, N, dim).
+
+    Nothing adds the tokens themselves, which are wider or narrower.
+
+    Args:
+        attn: in_dim -> dim, with or without a value skip.
+    """
+
+    def __init__(self, in_dim: int, dim: int, attn: Attention) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(in_dim, eps=REDUCTION_NORM_EPS)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, eps=REDUCTION_NORM_EPS)
+        self.mlp = Mlp(dim, dim)
+
+    def forward(self, tokens: Tensor, parallel: Tensor | None = None) -> Tensor:
+        """tokens (B, N, in_dim) and the convolution branch (B, N, dim), added between attention and MLP."""
+        x = self.attn(self.norm1(tokens))
+        x = x if parallel is None else x + parallel
         return x + self.mlp(self.norm2(x))
 
 
@@ -109,6 +134,20 @@ def _parallel_branch(in_chans: int, embed_dim: int, dim: int, downsample: int) -
     )
 
 
+def _normed_branch(in_chans: int, embed_dim: int, dim: int, downsample: int, groups: int) -> nn.Sequential:
+    """PCM of a v2 reduction cell: grouped, norms after the first two convolutions, nothing after the last."""
+    a, b, c = _PCM_STRIDES[downsample]
+    return nn.Sequential(
+        nn.Conv2d(in_chans, embed_dim, 3, a, 1, groups=groups),
+        nn.BatchNorm2d(embed_dim),
+        nn.SiLU(),
+        nn.Conv2d(embed_dim, embed_dim, 3, b, 1, groups=groups),
+        nn.BatchNorm2d(embed_dim),
+        nn.SiLU(),
+        nn.Conv2d(embed_dim, dim, 3, c, 1, groups=groups),
+    )
+
+
 class PerformerReduction(nn.Module):
     """Reduction cell kind `performer`: PRM -> performer attention, plus the parallel PCM branch."""
 
@@ -121,6 +160,42 @@ class PerformerReduction(nn.Module):
         self.PCM = _parallel_branch(in_chans, embed_dim, dim, downsample)
         self.PRM = PyramidReduction(in_chans, embed_dim, kernel_size, downsample, dilations)
         self.attn = PerformerAttention(len(dilations) * embed_dim, dim)
+
+    def forward(self, grid: Tensor) -> Tensor:
+        return self.attn(self.PRM(grid), grid_to_tokens(self.PCM(grid)))
+
+
+class TransformerReduction(nn.Module):
+    """v2's reduction cells: PRM -> softmax attention, plus the parallel PCM branch.
+
+    Args:
+        groups: groups of the branch's convolutions.
+        window_size: kind `window`, whose attention has a qkv bias and no value skip; kind `transformer` when None,
+            whose attention over all tokens is the other way round.
+    """
+
+    def __init__(
+        self,
+        in_chans: int,
+        embed_dim: int,
+        dim: int,
+        downsample: int,
+        kernel_size: int,
+        dilations: Sequence[int],
+        num_heads: int,
+        groups: int,
+        window_size: int | None,
+    ) -> None:
+        super().__init__()
+        self.PCM = _normed_branch(in_chans, embed_dim, dim, downsample, groups)
+        self.PRM = PyramidReduction(in_chans, embed_dim, kernel_size, downsample, dilations)
+        in_dim = len(dilations) * embed_dim
+        attn = (
+            Attention(in_dim, dim, num_heads, qkv_bias=False, value_skip=True)
+            if window_size is None
+            else WindowAttention(in_dim, dim, num_heads, window_size=window_size)
+        )
+        self.attn = TokenTransformer(in_dim, dim, attn)
 
     def forward(self, grid: Tensor) -> Tensor:
         return self.attn(self.PRM(grid), grid_to_tokens(self.PCM(grid)))
@@ -162,4 +237,4 @@ class EmbeddingReduction(nn.Module):
         return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
 
 
-__all__ = ["EmbeddingReduction", "PerformerReduction", "PyramidOnlyReduction"]
+__all__ = ["EmbeddingReduction", "PerformerReduction", "PyramidOnlyReduction", "TransformerReduction"]

@@ -1,6 +1,7 @@
-"""The seven published ViTAE v1 configurations, as keyword arguments of `ViTAE`.
+"""The published configurations: seven of ViTAE v1 as keyword arguments of `ViTAE`, three of ViTAEv2 of `ViTAEv2`.
 
-Source: ViTAE (arXiv 2106.03348), table 1, and the published entry points, whose names these are in lower case.
+Source: ViTAE (arXiv 2106.03348), table 1; ViTAEv2 (arXiv 2202.10108); and the published entry points, whose names
+these are in lower case.
 """
 
 from typing import Any
@@ -49,4 +50,28 @@ VITAE_VARIANTS: dict[str, dict[str, Any]] = {
     "vitae_basic_base": _large(768, 12, 12),
     "vitae_basic_large": _large(1024, 24, 16),
     "vitae_basic_huge": _large(1280, 32, 16),
+}
+
+VITAE_V2_VARIANTS: dict[str, dict[str, Any]] = {
+    "vitaev2_s": {
+        "embed_dims": (64, 64, 128, 256),
+        "token_dims": (64, 128, 256, 512),
+        "depths": (2, 2, 8, 2),
+        "num_heads": (1, 2, 4, 8),
+        "reduction_heads": (1, 1, 2, 4),
+    },
+    "vitaev2_48m": {
+        "embed_dims": (64, 64, 192, 384),
+        "token_dims": (96, 192, 384, 768),
+        "depths": (2, 2, 11, 2),
+        "num_heads": (1, 2, 4, 8),
+        "reduction_heads": (1, 1, 2, 4),
+    },
+    "vitaev2_b": {
+        "embed_dims": (96, 96, 256, 512),
+        "token_dims": (128, 256, 512, 1024),
+        "depths": (2, 2, 12, 2),
+        "num_heads": (1, 4, 8, 16),
+        "reduction_heads": (1, 1, 4, 8),
+    },
 }

@@ -16,8 +16,6 @@ from .report_view import print_report
 if TYPE_CHECKING:
     from ...models.report import RunReport
 
-MAC_COUNTER = "torch.utils.flop_counter formulas halved: convolutions, linear layers, attention; Monarch as its weights"
-
 COMMON = ("kind", "in_features", "out_features", "bias")
 """Members of every layer's structure."""
 
@@ -65,13 +63,13 @@ def _read_report(bundle: Path, version: str) -> "RunReport | None":
 def _describe(bundle: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ...models import create_model, layer_accounts, load_bundle, macs, parameter_count
-    from ...models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, resident_bytes
+    from ...models import empty_model, layer_accounts, load_bundle, macs, parameter_count
+    from ...models.accounting import COUNTER, dense_equivalent_bytes, dense_equivalent_parameters, resident_bytes
     from ...models.inference import prepare_for_inference
 
     model, config = load_bundle(bundle)
-    # A loaded model is frozen; which parameters training would touch, a fresh one knows.
-    count = parameter_count(create_model(config.arch, structure=config.structure, **config.arch_args))
+    # A loaded model is frozen; which parameters training would touch, one without weights knows.
+    count = parameter_count(empty_model(config))
     size = int(config.preprocess["size"])
     costs = macs(model, size)
     document: dict[str, Any] = {
@@ -89,7 +87,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
             "total": count.total,
             "dense_equivalent": dense_equivalent_parameters(model),
         },
-        "macs": {"per_image": costs.total, "counter": MAC_COUNTER},
+        "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
         "bytes": {"dense_equivalent": dense_equivalent_bytes(model), "on_disk": config.bytes_on_disk},
         "metrics": dict(config.metrics),
         "provenance": dict(config.provenance),
@@ -103,8 +101,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
 def _print(document: Mapping[str, Any], layers: bool) -> None:
     """Print all but the report; the structured layers only if the report will not."""
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
-    parameters, size = document["parameters"], document["bytes"]
-    dense = parameters["dense_equivalent"]
+    parameters, macs, size = document["parameters"], document["macs"], document["bytes"]
     preprocess = document["preprocess"]
     print_fields(
         {
@@ -114,8 +111,9 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
             "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
             "parameters": f"{parameters['total']:,} ({parameters['trainable']:,} trainable), "
-            f"dense {dense:,}: {100 * parameters['total'] / dense:.1f} %",
-            "MACs": f"{document['macs']['per_image']:,} an image ({document['macs']['counter']})",
+            f"dense {_share(parameters['total'], parameters['dense_equivalent'])}",
+            "MACs": f"{macs['per_image']:,} an image, dense {_share(macs['per_image'], macs['dense_equivalent'])}",
+            "counted": macs["counter"],
             "bytes": f"dense {megabytes(size['dense_equivalent'])}, "
             f"resident {megabytes(size['resident'])} (float32), on disk {megabytes(size['on_disk'])}",
         }
@@ -127,6 +125,11 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         print(f"\n{title}")
         flat = {f"  {name}": value for name, value in flattened(document[title]).items()}
         print_fields(flat or {"  none on record": ""})
+
+
+def _share(actual: int, dense: int) -> str:
+    """What the dense model has, and how much of it this one does: `4,886,888: 76.5 %`."""
+    return f"{dense:,}: {100 * actual / dense:.1f} %"
 
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:

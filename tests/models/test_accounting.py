@@ -1,7 +1,5 @@
 """Parameters, bytes and MACs: against the published figures, torch's own counter and counting by hand."""
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,24 +18,6 @@ from milkweed.models.accounting import (
 from milkweed.models.inference import prepare_for_inference
 from milkweed.models.registry import create_model
 from milkweed.models.structure import monarch_structure, replace_linears, select_linears
-
-
-@pytest.mark.parametrize(
-    "arch",
-    [
-        "vitae_basic_tiny",
-        "vitae_basic_small",
-        "vitae_basic_base",
-        "vitae_basic_huge",
-        "deit_tiny_patch16_224",
-    ],
-)
-def test_macs_are_the_published_ones(arch: str, shared: Path) -> None:
-    golden = json.loads((shared / "golden" / "keys" / f"{arch}_keys.json").read_text())
-    with torch.device("meta"):
-        model = create_model(arch)
-    counted = macs(model, 224)
-    assert counted.total == golden["macs_224"] == sum(counted.by_layer.values())
 
 
 @pytest.mark.skipif(
@@ -64,6 +44,7 @@ def test_monarch_layer_counts_its_weights_for_each_token(tiny_vit: dict[str, Any
     tokens, weights = 17, 4 * 8 * 8 + 4 * 32 * 8
     assert monarch.by_layer["blocks.0.mlp.fc1"] == tokens * weights
     assert dense.total - monarch.total == tokens * (32 * 128 - weights)
+    assert monarch.dense_equivalent == dense.total == dense.dense_equivalent
 
 
 def test_counting_leaves_the_model_as_it_was(tiny_vitae: dict[str, Any]) -> None:
@@ -112,5 +93,6 @@ def test_layer_accounts_list_every_linear_layer(tiny_vit: dict[str, Any]) -> Non
     fc2, head = accounts["blocks.1.mlp.fc2"], accounts["head"]
     assert (fc2.kind, fc2.in_features, fc2.out_features) == ("monarch", 128, 32)
     assert (fc2.parameters, fc2.dense_parameters) == (1280 + 32, 4096 + 32)
-    assert fc2.macs == 17 * 1280
-    assert (head.kind, head.parameters, head.dense_parameters, head.macs) == ("dense", 99, 99, 96)
+    assert (fc2.macs, fc2.dense_macs) == (17 * 1280, 17 * 4096)
+    assert (head.kind, head.parameters, head.dense_parameters) == ("dense", 99, 99)
+    assert head.macs == head.dense_macs == 96

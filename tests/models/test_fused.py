@@ -18,6 +18,7 @@ from milkweed.models.accounting import resident_bytes
 from milkweed.models.fused.block import FusedBlock
 from milkweed.models.fused.device_kernels import DeviceKernels
 from milkweed.models.fused.fuse import fuse
+from milkweed.models.fused.reduction import FusedPyramid
 from milkweed.models.fused.report import FusionReport
 from milkweed.models.fused.tuning import Tuning
 from milkweed.models.registry import create_model
@@ -56,11 +57,24 @@ SHALLOW: dict[str, Any] = {
     "shallow": True,
 }
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 64, "depth": 2, "num_heads": 2, "init_values": 0.5}
+T2T: dict[str, Any] = {"img_size": 32, "embed_dim": 64, "depth": 2, "num_heads": 2}
+VITAE_V2: dict[str, Any] = {
+    "img_size": 32,
+    "embed_dims": (8, 8, 16, 16),
+    "token_dims": (16, 32, 32, 64),
+    "depths": (1, 1, 1, 1),
+    "num_heads": (1, 1, 1, 2),
+    "reduction_heads": (1, 1, 1, 1),
+    "groups": (1, 2, 2, 4),
+    "reduction_groups": (1, 2, 2, 4),
+}
 MODELS = {
     "vitae": ("vitae_basic", VITAE),
     "vitae with a class token": ("vitae_basic", SHALLOW),
     "vit": ("deit_tiny_patch16_224", VIT),
+    "t2t": ("t2t_vit_7", T2T),
 }
+BRANCHES, PERFORMERS = ("vitae", "vitae with a class token"), ("vitae", "t2t")
 STRUCTURES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
 
 
@@ -69,7 +83,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 def build(name: str, structure: str = "dense") -> nn.Module:
     """A model with weights and statistics that every mistake would show in."""
-    arch, args = MODELS[name]
+    arch, args = {**MODELS, "v2": ("vitaev2_s", VITAE_V2)}[name]
     torch.manual_seed(0)
     dense = create_model(arch, num_classes=10, **args)
     patterns = STRUCTURES[structure]
@@ -178,8 +192,8 @@ def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
         assert relative(native(x.bfloat16()), want) <= max(allowed, 1e-2)
     used = {engine.partition(":")[0] for part in report.parts for plan in part.plans for engine in plan.engines}
     expected = {"native_linear", "native_attention", "native_mlp"}
-    expected |= {"native_branch"} if name != "vit" else set()
-    expected |= {"native_performer"} if name == "vitae" else set()
+    expected |= {"native_branch"} if name in BRANCHES else set()
+    expected |= {"native_performer"} if name in PERFORMERS else set()
     assert expected <= used
     assert report.fallbacks == ()
 
@@ -195,7 +209,22 @@ def test_bfloat16_stays_close(name: str) -> None:
         assert relative(got, model(x)) <= 3e-2
 
 
-@pytest.mark.parametrize("name", ["vitae_basic_tiny", "deit_tiny_patch16_224"])
+def test_windows_keep_their_own_forward_and_are_told() -> None:
+    model = build("v2", "all")
+    copied, report = fused(model, kernels=NATIVE)
+    with torch.inference_mode():
+        for count in (1, 3, 5):
+            assert relative(copied(images(count)), model(images(count))) <= 1e-5
+    assert sum(isinstance(module, FusedBlock) for module in copied.modules()) == 2  # the stages that attend globally
+    assert sum(isinstance(module, FusedPyramid) for module in copied.modules()) == 4
+    told = [fallback.reason for fallback in report.fallbacks if fallback.kind == "block"]
+    assert "NormalCell: its attention is within windows" in told
+    assert all("NormalCell" in reason or "TokenTransformer" in reason for reason in told)
+    branches = [part for part in report.parts if part.kind == "branch"]
+    assert [part.refused for part in branches] == [{"native_branch": "the branch has other steps than the kernel"}] * 2
+
+
+@pytest.mark.parametrize("name", ["vitae_basic_tiny", "deit_tiny_patch16_224", "t2t_vit_7", "vitaev2_s"])
 def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
     """Against logits that the original code gave in float64."""
     model = fill.fill(create_model(name))

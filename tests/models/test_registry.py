@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.models.registry import create_model, default_preprocess, list_models
+from milkweed.models.config import check_preprocess
+from milkweed.models.registry import classifier_layers, create_model, default_preprocess, list_models
 
 GOLDEN = [
-    "vitae_basic_tiny",
-    "vitae_basic_6m",
-    "vitae_basic_13m",
-    "vitae_basic_small",
-    "vitae_basic_base",
-    "vitae_basic_large",
-    "vitae_basic_huge",
-    "vit_small_patch16_224",
-    "deit_tiny_patch16_224",
-    "deit_small_patch16_224",
+    *(f"vitae_basic_{size}" for size in ("tiny", "6m", "13m", "small", "base", "large", "huge")),
+    *(f"vitaev2_{size}" for size in ("s", "48m", "b")),
+    *(f"t2t_vit_{size}" for size in ("7", "10", "12", "14", "19", "24", "t_14")),
+    *("vit_small_patch16_224", "deit_tiny_patch16_224", "deit_small_patch16_224"),
+    *("mixer_s16_224", "mixer_b16_224"),
 ]
 
 
@@ -36,15 +32,30 @@ def test_state_dict_is_the_published_one(arch: str, shared: Path) -> None:
     assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
 
 
-def test_list_models_names_both_families_and_every_name_builds() -> None:
+def test_list_models_names_every_family() -> None:
     names = list_models()
     assert names == sorted(set(names))
-    assert {*GOLDEN, "vitae_basic", "vit_base_patch16_224", "vit_tiny_patch16_224"} <= set(names)
+    assert {*GOLDEN, "vitae_basic", "vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny"} <= set(
+        names
+    )
+    assert "resnet50" not in names
     for name in names:
-        if name != "vitae_basic":
-            with torch.device("meta"):
-                assert create_model(name, num_classes=7).get_submodule("head").weight.shape[0] == 7
-            assert default_preprocess(name)["crop_pct"] > 0
+        check_preprocess(default_preprocess(name))
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers"),
+    [
+        ("vitaev2_s", ("head",)),
+        ("swin_tiny_patch4_window7_224", ("head.fc",)),
+        ("deit_tiny_distilled_patch16_224", ("head", "head_dist")),
+    ],
+)
+def test_classifier_layers_have_an_output_for_each_class(arch: str, layers: tuple[str, ...]) -> None:
+    with torch.device("meta"):
+        model = create_model(arch, num_classes=7)
+    assert classifier_layers(arch) == layers
+    assert all(model.get_submodule(name).weight.shape[0] == 7 for name in layers)  # type: ignore[union-attr, index]
 
 
 def test_model_is_in_eval_mode_and_answers(tiny_vitae: dict[str, Any], tiny_vit: dict[str, Any]) -> None:
@@ -91,6 +102,7 @@ def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
         ("deit_tiny_patch16_224", {"depth": 10**6}, "depth 1000000 must be between 0 and 256"),
         ("deit_tiny_patch16_224", {"mlp_ratio": float("nan")}, "mlp_ratio nan must be between"),
         ("deit_tiny_patch16_224", {"embed_dim": {}}, "embed_dim {} must be plain data"),
+        ("t2t_vit_7", {"pretrained": True}, "t2t_vit_7 takes no argument 'pretrained'"),
         ("vitae_basic_tiny", {"depths": [0] * 17}, "at most 16 items"),
         ("vitae_basic_tiny", {"depths": [0, 0, 257]}, "depths 257 must be between 0 and 256"),
         ("vitae_basic", {}, "needs the arguments embed_dims, token_dims, depths"),

@@ -1,9 +1,6 @@
-"""ViTAE v1 against logits recorded from the original code, and each known trap planted to show it is caught."""
+"""ViTAE v1: each known trap planted to show that parity catches it, the performer's definition, sizes, refusals."""
 
-import json
 from collections.abc import Callable
-from functools import partial
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -12,60 +9,17 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.vitae import VITAE_VARIANTS, ViTAE
-from milkweed.models.vitae.normal import Attention, NormalCell
+from milkweed.models.vitae.attention import Attention
+from milkweed.models.vitae.normal import NormalCell
 from milkweed.models.vitae.reduction import PerformerAttention, PerformerReduction
 
-# Small's logits are larger (17.7) and the original's own float32 is 5.9e-6 off; all others are within 1e-5.
-TOLERANCE = {name: 2e-5 if name == "vitae_basic_small" else 1e-5 for name in VITAE_VARIANTS}
 
-
-def build(name: str, fill: ModuleType) -> ViTAE:
-    """A variant with the golden weights; no time spent on an initialisation that is overwritten."""
+def build(fill: ModuleType) -> ViTAE:
+    """Tiny with the golden weights; no time spent on an initialisation that is overwritten."""
     with torch.device("meta"):
-        model = ViTAE(**VITAE_VARIANTS[name])
+        model = ViTAE(**VITAE_VARIANTS["vitae_basic_tiny"])
     fill.fill(model.to_empty(device="cpu"))
     return model.eval()
-
-
-# The variants that logits were recorded for; the other two are compared cell by cell below.
-RECORDED = [name for name in VITAE_VARIANTS if name not in ("vitae_basic_13m", "vitae_basic_large")]
-
-
-@pytest.mark.parametrize("name", RECORDED)
-def test_logits_are_the_originals(name: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
-    # Huge takes 7 s an image: one is enough.
-    count = 1 if name == "vitae_basic_huge" else 2
-    with torch.inference_mode():
-        got = build(name, fill)(images[:count]).numpy()
-    assert np.abs(got - golden[f"{name}__fp64"][:count]).max() <= TOLERANCE[name]
-
-
-@pytest.mark.parametrize("name", ["vitae_basic_13m", "vitae_basic_large"])
-def test_every_cell_gives_the_originals_values(shared: Path, name: str, fill: ModuleType, images: Tensor) -> None:
-    recorded = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())["cells_under_fill"]
-    model = build(name, fill)
-    got: dict[str, Tensor] = {}
-    for cell in recorded:
-        keep = partial(lambda cell, module, args, out: got.__setitem__(cell, out), cell)
-        model.get_submodule(cell).register_forward_hook(keep)
-    with torch.inference_mode():
-        model(images[:1])
-    assert len(recorded) >= 12
-    for cell, want in recorded.items():
-        first = got[cell].flatten()[:8].tolist()
-        assert first == pytest.approx(want["first8_image0"], abs=2e-5), cell
-
-
-@pytest.mark.parametrize("name", list(VITAE_VARIANTS))
-def test_state_dict_has_the_published_keys_in_order(shared: Path, name: str) -> None:
-    want = json.loads((shared / "golden" / "keys" / f"{name}_keys.json").read_text())
-    with torch.device("meta"):
-        model = ViTAE(**VITAE_VARIANTS[name])
-    got = [(k, list(v.shape), str(v.dtype).removeprefix("torch.")) for k, v in model.state_dict().items()]
-    assert got == [(e["key"], e["shape"], e["dtype"]) for e in want["keys"]]
-    trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert trainable == want["params_trainable"]
-    assert sum(p.numel() for p in model.parameters()) == want["params_total"]
 
 
 def set_norm_eps(kind: type[nn.Module], eps: float) -> Callable[[ViTAE], None]:
@@ -118,11 +72,11 @@ TRAPS: dict[str, Callable[[ViTAE], None]] = {
 
 @pytest.mark.parametrize("trap", list(TRAPS))
 def test_parity_catches_the_trap(trap: str, fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor) -> None:
-    model = build("vitae_basic_tiny", fill)
+    model = build(fill)
     TRAPS[trap](model)
     with torch.inference_mode():
         got = model(images).numpy()
-    assert np.abs(got - golden["vitae_basic_tiny__fp64"]).max() > 10 * TOLERANCE["vitae_basic_tiny"]
+    assert np.abs(got - golden["vitae_basic_tiny__fp64"]).max() > 1e-4  # parity asks for 1e-5
 
 
 def performer_by_definition(layer: PerformerAttention, x: Tensor, epsilon: float) -> Tensor:

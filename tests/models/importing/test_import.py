@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from milkweed.models import Label, create_model, import_checkpoint, list_models, load_bundle, read_labels
+from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.families import detect_family
 from milkweed.models.structure import monarch_structure, replace_linears, select_linears
@@ -193,7 +193,7 @@ def test_every_published_family_is_recognised(name: str, shared: Path) -> None:
         assert set(family.candidates) == {f"vit_{size}_patch16_224", f"deit_{size}_patch16_224"}
     else:
         assert family.looks_like == name
-        assert family.candidates == ((name,) if name in list_models() else ())
+        assert family.candidates == (name,)
 
 
 @pytest.mark.parametrize(
@@ -235,9 +235,7 @@ def test_diagnosis_names_what_it_looks_like(tmp_path: Path, shared: Path) -> Non
     assert " in common; first missing layers.0.RC.PCM.2.weight" in first
     assert "first unexpected '" in first
     assert 1 <= len(caught.value.details) <= 9
-    built = "vitaev2_s" in list_models()
-    wanted = "try the architecture vitaev2_s" if built else "milkweed does not build vitaev2 models of this kind yet"
-    assert wanted in caught.value.details
+    assert "try the architecture vitaev2_s" in caught.value.details
     torch.save({key: tensor for key, tensor in state.items() if "NC.7." not in key}, tmp_path / "y.pth")
     with pytest.raises(CheckpointError, match=r"not recognised: it looks like a ViTAEv2 of depths \(2, 2, 7, 2\)"):
         import_checkpoint(tmp_path / "y.pth", None, tmp_path / "b")

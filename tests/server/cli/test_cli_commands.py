@@ -111,6 +111,8 @@ def test_inspect_counts(milkweed: Milkweed, bundle: Path, dense_bundle: Path) ->
     tokens = 8 * 8
     assert sum(layer["kind"] == "monarch" for layer in document["layers"]) == 4
     assert dense["macs"]["per_image"] - document["macs"]["per_image"] == tokens * 4 * (32 * 64 - 768)
+    assert document["macs"]["dense_equivalent"] == dense["macs"]["per_image"] == dense["macs"]["dense_equivalent"]
+    assert sum(layer["dense_macs"] - layer["macs"] for layer in document["layers"]) == tokens * 4 * (32 * 64 - 768)
     assert "flop_counter" in document["macs"]["counter"]
     assert document["metrics"] == {"top1": 12.5}
     assert document["provenance"] == {"source": {"file": "made.pth"}}
@@ -191,10 +193,11 @@ def test_names_of_bundles() -> None:
 def test_models(milkweed: Milkweed) -> None:
     document = milkweed("models", "vitae_basic*", "--json").document
     rows = {row["name"]: row for row in document["models"]}
-    assert rows["vitae_basic_tiny"] == {"name": "vitae_basic_tiny", "parameters": 4_886_888, "image_px": 224}
-    assert rows["vitae_basic"] == {"name": "vitae_basic", "parameters": None, "image_px": None}
+    tiny = {"name": "vitae_basic_tiny", "parameters": 4_886_888, "image_px": 224, "linears": 36}
+    assert rows["vitae_basic_tiny"] == tiny
+    assert rows["vitae_basic"] == {"name": "vitae_basic", "parameters": None, "image_px": None, "linears": None}
     ran = milkweed("models", "deit_tiny_patch16_224", "--macs")
-    assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "5,717,416", "224", "1.254"]
+    assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "5,717,416", "224", "48", "1.254"]
 
 
 def test_import_of_labels_that_do_not_fit(refused: Callable[..., str], tmp_path: Path) -> None:
