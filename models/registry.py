@@ -73,6 +73,11 @@ def list_models() -> list[str]:
     return sorted([*_OWN, *list_timm_models()])
 
 
+def is_model(arch: str) -> bool:
+    """Whether `create_model` knows the name, with the tag of timm's weights or without."""
+    return arch in _OWN or has_timm_model(arch)
+
+
 def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
     """How the published model of this name prepares its images: size, crop_pct, interpolation, mean, std.
 
@@ -119,7 +124,7 @@ def _create_own(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Mo
 
 
 def _check_known(arch: str) -> None:
-    if arch in _OWN or has_timm_model(arch):
+    if is_model(arch):
         return
     near = difflib.get_close_matches(arch.lower(), list_models(), n=3, cutoff=0.5)
     hint = f"did you mean {', '.join(near)}?" if near else "see `milkweed models` for the names"

@@ -64,8 +64,9 @@ def import_checkpoint(
     start = time.perf_counter()
     state, info, arch = _read(str(path), arch)
     card = _card_of(info, arch)
+    wanted_args = {**card.arch_args, **dict(arch_args or {})}
     fitted = fit_checkpoint(
-        str(path), state, arch or card.arch or None, num_classes, {**card.arch_args, **dict(arch_args or {})}
+        str(path), state, arch or card.arch or None, num_classes, wanted_args, named=info.facts.get("arch")
     )
     classes = fitted.arch_args["num_classes"]
     if labels is not None and len(labels) != classes:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import CheckpointError
-from ..registry import create_model
+from ..registry import create_model, is_model
 from ..structure import LayerStructure, replace_linears
 from ..weightless import built_weightless, weightless
 from .diagnosis import HEADS, Misfit, classes_hint
@@ -41,6 +41,8 @@ def fit_checkpoint(
     arch: str | None,
     num_classes: int | None,
     arch_args: dict[str, Any],
+    *,
+    named: object = None,
 ) -> Fitted:
     """Build the architecture with the checkpoint's classes and structured layers, and give it the weights.
 
@@ -48,6 +50,7 @@ def fit_checkpoint(
         source: name of the file, for messages.
         state: weights by key, unwrapped and without prefixes.
         arch: an architecture's name, or None to recognise it.
+        named: what the file itself calls its architecture, as timm's trainer does; it decides where keys do not.
 
     Raises:
         CheckpointError: keys or shapes that do not fit; `details` says more.
@@ -55,6 +58,8 @@ def fit_checkpoint(
     """
     state, notes = original_keys(state)
     family = detect_family(state)
+    if arch is None and (arch := _named_candidate(family, named)) is not None:
+        notes.append(f"took the architecture that the file names, {arch}")
     arch = arch or _only_candidate(source, family)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
     classes = _classes(source, state, num_classes)
@@ -75,6 +80,13 @@ def fit_checkpoint(
         notes.append("images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet")
     notes += [*converted, *tolerated, *dtypes, *structure_notes(structure)]
     return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, structure, preprocess, tuple(notes))
+
+
+def _named_candidate(family: Family, named: object) -> str | None:
+    """The architecture a file names, where its keys are of several or of none that is recognised."""
+    if not isinstance(named, str) or len(family.candidates) == 1 or not is_model(named):
+        return None
+    return named if not family.candidates or family.fits(named) else None
 
 
 def _only_candidate(source: str, family: Family) -> str:

@@ -109,6 +109,33 @@ def test_monarch_factors_of_no_layer_are_refused(tmp_path: Path, custom: Any, ti
         import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
 
 
+SMALL_SWIN: dict[str, Any] = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": [1, 1], "num_heads": [1, 2]}
+
+
+@pytest.mark.parametrize(
+    ("arch", "arch_args"),
+    [
+        ("deit_tiny_patch16_224", {}),
+        ("vit_tiny_patch16_224", {}),
+        ("swin_tiny_patch4_window7_224", SMALL_SWIN),
+    ],
+)
+def test_the_name_in_the_file_decides_where_keys_do_not(tmp_path: Path, arch: str, arch_args: dict[str, Any]) -> None:
+    state = create_model(arch, num_classes=3, **arch_args).state_dict()
+    torch.save({"epoch": 3, "arch": arch, "state_dict": state}, tmp_path / "x.pth.tar")
+    report = import_checkpoint(tmp_path / "x.pth.tar", None, tmp_path / "b", arch_args=arch_args)
+    assert report.config.arch == arch
+    assert f"took the architecture that the file names, {arch}" in report.notes
+
+
+@pytest.mark.parametrize("name", ["mixer_s16_224", "resnet50", 7, "../x"])
+def test_a_name_in_the_file_that_its_keys_deny_decides_nothing(tmp_path: Path, name: object) -> None:
+    state = create_model("deit_tiny_patch16_224", num_classes=3).state_dict()
+    torch.save({"arch": name, "state_dict": state}, tmp_path / "x.pth.tar")
+    with pytest.raises(CheckpointError, match="fits vit_tiny_patch16_224 and deit_tiny_patch16_224, which differ only"):
+        import_checkpoint(tmp_path / "x.pth.tar", None, tmp_path / "b")
+
+
 def test_integer_buffers_and_half_precision_are_tolerated(
     tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]
 ) -> None:
