@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from .aliases import read_aliases
@@ -12,6 +12,22 @@ from .model_limits import ModelLimits, contradictions, read_model_limits
 ENV_PREFIX = "MILKWEED_"
 
 MIB = 1 << 20
+
+_SIZE = TypeAdapter(ByteSize)
+
+
+def _without_unit(value: object) -> object:
+    """`64MiB` or `64 MB` as a number; whatever is no size as it is, for the field to refuse."""
+    if not isinstance(value, str) or value[-1:].isdigit():
+        return value
+    try:
+        return int(_SIZE.validate_python(value))
+    except ValidationError:
+        return value
+
+
+Bytes = Annotated[int, BeforeValidator(_without_unit)]
+"""Bytes, as a number or with a unit."""
 
 OFF = "off"
 """What a setting that names a file says where there is none."""
@@ -107,10 +123,10 @@ class Settings(BaseSettings):
     max_images_per_request: int = Field(
         default=256, ge=1, le=4096, description="images of one request at most; beyond it 413"
     )
-    max_body_bytes: int = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
-    max_image_bytes: int = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
+    max_body_bytes: Bytes = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
+    max_image_bytes: Bytes = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
     jpeg2000: bool = Field(default=False, description="accept JPEG 2000 and HTJ2K as well")
-    max_held_bytes: int = Field(
+    max_held_bytes: Bytes = Field(
         default=512 * MIB,
         ge=1024,
         le=1 << 40,
@@ -121,7 +137,7 @@ class Settings(BaseSettings):
         description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
         "timeout_ms, top_k",
     )
-    cache_bytes: int = Field(
+    cache_bytes: Bytes = Field(
         default=0, ge=0, le=1 << 40, description="bytes of answers kept for images that come again; 0 = none"
     )
     top_k: int = Field(default=5, ge=1, le=100_000, description="classes in an answer that did not ask for a number")
@@ -135,7 +151,7 @@ class Settings(BaseSettings):
         default=4096, ge=1, le=1_000_000, description="connections open at most; beyond it the longest idle is closed"
     )
     max_headers: int = Field(default=100, ge=8, le=10_000, description="headers of one request at most; beyond it 431")
-    max_header_bytes: int = Field(
+    max_header_bytes: Bytes = Field(
         default=32_768, ge=1024, le=1 << 20, description="bytes of a request's target and headers at most"
     )
     header_timeout_ms: int = Field(
@@ -144,7 +160,7 @@ class Settings(BaseSettings):
     body_timeout_ms: int = Field(
         default=15_000, ge=1, le=3_600_000, description="milliseconds a body may take, see body_min_bytes_per_second"
     )
-    body_min_bytes_per_second: int = Field(
+    body_min_bytes_per_second: Bytes = Field(
         default=16_384, ge=1, le=1 << 40, description="so many bytes of a body give it a second more"
     )
     api_keys: str = Field(default=OFF, min_length=1, description="TOML file of who may ask; off = anybody")

@@ -35,3 +35,17 @@ def test_devices_that_cannot_be_are_one_line(device: str, words: str) -> None:
         load_settings({"device": device})
     assert "\n" not in str(caught.value)
     assert repr(device) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"), [("64MiB", 64 * 2**20), ("64 MB", 64_000_000), ("1.5GiB", 3 * 2**29), ("1000", 1000)]
+)
+def test_bytes_may_have_a_unit(text: str, count: int) -> None:
+    assert load_settings({"cache_bytes": text}).cache_bytes == count
+
+
+@pytest.mark.parametrize("text", ["12.5", "-5MB", "1e9", "64 potatoes", "MB", "", "2TiB"])
+def test_bytes_that_cannot_be_are_one_line(text: str) -> None:
+    with pytest.raises(SettingsError, match="--cache-bytes") as caught:
+        load_settings({"cache_bytes": text})
+    assert "\n" not in str(caught.value)
