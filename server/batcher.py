@@ -96,7 +96,8 @@ class Batcher:
             unseen_seconds: of the deadline that pass before a request is seen and after its answer is there.
 
         Raises:
-            ServiceError: `overloaded` where they do not fit or cannot be answered in time, `draining` after `close`.
+            ServiceError: `overloaded` where they do not fit or cannot be answered in time, `deadline` where the time
+                is up already, `draining` after `close`.
         """
         now = self._clock()
         pixels = sum(info.pixels for _, _, info in images)
@@ -229,6 +230,8 @@ class Batcher:
             return
         costs = self._lines[ticket.model].costs
         ahead += max((costs[place].slack_seconds() for place in self._alive()), default=0.0)
+        if ticket.deadline <= now:
+            raise ServiceError("deadline", "the time was up before the images could be queued")
         left = ticket.deadline - now - unseen
         if ahead > left:
             raise ServiceError(

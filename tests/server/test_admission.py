@@ -196,6 +196,16 @@ def test_time_that_nobody_saw_counts_against_the_deadline():
     rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)
 
 
+@pytest.mark.parametrize("within", [0.0, -0.1])
+def test_a_deadline_that_is_past_is_no_overload(within: float):
+    rig = Rig()
+    rig.ticket(4)
+    with pytest.raises(ServiceError, match="the time was up before") as caught:
+        rig.ticket(1, within)
+    assert caught.value.code == "deadline"
+    assert rig.batcher.depth == 4
+
+
 def test_the_newest_go_first_while_callers_give_up_and_only_then():
     rig = Rig(seen=False)
     first, second = rig.ticket(4), rig.ticket(4)
