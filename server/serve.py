@@ -90,7 +90,8 @@ class _Run:
             say_failure(error)
             self._server.should_exit = True
             return
-        say_served(self.service, self.url)
+        if not self._signalled:  # else nobody is served any more, and the port is closed
+            say_served(self.service, self.url)
 
     def _engine_ended(self) -> None:
         """Whoever waited has been told; what starts processes shall start this one again."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import json
 import shutil
 import signal
 import socket
@@ -55,6 +56,26 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
         assert (answer.status_code, answer.headers["connection"]) == (200, "close")
         server.terminate()
         assert server.exit() == 128 + signal.SIGTERM  # the second signal does not wait
+
+
+HELD_LOAD = """
+import threading
+from milkweed.server import served
+from milkweed.server.batcher import Batcher
+stopped, close, load = threading.Event(), Batcher.close, served.load_bundle
+Batcher.close = lambda self: (close(self), stopped.set())
+served.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
+"""
+"""A model is loaded only once the server stops."""
+
+
+def test_a_stop_while_models_load_is_no_error(serving: Any) -> None:
+    with serving(prelude=HELD_LOAD) as server:
+        url = json.loads(server.wait_log("listening"))["event"]["url"]
+        assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
+        server.terminate()
+        assert server.exit() == 0
+        assert not [line for line in server.log if '"level": "error"' in line]
 
 
 def test_port_in_use_is_one_line_and_exit_code_1(serving: Any) -> None:
