@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from .config import BundleConfig as BundleConfig
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
+    from .errors import ExportError as ExportError
     from .importing import import_checkpoint as import_checkpoint
     from .importing import read_checkpoint as read_checkpoint
     from .labels import Label as Label
     from .labels import read_labels as read_labels
     from .lowrank import LowRankLinear as LowRankLinear
     from .monarch import MonarchLinear as MonarchLinear
+    from .onnx.export import export_bundle as export_bundle
     from .pixelfly import PixelflyLinear as PixelflyLinear
     from .registry import create_model as create_model
     from .registry import default_preprocess as default_preprocess
@@ -45,11 +47,12 @@ _HOMES = {
     "bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
     "compress": ("CompressRequest", "compress_model", "densify_model"),
     "config": ("BundleConfig",),
-    "errors": ("BundleError", "CheckpointError"),
+    "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
     "labels": ("Label", "read_labels"),
     "lowrank": ("LowRankLinear",),
     "monarch": ("MonarchLinear",),
+    "onnx.export": ("export_bundle",),
     "pixelfly": ("PixelflyLinear",),
     "registry": ("create_model", "default_preprocess", "list_models"),
     "structure": ("LayerStructure", "replace_linears", "select_linears", "structures_for"),

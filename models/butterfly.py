@@ -153,9 +153,10 @@ def gathered_product(x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
     """
     groups, count = columns.shape
     side = weight.shape[1] // count
-    read = x.view(len(x), x.shape[1] // side, side).index_select(1, columns.flatten())  # (M, groups * c, b)
-    y = torch.bmm(read.view(len(x), groups, count * side).transpose(0, 1), weight)  # (groups, M, rows * b)
-    return y.transpose(0, 1).reshape(len(x), groups * weight.shape[2])
+    rows, width = x.shape  # not len(x), which an exporter takes for a constant
+    read = x.view(rows, width // side, side).index_select(1, columns.flatten())  # (M, groups * c, b)
+    y = torch.bmm(read.view(rows, groups, count * side).transpose(0, 1), weight)  # (groups, M, rows * b)
+    return y.transpose(0, 1).reshape(rows, groups * weight.shape[2])
 
 
 def _alike(layout: Tensor) -> int:

@@ -13,7 +13,16 @@ class CheckpointError(ValueError):
         self.details = details
 
 
+class ExportError(ValueError):
+    """A model that cannot be exported, or an exported one that cannot be run or computes something else."""
+
+
 def quoted(value: object, limit: int = 80) -> str:
     """`value` as repr on one line, cut to `limit` characters: safe to put in a message."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def first_line(error: BaseException) -> str:
+    """What an error of another library says first, or its name where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.tuning.tuner import batch_buckets, bucket_of
+from .errors import first_line
 
 __all__ = ["Capture", "Captured", "CudaCapture", "GraphedForward", "batch_buckets"]
 
@@ -143,7 +144,7 @@ class GraphedForward:
                 self._graphs[size] = self._checked(capture, self._input.images[:size])
             except RuntimeError as error:
                 self._graphs.clear()
-                self.reason = f"batch {size}: {_first_line(error)}"
+                self.reason = f"batch {size}: {first_line(error)}"
                 logger.warning("no CUDA graphs, the forward is launched piece by piece: %s", self.reason)
                 return
 
@@ -184,7 +185,3 @@ class Input:
         place.copy_(host, non_blocking=True)
         self._host_is_free.record()
         return place
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -103,7 +103,7 @@ class T2TViT(nn.Module):
             size = tuple(images.shape[-2:])
             raise ValueError(f"image {size}: this model takes {self.img_size}x{self.img_size} only")
         x = self.tokens_to_token(images)
-        x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], dim=1) + self.pos_embed
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
         for block in self.blocks:
             x = block(x)
         return self.norm(x)[:, 0]

@@ -234,7 +234,7 @@ class EmbeddingReduction(nn.Module):
         if grid.shape[-2:] != (self.img_size, self.img_size):
             raise ValueError(f"image {tuple(grid.shape[-2:])}: this model takes {self.img_size}x{self.img_size} only")
         patches = self.PRM(grid)
-        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], dim=1) + self.pos_embed
+        return torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
 
 
 __all__ = ["EmbeddingReduction", "PerformerReduction", "PyramidOnlyReduction", "TransformerReduction"]

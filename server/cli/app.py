@@ -11,6 +11,7 @@ from .compress import compress
 from .config import config_app
 from .densify import densify
 from .evaluate import evaluate
+from .export import export
 from .import_checkpoint import import_checkpoint
 from .inspect_bundle import inspect
 from .keys import keys_app
@@ -37,6 +38,7 @@ def build_app(command: str = "") -> typer.Typer:
     app.command("import")(import_checkpoint)
     app.command("compress")(compress)
     app.command("densify")(densify)
+    app.command("export")(export)
     app.command("train")(train)
     app.command("evaluate")(evaluate)
     app.command("inspect")(inspect)

@@ -1,0 +1,184 @@
+"""Exports a bundle as an ONNX file: plain operations, metadata inside, held against PyTorch before it is in place."""
+
+import json
+import os
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..bundle import load_bundle
+from ..config import BundleConfig
+from ..errors import ExportError, quoted
+from ..golden import golden_images
+from ..labels import labels_document
+from .file import OPSET, contents, data_file, describe, write_onnx
+from .plain import plain_form
+from .session import OnnxSession, runtime_version
+
+LIMITS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
+"""How far the largest logit may be off by number type, as a share of the largest one where that is above 1."""
+
+NOISE_IMAGES = 2
+"""Checked beside the two golden images: alone and three together."""
+
+
+@dataclass(frozen=True)
+class Verified:
+    """How far ONNX Runtime's logits are from PyTorch's in float32.
+
+    Args:
+        error: the largest difference of a logit, divided by the largest logit where that is above 1.
+        limit: that it keeps.
+        images: compared, in batches of one and of three.
+        against, by: who computed.
+    """
+
+    error: float
+    limit: float
+    images: int
+    against: str
+    by: str
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written: `size_bytes` with the weights beside the file, how often each operator is used."""
+
+    config: BundleConfig
+    dtype: str
+    opset: int
+    size_bytes: int
+    weight_bytes: int
+    operators: Mapping[str, int]
+    verified: Verified
+    seconds: float
+
+
+def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite: bool = False) -> ExportReport:
+    """Write a bundle's model as an ONNX file, whole or not at all.
+
+    Args:
+        out: the file; weights that are too many for one lie beside it in `<its name>.data`.
+        dtype: of LIMITS. With float16 the model computes in it, but for performer features; bfloat16 is the type of the
+            weights alone: ONNX Runtime has no kernels for it on a CPU, and ONNX no convolution before opset 22.
+        overwrite: replace a file that is there already.
+
+    Raises:
+        BundleError: the bundle cannot be read.
+        ExportError: the model cannot be exported, or is not the same afterwards; names the bundle. Nothing is written.
+        FileExistsError: `out` is there, or its weights are.
+        ImportError: onnx, onnxscript or onnxruntime are missing.
+        OSError: `out` cannot be written.
+        ValueError: no such dtype.
+    """
+    started = time.perf_counter()
+    if dtype not in LIMITS:
+        raise ValueError(f"dtype {quoted(dtype)}: must be one of {', '.join(LIMITS)}")
+    _check_target(out, overwrite)
+    model, config = load_bundle(bundle)
+    with _folder_beside(out) as folder:
+        file = Path(folder) / out.name
+        try:
+            verified = write_verified(model, file, int(config.preprocess["size"]), dtype)
+        except ExportError as error:
+            raise ExportError(f"bundle {bundle}: cannot be exported as ONNX: {error}") from error
+        describe(file, _metadata(config, dtype, verified))
+        operators, weight_bytes = contents(file)
+        report = ExportReport(
+            config,
+            dtype,
+            OPSET,
+            sum(each.stat().st_size for each in Path(folder).iterdir()),
+            weight_bytes,
+            operators,
+            verified,
+            time.perf_counter() - started,
+        )
+        _move(file, out)
+    return report
+
+
+def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float32") -> Verified:
+    """Write a model as `create_model` gives it, and hold the file against it; the model is used up.
+
+    Args:
+        size: side of its input, px.
+
+    Raises:
+        ExportError: it cannot be exported, or ONNX Runtime computes something else.
+        ImportError: a package is missing.
+    """
+    noise = torch.randn(NOISE_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
+    images = torch.cat([golden_images(size), noise])
+    batches = images.split([1, len(images) - 1])
+    with torch.inference_mode():
+        expected = [model(batch).float() for batch in batches]
+    plain = plain_form(model, getattr(torch, dtype))
+    write_onnx(plain, file, images[:2], bfloat16_weights=dtype == "bfloat16")
+    session = OnnxSession(file)
+    error = _error([session(batch) for batch in batches], expected)
+    verified = Verified(
+        float(f"{error:.3g}"),
+        LIMITS[dtype],
+        len(images),
+        f"torch {version('torch')}",
+        f"onnxruntime {runtime_version()}",
+    )
+    if not error <= verified.limit:  # nor where it is no number
+        raise ExportError(
+            f"ONNX Runtime's logits are off by {error:.2g} of the largest, more than the {verified.limit:g} of {dtype}"
+        )
+    return verified
+
+
+def _check_target(out: Path, overwrite: bool) -> None:
+    for path in (out, data_file(out)):
+        if path.is_dir():
+            raise FileExistsError(f"{path}: is a folder")
+        if path.exists() and not overwrite:
+            raise FileExistsError(f"{path}: exists already; --force replaces it")
+
+
+def _folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
+    """Where a file is made; on the same file system, so that it can be moved in place whole."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+    except OSError as error:
+        raise OSError(f"{out}: cannot be written: {error.strerror}") from error
+
+
+def _error(found: list[Tensor], expected: list[Tensor]) -> float:
+    logits = torch.cat(expected)
+    return float((torch.cat(found) - logits).abs().max() / logits.abs().max().clamp(min=1))
+
+
+def _metadata(config: BundleConfig, dtype: str, verified: Verified) -> dict[str, str]:
+    """Plain words as they are, everything else as JSON."""
+    values: dict[str, Any] = {
+        **config.preprocess,
+        "labels": labels_document(config.labels),
+        "arch": config.arch,
+        "bundle_version": config.version,
+        "milkweed_version": version("milkweed"),
+        "dtype": dtype,
+        "verified": vars(verified),
+    }
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in values.items()}
+
+
+def _move(file: Path, out: Path) -> None:
+    """Put a finished file in place, the weights beside it first; those of one that is replaced go."""
+    weights = data_file(file)
+    if weights.exists():
+        os.replace(weights, data_file(out))
+    else:
+        data_file(out).unlink(missing_ok=True)
+    os.replace(file, out)

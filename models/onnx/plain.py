@@ -1,0 +1,201 @@
+"""Turns a loaded model into its form for export: structured layers as MatMul, Reshape and Transpose.
+
+It begins with the serving form (`models/inference.py`). The permutations of a Monarch layer are folded into its factors
+as far as that is exact: with the rows of the first factor in the order in which the second one reads them, what lies
+between the factors is a swap of outer axes, K and J, and the runs that it moves are whole (arXiv 2512.20861). Inside an
+MLP the interleaving of fc1's outputs and the cutting of fc2's input become one swap as well: fc2's first factor takes
+its columns in the order in which fc1 gives them.
+"""
+
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...kernels import PackedMonarch
+from ..blockdiag import BlockdiagLinear, shuffled
+from ..inference import PackedLinear, PackedMlp, prepare_for_inference
+
+
+class PlainMonarch(nn.Module):
+    """A Monarch layer as two batched products with three transpositions: (..., in_features) -> (..., out_features).
+
+    Buffers `w1` (K, p, J*rank) and `w2` (J, K*rank, s), see `folded_factors`; `bias` (J, 1, s) or None.
+    """
+
+    w1: Tensor
+    w2: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: PackedMonarch) -> None:
+        super().__init__()
+        shape, bias = layer.shape, layer.bias
+        self.K, self.p, self.J, self.s, self.out_features = shape.K, shape.p, shape.J, shape.s, layer.out_features
+        if bias is not None:
+            # Output u*J + j is row u of block j.
+            bias = F.pad(bias, (0, shape.out_extended - layer.out_features)).view(shape.s, shape.J).t().unsqueeze(1)
+        w1, w2 = folded_factors(layer.w1, layer.factor2)
+        self.register_buffer("w1", w1)
+        self.register_buffer("w2", w2)
+        self.register_buffer("bias", None if bias is None else bias.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.interleaved(self.product(self.chunks(x)), x)
+
+    def chunks(self, x: Tensor) -> Tensor:
+        """(..., in_features) -> (K, M, p)."""
+        return _padded(x, self.K * self.p).reshape(-1, self.K, self.p).transpose(0, 1)
+
+    def product(self, chunks: Tensor) -> Tensor:
+        """(K, M, p) -> (J, M, s), bias included: output u*J + j is at [j, :, u]."""
+        t = (chunks @ self.w1).reshape(self.K, -1, self.J, self.w1.shape[2] // self.J)
+        y = t.transpose(0, 2).reshape(self.J, -1, self.w2.shape[1]) @ self.w2
+        return y if self.bias is None else y + self.bias
+
+    def interleaved(self, y: Tensor, like: Tensor) -> Tensor:
+        """(J, M, s) -> (..., out_features), the axes before as those of the layer's input."""
+        rows = y.permute(1, 2, 0).reshape(-1, *like.shape[1:-1], self.s * self.J)
+        return rows[..., : self.out_features]
+
+
+class PlainMonarchMlp(nn.Module):
+    """fc2(GELU(fc1(x))) of two Monarch layers, one transposition between them; see `takes`."""
+
+    def __init__(self, fc1: PackedMonarch, fc2: PackedMonarch) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = PlainMonarch(fc1), PlainMonarch(fc2)
+        # A chunk of fc2's input holds hidden units (u, j), u outermost; fc1 gives them as (j, u).
+        w1 = self.fc2.w1.unflatten(1, (-1, self.fc1.J)).transpose(1, 2).flatten(1, 2)
+        self.fc2.register_buffer("w1", w1.contiguous())
+
+    @staticmethod
+    def takes(fc1: PackedMonarch, fc2: PackedMonarch) -> bool:
+        """Whether no padding lies between, and a chunk of fc2's input takes equally many outputs of fc1's blocks."""
+        first, second = fc1.shape, fc2.shape
+        return fc1.out_features == first.out_extended == second.in_extended and first.s % second.K == 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        fc1, fc2 = self.fc1, self.fc2
+        hidden = F.gelu(fc1.product(fc1.chunks(x)))  # (J, M, s)
+        hidden = hidden.reshape(fc1.J, -1, fc2.K, fc1.s // fc2.K)
+        y = fc2.product(hidden.transpose(0, 2).reshape(fc2.K, -1, fc2.p))
+        return fc2.interleaved(y, x)
+
+
+class PlainBlockdiag(nn.Module):
+    """A block-diagonal layer as one batched product, its shuffle folded where N divides a block's width.
+
+    Buffers `weight` (N, p, s), `bias` (N, 1, s) or None.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, layer: BlockdiagLinear) -> None:
+        super().__init__()
+        weight: Tensor = layer.weight.detach().transpose(1, 2)
+        bias: Tensor | None = layer.bias
+        self.nblocks, self.p, self.s = weight.shape
+        self.out_features = layer.out_features
+        self.shuffle, self.folded = layer.shuffle, layer.shuffle and self.p % self.nblocks == 0
+        if self.folded:
+            # Place c*N + g of the shuffled input is g*p + c of the input: block b reads its c-th part of each group g.
+            weight = weight.unflatten(1, (-1, self.nblocks)).transpose(1, 2).flatten(1, 2)
+        if bias is not None:
+            bias = F.pad(bias, (0, self.nblocks * self.s - self.out_features)).view(self.nblocks, 1, self.s)
+        self.register_buffer("weight", weight.contiguous())
+        self.register_buffer("bias", bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self._blocks(_padded(x, self.nblocks * self.p)) @ self.weight
+        if self.bias is not None:
+            y = y + self.bias
+        rows = y.transpose(0, 1).reshape(-1, *x.shape[1:-1], self.nblocks * self.s)
+        return rows[..., : self.out_features]
+
+    def _blocks(self, x: Tensor) -> Tensor:
+        """What each block reads, (N, M, p)."""
+        if self.folded:
+            groups = x.reshape(-1, self.nblocks, self.nblocks, self.p // self.nblocks)  # (M, g, b, c)
+            return groups.permute(2, 0, 1, 3).reshape(self.nblocks, -1, self.p)
+        wide = shuffled(x, self.nblocks) if self.shuffle else x
+        return wide.reshape(-1, self.nblocks, self.p).transpose(0, 1)
+
+
+class Exported(nn.Module):
+    """A model of any dtype, float32 at both ends: images (B, 3, H, W) -> logits (B, num_classes)."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model, self.dtype = model, dtype
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.model(images.to(self.dtype))).float()
+
+
+def plain_form(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Make of `model`, in place, what is exported: of plain operations, float32 at both ends.
+
+    Args:
+        model: as `create_model` or `load_bundle` gives it.
+        dtype: of weights and activations, but for performer features; bfloat16 only rounds the weights.
+    """
+    model = prepare_for_inference(model, dtype=dtype)
+    _replace(model)
+    if dtype is torch.bfloat16:
+        model, dtype = model.float(), torch.float32
+    return Exported(model, dtype).eval()
+
+
+def folded_factors(w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
+    """The factors of a Monarch matrix with the permutation between them folded in.
+
+    The intermediate a = k*q + v of the definition (`kernels/reference.py`) belongs to block j = a mod J of the second
+    factor. Here it is at place j*rank + i of block k, the i-th there that belongs to j. Where not all pairs (k, j) have
+    equally many, zeros stand in.
+
+    Args:
+        w1: (K, q, p).
+        w2: (J, s, r), J*r = K*q.
+
+    Returns:
+        (K, p, J*rank) and (J, K*rank, s), to be multiplied from the right.
+    """
+    (K, q, p), (J, s, _) = w1.shape, w2.shape
+    a = torch.arange(K * q)
+    k, j, c = a // q, a % J, a // J
+    i = c + (j - k * q) // J  # c less the first one of this pair, ceil((k*q - j) / J)
+    rank = int(i.max()) + 1
+    first, second = w1.new_zeros(K, J, rank, p), w2.new_zeros(J, K, rank, s)
+    first[k, j, i] = w1.reshape(K * q, p)
+    second[j, k, i] = w2.transpose(1, 2)[j, c]
+    return first.flatten(1, 2).transpose(1, 2).contiguous(), second.flatten(1, 2).contiguous()
+
+
+def _padded(x: Tensor, width: int) -> Tensor:
+    """Zeros at the end of the last axis up to `width`; nothing at all where it is so wide."""
+    return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
+
+
+def _replace(parent: nn.Module) -> None:
+    for name, child in list(parent.named_children()):
+        plain = _plain(child)
+        if plain is None:
+            _replace(child)
+        else:
+            setattr(parent, name, plain)
+
+
+def _plain(child: nn.Module) -> nn.Module | None:
+    """The plain form of a layer or MLP; None for what is plain, or consists of other modules."""
+    if isinstance(child, PackedMlp):
+        layers = child.fc1.packed(), child.fc2.packed()
+        if PlainMonarchMlp.takes(*layers):
+            return PlainMonarchMlp(*layers)
+        return nn.Sequential(PlainMonarch(layers[0]), nn.GELU(), PlainMonarch(layers[1]))
+    if isinstance(child, PackedLinear):
+        return PlainMonarch(child.packed())
+    if isinstance(child, BlockdiagLinear):
+        return PlainBlockdiag(child)
+    return None

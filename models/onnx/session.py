@@ -1,0 +1,68 @@
+"""The one place that knows ONNX Runtime: an exported model as a function of images, on the CPU."""
+
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ExportError, first_line
+from .file import BATCH, INPUT
+
+_ERRORS_ONLY = 3
+
+
+class OnnxSession(nn.Module):
+    """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). May be called by several threads at a time.
+
+    It lets go of Python's lock while it computes. The file is read here and not needed afterwards.
+
+    Args:
+        path: as `write_onnx` writes it.
+        threads: that a call may use: its own, and others that all calls share.
+        batch: images of every call, where they are always so many: shapes are then worked out once.
+
+    Raises:
+        ExportError: ONNX Runtime cannot run the file.
+        ImportError: onnxruntime is missing.
+    """
+
+    def __init__(self, path: Path, *, threads: int = 1, batch: int | None = None) -> None:
+        super().__init__()
+        runtime = _onnxruntime()
+        options = runtime.SessionOptions()
+        options.log_severity_level = _ERRORS_ONLY
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        # Threads that wait for work in a loop would take the cores from decoders and the event loop.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        if batch is not None:
+            options.add_free_dimension_override_by_name(BATCH, batch)
+        try:
+            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime has a class for each of its codes, and no common one
+            raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
+
+    def forward(self, images: Tensor) -> Tensor:
+        [logits] = self._session.run(None, {INPUT: images.contiguous().numpy()})
+        return torch.from_numpy(logits)
+
+
+def runtime_version() -> str | None:
+    """Of ONNX Runtime; None where it is not installed. Nothing is imported."""
+    if find_spec("onnxruntime") is None:
+        return None
+    try:
+        return version("onnxruntime")
+    except PackageNotFoundError:  # it comes under several names
+        return "unknown"
+
+
+def _onnxruntime() -> ModuleType:
+    try:
+        import onnxruntime
+    except ImportError as error:
+        raise ImportError(f"ONNX Runtime is missing: pip install 'milkweed[onnx]' ({error})") from error
+    return onnxruntime

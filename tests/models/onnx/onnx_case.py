@@ -1,0 +1,42 @@
+"""Models whose weights let every mistake show, and what their exported files compute."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from milkweed.models import create_model
+from milkweed.models.onnx.session import OnnxSession
+from milkweed.models.structure import replace_linears, select_linears, structures_for
+
+SIZE = 32
+
+
+def made(arch: str, arguments: dict[str, Any], *, monarch: bool = False) -> nn.Module:
+    """A model of seven classes, all its linear layers but the head Monarch where that is wanted."""
+    torch.manual_seed(0)
+    model = create_model(arch, num_classes=7, **arguments)
+    if monarch:
+        replace_linears(model, structures_for(model, select_linears(model, ["[!h]*"]), "monarch", nblocks=4))
+    return weighted(model)
+
+
+def weighted(model: nn.Module) -> nn.Module:
+    """With weights, biases and positions that are no longer zero, one or small."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
+    return model.eval().requires_grad_(False)
+
+
+def noise(count: int = 8) -> Tensor:
+    return torch.randn(count, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(3))
+
+
+def differences(model: nn.Module, file: Path, images: Tensor) -> list[float]:
+    """Of the logits, in batches of 1, 3 and 8; the model tells the images apart."""
+    session = OnnxSession(file)
+    with torch.inference_mode():
+        assert float(model(images).std(0).max()) > 0.01
+        return [float((session(images[:n]) - model(images[:n])).abs().max()) for n in (1, 3, 8)]

@@ -1,0 +1,152 @@
+"""Every family and kind of layer, exported: ONNX Runtime computes what torch does, to 1e-4."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import onnx
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from milkweed.models import create_model
+from milkweed.models.onnx.export import write_verified
+from milkweed.models.onnx.file import contents
+from milkweed.models.registry import CUSTOM_VITAE, own_architectures
+from milkweed.models.structure import replace_linears, select_linears, structure_of, structures_for
+from milkweed.models.weightless import weightless
+
+VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
+VITAE: dict[str, Any] = {
+    "img_size": 32,
+    "reductions": ["performer", "performer_less"],
+    "embed_dims": [8, 8],
+    "token_dims": [8, 16],
+    "downsample": [4, 2],
+    "kernel_sizes": [7, 3],
+    "dilations": [[1, 2], [1, 2]],
+    "depths": [0, 1],
+    "num_heads": [1, 4],
+    "mlp_ratio": 2,
+    "groups": [1, 4],
+}
+VITAE_B: dict[str, Any] = {
+    **VITAE,
+    "reductions": ["embedding"],
+    "embed_dims": [16],
+    "token_dims": [16],
+    "downsample": [8],
+    "kernel_sizes": [3],
+    "dilations": [[1]],
+    "depths": [1],
+    "num_heads": [4],
+    "groups": [4],
+    "shallow": True,
+}
+VITAE_V2: dict[str, Any] = {
+    "img_size": 32,
+    "embed_dims": [4, 4, 8, 8],
+    "token_dims": [8, 8, 16, 16],
+    "depths": [0, 0, 0, 1],
+    "num_heads": [1, 1, 2, 2],
+    "reduction_heads": [1, 1, 1, 2],
+    "mlp_ratio": 2,
+    "groups": [1, 4, 4, 4],
+    "reduction_groups": [1, 4, 4, 4],
+}
+T2T: dict[str, Any] = {
+    "img_size": 32,
+    "embed_dim": 32,
+    "depth": 1,
+    "num_heads": 4,
+    "mlp_ratio": 2,
+    "token_dim": 8,
+}
+FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "deit": ("deit_tiny_patch16_224", VIT),
+    "vit as fly's": ("vit_small_patch16_224", {**VIT, "separate_qkv": True, "norm_eps": 1e-5, "global_pool": "avg"}),
+    "mixer": ("mixer_s16_224", {"img_size": 32, "patch_size": 8, "num_blocks": 1, "embed_dim": 32}),
+    "vitae": (CUSTOM_VITAE, VITAE),
+    "vitae with a class token": (CUSTOM_VITAE, VITAE_B),
+    "vitae v2": ("vitaev2_s", VITAE_V2),
+    "t2t-vit": ("t2t_vit_7", T2T),
+    "t2t-vit without a performer": ("t2t_vit_t_14", T2T),
+}
+"""Architectures, made small by their arguments: each is exported with all its linear layers Monarch."""
+
+KINDS: dict[str, dict[str, Any]] = {
+    "lowrank": {"rank": 5},
+    "blockdiag": {"nblocks": 4, "shuffle": True},
+    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
+}
+PLAIN = {"MatMul", "Gemm", "Add", "Reshape", "Transpose"}
+
+Written = Callable[[str, bool], Path]
+
+
+@pytest.fixture(scope="module")
+def written(onnx_case: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The file of a family, dense or Monarch, written once."""
+
+    @functools.cache
+    def write(family: str, monarch: bool) -> Path:
+        file = tmp_path_factory.mktemp("families") / "model.onnx"
+        verified = write_verified(onnx_case.made(*FAMILIES[family], monarch=monarch), file, 32)
+        assert 0 < verified.error <= 1e-5
+        return file
+
+    return write
+
+
+@pytest.fixture(scope="module")
+def photos(shared: Path) -> Tensor:
+    """Eight photographs, normalised, 32 px."""
+    found = []
+    for path in sorted((shared / "data" / "imagenet-sample").glob("*.JPEG"))[:8]:
+        image = Image.open(path).convert("RGB").resize((32, 32))
+        found.append(torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(32, 32, 3).permute(2, 0, 1))
+    return torch.stack(found) / 64 - 2
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_computes_what_torch_does(
+    family: str, written: Written, onnx_case: ModuleType, request: pytest.FixtureRequest
+) -> None:
+    file, model = written(family, True), onnx_case.made(*FAMILIES[family], monarch=True)
+    assert max(onnx_case.differences(model, file, onnx_case.noise())) <= 1e-4
+    assert max(onnx_case.differences(model, file, request.getfixturevalue("photos"))) <= 1e-4
+
+
+def test_no_family_is_left_out() -> None:
+    tested = {type(create_model(arch, **arguments)) for arch, arguments in FAMILIES.values()}
+    with weightless():
+        own = {type(create_model(arch)): arch for arch in set(own_architectures()) - {CUSTOM_VITAE}}
+    assert {arch for kind, arch in own.items() if kind not in tested} == set()
+
+
+def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path, onnx_case: ModuleType) -> None:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        vit = create_model("deit_tiny_patch16_224", num_classes=7, **VIT)
+        for layer, kind in {"qkv": "lowrank", "proj": "blockdiag", "mlp": "pixelfly"}.items():
+            replace_linears(vit, structures_for(vit, select_linears(vit, [layer]), kind, **KINDS[kind]))
+        assert {layer.kind for layer in structure_of(vit).values()} == set(KINDS)
+        weighted: nn.Module = onnx_case.weighted(vit)
+        return weighted
+
+    file = tmp_path / "model.onnx"
+    write_verified(model(), file, 32)
+    assert max(onnx_case.differences(model(), file, onnx_case.noise())) <= 1e-4
+    onnx.checker.check_model(str(file), full_check=True)
+
+
+def test_a_monarch_layer_adds_products_and_as_few_transpositions_as_there_are(written: Written) -> None:
+    dense, structured = (contents(written("deit", monarch))[0] for monarch in (False, True))
+    added = {name: count - dense.get(name, 0) for name, count in structured.items() if count != dense.get(name, 0)}
+    # qkv and proj: three each; fc1 and fc2 share one, so five.
+    assert added.pop("Transpose") == 3 + 3 + 5
+    assert added.pop("MatMul") == 4
+    assert set(added) <= PLAIN
