@@ -21,6 +21,7 @@ from ..models.config import BundleConfig
 from ..models.fused.report import FusionReport
 from ..models.golden import check_golden, golden_images
 from .device import resolve_device, resolve_dtype, usable_cores, use_device
+from .engine_choice import EngineChoice
 from .errors import internal_error
 from .forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
 from .lanes import LanePlan, Lanes, batches, plan_lanes
@@ -83,12 +84,13 @@ class Pipeline:
         self.fusion = fusion
         self.graphs: GraphedForward | None = None
         self.traced: TracedForward | None = None
+        self.engine = EngineChoice()
         self.warm_seconds: dict[int, float] = {}  # of a forward by its images, once warm
         self._graph_batch_sizes = tuple(graph_batch_sizes)
         self._cpu_graphs = cpu_graphs and bool(plan.micro_batch)
         self._size, self._max_batch_size = size, max_batch_size
         self._load_stage = LoadStage(loader, device, size)
-        self._lanes = Lanes(model, plan, device=device, dtype=dtype)
+        self.lanes = Lanes(model, plan, device=device, dtype=dtype)
 
     @property
     def graph(self) -> "GraphedForward | TracedForward | None":
@@ -111,21 +113,29 @@ class Pipeline:
         """Capture or record the forward where wanted, and run it on blank images: no request pays for first calls."""
         self.loader.warm_up(max(batch_sizes))
         if self._graph_batch_sizes and self.graphs is None:
-            self.graphs = self._lanes.capture(self._size, self._graph_batch_sizes)
+            self.graphs = self.lanes.capture(self._size, self._graph_batch_sizes)
         if self._cpu_graphs and self.traced is None:
-            self.traced = self._lanes.trace(self._size)
-        sizes = {*batch_sizes, *(self._graph_batch_sizes if self.graphs is not None else ())}
-        for count in sorted(sizes):
-            blank = torch.zeros(count, 3, self._size, self._size)
-            self._lanes.run(blank)
-            started = time.perf_counter()
-            self._lanes.run(blank)
-            self.warm_seconds[count] = time.perf_counter() - started
+            self.traced = self.lanes.trace(self._size)
+        self._time({*batch_sizes, *(self._graph_batch_sizes if self.graphs is not None else ())})
+
+    def compute_in(self, lanes: Lanes, engine: EngineChoice, weight_bytes: int) -> None:
+        """Compute in other lanes from now on; the ones before are let go, and the model with them.
+
+        Args:
+            weight_bytes: that the new ones keep in memory.
+        """
+        self.lanes.close()
+        self.lanes, self.engine, self.traced, self.resident_bytes = lanes, engine, None, weight_bytes
+        self._time(set(self.warm_seconds))
+
+    def blank(self, count: int) -> Tensor:
+        """Images of zeros."""
+        return torch.zeros(count, 3, self._size, self._size)
 
     def check_golden(self, record: Mapping[str, Any]) -> None:
         """Hold the forward, as it serves, against what the bundle remembers; raises BundleError."""
         if record:
-            answers = self._lanes.run(golden_images(self._size)).probabilities.float().cpu()
+            answers = self.lanes.run(golden_images(self._size)).probabilities.float().cpu()
             check_golden(record, answers, self.dtype)
 
     def classify(self, images: Sequence[bytes], top_k: int = 5) -> list[Outcome]:
@@ -177,7 +187,7 @@ class Pipeline:
         padding, cpu_forward, forwarded = 0, 0.0, launched
         cpu_postprocess = time.thread_time()
         if count:
-            forward = self._lanes.run(self._pixels(batches))
+            forward = self.lanes.run(self._pixels(batches))
             padding, cpu_forward = forward.padding, forward.cpu_seconds
             forwarded, cpu_postprocess = time.perf_counter(), time.thread_time()
             wanted = [ks[place] for batch, ks in zip(batches, top_k, strict=True) for place in batch.ok]
@@ -209,8 +219,16 @@ class Pipeline:
 
     def close(self) -> None:
         """End the pipeline's threads."""
-        self._lanes.close()
+        self.lanes.close()
         self.loader.close()
+
+    def _time(self, batch_sizes: set[int]) -> None:
+        for count in sorted(batch_sizes):
+            blank = self.blank(count)
+            self.lanes.run(blank)
+            started = time.perf_counter()
+            self.lanes.run(blank)
+            self.warm_seconds[count] = time.perf_counter() - started
 
     def _pixels(self, batches: Sequence[Loaded]) -> Tensor:
         """Those of all batches, there for what the device is asked next."""

@@ -13,8 +13,10 @@ from ..models.bundle import load_bundle
 from ..models.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.inference import kernel_decision
+from ..models.onnx.session import runtime_version
 from .card import ModelCard
 from .costs import BatchCosts
+from .engine_choice import EngineError, choose_engine
 from .forward import ForwardOptions
 from .image_limits import image_limits
 from .pipeline import Pipeline, build_pipeline
@@ -81,6 +83,8 @@ class ServedModel(ModelCard):
         return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
+        if pipeline.engine.name == "onnxruntime":
+            return f"ONNX Runtime {runtime_version()}"
         if pipeline.fusion is not None:
             what = pipeline.fusion.summary
         elif self.config.structure:
@@ -156,6 +160,8 @@ class ServedModel(ModelCard):
             "metrics": dict(config.metrics),
             "device": self.device,
             "dtype": self.dtype,
+            "engine": pipeline.engine.name,
+            "engine_reason": pipeline.engine.reason,
             "loader": self.loader,
             "kernels": self.kernels,
             "kernel_plans": self.kernel_plans,
@@ -173,8 +179,8 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     """Load a bundle, verify it, warm it up. Runs on the thread that will own the device.
 
     Raises:
-        ValueError: (BundleError, DeviceError) one line that says what is wrong, a wrong answer to its golden images
-            among it.
+        ValueError: (BundleError, DeviceError, EngineError) one line that says what is wrong, a wrong answer to its
+            golden images among it.
     """
     started = time.perf_counter()
     model, config = load_bundle(path)
@@ -196,9 +202,14 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     )
     loaded = time.perf_counter()
     batch_size = pipeline.max_batch_size
+    del model  # or it would stay until the end of the function, beside what takes its place
     pipeline.warm_up((1, batch_size))
     try:
+        choose_engine(pipeline, path, settings.engine, (1, batch_size))
         pipeline.check_golden(config.golden)
+    except EngineError:
+        pipeline.close()
+        raise
     except ValueError as error:
         pipeline.close()
         raise BundleError(f"bundle {path}: {error}") from None

@@ -236,7 +236,7 @@ class Service(Front):
         blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
         metrics.model_info.labels(
             *(model.name, version, model.config.arch, model.dtype, model.device),
-            *(model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
+            *(model.pipeline.engine.name, model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
         ).set(1)
 
     def _forget_model(self, model: ServedModel) -> None:

@@ -53,6 +53,9 @@ class Settings(BaseSettings):
         default="float32",
         description="numbers of the forward; auto = bfloat16 where the device computes in it",
     )
+    engine: Literal["torch", "onnxruntime", "auto"] = Field(
+        default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
+    )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
     hw_decoder_load: float = Field(
         default=0.0, ge=0, le=1, description="DALI on a GPU: share of its JPEGs for the GPU's JPEG engine"

@@ -16,10 +16,10 @@ class Held:
         self.pipeline = app.service.models[name].replicas[place]
         self._load, self._run, self._close = (
             self.pipeline.loader.load,
-            self.pipeline._lanes.run,
+            self.pipeline.lanes.run,
             self.pipeline.close,
         )
-        self.pipeline.loader.load, self.pipeline._lanes.run, self.pipeline.close = self.load, self.run, self.close
+        self.pipeline.loader.load, self.pipeline.lanes.run, self.pipeline.close = self.load, self.run, self.close
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)

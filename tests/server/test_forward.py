@@ -122,7 +122,7 @@ def served(kit: ModuleType, name: str, settings: Settings, how: Any) -> ServedMo
         dtype=torch.float32,
         fusion=REPORT,
     )
-    pipeline.graphs = graphed(pipeline._lanes, kit.SIZE, (1, 2, 4, 8), how)
+    pipeline.graphs = graphed(pipeline.lanes, kit.SIZE, (1, 2, 4, 8), how)
     return ServedModel.of(
         name=name, config=kit.make_config(), pipeline=pipeline, limits=image_limits(settings), max_batch_size=8
     )

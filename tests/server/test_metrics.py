@@ -120,6 +120,7 @@ async def test_model_bytes_and_identity_are_exported(running: Any, kit: ModuleTy
         "dtype": "float32",
         "device": "cpu",
         "loader": "pillow",
+        "engine": "torch",
         "monarch_blocks": "0",
         "sha256_12": version,
     }
