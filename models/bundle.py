@@ -23,6 +23,7 @@ from .golden import golden_record
 from .json_document import MAX_JSON_BYTES, parse_json, readable_json
 from .labels import Label, labels_document, parse_labels
 from .registry import create_model
+from .storage import as_stored, loaded_tensors, stored_tensors
 from .structure import structure_of
 from .tensorfile import TensorEntry, TensorFile, read_tensors, write_tensors
 from .weightless import built_weightless
@@ -38,6 +39,8 @@ Extras = Mapping[str, bytes] | Callable[[BundleConfig], Mapping[str, bytes]]
 def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
     """Read a bundle: the model on the CPU, in eval mode, without gradients; and what the bundle says of it.
 
+    The model is float32, however the file holds its weights.
+
     Raises:
         BundleError: one line that names the bundle and the file, key or value that is wrong.
     """
@@ -45,9 +48,13 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
     with _naming(path):
         config = _read_config(path)
         model = empty_model(config)
-        file = _read_weights(path / WEIGHTS, model)
+        with _about(CONFIG):
+            expected = stored_tensors(model, config.storage)
+        file = _read_weights(path / WEIGHTS, expected)
         _check_digest(WEIGHTS, file.sha256, config)
-        model.load_state_dict(file.tensors, strict=True, assign=True)
+        with _about(WEIGHTS):
+            tensors = loaded_tensors(model, config.storage, file.tensors)
+        model.load_state_dict(tensors, strict=True, assign=True)
         _check_complete(model)
     return model.eval().requires_grad_(False), config
 
@@ -92,8 +99,9 @@ def save_bundle(
     *,
     overwrite: bool = False,
     extras: Extras | None = None,
+    storage: Mapping[str, str] | None = None,
 ) -> BundleConfig:
-    """Write a bundle, whole or not at all; returns `config` with labels, hashes and size filled in.
+    """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
 
     Args:
         model: with original keys: of `config.arch`, structured as `config.structure` says.
@@ -101,16 +109,20 @@ def save_bundle(
         overwrite: replace a bundle that is there already. What is not a bundle is never replaced.
         extras: files of EXTRAS to write with it, or a function that makes them of the finished config. They count
             neither for the version nor for the size.
+        storage: precision of the weights by layer, as in `stored_tensors`; float32 when None, whatever `config` says.
 
     Raises:
-        BundleError: labels, structure, keys, shapes or extras that do not fit, or a path that is taken.
+        BundleError: labels, structure, keys, shapes or extras that do not fit, weights that the storage cannot hold,
+            or a path that is taken.
     """
     path = Path(path)
     with _naming(path):
         _check_target(path, overwrite)
-        config = replace(config, labels=tuple(config.labels if labels is None else labels))
+        labels = tuple(config.labels if labels is None else labels)
+        config = replace(config, labels=labels, storage=dict(storage or {}))
         _check_saving(model, config)
-        config = replace(config, golden=golden_record(model, int(config.preprocess["size"])))
+        size = int(config.preprocess["size"])
+        config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
         folder = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
@@ -136,22 +148,27 @@ def _naming(path: Path) -> Iterator[None]:
         raise BundleError(f"bundle {path}: {error}") from error
 
 
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Every ValueError inside becomes a BundleError that begins with the file's name."""
+    try:
+        yield
+    except ValueError as error:
+        raise BundleError(f"{name}: {error}") from None
+
+
 def _read_config(path: Path) -> BundleConfig:
     if not path.exists():
         raise BundleError("no such folder")
     if not path.is_dir():
         raise BundleError("is a file, a bundle is a folder")
     document = _read_json_file(path / CONFIG)
-    try:
+    with _about(CONFIG):
         config = BundleConfig.from_dict(parse_json(document))
-    except ValueError as error:
-        raise BundleError(f"{CONFIG}: {error}") from None
     data = _read_json_file(path / LABELS)
     _check_digest(LABELS, hashlib.sha256(data).hexdigest(), config)
-    try:
+    with _about(LABELS):
         labels = parse_labels(parse_json(data))
-    except ValueError as error:
-        raise BundleError(f"{LABELS}: {error}") from None
     _check_label_count(labels, config)
     for name in set(config.files) - {WEIGHTS, LABELS}:
         with _open(path / name) as file:
@@ -173,12 +190,9 @@ def _read_json_file(file: Path) -> bytes:
         return bytes(stream.read(MAX_JSON_BYTES + 1))
 
 
-def _read_weights(path: Path, model: nn.Module) -> TensorFile:
-    expected = model.state_dict()
-    try:
+def _read_weights(path: Path, expected: Mapping[str, Tensor]) -> TensorFile:
+    with _about(path.name):
         return read_tensors(path, lambda found: _check_tensors(expected, found))
-    except ValueError as error:
-        raise BundleError(f"{path.name}: {error}") from None
 
 
 def _check_digest(name: str, digest: str, config: BundleConfig) -> None:
@@ -234,7 +248,7 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
 
 
 def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig:
-    write_tensors(folder / WEIGHTS, model.state_dict())
+    write_tensors(folder / WEIGHTS, stored_tensors(model, config.storage))
     (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
     files = {}
     for name in (WEIGHTS, LABELS):

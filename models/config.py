@@ -12,6 +12,7 @@ from .errors import BundleError, quoted
 from .golden import check_record
 from .json_document import canonical_json
 from .labels import Label
+from .storage import PRECISIONS
 from .structure import LayerStructure
 
 FORMAT = 1
@@ -32,6 +33,7 @@ class BundleConfig:
     Args:
         arch, arch_args: what `create_model` builds the model from; arch_args holds num_classes.
         structure: the layers that are not dense.
+        storage: of which precision (`models/storage.py`) the weights of a layer are in the file, where not float32.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
@@ -44,6 +46,7 @@ class BundleConfig:
     arch: str
     arch_args: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, LayerStructure] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
     preprocess: Mapping[str, Any]
     provenance: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -73,12 +76,18 @@ class BundleConfig:
             "arch": self.arch,
             "arch_args": dict(self.arch_args),
             "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
+            **({"storage": dict(self.storage)} if self.storage else {}),
             "preprocess": dict(self.preprocess),
             "provenance": dict(self.provenance),
             "metrics": dict(self.metrics),
             "files": dict(self.files),
             **({"golden": dict(self.golden)} if self.golden else {}),
         }
+
+    @property
+    def int8_layers(self) -> tuple[str, ...]:
+        """Layers whose weights are int8 in the file."""
+        return tuple(name for name, precision in self.storage.items() if precision == "int8")
 
     @classmethod
     def from_dict(cls, document: Any) -> "BundleConfig":
@@ -91,7 +100,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden"}):
+        for name in sorted(known - set(document) - {"golden", "storage"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -103,6 +112,7 @@ class BundleConfig:
         )
         _check_files(document["files"])
         check_preprocess(document["preprocess"])
+        _check_storage(document.get("storage", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
         return cls(**{**document, "structure": _structure(document["structure"])})
@@ -155,6 +165,15 @@ def _structure(values: Mapping[str, Any]) -> dict[str, LayerStructure]:
         except ValueError as error:
             raise BundleError(f"structure: layer {quoted(name)}: {error}") from None
     return structure
+
+
+def _check_storage(storage: Mapping[str, Any]) -> None:
+    _require(len(storage) <= MAX_LAYERS, f"storage: {len(storage)} layers, the limit is {MAX_LAYERS}")
+    for name, precision in storage.items():
+        _require(
+            isinstance(precision, str) and precision in PRECISIONS,
+            f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}",
+        )
 
 
 def _check_format(number: Any) -> None:

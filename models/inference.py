@@ -4,6 +4,7 @@ The result computes the same function (to rounding) but no longer has the checkp
 for saving.
 """
 
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -12,7 +13,9 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ..kernels import PackedMonarch, decide, pack_monarch, packed_linear, packed_mlp
+from .blockdiag import BlockdiagLinear
 from .butterfly import gathered_product
+from .int8 import Expanded, hold_int8
 from .known_modules import plain_mlp
 from .pixelfly import PixelflyLinear
 from .structured import StructuredLinear
@@ -135,27 +138,50 @@ class PackedPixelfly(nn.Module):
         return gathered_product(F.pad(rows, (0, self._padding)), self.columns, self.sparse)
 
 
-def prepare_for_inference(model: nn.Module, *, dtype: torch.dtype = torch.float32) -> nn.Module:
+def prepare_for_inference(
+    model: nn.Module, *, dtype: torch.dtype = torch.float32, int8_layers: Iterable[str] = ()
+) -> nn.Module:
     """Make `model` its own serving form, in place, and return it.
 
     Args:
         model: as `create_model` or `load_bundle` gives it.
         dtype: of weights and activations. Performer features stay float32: they overflow in anything less.
+        int8_layers: whose weights stay int8 in memory, by name; those of a bundle that holds them so. A Pixelfly
+            layer's do not: its serving form mixes their rows.
 
     Returns:
         The model in eval mode, without gradients, taking normalised images (B, 3, H, W) of `dtype`.
     """
     model = model.eval().requires_grad_(False)
     fold_batch_norms(model)
-    _pack(model, dtype)
+    layers = tuple(int8_layers)
+    _pack(model, torch.float32 if layers else dtype)  # a weight rounded to less would become other int8
+    _hold_int8(model, layers, dtype)
     features = {m: m.w.detach().float() for m in model.modules() if isinstance(m, PerformerAttention)}
+    scales = {m: m.scale for m in model.modules() if isinstance(m, Expanded)}
     model = model.to(dtype)
     for performer, w in features.items():
         performer.w = nn.Parameter(w, requires_grad=False)
+    for expanded, scale in scales.items():
+        expanded.scale = scale
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
     return model
+
+
+def _hold_int8(model: nn.Module, layers: Iterable[str], dtype: torch.dtype) -> None:
+    modules = dict(model.named_modules())
+    for name in layers:
+        module = modules.get(name)
+        if isinstance(module, nn.Linear | nn.Conv2d | BlockdiagLinear):
+            hold_int8(module, ("weight",), dtype)
+        elif isinstance(module, PackedLowRank):
+            hold_int8(module, ("thin1", "thin2"), dtype)
+        elif isinstance(module, PackedLayer):
+            inner = module.packed().shape.r
+            hold_int8(module, ("w1",), dtype)
+            hold_int8(module, ("w2",), dtype, columns=inner)  # behind them is the bias
 
 
 def fold_batch_norms(model: nn.Module) -> None:

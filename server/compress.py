@@ -18,12 +18,15 @@ from ..loaders.evaluation import PreparedImages
 from ..loaders.spec import PreprocessSpec
 from ..loaders.training import Sample, TrainingImages
 from ..models import BundleConfig, load_bundle, read_config, save_bundle
-from ..models.compress import CompressReport, compress_model
+from ..models.compress import CompressReport, CompressRequest, compress_model
 from ..models.compress.choice import HELD_OUT_CHOSE
 from ..models.compress.measured import Measuring
+from ..models.compress.quantisation import Quantisation, choose_storage
 from ..models.provenance import add_step
 from ..models.recovery import RecoveryResult, recover
 from ..models.report import Candidate, DataUse, Measured, RunReport, read_report, write_report
+from ..models.report.rows import stored_bytes
+from ..models.storage import as_stored
 from ..models.training import TrainingError
 from .compress_images import BATCH, calibration_data, calibration_samples, folder_samples, name_skipped, split_held_out
 from .compress_request import CompressHooks, CompressRun
@@ -44,13 +47,14 @@ def compress(run: CompressRun, hooks: CompressHooks | None = None) -> CompressRe
     """
     hooks = hooks or CompressHooks()
     if run.recover is None:
-        return _compressed(run, run.out, hooks, run.overwrite)
+        return _compressed(run, run.request, run.out, hooks, run.overwrite)
     started = time.perf_counter()
     samples = _recovery_samples(run)  # what is wrong with them is said now, not after the compression
     _claim_work(run, hooks)
     if not _has_compressed(run):
         try:
-            _compressed(run, run.work / COMPRESSED, hooks, overwrite=True)
+            # What is trained on is stored exactly.
+            _compressed(run, replace(run.request, storage="float32"), run.work / COMPRESSED, hooks, overwrite=True)
         except Exception:
             shutil.rmtree(run.work, ignore_errors=True)  # nothing in it to go on with
             raise
@@ -59,12 +63,14 @@ def compress(run: CompressRun, hooks: CompressHooks | None = None) -> CompressRe
     return replace(done, seconds=time.perf_counter() - started)
 
 
-def _compressed(run: CompressRun, out: Path, hooks: CompressHooks, overwrite: bool) -> CompressReport:
+def _compressed(
+    run: CompressRun, request: CompressRequest, out: Path, hooks: CompressHooks, overwrite: bool
+) -> CompressReport:
     data = calibration_data(run, hooks)
     return compress_model(
         run.source,
         out,
-        run.request,
+        request,
         data=data,
         device=run.device,
         overwrite=overwrite,
@@ -97,6 +103,7 @@ def _recovered(run: CompressRun, samples: tuple[list[Sample], list[Sample]], hoo
     model, compressed_config = load_bundle(run.work / COMPRESSED)
     report = read_report(run.work / COMPRESSED)
     assert report is not None
+    report = replace(report, arguments=run.request.to_dict())
     training, held_out = samples
     spec = PreprocessSpec.from_dict(config.preprocess)
     source = TrainingImages(
@@ -124,8 +131,12 @@ def _recovered(run: CompressRun, samples: tuple[list[Sample], list[Sample]], hoo
     )
     if result.resumed:
         hooks.say("the recovery went on where it was interrupted")
-    report = _with_recovery(report, result, before, measuring, _uses(run, source, prepared))
-    return _save(run, result, compressed_config, report)
+    request = run.request
+    quantisation = choose_storage(result.model, request.storage, measuring.batches, spec.size, limit=request.int8_limit)
+    after = measuring(as_stored(result.model, quantisation.storage))
+    report = _with_recovery(report, result, before, after, measuring, _uses(run, source, prepared))
+    report = stored_bytes(report, result.model, quantisation.storage)
+    return _save(run, result, compressed_config, report, quantisation)
 
 
 def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, run: CompressRun) -> Measuring:
@@ -143,11 +154,11 @@ def _with_recovery(
     report: RunReport,
     result: RecoveryResult,
     before: Measured,
+    after: Measured,
     measuring: Measuring,
     uses: Sequence[DataUse],
 ) -> RunReport:
     """The compression's report, carried on: quality is of the recovery's held-out images from here on."""
-    after = measuring(result.model)
     assert report.totals_after is not None
     assert report.totals_before is not None
     parameters = report.totals_after.parameters
@@ -203,7 +214,9 @@ def _uses(run: CompressRun, source: TrainingImages, prepared: PreparedImages) ->
     )
 
 
-def _save(run: CompressRun, result: RecoveryResult, config: BundleConfig, report: RunReport) -> CompressReport:
+def _save(
+    run: CompressRun, result: RecoveryResult, config: BundleConfig, report: RunReport, quantisation: Quantisation
+) -> CompressReport:
     finished: list[RunReport] = []
 
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
@@ -212,8 +225,9 @@ def _save(run: CompressRun, result: RecoveryResult, config: BundleConfig, report
 
     found = report.after
     assert found is not None
-    metrics = {**config.metrics, "recovery": {"images": found.images, "kl": found.kl, "agreement": found.agreement}}
-    arguments = {**run.recovery_fingerprint(), "plan": dict(run.plan.to_dict())}
+    recovery = {"images": found.images, "kl": found.kl, "agreement": found.agreement}
+    metrics = {**config.metrics, "recovery": recovery, **quantisation.metrics(measured=True)}
+    arguments = {**run.recovery_fingerprint(), "plan": dict(run.plan.to_dict()), "storage": quantisation.weights}
     provenance = add_step(config.provenance, "recover", arguments, result.seconds, input_version=config.version)
     model = result.model.cpu().requires_grad_(False)
     saved = save_bundle(
@@ -222,6 +236,7 @@ def _save(run: CompressRun, result: RecoveryResult, config: BundleConfig, report
         replace(config, metrics=metrics, provenance=provenance),
         overwrite=run.overwrite,
         extras=extras,
+        storage=quantisation.storage,
     )
     return CompressReport(saved, finished[0], result.seconds)
 

@@ -55,7 +55,7 @@ def calibration_samples(run: CompressRun, folder: Path, config: BundleConfig) ->
     samples = folder_samples(folder, config)
     if run.recover is not None and folder.resolve() == run.recover.resolve():
         samples = split_held_out(samples, folder)[0]
-    return _spaced(samples, run.calibration_images)
+    return spaced(samples, run.calibration_images)
 
 
 def folder_samples(folder: Path, config: BundleConfig, *, labelled: bool = False) -> list[Sample]:
@@ -82,7 +82,7 @@ def split_held_out(samples: Sequence[Sample], folder: Path) -> tuple[list[Sample
     return training, [samples[place] for place in sorted(taken)]
 
 
-def _spaced(samples: list[Sample], most: int) -> list[Sample]:
+def spaced(samples: list[Sample], most: int) -> list[Sample]:
     """At most so many, evenly spaced."""
     if len(samples) <= most:
         return samples

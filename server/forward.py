@@ -3,6 +3,7 @@
 Everything that takes long happens here, while the model loads: no request ever waits for a measurement or a capture.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,15 +52,17 @@ def serving_form(
     size: int,
     max_batch_size: int,
     options: ForwardOptions,
+    int8_layers: Sequence[str] = (),
 ) -> ServingForm:
     """The form for a device; `model` as `load_bundle` gives it is used up.
 
     Args:
         size: side of the model's input, px.
         max_batch_size: images of one batch at most.
+        int8_layers: that stay int8 in memory on a CPU. A GPU's kernels take two-byte weights: there all are expanded.
     """
     if device.type != "cuda":
-        return ServingForm(prepare_for_inference(model, dtype=dtype))
+        return ServingForm(prepare_for_inference(model, dtype=dtype, int8_layers=int8_layers))
     # A machine without a GPU pays for none of it, not even in memory.
     from ..models.fused.fuse import fuse
     from ..models.fused.tuning import Tuning, open_cache

@@ -1,5 +1,6 @@
-"""Memory as the operating system and the device see it, read at each scrape."""
+"""Memory as the operating system and the device see it, read at each scrape; and giving it back."""
 
+import ctypes
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -81,6 +82,14 @@ def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, pr
         kinds["unaccounted"] = min(beyond, max(0, process - reserved))
         kinds["others"] = beyond - kinds["unaccounted"]
     return kinds | {"free": free}
+
+
+def trim_heap() -> None:
+    """Give memory that was freed back to the system, where the C library would keep it for itself."""
+    try:
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    except (OSError, AttributeError):
+        return  # another C library: it keeps what it likes
 
 
 class StageCpu:

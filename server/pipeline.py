@@ -298,6 +298,7 @@ def build_pipeline(
         size=spec.size,
         max_batch_size=max_batch_size or GPU_BATCH_SIZE,
         options=forward,
+        int8_layers=config.int8_layers,
     )
     return Pipeline(
         form.model,

@@ -5,7 +5,6 @@ for whoever asks next. The one before it answers those who have it in hand, and 
 """
 
 import asyncio
-import ctypes
 import gc
 import itertools
 import logging
@@ -25,6 +24,7 @@ from .catalogue import Catalogue
 from .costs import BatchCosts
 from .engines import Engines, Pipelines
 from .in_hand import InHand
+from .memory import trim_heap
 from .model_limits import check_limited
 from .opening import open_on_all
 from .served import OpenModel, ServedModel
@@ -254,7 +254,4 @@ def _give_memory_back(on_gpu: bool) -> None:
         gc.freeze()
     if on_gpu:
         torch.cuda.empty_cache()
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library: it keeps what it likes
+    trim_heap()

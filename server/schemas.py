@@ -142,6 +142,10 @@ class Model(BaseModel):
     num_classes: int
     preprocess: dict[str, Any]
     monarch_layers: int
+    storage: dict[str, int] = Field(
+        description="layers whose weights the bundle's file holds in fewer bits than float32, by type",
+        examples=[{"int8": 48, "bfloat16": 2}],
+    )
     parameter_bytes: dict[str, int] = Field(
         examples=[{"dense_equivalent": 4_600_000, "resident": 1_900_000, "on_disk": 1_910_000}]
     )

@@ -1,6 +1,7 @@
 """A model as it is served: its card and its pipeline."""
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +20,7 @@ from .costs import BatchCosts
 from .engine_choice import EngineError, choose_engine
 from .forward import ForwardOptions
 from .image_limits import image_limits
+from .memory import trim_heap
 from .pipeline import Pipeline, build_pipeline
 from .settings import Settings
 
@@ -156,6 +158,7 @@ class ServedModel(ModelCard):
             "num_classes": config.num_classes,
             "preprocess": dict(config.preprocess),
             "monarch_layers": len(config.structure),
+            "storage": dict(Counter(config.storage.values())),
             "parameter_bytes": self.parameter_bytes,
             "metrics": dict(config.metrics),
             "device": self.device,
@@ -213,6 +216,7 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     except ValueError as error:
         pipeline.close()
         raise BundleError(f"bundle {path}: {error}") from None
+    trim_heap()  # weights as they were read, before they were packed: as much as the model again
     return ServedModel.of(
         name,
         config,

@@ -20,11 +20,13 @@ from ..projection.permutation import arrange_hidden_units
 from ..provenance import add_step, library_versions
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
-from ..report.rows import layer_rows, model_totals
+from ..report.rows import layer_rows, model_totals, stored_bytes
+from ..storage import as_stored
 from ..structure import LayerStructure, linear_layer, select_linears, structures_for
 from .calibration import Calibration, Images, calibrate
 from .choice import Choice, choose_for_budget, fixed_choice
 from .measured import Measuring
+from .quantisation import Quantisation, choose_storage
 from .replacement import replace_layer
 from .request import CompressRequest
 
@@ -120,7 +122,10 @@ def compress_model(
         fits = _final_fits(model, choice.structures, calibration, progress)
         for name, fit in fits.items():
             replace_layer(model, name, fit)
-    after = None if measuring is None else measuring(model.to(device))
+    model = model.to(device)
+    tried = None if images is None else images.held_out
+    quantisation = choose_storage(model, request.storage, tried, size, limit=request.int8_limit)
+    after = None if measuring is None else measuring(as_stored(model, quantisation.storage))
     model = model.cpu()
     report = RunReport(
         kind="compress",
@@ -140,7 +145,8 @@ def compress_model(
         curve=_curve(choice, after, totals[0].parameters, totals[1].parameters),
         warnings=(*choice.warnings, *(images.warnings() if images else (NO_DATA,))),
     )
-    return _save(Path(out), model, config, request, report, fits, time.perf_counter() - start, overwrite)
+    report = stored_bytes(report, model, quantisation.storage)
+    return _save(Path(out), model, config, request, report, fits, quantisation, time.perf_counter() - start, overwrite)
 
 
 NO_DATA = (
@@ -234,6 +240,7 @@ def _save(
     request: CompressRequest,
     report: RunReport,
     fits: Mapping[str, LayerFit],
+    quantisation: Quantisation,
     seconds: float,
     overwrite: bool,
 ) -> CompressReport:
@@ -246,7 +253,7 @@ def _save(
     config = replace(
         config,
         structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
-        metrics={"compression": compression_metrics(report)},
+        metrics={"compression": compression_metrics(report), **quantisation.metrics(measured=report.after is not None)},
         provenance=add_step(
             config.provenance,
             "compress",
@@ -256,7 +263,7 @@ def _save(
             input_metrics=dict(config.metrics),  # measured on the dense model: they do not hold for this one
         ),
     )
-    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras)
+    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras, storage=quantisation.storage)
     return CompressReport(saved, finished[0], seconds)
 
 

@@ -1,6 +1,6 @@
 """Measures a compressed model against the dense one it came from, on held-out calibration images."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,3 +61,32 @@ class Measuring:
             return None
         hits = (found.topk(best).indices == self.targets.to(found.device).unsqueeze(1)).any(1)
         return 100 * float(hits.to(torch.float64).mean())
+
+
+def measured_change(
+    reference: nn.Module, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]]
+) -> tuple[Measured, Measured]:
+    """`reference` and `model` on images that are gone through once and need not fit in memory.
+
+    Args:
+        batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
+    """
+    before, after = [], []
+    for images, targets in batches:
+        measuring = Measuring.on(reference, [images], targets)
+        before.append(measuring.before)
+        after.append(measuring(model))
+    return _together(before), _together(after)
+
+
+def _together(parts: Sequence[Measured]) -> Measured:
+    """Measured on all their images."""
+    images = sum(part.images for part in parts)
+
+    def mean(name: str) -> float | None:
+        values = [getattr(part, name) for part in parts]
+        if None in values:
+            return None
+        return sum(value * part.images for value, part in zip(values, parts, strict=True)) / images
+
+    return Measured(top1=mean("top1"), top5=mean("top5"), agreement=mean("agreement"), kl=mean("kl"), images=images)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..allocation.candidates import BLOCK_COUNTS
 from ..allocation.costs import COSTS
+from .quantisation import INT8_LIMIT, check_storage
 
 REFINEMENTS = 10
 
@@ -23,6 +24,7 @@ class CompressRequest:
         cost: the budget's unit, one of COSTS.
         block_counts: of Monarch structures that a budget chooses from; 1 is low rank.
         refinements: allocations after the first, each with sensitivities measured anew.
+        storage, int8_limit: how the result's file holds its weights, as in `choose_storage`.
     """
 
     layers: tuple[str, ...] = ("mlp",)
@@ -34,6 +36,8 @@ class CompressRequest:
     cost: str = "parameters"
     block_counts: tuple[int, ...] = BLOCK_COUNTS
     refinements: int = REFINEMENTS
+    storage: str = "float32"
+    int8_limit: float = INT8_LIMIT
 
     def __post_init__(self) -> None:
         if self.budget is not None and not (isfinite(self.budget) and 0 < self.budget < 1):
@@ -44,6 +48,8 @@ class CompressRequest:
             raise ValueError(f"refinements {self.refinements} must be at least 0")
         if self.budget is not None and self.structure != "monarch":
             raise ValueError(f"structure {self.structure!r}: a budget chooses among Monarch structures alone")
+
+        check_storage(self.storage, self.int8_limit)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain JSON data."""

@@ -1,13 +1,14 @@
 """A model's layers and totals as a report shows them: before, with every layer dense, and as it is."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import nn
 
 from ..accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
+from ..storage import stored_tensors
 from ..structured import StructuredLinear
-from .document import LayerRow, Totals
+from .document import LayerRow, RunReport, Totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,3 +72,26 @@ def model_totals(model: nn.Module, size: int) -> tuple[Totals, Totals]:
     )
     parameters = sum(parameter.numel() for parameter in model.parameters())
     return dense, Totals(parameters=parameters, macs=counted.total, bytes=stored)
+
+
+def stored_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str]) -> RunReport:
+    """The report with the bytes of its layers and of the whole model as a file holds them, scales included.
+
+    Args:
+        model: that the report is of, float32.
+        storage: precision by layer, as `save_bundle` takes it.
+    """
+    if not storage:
+        return report
+    tensors = stored_tensors(model, storage)
+
+    def held(name: str) -> int:
+        own = (key for key in tensors if key.startswith(f"{name}.") and key != f"{name}.bias")
+        return sum(tensors[key].nbytes for key in own)
+
+    assert report.totals_after is not None
+    return replace(
+        report,
+        layers=tuple(replace(row, bytes_after=held(row.name)) for row in report.layers),
+        totals_after=replace(report.totals_after, bytes=sum(tensor.nbytes for tensor in tensors.values())),
+    )

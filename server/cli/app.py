@@ -9,6 +9,7 @@ from .bench import app as bench
 from .classify import classify
 from .compress import compress
 from .config import config_app
+from .convert import convert
 from .densify import densify
 from .evaluate import evaluate
 from .export import export
@@ -37,6 +38,7 @@ def build_app(command: str = "") -> typer.Typer:
     app.command("serve")(with_settings(serve) if command == "serve" else serve)
     app.command("import")(import_checkpoint)
     app.command("compress")(compress)
+    app.command("convert")(convert)
     app.command("densify")(densify)
     app.command("export")(export)
     app.command("train")(train)

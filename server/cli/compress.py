@@ -28,11 +28,12 @@ from .compress_options import (
     RecoverTrained,
     Refinements,
     Shuffle,
+    Storage,
     Structure,
 )
 from .failure import WRONG_USAGE, Failure, one_line
-from .options import Bundle, Device, Force, Json, Out, split_list
-from .output import megabytes, note, print_fields, print_json, print_table
+from .options import Bundle, Device, Force, Int8Limit, Json, Out, split_list
+from .output import int8_lines, megabytes, note, print_fields, print_json, print_table, storage_line
 from .progress import Steps
 from .train_options import Gating, Layers, Seed, Threads, Workers
 
@@ -73,6 +74,8 @@ def compress(
     recover_trained: RecoverTrained = None,
     recover_amp: RecoverAmp = None,
     hard_share: HardShare = None,
+    storage: Storage = "float32",
+    int8_limit: Int8Limit = None,
     seed: Seed = 0,
     workers: Workers = 0,
     threads: Threads = None,
@@ -130,7 +133,8 @@ def _run(given: dict[str, Any]) -> "CompressRun":
         budget=budget,
         cost=given["cost"],
         block_counts=_numbers("--block-counts", given["block_counts"]),
-        **({} if given["refinements"] is None else {"refinements": given["refinements"]}),
+        storage=given["storage"],
+        **{name: given[name] for name in ("refinements", "int8_limit") if given[name] is not None},
     )
     if budget is not None and given["calibration"] is None and given["recover"] is None:
         raise Failure(f"--budget {budget:g} needs images to measure on: give --calibration DIR", WRONG_USAGE)
@@ -205,6 +209,7 @@ def _document(out: Path, report: "CompressReport") -> dict[str, Any]:
         "bundle": str(out),
         "version": report.config.version,
         "bytes_on_disk": report.config.bytes_on_disk,
+        "storage": dict(report.config.storage),
         "parameters_before": report.parameters_before,
         "parameters_after": report.parameters_after,
         "seconds": round(report.seconds, 3),
@@ -238,6 +243,8 @@ def _print(out: Path, report: "CompressReport") -> None:
             "bundle": f"{out} (version {report.config.version}, {megabytes(report.config.bytes_on_disk)})",
             "parameters": f"{before:,} -> {after:,} ({100 * after / before:.1f} %)",
             **_quality(report),
+            **({"weights": storage_line(report.config.storage)} if report.config.storage else {}),
+            **int8_lines(report.config.metrics.get("storage", {})),
             "report": out / "report.html",
             **{f"warning {number}": text for number, text in enumerate(report.report.warnings, 1)},
         }

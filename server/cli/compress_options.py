@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .options import number_option
+from .options import number_option, storage_option
 
 Structure = Annotated[
     str, typer.Option("--structure", metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly; without --budget.")
@@ -42,6 +42,9 @@ CalibrationFolder = Annotated[
     typer.Option("--calibration", metavar="DIR", help="Images to fit the layers to, no labels needed; a few hundred."),
 ]
 CalibrationImages = Annotated[int, number_option("--calibration-images", "Of them at most, evenly spaced.")]
+Storage = Annotated[
+    str, storage_option("How the file holds the result's weights: float32, bfloat16, float16 or int8; see convert.")
+]
 Recover = Annotated[
     Path | None,
     typer.Option("--recover", metavar="DIR", help="Images to train on afterwards, to answer as the dense model does."),

@@ -10,7 +10,7 @@ import typer
 from .bundles import demo_bundle
 from .failure import one_line
 from .options import Json
-from .output import flattened, megabytes, note, print_fields, print_json, print_table
+from .output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
 from .report_view import print_report
 
 if TYPE_CHECKING:
@@ -80,6 +80,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "num_classes": config.num_classes,
         "preprocess": dict(config.preprocess),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
+        "storage": dict(config.storage),
         "layers": [asdict(layer) for layer in layer_accounts(model, size)],
         "parameters": {
             "trainable": count.trainable,
@@ -94,7 +95,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "files": dict(config.files),
     }
     # Last, since it turns the model into its serving form.
-    document["bytes"]["resident"] = resident_bytes(prepare_for_inference(model))
+    document["bytes"]["resident"] = resident_bytes(prepare_for_inference(model, int8_layers=config.int8_layers))
     return document
 
 
@@ -115,7 +116,9 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
             "MACs": f"{macs['per_image']:,} an image, dense {_share(macs['per_image'], macs['dense_equivalent'])}",
             "counted": macs["counter"],
             "bytes": f"dense {megabytes(size['dense_equivalent'])}, "
-            f"resident {megabytes(size['resident'])} (float32), on disk {megabytes(size['on_disk'])}",
+            f"resident {megabytes(size['resident'])} ({_resident(document['storage'])}), "
+            f"on disk {megabytes(size['on_disk'])}",
+            "weights": f"{storage_line(document['storage'])} on disk",
         }
     )
     if structured and layers:
@@ -130,6 +133,10 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
 def _share(actual: int, dense: int) -> str:
     """What the dense model has, and how much of it this one does: `4,886,888: 76.5 %`."""
     return f"{dense:,}: {100 * actual / dense:.1f} %"
+
+
+def _resident(storage: Mapping[str, str]) -> str:
+    return "int8 and float32" if "int8" in storage.values() else "float32"
 
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:

@@ -33,6 +33,27 @@ def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | t
     return typer.Option(flag, metavar="N", help=help, parser=parse)
 
 
+def storage_option(help: str) -> Any:
+    """An option that takes one of the precisions of a bundle's weights."""
+
+    def parse(text: str) -> str:
+        from ...models.storage import STORAGES
+
+        if text not in STORAGES:
+            raise typer.BadParameter(f"{text!r}: must be one of {', '.join(STORAGES)}")
+        return text
+
+    return typer.Option("--storage", metavar="TYPE", help=help, parser=parse)
+
+
+Int8Limit = Annotated[
+    float | None,
+    number_option(
+        "--int8-limit", "Error of a layer's outputs, as 0.02, up to which it becomes int8.", least=0, kind=float
+    ),
+]
+
+
 def split_list(text: str) -> list[str]:
     """The parts of a value with commas between."""
     return [part.strip() for part in text.split(",") if part.strip()]

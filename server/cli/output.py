@@ -2,11 +2,15 @@
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PIPE_WIDTH = 200
 """Characters of a table's line where stdout is no terminal."""
+
+NAMED_LAYERS = 5
+"""Layers that could not be int8 and are named; --json and the bundle have all."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -57,6 +61,30 @@ def note(text: str) -> None:
 def megabytes(count: int) -> str:
     """Bytes in decimal megabytes."""
     return f"{count / 1e6:,.2f} MB"
+
+
+def storage_line(storage: Mapping[str, str]) -> str:
+    """How a bundle's file holds its layers' weights, of each precision how many."""
+    counts = Counter(storage.values())
+    return ", ".join(f"{precision} in {count} layers" for precision, count in counts.most_common()) or "float32"
+
+
+def int8_lines(record: Mapping[str, Any]) -> dict[str, str]:
+    """What was found of int8, of a bundle's `metrics["storage"]`: how far it is off, and where that was too far."""
+    found = record.get("int8")
+    if found is None:
+        return {}
+    limit, kept = found["limit"], found["kept_bfloat16"]
+    off, tried = found["largest_error"], found["tried_on"]
+    lines = {} if off is None else {"int8": f"a layer's outputs are off by at most {off:.4f}, tried on {tried}"}
+    if not kept:
+        return lines
+    named = ", ".join(
+        f"{name} ({'not reached' if error is None else format(error, '.4f')})"
+        for name, error in list(kept.items())[:NAMED_LAYERS]
+    )
+    more = f" and {len(kept) - NAMED_LAYERS} more" if len(kept) > NAMED_LAYERS else ""
+    return {**lines, "bfloat16": f"where int8 is off by more than {limit:g}: {named}{more}"}
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 MILKWEED = (sys.executable, "-c", "import sys; from milkweed.server.cli import main; sys.exit(main())")
-COMMANDS = ["serve", "import", "compress", "densify", "evaluate", "inspect", "classify", "models", "bench"]
+COMMANDS = ["serve", "import", "compress", "convert", "densify", "evaluate", "inspect", "classify", "models", "bench"]
 WAIT_SECONDS = 60
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 

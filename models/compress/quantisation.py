@@ -1,0 +1,166 @@
+"""Chooses how a bundle's file holds each layer: int8 where the layer's outputs bear it, else two bytes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..golden import golden_images
+from ..storage import STORAGES, as_stored, storable_weights
+
+INT8_LIMIT = 0.02
+"""Relative error of a layer's outputs up to which its weights become int8.
+
+Those of DeiT-Tiny are off by 0.015 at most (`milkweed convert`): what is off by more has outliers among its weights.
+"""
+
+FALLBACK = "bfloat16"
+"""Of a layer above the limit: it has float32's range, so that no weight can be outside it."""
+
+MADE_NOISE = 6
+
+NOT_MEASURED = "not measured"
+"""On record in place of a figure."""
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """How a model's weights are held, and what that does to its layers.
+
+    Args:
+        weights: what was asked for, one of STORAGES.
+        storage: precision by layer, as `save_bundle` takes it.
+        limit: as INT8_LIMIT.
+        errors: of int8 by layer, whether it was chosen or not; None where no image reached the layer.
+        tried_on: the images of these errors, in words.
+    """
+
+    weights: str
+    storage: Mapping[str, str] = field(default_factory=dict)
+    limit: float = INT8_LIMIT
+    errors: Mapping[str, float | None] = field(default_factory=dict)
+    tried_on: str = ""
+
+    @property
+    def kept(self) -> dict[str, float | None]:
+        """Layers that could not be int8, and their errors."""
+        return {name: error for name, error in self.errors.items() if self.storage[name] != "int8"}
+
+    def record(self) -> dict[str, Any]:
+        """As plain data: what was asked for, and of int8 the limit, the largest error within it, and what is not."""
+        if self.weights != "int8":
+            return {"weights": self.weights}
+        kept = self.kept
+        taken = [error for name, error in self.errors.items() if name not in kept and error is not None]
+        found = {
+            "limit": self.limit,
+            "largest_error": round(max(taken), 6) if taken else None,
+            "tried_on": self.tried_on,
+            f"kept_{FALLBACK}": {name: None if error is None else round(error, 6) for name, error in kept.items()},
+        }
+        return {"weights": self.weights, "int8": found}
+
+    def metrics(self, *, measured: bool) -> dict[str, Any]:
+        """Member of a bundle's metrics; none where all is float32.
+
+        Args:
+            measured: whether another member says how accurate the model is as it is stored.
+        """
+        record = self.record() if measured else {**self.record(), "accuracy": NOT_MEASURED}
+        return {"storage": record} if self.storage else {}
+
+
+def check_storage(weights: str, limit: float) -> None:
+    """Raises ValueError where they are none."""
+    if weights not in STORAGES:
+        raise ValueError(f"storage {weights!r} must be one of {', '.join(STORAGES)}")
+    if not (isfinite(limit) and limit >= 0):
+        raise ValueError(f"int8 limit {limit} must be a number from 0 on")
+
+
+def choose_storage(
+    model: nn.Module,
+    weights: str,
+    batches: Iterable[Tensor] | None,
+    size: int,
+    *,
+    limit: float = INT8_LIMIT,
+) -> Quantisation:
+    """How each layer of a model is held.
+
+    Args:
+        model: as `load_bundle` gives it.
+        weights: one of STORAGES.
+        batches: normalised images (B, 3, size, size) that int8 is tried on; made ones when None.
+        size: of the model's images, px.
+
+    Raises:
+        ValueError: `weights` or `limit` is none, or a weight is not finite.
+    """
+    check_storage(weights, limit)
+    if weights == "float32":
+        return Quantisation(weights)
+    if weights != "int8":
+        return Quantisation(weights, dict.fromkeys(storable_weights(model), weights))
+    made = batches is None
+    errors, count = int8_errors(model, [made_images(model, size)] if batches is None else batches)
+    storage = {name: "int8" if error is not None and error <= limit else FALLBACK for name, error in errors.items()}
+    return Quantisation(weights, storage, limit, errors, f"{count} {'made ' if made else ''}images")
+
+
+def int8_errors(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, float | None], int]:
+    """What int8 weights do to the outputs of each layer, by themselves, with the inputs that the exact model gives.
+
+    Returns:
+        By layer, the norm of the outputs' error relative to that of the outputs without their bias, over all images;
+        None where there is no such number. And how many images these were.
+    """
+    names = storable_weights(model)
+    rounded = as_stored(model, dict.fromkeys(names, "int8"))
+    sums = {name: _Sums(rounded.get_submodule(name)) for name in names}
+    hooks = [model.get_submodule(name).register_forward_hook(sums[name]) for name in names]
+    count = 0
+    try:
+        with torch.inference_mode():
+            for images in batches:
+                model(images)
+                count += len(images)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return {name: found.error for name, found in sums.items()}, count
+
+
+def made_images(model: nn.Module, size: int) -> Tensor:
+    """The golden images and noise, (n, 3, size, size), for the model: something to run, where there are no photographs.
+
+    They tell how much a layer's outputs are off, which hardly depends on the images, and nothing of accuracy.
+    """
+    noise = torch.randn(MADE_NOISE, 3, size, size, generator=torch.Generator().manual_seed(0))
+    return torch.cat([golden_images(size), noise]).to(next(model.parameters()).device)
+
+
+class _Sums:
+    """A forward hook of a layer: adds up squares of its outputs and of what its rounded twin gives instead."""
+
+    def __init__(self, twin: nn.Module) -> None:
+        self.twin, self.off, self.whole, self.seen = twin, 0.0, 0.0, False
+
+    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        bias = layer.bias
+        if isinstance(bias, Tensor):
+            plain = output - (bias.view(-1, 1, 1) if isinstance(layer, nn.Conv2d) else bias)
+        else:
+            plain = output
+        self.off += float((self.twin(*inputs) - output).double().square().sum())
+        self.whole += float(plain.double().square().sum())
+        self.seen = True
+
+    @property
+    def error(self) -> float | None:
+        if not self.seen or not isfinite(self.off + self.whole):
+            return None
+        return float((self.off / self.whole) ** 0.5) if self.whole else 0.0
