@@ -59,7 +59,7 @@ from milkweed.server.served import open_model
 from milkweed.server.settings import Settings
 model = open_model("model", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1))
 for _ in range(3):
-    model.pipeline._lanes.run(torch.zeros(8, 3, model.size, model.size))
+    model.pipeline.lanes.run(torch.zeros(8, 3, model.size, model.size))
 status = pathlib.Path("/proc/self/status").read_text()
 print(1024 * int(status.split("RssAnon:")[1].split()[0]))
 model.pipeline.close()

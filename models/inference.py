@@ -131,7 +131,7 @@ class PackedPixelfly(nn.Module):
             # On the narrower side: a pass over all tokens costs as much as the product.
             narrow = self.in_features <= self.out_features
             y = self._sparse((1 - share) * rows) if narrow else self._sparse(rows).mul_(1 - share)
-        y.addmm_(torch.cat([thin, torch.ones_like(thin[:, :1])], 1), self.thin2)
+        y.addmm_(torch.cat([thin, thin.new_ones(thin.shape[0], 1)], 1), self.thin2)
         return y[:, : self.out_features].reshape(*x.shape[:-1], self.out_features)
 
     def _sparse(self, rows: Tensor) -> Tensor:

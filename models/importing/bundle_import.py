@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..bundle import save_bundle
@@ -14,6 +15,7 @@ from ..errors import CheckpointError
 from ..labels import Label, default_labels
 from ..provenance import add_step
 from ..registry import default_preprocess
+from ..storage import SCALE
 from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
@@ -63,6 +65,7 @@ def import_checkpoint(
     """
     start = time.perf_counter()
     state, info, arch = _read(str(path), arch)
+    _check_no_scales(path, state)
     card = _card_of(info, arch)
     wanted_args = {**card.arch_args, **dict(arch_args or {})}
     fitted = fit_checkpoint(
@@ -105,6 +108,16 @@ def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInf
     default_preprocess(name)  # an unknown name is refused before anything is fetched
     state, info = read_checkpoint(fetch_timm_weights(name))
     return state, replace(info, file=path), arch or name
+
+
+def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
+    """Refuse the weights of a bundle in int8, which mean nothing without its config."""
+    key = next((key for key, tensor in state.items() if tensor.dtype == torch.int8 and key + SCALE in state), None)
+    if key is not None:
+        raise CheckpointError(
+            f"{path}: {key} is int8 with scales, as in a bundle of milkweed: give the bundle's folder to other "
+            "commands, or make it float32 again with milkweed convert --storage float32"
+        )
 
 
 def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:

@@ -12,9 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import Label, create_model, import_checkpoint, load_bundle
+from milkweed.models import Label, create_model, import_checkpoint, load_bundle, save_bundle
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing import read_checkpoint
+from milkweed.models.storage import storable_weights
 
 from . import containers
 
@@ -250,3 +251,13 @@ def test_a_bundle_and_a_folder_of_something_else(tmp_path: Path, tiny_bundle: Pa
         read_checkpoint(tiny_bundle)
     with pytest.raises(CheckpointError, match="a folder with none of model"):
         read_checkpoint(tmp_path)
+
+
+def test_the_weights_of_an_int8_bundle_mean_nothing_alone(tmp_path: Path, tiny_bundle: Path) -> None:
+    loaded, config = load_bundle(tiny_bundle)
+    layer = next(iter(storable_weights(loaded)))
+    save_bundle(tmp_path / "int8", loaded, config, storage={layer: "int8"})
+    with pytest.raises(
+        CheckpointError, match=r"is int8 with scales, as in a bundle of milkweed: give the bundle's folder"
+    ):
+        import_checkpoint(tmp_path / "int8" / "model.safetensors", config.arch, tmp_path / "b")

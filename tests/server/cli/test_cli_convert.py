@@ -122,7 +122,7 @@ def test_inspect_and_the_server_count_the_bytes_there_are(milkweed: Milkweed, bu
             "on_disk": after["bytes"]["on_disk"],
         }
         pixels = torch.randn(3, 3, 32, 32)
-        served = model.pipeline._lanes.run(pixels).probabilities
+        served = model.pipeline.lanes.run(pixels).probabilities
     finally:
         model.pipeline.close()
     expanded = prepare_for_inference(load_bundle(out)[0])

@@ -7,7 +7,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
@@ -42,19 +41,14 @@ def _serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
         process.communicate(timeout=WAIT_SECONDS)
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from milkweed.server.cli import main; main(['--help']); "
         "print(*sorted({'torch', 'timm', 'numpy', 'pydantic', 'fastapi', 'PIL', 'httpx'} & set(sys.modules)))"
     )
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
-        times.append(time.perf_counter() - started)
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
     assert ran.stdout.splitlines()[-1] == ""
     assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
-    assert min(times) < 0.5
 
 
 def test_version() -> None:
