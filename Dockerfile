@@ -40,6 +40,7 @@ FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY bench bench
+COPY client client
 COPY kernels kernels
 COPY loaders loaders
 COPY models models

@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-ROOMS = ("server", "models", "kernels", "loaders", "bench")
+ROOMS = ("server", "client", "models", "kernels", "loaders", "bench")
 MAY_IMPORT = {
     "kernels": set(),
     "loaders": set(),
     "models": {"kernels"},
+    "client": set(),
     "server": {"models", "loaders"},
     "bench": {"server", "models", "loaders", "kernels"},
 }

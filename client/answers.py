@@ -1,0 +1,168 @@
+"""What a server says, as frozen objects."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import BadAnswer, MilkweedError, make_error
+
+_STAGE = re.compile(r"([\w-]+);dur=([0-9.]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """One class of an image.
+
+    Args:
+        index: of the class in the model.
+        id: of the class, such as n01440764.
+        label: for people.
+        score: softmax probability, 0 to 1.
+    """
+
+    index: int
+    id: str
+    label: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of one image.
+
+    Args:
+        predictions: best first; none where there is an error.
+        error: why there are no predictions; None where there are.
+        model, version: that answered; empty where none did.
+        request_id: of the request that the image was part of.
+        stages: of that request on the server, ms by name, in order (`Server-Timing`).
+    """
+
+    predictions: tuple[Prediction, ...] = ()
+    error: MilkweedError | None = None
+    model: str = ""
+    version: str = ""
+    request_id: str = ""
+    stages: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model that a server has.
+
+    Args:
+        default: answers requests that name no model.
+        about: all that the server says of it (`/v1/models`).
+    """
+
+    name: str
+    version: str
+    arch: str
+    num_classes: int
+    default: bool
+    about: Mapping[str, Any] = field(repr=False)
+
+
+def read_answers(content: bytes, headers: Mapping[str, str], status: int, images: int) -> list[Answer]:
+    """An answer for each image of a request, from a response that has `results`.
+
+    Raises:
+        MilkweedError: the whole request was refused, or the response is not milkweed's.
+    """
+    document = _document(content, status)
+    if "results" not in document:
+        raise read_error(content, headers, status)
+    try:
+        about = {
+            "model": str(document["model"]),
+            "version": str(document["version"]),
+            "request_id": str(document["request_id"]),
+            "stages": {name: float(ms) for name, ms in _STAGE.findall(headers.get("server-timing", ""))},
+        }
+        results = enumerate(document["results"])
+        # Of several, a message says which one of the request: here that is the answer's place.
+        answers = [_answer(result, about, f"image {place}: " if images > 1 else "") for place, result in results]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise _not_ours(status) from None
+    if len(answers) != images:
+        raise BadAnswer(
+            "bad_answer",
+            f"{len(answers)} answers to {images} images: an array with a batch axis is several, give them one by one",
+            status=status,
+        )
+    return answers
+
+
+def read_error(content: bytes, headers: Mapping[str, str], status: int) -> MilkweedError:
+    """The error that a whole response stands for; one that is no JSON of milkweed's is a `BadAnswer`."""
+    retry_after = _seconds(headers.get("retry-after"))
+    try:
+        document = _document(content, status)
+        error = document["error"]
+        return make_error(
+            str(error["code"]),
+            str(error["message"]),
+            status=status,
+            request_id=str(document.get("request_id", "")),
+            retry_after=retry_after,
+        )
+    except (MilkweedError, KeyError, TypeError):
+        found = _not_ours(status)
+        found.retry_after = retry_after
+        return found
+
+
+def read_models(content: bytes, status: int) -> list[Model]:
+    """The models of a /v1/models.
+
+    Raises:
+        BadAnswer: the response is not milkweed's.
+    """
+    try:
+        return [
+            Model(
+                name=str(about["name"]),
+                version=str(about["version"]),
+                arch=str(about["arch"]),
+                num_classes=int(about["num_classes"]),
+                default=bool(about["default"]),
+                about=about,
+            )
+            for about in _document(content, status)["models"]
+        ]
+    except (KeyError, TypeError, ValueError):
+        raise _not_ours(status) from None
+
+
+def _answer(result: Any, about: Mapping[str, Any], where: str) -> Answer:
+    if "error" in result:
+        code, message = str(result["error"]["code"]), str(result["error"]["message"]).removeprefix(where)
+        return Answer(error=make_error(code, message, request_id=about["request_id"]), **about)
+    return Answer(
+        tuple(
+            Prediction(int(each["index"]), str(each["id"]), str(each["label"]), float(each["score"]))
+            for each in result["predictions"]
+        ),
+        **about,
+    )
+
+
+def _document(content: bytes, status: int) -> dict[str, Any]:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        raise _not_ours(status) from None
+    if not isinstance(document, dict):
+        raise _not_ours(status)
+    return document
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After in seconds; its other form, a date, is not milkweed's and counts as none."""
+    return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 7 else None
+
+
+def _not_ours(status: int) -> MilkweedError:
+    return BadAnswer("bad_answer", f"answered {status}, but not as milkweed does", status=status)

@@ -1,0 +1,268 @@
+"""The client for asyncio. All that is sent to a server is sent here; `Client` runs it on a thread."""
+
+import asyncio
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Iterable, Sequence
+from ssl import SSLContext
+from types import TracebackType
+from typing import cast, overload
+
+import httpx
+
+from .answers import Answer, Model, read_answers, read_error, read_models
+from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer
+from .images import Encoded, Image, encode, encoded, in_batches, is_one
+from .questions import MOST_TIMEOUT_MS, Priority, Question, base_url, body_of, key_headers
+
+TIMEOUT_SECONDS = 60.0
+CONNECT_SECONDS = 10.0
+BATCH_BYTES = 16 << 20
+"""Of the images of one request; servers take bodies of 64 MiB."""
+
+FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.1, 5.0
+"""Before the second try, and at most; each try doubles it."""
+
+_REFUSED = (429, 503)
+_GONE = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
+
+
+class AsyncClient:
+    """Asks the milkweed server at a URL. Close it, or use it as a context manager.
+
+    Args:
+        url: of the server, such as http://localhost:8000, or of its /classify.
+        api_key: where the server asks for one; that of MILKWEED_API_KEY if None.
+        timeout: seconds that a request may take with all its tries, where a call says nothing; the server is told.
+        retries: how often it is tried again where nobody answers, or a refusal does not say when to come back. One
+            that does (`Retry-After`) is followed as long as there is time.
+        batch_size: images of one request, where there are several.
+        concurrency: requests at once.
+        verify: of httpx: False, or an SSLContext that knows other authorities or a client's certificate.
+
+    Raises:
+        ValueError: an argument that cannot be.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        retries: int = 4,
+        batch_size: int = 8,
+        concurrency: int = 4,
+        verify: bool | SSLContext = True,
+    ) -> None:
+        for name, value, least in (
+            ("retries", retries, 0),
+            ("batch_size", batch_size, 1),
+            ("concurrency", concurrency, 1),
+        ):
+            if value < least:
+                raise ValueError(f"{name} is {value}: expected at least {least}")
+        self.url = base_url(url)
+        self.timeout, self.retries = timeout, retries
+        self.batch_size, self.concurrency = batch_size, concurrency
+        self._http = httpx.AsyncClient(
+            headers=key_headers(api_key),
+            # The whole has its own clock, which tells more than one for each read and write.
+            timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
+            verify=verify,
+        )
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    @overload
+    async def classify(  # type: ignore[overload-overlap]  # text is a path, not several
+        self,
+        images: Image,
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> Answer: ...
+
+    @overload
+    async def classify(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> list[Answer]: ...
+
+    async def classify(
+        self,
+        images: Image | Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> Answer | list[Answer]:
+        """Classes of one image, or of each of several.
+
+        Args:
+            images: one image, or several; `stream` holds fewer at once.
+            model: of the server's, or an alias; its first one if None.
+            top_k: classes an answer; the server's own number if None.
+            timeout: seconds a request may take with all its tries.
+            priority: `bulk` lets interactive requests go first.
+
+        Returns:
+            An answer, or a list of them in order, in which an image that got none has its `error`.
+
+        Raises:
+            MilkweedError: a request got no answer; the class says why. Of one image also where that is its own fault.
+        """
+        question = self.question(model, top_k, timeout, priority)
+        if not is_one(images):
+            return [answer async for answer in self._stream(cast("Iterable[Image]", images), question)]
+        (answer,) = await self.ask([await asyncio.to_thread(encode, images)], question)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    def stream(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> AsyncIterator[Answer]:
+        """The answers to any number of images, in order, as they come. See `classify`.
+
+        `images` is read as far ahead as `concurrency` requests need, on another thread, since files may be slow.
+        """
+        return self._stream(images, self.question(model, top_k, timeout, priority))
+
+    async def models(self) -> list[Model]:
+        """What the server has, the one that answers by default first."""
+        response = await self._send("GET", "/v1/models", self.timeout)
+        if response.status_code != 200:
+            raise read_error(response.content, response.headers, response.status_code)
+        return read_models(response.content, response.status_code)
+
+    async def ready(self) -> bool:
+        """Whether the server is there and takes requests. Asks once."""
+        try:
+            return (await self._http.get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def question(
+        self, model: str | None, top_k: int | None, timeout: float | None, priority: Priority | None
+    ) -> Question:
+        """What a call asks for, its arguments checked."""
+        return Question(model, top_k, priority, self.timeout if timeout is None else timeout)
+
+    async def ask(self, images: Sequence[Encoded], question: Question) -> list[Answer]:
+        """One request's images; a request that is too large goes in halves.
+
+        Raises:
+            MilkweedError: the request got no answer, and that is no fault of its only image.
+        """
+        sent = [image for image in images if isinstance(image, bytes)]
+        answers = iter(await self._post(sent, question) if sent else [])
+        return [next(answers) if isinstance(image, bytes) else Answer(error=image) for image in images]
+
+    async def _post(self, images: Sequence[bytes], question: Question) -> list[Answer]:
+        body, content_type = body_of(images)
+        headers = {"Content-Type": content_type, **question.headers}
+        response = await self._send(
+            "POST", "/classify", question.timeout_seconds, params=question.params, body=body, headers=headers
+        )
+        try:
+            return read_answers(response.content, response.headers, response.status_code, len(images))
+        except MilkweedError as error:
+            if len(images) == 1 and isinstance(error, ImageRefused):
+                return [Answer(error=error, request_id=error.request_id)]
+            if len(images) == 1 or error.code not in TOO_MUCH:
+                raise
+        half = len(images) // 2
+        return [*await self._post(images[:half], question), *await self._post(images[half:], question)]
+
+    async def _stream(self, images: Iterable[Image], question: Question) -> AsyncIterator[Answer]:
+        batches = in_batches(encoded(images), self.batch_size, BATCH_BYTES)
+        asking: deque[asyncio.Task[list[Answer]]] = deque()
+        try:
+            more = True
+            while more or asking:
+                batch = await asyncio.to_thread(next, batches, None) if more else None
+                more = batch is not None
+                if batch is not None:
+                    asking.append(asyncio.create_task(self.ask(batch, question)))
+                while asking and (not more or asking[0].done() or len(asking) >= self.concurrency):
+                    for answer in await asking[0]:
+                        yield answer
+                    asking.popleft()
+        finally:
+            for task in asking:
+                task.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+
+    async def _send(
+        self,
+        method: str,
+        path: str,
+        seconds: float,
+        *,
+        params: dict[str, str] | None = None,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        """The response to a request, tried again where that may help and there is time.
+
+        Raises:
+            MilkweedError: none came, or only refusals.
+        """
+        loop = asyncio.get_running_loop()
+        deadline, tries, refused = loop.time() + seconds, 0, ""
+        while True:
+            left = max(0.0, deadline - loop.time())
+            told = {"X-Request-Timeout-Ms": str(min(max(1, int(left * 1e3)), MOST_TIMEOUT_MS))}
+            try:
+                async with asyncio.timeout(left):
+                    response = await self._http.request(
+                        method, self.url + path, params=params, content=body, headers={**(headers or {}), **told}
+                    )
+                if response.status_code not in _REFUSED:
+                    return response
+                failure = read_error(response.content, response.headers, response.status_code)
+            except TimeoutError:
+                raise DeadlineExceeded("deadline", f"no answer within {seconds:g} s{refused}") from None
+            except _GONE as error:
+                failure = self._no_answer(path, error)
+            except (httpx.HTTPError, httpx.InvalidURL) as error:
+                raise self._no_answer(path, error) from error
+            wait = min(FIRST_WAIT_SECONDS * 2**tries, MOST_WAIT_SECONDS) * random.uniform(0.5, 1.0)
+            if failure.retry_after is None:
+                tries += 1
+            wait = (failure.retry_after or 0.0) + wait
+            if tries > self.retries or loop.time() + wait >= deadline:
+                raise failure
+            refused = f"; the last time: {failure}"
+            await asyncio.sleep(wait)
+
+    def _no_answer(self, path: str, error: Exception) -> MilkweedError:
+        found = NoAnswer("no_answer", f"no answer from {self.url}{path}: {str(error) or type(error).__name__}")
+        found.__cause__ = error
+        return found

@@ -1,0 +1,154 @@
+"""What a caller may give as an image, and the encoded bytes of it. Imports neither Pillow nor numpy by itself.
+
+Pixels that are in memory already go without loss: as NPY, or as PNG where that cannot say it or is too large.
+"""
+
+import io
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeGuard
+
+from .errors import MilkweedError, unreadable
+
+
+class Readable(Protocol):
+    """A binary file that is open."""
+
+    def read(self) -> bytes:
+        """All that is left of it."""
+
+
+class Picture(Protocol):
+    """An image of Pillow's."""
+
+    @property
+    def mode(self) -> str:
+        """How its pixels are to be read."""
+
+    def getexif(self) -> Any:
+        """Its orientation is in there."""
+
+    def tobytes(self) -> bytes:
+        """Its pixels, row by row."""
+
+
+class Array(Protocol):
+    """An array of numpy's."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """One image: (H, W), (H, W, 1), (H, W, 3) of uint8, or (3, S, S) of floats, a model's input."""
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        """Where its numbers are."""
+
+
+Image = bytes | bytearray | memoryview | str | os.PathLike[str] | Readable | Picture | Array
+"""One image: encoded bytes, the path of a file, an open file, or pixels as Pillow or numpy have them."""
+
+Encoded = bytes | MilkweedError
+"""What goes to a server or a model, or why that could not be had."""
+
+_NPY_BYTES = 16 << 20
+"""More pixels than this go as PNG: servers take bodies of 20 MiB."""
+
+_ORIENTATION = 0x0112  # of EXIF
+_AS_THEY_ARE = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
+_CONVERTED = frozenset(("CMYK", "YCbCr", "PA", "RGBX", "LAB", "HSV", "La", "RGBa"))
+
+
+def is_one(images: object) -> TypeGuard[Image]:
+    """Whether this is one image; else it is several."""
+    kinds = (bytes, bytearray, memoryview, str, os.PathLike)
+    return isinstance(images, kinds) or any(hasattr(images, name) for name in ("read", "__array_interface__"))
+
+
+def encode(image: Image) -> bytes:
+    """The encoded bytes of one image.
+
+    A Pillow image answers as its file does: EXIF's orientation is applied, alpha is not.
+
+    Raises:
+        ImageRefused: `unreadable`, the file cannot be read.
+        ValueError: pixels that no server takes, or several images in one array.
+        TypeError: no image.
+    """
+    try:
+        if isinstance(image, bytes | bytearray | memoryview):
+            return bytes(image)
+        if isinstance(image, str | os.PathLike):
+            return Path(image).read_bytes()
+        if hasattr(image, "getexif"):
+            return _picture(image)
+        if hasattr(image, "__array_interface__"):
+            return _array(image)
+        if hasattr(image, "read"):
+            return _contents(image)
+    except OSError as error:
+        raise unreadable(error.strerror or str(error)) from error
+    raise TypeError(
+        f"{type(image).__name__} is no image: give bytes, a path, an open binary file, a Pillow image or a numpy array"
+    )
+
+
+def encoded(images: Iterable[Image]) -> Iterator[Encoded]:
+    """The bytes of each, or why it has none."""
+    for image in images:
+        try:
+            yield encode(image)
+        except MilkweedError as error:
+            yield error
+
+
+def in_batches(images: Iterable[Encoded], most: int, most_bytes: int) -> Iterator[list[Encoded]]:
+    """Lists of at most `most` images, and of little more than `most_bytes` bytes."""
+    batch: list[Encoded] = []
+    held = 0
+    for image in images:
+        batch.append(image)
+        held += len(image) if isinstance(image, bytes) else 0
+        if len(batch) >= most or held >= most_bytes:
+            yield batch
+            batch, held = [], 0
+    if batch:
+        yield batch
+
+
+def _contents(file: Any) -> bytes:
+    data = file.read()
+    if not isinstance(data, bytes):
+        raise TypeError(f"a file that reads {type(data).__name__} is no image: open it in binary mode")
+    return data
+
+
+def _picture(image: Any) -> bytes:
+    image.load()
+    if image.mode in _CONVERTED:
+        image = image.convert("RGB")
+    elif image.mode not in _AS_THEY_ARE:
+        raise ValueError(f"a Pillow image of mode {image.mode} has no 8-bit levels: convert it to RGB")
+    orientation = image.getexif().get(_ORIENTATION, 1)
+    width, height = image.size
+    if image.mode == "RGB" and orientation == 1 and 3 * width * height <= _NPY_BYTES:
+        text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': ({height}, {width}, 3), }}"
+        # Version 1.0: magic, length, header; numbers begin at a multiple of 64.
+        header = text.ljust(-(10 + len(text) + 1) % 64 + len(text)) + "\n"
+        return b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header.encode() + image.tobytes()
+    from PIL.Image import Exif
+
+    exif, out = Exif(), io.BytesIO()
+    exif[_ORIENTATION] = orientation
+    image.save(out, "PNG", compress_level=1, exif=exif, icc_profile=None)
+    return out.getvalue()
+
+
+def _array(array: Any) -> bytes:
+    import numpy as np
+
+    if array.ndim > 3:
+        raise ValueError(f"an array of shape {array.shape} is several images: give them as a list, list(array)")
+    out = io.BytesIO()
+    np.save(out, array, allow_pickle=False)
+    return out.getvalue()

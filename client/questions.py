@@ -1,0 +1,76 @@
+"""What goes to a server: its address, the headers, the bodies."""
+
+import os
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+KEY_VARIABLE = "MILKWEED_API_KEY"
+"""Where the key is looked for that a server may ask for."""
+
+Priority = Literal["interactive", "bulk"]
+
+MOST_TIMEOUT_MS = 300_000
+"""That a server may be told of; it refuses more (`max_timeout_ms`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked about images; None leaves it to the server."""
+
+    model: str | None
+    top_k: int | None
+    priority: Priority | None
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout is {self.timeout_seconds}: expected more than 0 seconds")
+
+    @property
+    def params(self) -> dict[str, str]:
+        """The query."""
+        found = {"model": self.model, "top_k": None if self.top_k is None else str(self.top_k)}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Those of the question."""
+        return {} if self.priority is None else {"X-Priority": self.priority}
+
+
+def base_url(url: str) -> str:
+    """The address of a server, whether it was given with `/classify` or without.
+
+    Raises:
+        ValueError: not an http address.
+    """
+    try:
+        parts = urlsplit(url)
+        known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        known = False
+    if not known:
+        raise ValueError(f"{url}: must be http://HOST[:PORT] or https://...")
+    return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/classify"), "", ""))
+
+
+def key_headers(api_key: str | None) -> dict[str, str]:
+    """The header that says who asks."""
+    key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def body_of(images: Sequence[bytes]) -> tuple[bytes, str]:
+    """A body that holds these images, and its Content-Type: one is raw, the fast path; several are multipart."""
+    if len(images) == 1:
+        return images[0], "application/octet-stream"
+    boundary = secrets.token_hex(16)  # 128 random bits are in no image
+    head = (
+        f'--{boundary}\r\nContent-Disposition: form-data; name="image"; filename="image"\r\n'
+        "Content-Type: application/octet-stream\r\n\r\n"
+    ).encode()
+    parts = [piece for image in images for piece in (head, image, b"\r\n")]
+    return b"".join((*parts, f"--{boundary}--\r\n".encode())), f"multipart/form-data; boundary={boundary}"

@@ -1,0 +1,159 @@
+"""The client for programs without asyncio: `AsyncClient` on an event loop in a thread of its own."""
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from concurrent.futures import Future
+from ssl import SSLContext
+from types import TracebackType
+from typing import Any, TypeVar, cast, overload
+
+from .answers import Answer, Model
+from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
+from .images import Image, encode, encoded, in_batches, is_one
+from .questions import Priority, Question
+
+T = TypeVar("T")
+
+
+class Client:
+    """Asks the milkweed server at a URL. Close it, or use it as a context manager. Any thread may call it.
+
+    Arguments and errors are those of `AsyncClient`.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        api_key: str | None = None,
+        timeout: float = TIMEOUT_SECONDS,
+        retries: int = 4,
+        batch_size: int = 8,
+        concurrency: int = 4,
+        verify: bool | SSLContext = True,
+    ) -> None:
+        self._client = AsyncClient(
+            url,
+            api_key=api_key,
+            timeout=timeout,
+            retries=retries,
+            batch_size=batch_size,
+            concurrency=concurrency,
+            verify=verify,
+        )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="milkweed-client", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections and end the thread; a second time does nothing."""
+        if self._loop.is_closed():
+            return
+        self._run(self._client.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    @property
+    def url(self) -> str:
+        """Of the server, without a path of ours."""
+        return self._client.url
+
+    @overload
+    def classify(  # type: ignore[overload-overlap]  # text is a path, not several
+        self,
+        images: Image,
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> Answer: ...
+
+    @overload
+    def classify(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> list[Answer]: ...
+
+    def classify(
+        self,
+        images: Image | Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> Answer | list[Answer]:
+        """Classes of one image, or of each of several: see `AsyncClient.classify`."""
+        question = self._client.question(model, top_k, timeout, priority)
+        if not is_one(images):
+            return list(self._stream(cast("Iterable[Image]", images), question))
+        (answer,) = self._run(self._client.ask([encode(images)], question))
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    def stream(
+        self,
+        images: Iterable[Image],
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
+    ) -> Iterator[Answer]:
+        """The answers to any number of images, in order, as they come: see `AsyncClient.classify`.
+
+        `images` is read as far ahead as `concurrency` requests need, on the calling thread.
+        """
+        return self._stream(images, self._client.question(model, top_k, timeout, priority))
+
+    def models(self) -> list[Model]:
+        """What the server has, the one that answers by default first."""
+        return self._run(self._client.models())
+
+    def ready(self) -> bool:
+        """Whether the server is there and takes requests. Asks once."""
+        return self._run(self._client.ready())
+
+    def _stream(self, images: Iterable[Image], question: Question) -> Iterator[Answer]:
+        asking: deque[Future[list[Answer]]] = deque()
+        try:
+            for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
+                asking.append(self._begin(self._client.ask(batch, question)))
+                while asking and (asking[0].done() or len(asking) >= self._client.concurrency):
+                    yield from asking[0].result()
+                    asking.popleft()
+            while asking:
+                yield from asking[0].result()
+                asking.popleft()
+        finally:
+            for future in asking:
+                future.cancel()
+
+    def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = self._begin(work)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()  # an interrupt: nobody waits any more
+            raise
