@@ -41,6 +41,7 @@ WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
 COPY bench bench
 COPY client client
+COPY facade facade
 COPY kernels kernels
 COPY loaders loaders
 COPY models models

@@ -9,11 +9,7 @@ from pathlib import Path
 from ..loaders.errors import InputError
 from ..loaders.folder import read_file
 from ..models.labels import Label
-
-IMAGE_SUFFIXES = frozenset(
-    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".gif", ".bmp", ".dib", ".tif", ".tiff")
-) | {".ppm", ".pgm", ".pbm", ".pnm"}
-"""Files that are images by name; others in a data set are passed over and counted."""
+from .image_suffixes import IMAGE_SUFFIXES
 
 _SHOWN = 5
 

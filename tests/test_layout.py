@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+FACADE = "facade"  # its one file is the package `milkweed` itself
 ROOMS = ("server", "client", "models", "kernels", "loaders", "bench")
 MAY_IMPORT = {
     "kernels": set(),
@@ -14,15 +15,19 @@ MAY_IMPORT = {
     "models": {"kernels"},
     "client": set(),
     "server": {"models", "loaders"},
+    FACADE: {"server"},
     "bench": {"server", "models", "loaders", "kernels"},
 }
-# The command `milkweed bench` is the one place that knows the bench room.
-COMMAND = ("server/cli/bench.py", "bench")
+# The command `milkweed bench` is the one place that knows the bench room; the client is asked where a command asks a
+# server, and gives its types to answers from this process.
+ALSO = {"server/cli/bench.py": "bench", "server/cli/classify.py": "client", "server/cli/answer_file.py": "client"}
+ALSO |= {"server/local.py": "client"}
 
 
 def imported_rooms(path: Path) -> set[str]:
     """Rooms that a file imports, relative imports resolved against its place in the package."""
-    package = ["milkweed", *path.relative_to(ROOT).parent.parts]
+    folders = path.relative_to(ROOT).parent.parts
+    package = ["milkweed", *(() if folders == (FACADE,) else folders)]
     rooms = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -41,12 +46,11 @@ def imported_rooms(path: Path) -> set[str]:
     return rooms & set(ROOMS)
 
 
-@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("room", [FACADE, *ROOMS])
 def test_arrows(room: str) -> None:
     for path in sorted((ROOT / room).rglob("*.py")):
         foreign = imported_rooms(path) - {room} - MAY_IMPORT[room]
-        if path.relative_to(ROOT).as_posix() == COMMAND[0]:
-            foreign.discard(COMMAND[1])
+        foreign.discard(ALSO.get(path.relative_to(ROOT).as_posix(), ""))
         assert not foreign, f"{path.relative_to(ROOT)} imports {sorted(foreign)}: {room} may not"
 
 
@@ -57,9 +61,10 @@ def test_package_list_is_the_folders() -> None:
         for room in ROOMS
         for path in (ROOT / room).rglob("__init__.py")
     }
-    assert set(project["packages"]) == folders
+    assert set(project["packages"]) == folders | {"milkweed"}
     assert {name: folder.replace("/", ".") for name, folder in project["package-dir"].items()} == {
-        name: name.removeprefix("milkweed.") for name in folders
+        "milkweed": FACADE,
+        **{name: name.removeprefix("milkweed.") for name in folders},
     }
 
 
@@ -74,6 +79,10 @@ def test_type_checkers_see_the_mapping() -> None:
         link = ROOT / ".typings" / "milkweed" / room
         assert link.is_symlink()
         assert link.resolve() == ROOT / room
+    facade = ROOT / ".typings" / "milkweed" / "__init__.py"
+    assert facade.is_symlink()
+    assert facade.resolve() == ROOT / FACADE / "__init__.py"
+    assert [path.name for path in (ROOT / FACADE).glob("*.py")] == ["__init__.py"]
 
 
 def test_no_file_is_called_after_nothing() -> None:

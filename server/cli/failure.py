@@ -41,8 +41,12 @@ def explain(error: Exception) -> tuple[str, int]:
 
 def one_line(text: str) -> str:
     """`text` on one line, safe to print on a terminal: names of files may hold anything."""
-    joined = " ".join(text.split())
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in joined)
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal might obey, or cannot show, as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def details(error: Exception) -> tuple[str, ...]:

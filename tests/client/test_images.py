@@ -1,6 +1,8 @@
 """What callers give as images: pixels from memory give what their file gives through the server's loader."""
 
 import io
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -156,3 +158,20 @@ def test_batches_are_bounded_by_images_and_bytes() -> None:
     assert list(in_batches(given, 3, 100)) == [[b"1234", b"5", b"6"], [b"78", b"9"]]
     assert list(in_batches(given, 3, 4)) == [[b"1234"], [b"5", b"6", b"78"], [b"9"]]
     assert list(in_batches([], 3, 4)) == []
+
+
+def test_nothing_heavy_is_imported() -> None:
+    code = (
+        "import sys, milkweed, milkweed.client; assert milkweed.load; "
+        "names = set(sys.modules); heavy = {'torch', 'numpy', 'PIL', 'pydantic', 'typer', 'fastapi'} & names; "
+        "print(sorted(heavy | {name for name in names if name.startswith('milkweed.') and 'client' not in name}))"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout == "[]\n"
+    light = subprocess.run(
+        [sys.executable, "-P", "-c", "import sys, milkweed; print('httpx' in sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert light.stdout == "False\n"

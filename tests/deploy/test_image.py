@@ -87,9 +87,9 @@ def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
 
 
 def test_every_package_of_the_wheel_is_copied() -> None:
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
+    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
     copied = {line.split()[0] for line in instructions("COPY") if "--from" not in line}
-    assert {name.split(".")[1] for name in packages} <= copied
+    assert {folder.split("/")[0] for folder in folders} <= copied
 
 
 def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import httpx
 import pytest
 
-from milkweed.server.cli.remote import RemoteServer
+from milkweed.client import Client, MilkweedError
 from milkweed.server.security.keys import key_block
 
 
@@ -45,7 +45,7 @@ def test_a_wrong_file_stops_the_start_in_one_line(serving: Any, tmp_path: Path) 
     assert "mw_plain" not in line
 
 
-def test_the_command_sends_the_key_in_the_environment(
+def test_the_client_sends_the_key_in_the_environment(
     serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "keys.toml"
@@ -54,6 +54,6 @@ def test_the_command_sends_the_key_in_the_environment(
         url = server.wait_ready()
         for key, code in (("one", "unsupported_format"), ("other", "unauthorized")):
             monkeypatch.setenv("MILKWEED_API_KEY", key)
-            remote = RemoteServer(url, None)
-            assert remote(b"no image")["error"]["code"] == code
-            remote.close()
+            with Client(url) as client, pytest.raises(MilkweedError) as caught:
+                client.classify(b"no image")
+            assert caught.value.code == code

@@ -132,7 +132,7 @@ def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refuse
         (("servve",), "no such command 'servve'"),
         (("inspect", "--nope"), "no such option: --nope; see milkweed inspect --help"),
         (("inspect", "a", "b"), "got unexpected extra argument"),
-        (("classify",), "missing argument 'IMAGE...'; see milkweed classify --help"),
+        (("classify",), "missing argument 'IMAGE...', or --from-file; see milkweed classify --help"),
         (("import", "a"), "missing argument 'BUNDLE'; see milkweed import --help"),
         (("import", "a", "b", "--arch-args", "{"), "--arch-args {: not JSON: "),
         (

@@ -121,7 +121,7 @@ def test_a_server_and_its_client_agree_with_the_bundle(
     first = remote.document["results"][0]["predictions"][0]
     assert best.out == f"{paths[0]}\n  {first['score']:7.4f}  {first['label']} ({first['id']})\n"
     assert wrong.code == 1
-    assert wrong.err.startswith(f"milkweed: error: {paths[0]}: not_found: ")
+    assert wrong.err.startswith(f"milkweed: error: --url {url}/v1: not_found: ")
     gone = milkweed("classify", "--url", url, paths[0])
     assert (gone.code, gone.out) == (1, "")
     assert gone.err.startswith(f"milkweed: error: --url {url}: no answer from {url}/classify: ")
@@ -149,7 +149,7 @@ def test_something_else_on_that_port(milkweed: Callable[..., Any], tmp_path: Pat
         url = f"http://127.0.0.1:{server.server_port}"
         ran = milkweed("classify", "--url", url, tmp_path / "a.png")
         thread.join(WAIT_SECONDS)
-    want = f"milkweed: error: --url {url}: {url}/classify answered 200, but not as milkweed does\n"
+    want = f"milkweed: error: --url {url}: answered 200, but not as milkweed does\n"
     assert (ran.code, ran.out, ran.err) == (1, "", want)
 
 

@@ -1,0 +1,142 @@
+"""The clients against a server that runs, and `milkweed.load` beside them: one set of answers."""
+
+import asyncio
+import io
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+import milkweed
+from milkweed.client import AsyncClient, BadRequest, Client, DeadlineExceeded, MilkweedError, Prediction, UnknownModel
+from milkweed.server.local import LocalModel
+
+
+@pytest.fixture(scope="module")
+def images() -> list[bytes]:
+    """JPEGs of waves, each another; and one that is none."""
+    y, x = np.mgrid[0:50, 0:70]
+    encoded = []
+    for seed in range(20):
+        a, b, c = np.random.default_rng(seed).uniform(3, 30, 3)
+        waves = np.stack([np.sin(x / a), np.cos(y / b), np.sin((x + y) / c)], -1)
+        out = io.BytesIO()
+        Image.fromarray((128 + 120 * waves).astype(np.uint8)).save(out, "JPEG", quality=90)
+        encoded.append(out.getvalue())
+    return [*encoded[:7], b"no image", *encoded[7:]]
+
+
+@pytest.fixture(scope="module")
+def model(tiny_bundle: Path) -> Any:
+    with milkweed.load(tiny_bundle, device="cpu") as opened:
+        yield opened
+
+
+def plain(url: str, image: bytes, **params: Any) -> list[Prediction] | str:
+    """What the server's own JSON says of an image."""
+    document = httpx.post(f"{url}/classify", content=image, params=params).json()
+    if "error" in document:
+        return str(document["error"]["code"])
+    return [Prediction(**each) for each in document["results"][0]["predictions"]]
+
+
+def said(answer: Any) -> list[Prediction] | str:
+    return list(answer.predictions) if answer.error is None else str(answer.error.code)
+
+
+def test_all_give_the_servers_answers(server: Any, model: LocalModel, images: list[bytes]) -> None:
+    want = [plain(server.url, image, top_k=3) for image in images]
+    assert want[7] == "unsupported_format"
+    assert len({str(each) for each in want}) == len(images)
+
+    async def asked() -> list[Any]:
+        async with AsyncClient(server.url, batch_size=5) as client:
+            return await client.classify(images, top_k=3)
+
+    with Client(server.url, batch_size=4) as client:
+        found = client.classify(images, top_k=3)
+        assert [answer.version for answer in found] == [model.version] * len(images)
+        assert {"queue", "decode", "forward", "total"} <= set(found[0].stages)
+        assert len({answer.request_id for answer in found}) == -(-len(images) // 4)
+        assert client.models()[0].name == "tiny"
+        assert client.ready()
+        for several in (found, asyncio.run(asked()), model.classify(images, top_k=3)):
+            assert [said(answer) for answer in several] == want
+        messages = [answer.error and answer.error.message for answer in found]
+        assert messages == [answer.error and answer.error.message for answer in model.classify(images)]
+
+
+def test_one_image_however_it_is_given(server: Any, model: LocalModel, images: list[bytes], tmp_path: Path) -> None:
+    want = plain(server.url, images[0])
+    path = tmp_path / "a.jpg"
+    path.write_bytes(images[0])
+    opened = Image.open(path)
+    with Client(server.url) as client:
+        for given in (images[0], path, str(path), io.BytesIO(images[0]), opened, np.asarray(opened)):
+            assert said(client.classify(given)) == want
+            if not isinstance(given, io.BytesIO):
+                assert said(model.classify(given)) == want
+
+
+def test_what_the_server_refuses(server: Any, images: list[bytes]) -> None:
+    with Client(server.url) as client:
+        with pytest.raises(UnknownModel, match="no model 'other'; there are: tiny"):
+            client.classify(images[0], model="other")
+        with pytest.raises(BadRequest, match=r"top_k is '99': expected a whole number 1\.\.10"):
+            client.classify(images[:3], top_k=99)
+        with pytest.raises(MilkweedError) as caught:
+            client.classify(images[7])
+        assert (caught.value.status, caught.value.code) == (415, "unsupported_format")
+        batch = io.BytesIO()
+        np.save(batch, np.zeros((3, 8, 8, 3), np.uint8))
+        with pytest.raises(MilkweedError, match="3 answers to 1 images: an array with a batch axis is several"):
+            client.classify(batch.getvalue())
+        assert client.classify(images[0], timeout=3600).error is None  # more than the server may be told
+
+
+def test_a_served_limit_of_images_is_kept(serving: Any, model: LocalModel, images: list[bytes]) -> None:
+    with serving(max_images_per_request=3) as small:
+        with Client(small.wait_ready(), batch_size=16) as client:
+            found = client.classify(images)
+        small.terminate()
+    assert [said(answer) for answer in found] == [said(answer) for answer in model.classify(images)]
+
+
+def test_the_deadline_is_the_servers_too(server: Any, images: list[bytes]) -> None:
+    with Client(server.url) as client, pytest.raises(DeadlineExceeded):
+        client.classify(images[:8], timeout=0.0005)
+
+
+def test_a_model_in_this_process(model: LocalModel, images: list[bytes], tiny_bundle: Path) -> None:
+    assert (model.name, model.num_classes) == ("tiny", 10)
+    assert model.classify([]) == []
+    assert len(model.classify(images[0]).predictions) == 5
+    (lost,) = model.classify([tiny_bundle / "no.jpg"])
+    assert str(lost.error) == "unreadable: cannot be read: No such file or directory"
+    with pytest.raises(MilkweedError, match="unsupported_format: "):
+        model.classify(b"no image")
+    for top_k in (0, 11):
+        with pytest.raises(ValueError, match=rf"top_k is {top_k}: expected 1\.\.10"):
+            model.classify(images[0], top_k)
+    with pytest.raises(ValueError, match=r"bundle .*/no: no such folder"):
+        milkweed.load(tiny_bundle / "no")
+
+
+def test_a_stream_in_this_process_holds_two_batches(model: LocalModel, images: list[bytes]) -> None:
+    size = model._pipeline.default_batch_size
+    read = 0
+
+    def endless() -> Any:
+        nonlocal read
+        while True:
+            read += 1
+            yield images[0]
+
+    stream = model.stream(endless(), top_k=1)
+    for number in range(3 * size):
+        next(stream)
+        assert read <= number + 2 * size
+    stream.close()  # type: ignore[attr-defined]
