@@ -18,6 +18,7 @@ from .progress import Update, progress
 
 if TYPE_CHECKING:
     from ...client import Answer
+    from ...client.questions import Priority
 
 Images = Annotated[
     list[Path] | None,
@@ -29,8 +30,12 @@ FromFile = Annotated[
 ]
 Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="Ask the server there.")]
 Model = Annotated[
-    Path | None,
-    typer.Option("--model", metavar="BUNDLE", help="Ask this bundle, in this process; the demo model if not given."),
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="BUNDLE|NAME",
+        help="This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
+    ),
 ]
 TopK = Annotated[int | None, number_option("--top-k", "Classes an answer. [5]")]
 Format = Annotated[
@@ -72,8 +77,8 @@ def classify(
       milkweed classify dog.jpg ./holiday --top-k 3
       milkweed classify ./archive --url http://localhost:8000 --output answers.csv --resume
     """
-    if url is not None and (model is not None or device is not None):
-        raise Failure("--url asks a server: --model and --device do not go with it", WRONG_USAGE)
+    if url is not None and device is not None:
+        raise Failure("--url asks a server: --device does not go with it", WRONG_USAGE)
     kind = kind_of(format, output, json)
     names = named_images(images or [], from_file)
     answers = AnswerFile(kind, output, resume)
@@ -81,7 +86,7 @@ def classify(
     if answers.held:
         note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
     if left:
-        asking = _bundle(model, top_k, device) if url is None else _server(url, top_k, len(left) > 1)
+        asking = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1)
         with asking as ask, answers, progress("classify", "images") as update:
             _classify(left, ask, answers, update)
     if answers.failed:
@@ -117,7 +122,7 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
 
 
 @contextmanager
-def _server(url: str, top_k: int | None, several: bool) -> Iterator[Ask]:
+def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
 
     try:
@@ -127,18 +132,19 @@ def _server(url: str, top_k: int | None, several: bool) -> Iterator[Ask]:
     with client:
         try:
             # Many images are nobody's who waits for one of them.
-            yield lambda images: client.stream(images, top_k=top_k, priority="bulk" if several else None)
+            priority: Priority | None = "bulk" if several else None
+            yield lambda images: client.stream(images, model=model, top_k=top_k, priority=priority)
         except MilkweedError as error:
             what = error.message if isinstance(error, NoAnswer | BadAnswer) else str(error)
             raise Failure(f"--url {url}: {what}") from error
 
 
 @contextmanager
-def _bundle(path: Path | None, top_k: int | None, device: str | None) -> Iterator[Ask]:
+def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Ask]:
     """The served model, through the same pipeline as over HTTP."""
     from ..local import open_local
 
-    with open_local(path or demo_bundle(), device) as model:
+    with open_local(Path(path or demo_bundle()), device) as model:
         if top_k is not None and top_k > model.num_classes:
             raise Failure(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
         yield lambda images: model.stream(images, top_k)

@@ -169,8 +169,8 @@ def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refuse
             "--url ftp://x: must be http://HOST[:PORT] or https://...",
         ),
         (
-            ("classify", "a.png", "--url", "http://x", "--model", "m"),
-            "--url asks a server: --model and --device ",
+            ("classify", "a.png", "--url", "http://x", "--device", "cpu"),
+            "--url asks a server: --device does not go with it",
         ),
     ],
 )

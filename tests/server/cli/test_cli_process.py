@@ -112,6 +112,8 @@ def test_a_server_and_its_client_agree_with_the_bundle(
         remote = milkweed("classify", "--url", url, *paths, "--json")
         best = milkweed("classify", "--url", f"{url}/classify", paths[0], "--top-k", 1)
         wrong = milkweed("classify", "--url", f"{url}/v1", paths[0])
+        named = milkweed("classify", "--url", url, "--model", "tiny", *paths, "--json")
+        unknown = milkweed("classify", "--url", url, "--model", "nobody", paths[0])
         process.send_signal(signal.SIGINT)
         assert process.wait(WAIT_SECONDS) == 0
     assert remote.code == local.code == 1
@@ -120,6 +122,8 @@ def test_a_server_and_its_client_agree_with_the_bundle(
     assert remote.err == local.err
     first = remote.document["results"][0]["predictions"][0]
     assert best.out == f"{paths[0]}\n  {first['score']:7.4f}  {first['label']} ({first['id']})\n"
+    assert named.document == local.document
+    assert unknown.err.startswith(f"milkweed: error: --url {url}: unknown_model: ")
     assert wrong.code == 1
     assert wrong.err.startswith(f"milkweed: error: --url {url}/v1: not_found: ")
     gone = milkweed("classify", "--url", url, paths[0])
