@@ -133,6 +133,19 @@ async def test_openmetrics_is_served_when_asked_for(running: Any) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
+async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
+    async with running() as app:
+        for accept in ("text/plain", "application/openmetrics-text"):
+            headers = {"accept": accept, "accept-encoding": "identity"}
+            plain = await app.client.get("/metrics", headers=headers)
+            packed = await app.client.get("/metrics", headers={**headers, "accept-encoding": "gzip"})
+            assert "content-encoding" not in plain.headers
+            assert packed.headers["content-encoding"] == "gzip"
+            assert packed.headers["content-type"] == plain.headers["content-type"]
+            assert int(packed.headers["content-length"]) < len(plain.content) / 4
+            assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
+
+
 async def test_in_flight_and_held_bytes_return_to_zero(running: Any, kit: ModuleType) -> None:
     import asyncio
 
