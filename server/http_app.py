@@ -66,7 +66,9 @@ def http_app(
     classify = Classify(front, gate)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
     app.router.routes.extend(oip_routes(front, gate))
-    routers = (health_routes(front), model_routes(front), metric_routes(front), home_routes(), docs_routes(app))
+    routers = [health_routes(front), model_routes(front), metric_routes(front), docs_routes(app)]
+    if front.settings.page:
+        routers.append(home_routes())
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:

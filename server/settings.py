@@ -167,6 +167,7 @@ class Settings(BaseSettings):
         default=16_384, ge=1, le=1 << 40, description="so many bytes of a body give it a second more"
     )
     api_keys: str = Field(default=OFF, min_length=1, description="TOML file of who may ask; off = anybody")
+    page: bool = Field(default=True, description="serve a page for people at /, to try and watch the service with")
     metrics_without_key: bool = Field(
         default=False, description="with API keys: /metrics on the service's port needs none"
     )

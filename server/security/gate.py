@@ -20,6 +20,8 @@ ACCOUNT_KEY = "milkweed.account"
 # Whoever starts, routes to or restarts this process has no key; the pages say nothing of what is served here.
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"})
 PAGES = frozenset({"/", "/docs", "/openapi.json"})
+PAGE_FILES = "/page/"
+"""Before the name of each file that the page at `/` is made of."""
 
 _BEARER = b"bearer "
 
@@ -52,7 +54,7 @@ class Gate:
 
     def is_open(self, path: str) -> bool:
         """Whether a path needs no key."""
-        return self._ring is None or path in self._open
+        return self._ring is None or path in self._open or path.startswith(PAGE_FILES)
 
     def admit(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
         """Let an HTTP request in and write down who asks.
@@ -60,7 +62,7 @@ class Gate:
         Raises:
             ServiceError: `unauthorized`, `rate_limited`.
         """
-        if self._ring is None or scope["path"] in self._open:
+        if self.is_open(scope["path"]):
             client = scope.get("client")
             scope[SOURCE_KEY] = client[0] if client else None
             return

@@ -137,6 +137,16 @@ def test_answers_are_those_of_one_process(workers: Any, server: Any) -> None:
     assert answers(workers.url) == answers(server.url)
 
 
+def test_every_worker_has_the_same_page(workers: Any) -> None:
+    seen, tags = set(), set()
+    while len(seen) < 2:
+        with httpx.Client(base_url=workers.url) as client:
+            seen.add(of_worker(workers, client).pid)
+            tags.add((client.get("/").headers["etag"], client.get("/page/main.js").headers["etag"]))
+            assert client.get("/", headers={"if-none-match": min(tags)[0]}).status_code == 304
+    assert len(tags) == 1
+
+
 def test_metrics_of_all_processes_are_in_one_place(workers: Any) -> None:
     ok = 'milkweed_images_total{model="tiny",outcome="ok"}'
     refused = 'milkweed_requests_rejected_total{reason="unsupported_media"}'

@@ -1,0 +1,63 @@
+// One photo through one model: sent as it is, asked again when the server says when.
+
+import { Refusal, ask, refusalOf } from "./server.js";
+import { parseStages } from "./stages.js";
+
+const ATTEMPTS = 5;
+const LONGEST_WAIT_SECONDS = 60;
+const PATIENCE_MS = 15_000; // beyond the server's own deadline
+
+/**
+ * @param photo Blob of the file as it is.
+ * @param model one of `models.js`.
+ * @param signal ends it.
+ * @param onWait called with {seconds, attempt, attempts, refusal} before the photo is sent again.
+ * @returns {predictions, stages, roundTripMs}
+ */
+export async function classify(photo, model, { signal, onWait }) {
+  for (let attempt = 1; ; attempt++) {
+    try {
+      return await once(photo, model, signal);
+    } catch (refusal) {
+      const again = refusal instanceof Refusal && (refusal.status === 429 || refusal.status === 503);
+      if (!again || attempt === ATTEMPTS || refusal.retryAfter > LONGEST_WAIT_SECONDS) throw refusal;
+      const seconds = refusal.retryAfter ?? 2 ** (attempt - 1);
+      onWait({ seconds, attempt, attempts: ATTEMPTS, refusal });
+      await pause(seconds, signal);
+    }
+  }
+}
+
+async function once(photo, model, signal) {
+  const began = performance.now();
+  const patience = AbortSignal.timeout(model.timeoutMs + PATIENCE_MS);
+  // The server tells a format by its bytes, so the browser's guess from the name does not count.
+  const headers = { "Content-Type": "application/octet-stream", ...model.headers };
+  const path = `classify?model=${encodeURIComponent(model.name)}`;
+  try {
+    const response = await ask(path, {
+      method: "POST",
+      body: photo,
+      headers,
+      signal: AbortSignal.any([signal, patience]),
+    });
+    if (!response.ok) throw await refusalOf(response);
+    const { results } = await response.json();
+    return {
+      predictions: results[0].predictions,
+      stages: parseStages(response.headers.get("server-timing")),
+      roundTripMs: performance.now() - began,
+    };
+  } catch (error) {
+    if (patience.aborted && !signal.aborted) throw new Refusal("silent");
+    if (error instanceof SyntaxError || error instanceof TypeError) throw new Refusal("cut"); // it broke off, or is none
+    throw error;
+  }
+}
+
+function pause(seconds, signal) {
+  return new Promise((resolve, reject) => {
+    const timer = setTimeout(resolve, seconds * 1000);
+    signal.addEventListener("abort", () => (clearTimeout(timer), reject(signal.reason)), { once: true });
+  });
+}

@@ -1,0 +1,92 @@
+// The models of this server: which there are, which is chosen, what each costs.
+
+import { inBytes, inPercent } from "./words.js";
+
+/** The entries of /v1/models as the page needs them; `label` tells versions of one name apart. */
+export function readModels({ models }) {
+  return models.map((said) => {
+    const several = models.filter(({ name }) => name === said.name).length > 1;
+    const version = said.number ?? said.version;
+    return {
+      name: said.name,
+      label: several ? `${said.name} ${version}` : said.name,
+      headers: several ? { "X-Model-Version": version } : {},
+      timeoutMs: said.limits.timeout_ms,
+      isMonarch: said.monarch_layers > 0,
+      said,
+    };
+  });
+}
+
+/** What to show beside a model at first: one of the same classes and the other kind, dense or Monarch. */
+export function counterpart(model, models) {
+  return models.find(
+    (other) => other.isMonarch !== model.isMonarch && other.said.num_classes === model.said.num_classes,
+  );
+}
+
+/** Fill a `select`; the chosen one stays chosen where it is still there. */
+export function fillSelect(select, models, { none = null, chosen = null } = {}) {
+  const before = chosen ?? select.value;
+  const options = models.map((model) => new Option(model.label, model.label));
+  if (none !== null) options.unshift(new Option(none, ""));
+  select.replaceChildren(...options);
+  select.value = options.some((option) => option.value === before) ? before : options[0].value;
+  select.disabled = models.length === 0;
+}
+
+/** Images of one forward, where that is fixed, as on a CPU; null where it is not. */
+export function imagesAForward({ said }) {
+  const found = /micro-batch (\d+)/.exec(said.lanes);
+  return found ? Number(found[1]) : null;
+}
+
+/** Accuracies that its bundle records, per cent: Map by data set. */
+export function top1OnRecord({ said }) {
+  const all = Object.entries(said.metrics?.evaluations ?? {});
+  return new Map(all.map(([data, { top1 }]) => [data, top1]).filter(([, top1]) => Number.isFinite(top1)));
+}
+
+/** What a model is and how many bytes it has, as elements. */
+export function factsOf(model) {
+  const { arch, num_classes, preprocess, monarch_layers, parameter_bytes, device, dtype } = model.said;
+  const { dense_equivalent: dense, resident } = parameter_bytes;
+  const side = preprocess.size;
+  const facts = [
+    ["architecture", arch],
+    ["input", `${side} × ${side} px`],
+    ["classes", String(num_classes)],
+    ["runs on", `${device}, ${dtype}`],
+    ["Monarch layers", String(monarch_layers || "none")],
+    ["in memory", inBytes(resident)],
+    ["on disk", inBytes(parameter_bytes.on_disk)],
+  ];
+  for (const [data, top1] of top1OnRecord(model)) facts.push([`top-1, ${data}`, `${top1.toFixed(1)} %`]);
+  const list = document.createElement("dl");
+  list.className = "facts";
+  for (const [name, value] of facts) {
+    const term = document.createElement("dt");
+    const text = document.createElement("dd");
+    term.textContent = name;
+    text.textContent = value;
+    list.append(term, text);
+  }
+  const name = document.createElement("h3");
+  name.textContent = model.label;
+  return [name, ...(model.isMonarch && dense > 0 ? [sizeBar(resident / dense)] : []), list];
+}
+
+function sizeBar(share) {
+  const box = document.createElement("div");
+  box.className = "bytes";
+  const bar = document.createElement("div");
+  bar.className = "of";
+  bar.setAttribute("aria-hidden", "true");
+  const part = document.createElement("span");
+  part.style.width = `${Math.min(share, 1) * 100}%`;
+  bar.append(part);
+  const text = document.createElement("p");
+  text.textContent = `${inPercent(share)} of the bytes it would have dense`;
+  box.append(bar, text);
+  return box;
+}

@@ -1,0 +1,48 @@
+"""The page at / in a real browser, before a real server of three models."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from milkweed.models import densify_model
+from milkweed.server.cli.bundles import demo_bundle
+
+from .browser import chromium, visited
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+MAX_IMAGE_BYTES = 1_000_000
+
+
+# Not for the session: while it is open, this thread has an event loop, and tests of other files need one of their own.
+@pytest.fixture(scope="module")
+def browser() -> Iterator["Browser"]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The demo, the same made dense, and a model of other classes."""
+    dense = tmp_path_factory.mktemp("dense") / "dense"
+    densify_model(demo_bundle(), dense)
+    bundles = {"monarch": demo_bundle(), "dense": dense, "other": tiny_bundle}
+    with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture
+def page(browser: "Browser", pair: Any) -> Iterator["Page"]:
+    """The page of that server, ready, with one model chosen."""
+    with visited(browser, pair.url, viewport={"width": 1280, "height": 900}) as tab:
+        from .tab import (
+            arrive,
+        )  # not above: without playwright its tests are skipped, and this file is read all the same
+
+        arrive(tab, pair.url)
+        tab.select_option("#beside", "")
+        yield tab

@@ -1,0 +1,98 @@
+"""Photos in, answers out: of one model, and of two side by side."""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from .browser import visited
+from .drawings import DRAWINGS, airplane, ship
+from .tab import arrive, expect, photo, pick, top, transfer
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
+
+
+def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:
+    with page.expect_response(lambda response: "/classify" in response.url) as caught:
+        page.dispatch_event("#drop", "drop", {"dataTransfer": transfer(page, ("a ship.png", ship()))})
+    expect(top(page)).to_have_text(re.compile("^ship"))
+    said = httpx.post(pair.url + "/classify", content=ship()).json()["results"][0]["predictions"]
+    rows = page.locator(".classes li").all_inner_texts()
+    assert [row.split("\n")[0] for row in rows] == [each["label"] for each in said]
+    for row, each in zip(rows, said, strict=True):
+        assert float(row.split("\n")[1].removesuffix(" %")) == pytest.approx(100 * each["score"], abs=0.51)
+    assert page.locator(".card h3").inner_text() == "a ship.png"
+    timings = dict(part.split(";dur=") for part in caught.value.headers["server-timing"].split(", "))
+    bar = {part.get_attribute("data-stage"): part.bounding_box()["width"] for part in page.locator(".bar span").all()}
+    assert tuple(bar) == STAGES
+    longest = max(STAGES, key=lambda stage: float(timings[stage]))
+    assert max(bar, key=lambda stage: bar[stage]) == longest
+    whole = sum(bar.values())
+    assert bar[longest] / whole == pytest.approx(float(timings[longest]) / float(timings["total"]), abs=0.05)
+    assert longest in page.locator(".stages p").inner_text()
+    expect(page.locator("#spoken")).to_have_text(re.compile(r"^a ship\.png: ship, \d+ %$"))
+    assert page.locator(".picture img").evaluate("(image) => image.naturalWidth") == 640
+    assert page.evaluate("() => [seen.made, seen.blobs.size]") == [1, 0]
+
+
+def test_pasted_photos(page: "Page") -> None:
+    page.evaluate(
+        "(data) => document.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }))",
+        transfer(page, ("image.png", airplane())),
+    )
+    expect(top(page)).to_have_text(re.compile("^airplane"))
+
+
+def test_many_photos_a_few_at_a_time(page: "Page") -> None:
+    at_once, most = 0, 0
+
+    def count(step: int) -> Any:
+        def counted(request: Any) -> None:
+            nonlocal at_once, most
+            if "/classify" in request.url:
+                at_once += step
+                most = max(most, at_once)
+
+        return counted
+
+    page.on("request", count(1))
+    page.on("requestfinished", count(-1))
+    pick(page, *(photo(f"{number}.png", DRAWINGS[number % 3]()) for number in range(12)))
+    expect(page.locator("#progress")).to_have_text("12 of 12")
+    expect(page.locator("#spoken")).to_have_text("12 photos are done.")
+    labels = [row.split("\n")[0] for row in page.locator(".classes li:first-child").all_inner_texts()]
+    assert labels == ["ship", "airplane", "truck"] * 4
+    assert 2 <= most <= 4
+    page.get_by_role("button", name="Clear").click()
+    expect(page.locator(".card")).to_have_count(0)
+    expect(page.locator("#answers")).to_be_hidden()
+
+
+def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
+    models = {model["name"]: model for model in httpx.get(pair.url + "/v1/models").json()["models"]}
+    with visited(browser, pair.url) as tab:
+        arrive(tab, pair.url)
+        assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
+        asked: list[str] = []
+        tab.on("request", lambda request: asked.append(f"> {request.url}"))
+        tab.on("requestfinished", lambda request: asked.append(f"< {request.url}"))
+        pick(tab, photo("a.png", ship()), photo("b.png", airplane()))
+        expect(tab.locator("#progress")).to_have_text("2 of 2")
+        expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
+        for place, label in enumerate(("ship", "ship", "airplane", "airplane")):
+            expect(top(tab, place)).to_have_text(re.compile(f"^{label}"))
+        order = [re.sub(r"^(.).*model=(.).*", r"\1\2", each) for each in asked if "/classify" in each]
+        assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"]  # one at a time, and they take turns
+        table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
+        sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
+        assert table["in memory"] == [*(f"{size / 1e6:.2f} MB" for size in sizes), f"{sizes[0] / sizes[1]:.2f} ×"]
+        assert table["Monarch layers"][:2] == ["6", "0"]
+        assert table["same answer"][:2] == ["2 of 2", "100 %"]
+        assert all(value.endswith(" ms") for value in (*table["forward"][:2], *table["whole request"][:2]))
+        tab.select_option("#beside", "other")  # asks all again
+        expect(tab.locator(".badge")).to_have_text(["other answer", "other answer"])
+        expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 2"))
