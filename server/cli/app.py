@@ -8,17 +8,21 @@ import typer
 from .bench import app as bench
 from .classify import classify
 from .compress import compress
+from .compress_options import HEADINGS as COMPRESS_HEADINGS
 from .config import config_app
 from .convert import convert
 from .densify import densify
 from .evaluate import evaluate
 from .export import export
+from .help_page import page
 from .import_checkpoint import import_checkpoint
 from .inspect_bundle import inspect
 from .keys import keys_app
 from .models import models
+from .serve import HEADINGS as SERVE_HEADINGS
 from .serve import serve, with_settings
 from .train import train
+from .train_options import HEADINGS as TRAIN_HEADINGS
 
 
 def build_app(command: str = "") -> typer.Typer:
@@ -35,17 +39,17 @@ def build_app(command: str = "") -> typer.Typer:
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback(invoke_without_command=True)(_milkweed)
-    app.command("serve")(with_settings(serve) if command == "serve" else serve)
-    app.command("import")(import_checkpoint)
-    app.command("compress")(compress)
-    app.command("convert")(convert)
-    app.command("densify")(densify)
-    app.command("export")(export)
-    app.command("train")(train)
-    app.command("evaluate")(evaluate)
-    app.command("inspect")(inspect)
-    app.command("classify")(classify)
-    app.command("models")(models)
+    app.command("serve", cls=page(SERVE_HEADINGS))(with_settings(serve) if command == "serve" else serve)
+    app.command("classify", cls=page())(classify)
+    app.command("import", cls=page())(import_checkpoint)
+    app.command("compress", cls=page(COMPRESS_HEADINGS))(compress)
+    app.command("convert", cls=page())(convert)
+    app.command("densify", cls=page())(densify)
+    app.command("export", cls=page())(export)
+    app.command("train", cls=page(TRAIN_HEADINGS))(train)
+    app.command("evaluate", cls=page())(evaluate)
+    app.command("inspect", cls=page())(inspect)
+    app.command("models", cls=page())(models)
     app.add_typer(config_app(with_options=command == "config"), name="config")
     app.add_typer(keys_app(), name="keys")
     app.add_typer(bench, name="bench")

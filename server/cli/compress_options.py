@@ -7,20 +7,32 @@ import typer
 
 from .options import number_option, storage_option
 
+HEADINGS = {
+    "--layers": "What becomes of which layers",
+    "--budget": "Searching the best structure of each layer (needs images)",
+    "--calibration": "Fitting the layers to images",
+    "--recover": "Training the result to answer as the dense model does",
+    "--seed": "The run",
+}
+"""By the option that begins a part of the help."""
+
 Structure = Annotated[
-    str, typer.Option("--structure", metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly; without --budget.")
+    str,
+    typer.Option("--structure", metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly (not with --budget)."),
 ]
-Blocks = Annotated[int, number_option("--nblocks", "Blocks of each factor; without --budget.")]
-Rank = Annotated[int | None, number_option("--rank", "Rank (monarch: of each sub-block, as the paper's if not given).")]
-BlockSize = Annotated[int, number_option("--block-size", "Of pixelfly: side of a block.")]
-ButterflySize = Annotated[int, number_option("--butterfly-size", "Of pixelfly: side of the butterfly's mask.")]
-Factors = Annotated[int, number_option("--n-factors", "Of pixelfly: butterfly factors beside the diagonal.", least=0)]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="Of blockdiag: shuffle the inputs.")]
+Blocks = Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor (not with --budget).")]
+Rank = Annotated[
+    int | None, number_option("--rank", "Rank; of monarch that of each sub-block. Not given: the Monarch paper's.")
+]
+BlockSize = Annotated[int, number_option("--block-size", "pixelfly: side of a block.")]
+ButterflySize = Annotated[int, number_option("--butterfly-size", "pixelfly: side of the butterfly's mask.")]
+Factors = Annotated[int, number_option("--n-factors", "pixelfly: butterfly factors beside the diagonal.", least=0)]
+Shuffle = Annotated[bool, typer.Option("--shuffle", help="blockdiag: shuffle the inputs.")]
 Budget = Annotated[
     float | None,
     number_option(
         "--budget",
-        "Share of what the layers cost dense, as 0.65: the best structure for each is searched. Needs images.",
+        "Share of the dense layers' cost to spend, 0 to 1, such as 0.65.",
         least=0,
         kind=float,
     ),
@@ -28,50 +40,50 @@ Budget = Annotated[
 Cost = Annotated[
     str,
     typer.Option(
-        "--cost", metavar="UNIT", help="Of the budget: parameters, macs, or latency (measured on this machine)."
+        "--cost",
+        metavar="UNIT",
+        help="What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here).",
     ),
 ]
 BlockCounts = Annotated[
-    str, typer.Option("--block-counts", metavar="LIST", help="Block counts that --budget chooses from; 1 is low rank.")
+    str, typer.Option("--block-counts", metavar="LIST", help="Numbers of blocks to choose from; 1 is low rank.")
 ]
 Refinements = Annotated[
-    int | None, number_option("--refinements", "Times that --budget measures again and shares out anew.", least=0)
+    int | None,
+    number_option("--refinements", "Times to measure again and share the budget out anew; 10 if not given.", least=0),
 ]
 CalibrationFolder = Annotated[
     Path | None,
-    typer.Option("--calibration", metavar="DIR", help="Images to fit the layers to, no labels needed; a few hundred."),
+    typer.Option("--calibration", metavar="DIR", help="Folder of images, no labels needed; a few hundred are enough."),
 ]
-CalibrationImages = Annotated[int, number_option("--calibration-images", "Of them at most, evenly spaced.")]
+CalibrationImages = Annotated[int, number_option("--calibration-images", "Images used of them at most, evenly spaced.")]
 Storage = Annotated[
     str, storage_option("How the file holds the result's weights: float32, bfloat16, float16 or int8; see convert.")
 ]
 Recover = Annotated[
     Path | None,
-    typer.Option("--recover", metavar="DIR", help="Images to train on afterwards, to answer as the dense model does."),
+    typer.Option("--recover", metavar="DIR", help="Folder of images to train on; no labels needed."),
 ]
-RecoverEpochs = Annotated[int | None, number_option("--recover-epochs", "Passes over them.")]
+RecoverEpochs = Annotated[int | None, number_option("--recover-epochs", "Passes over the images.")]
 RecoverBlockEpochs = Annotated[
-    int | None, number_option("--recover-block-epochs", "Passes block by block, before the others.", least=0)
+    int | None,
+    number_option("--recover-block-epochs", "Passes block by block, before those of the whole model.", least=0),
 ]
-RecoverLr = Annotated[
-    float | None, number_option("--recover-lr", "Learning rate of the recovery.", least=0, kind=float)
-]
-RecoverBatch = Annotated[int | None, number_option("--recover-batch-size", "Images of a step of the recovery.")]
+RecoverLr = Annotated[float | None, number_option("--recover-lr", "Learning rate.", least=0, kind=float)]
+RecoverBatch = Annotated[int | None, number_option("--recover-batch-size", "Images of one step.")]
 RecoverTrained = Annotated[
     str | None,
-    typer.Option("--recover-trained", metavar="WHAT", help="structured (and norms, biases) or all parameters."),
+    typer.Option("--recover-trained", metavar="WHAT", help="structured (with norms and biases) or all."),
 ]
 RecoverAmp = Annotated[
     str | None,
     typer.Option(
         "--recover-amp",
         metavar="DTYPE",
-        help="Autocast of the recovery: none, bfloat16, float16; bfloat16 where the device computes in it.",
+        help="none, bfloat16 or float16; not given: bfloat16 where the device computes in it.",
     ),
 ]
 HardShare = Annotated[
     float | None,
-    number_option(
-        "--hard-share", "Weight of the images' own classes in the recovery, 0 to 1; needs labels.", least=0, kind=float
-    ),
+    number_option("--hard-share", "Weight of the images' own classes, 0 to 1; needs labels.", least=0, kind=float),
 ]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .failure import FAILED, one_line
+from .help_page import page
 from .options import Json
 from .output import print_json, print_table
 from .serve import ConfigFile, with_settings
@@ -27,18 +28,21 @@ def config_app(*, with_options: bool) -> typer.Typer:
     Args:
         with_options: give `show` and `check` an option for each setting.
     """
-    app = typer.Typer(help="Show and check the settings of `milkweed serve`.", rich_markup_mode=None)
-    app.command("show")(with_settings(show) if with_options else show)
-    app.command("check")(with_settings(check) if with_options else check)
-    app.command("table")(table)
+    app = typer.Typer(
+        help="Show and check the settings of `milkweed serve`.\n\n\b\nExample:\n  milkweed config show --port 9000",
+        rich_markup_mode=None,
+    )
+    app.command("show", cls=page())(with_settings(show, hidden=True) if with_options else show)
+    app.command("check", cls=page())(with_settings(check, hidden=True) if with_options else check)
+    app.command("table", cls=page())(table)
     return app
 
 
 def show(config: ConfigFile = None, json: Json = False, toml: Toml = False, **settings: str | None) -> None:
     """Print every setting, its value and where that came from.
 
-    Takes the options of `milkweed serve`, and reads the same variables and file. Settings name the files of keys
-    and certificates; what these hold is never printed.
+    Takes every option of `milkweed serve` too (see there), and reads the same variables and file. Settings name the
+    files of keys and certificates; what these hold is never printed.
 
     \b
     Example:
@@ -59,22 +63,22 @@ def show(config: ConfigFile = None, json: Json = False, toml: Toml = False, **se
 
 
 def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str | None) -> None:
-    """Say what is wrong with the settings, and with the files they name; exit code 0 if nothing, else 1.
+    """Say what is wrong with the settings and with the files they name.
 
-    Reads what `milkweed serve --config FILE` would read, variables too, and looks at everything before it gives up:
-    a line on stderr for each error.
+    Takes every option of `milkweed serve` too (see there), and reads what `milkweed serve --config FILE` would read,
+    variables too. It looks at everything before it gives up: a line on stderr for each error. Exit code 0 if
+    nothing is wrong, else 1.
 
     \b
     Example:
       milkweed config check milkweed.toml
     """
-    from ..settings import Settings
-    from ..settings_source import SettingsError, load_settings, settings_environment, variable_of
+    from ..settings_source import SettingsError, load_settings
 
-    for name in settings_environment().keys() - Settings.model_fields.keys() - OTHER_VARIABLES:
-        typer.echo(f"milkweed: warning: {variable_of(name)}: there is no such setting; it has no effect", err=True)
+    for warning in unknown_variables():
+        typer.echo(f"milkweed: warning: {warning}", err=True)
     try:
-        errors = _wrong_files(load_settings(settings, file or config))
+        errors = wrong_files(load_settings(settings, file or config))
     except SettingsError as error:
         errors = list(error.lines)
     for line in errors:
@@ -85,7 +89,14 @@ def check(file: CheckedFile = None, config: ConfigFile = None, **settings: str |
 
 
 def table() -> None:
-    """Print the table of all settings as Markdown, as docs/settings.md has it."""
+    """Print the table of all settings as Markdown.
+
+    It is the one of docs/settings.md.
+
+    \b
+    Example:
+      milkweed config table
+    """
     for line in settings_table():
         print(line)
 
@@ -108,7 +119,16 @@ def toml_value(value: Any) -> str:
     return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
-def _wrong_files(settings: "Settings") -> list[str]:
+def unknown_variables() -> list[str]:
+    """What is called MILKWEED_... and is nothing of ours, a line each."""
+    from ..settings import Settings
+    from ..settings_source import settings_environment, variable_of
+
+    names = settings_environment().keys() - Settings.model_fields.keys() - OTHER_VARIABLES
+    return [f"{variable_of(name)}: there is no such setting; it has no effect" for name in sorted(names)]
+
+
+def wrong_files(settings: "Settings") -> list[str]:
     """What is wrong with the files that right settings name."""
     from ..security.keys import read_keys
     from ..security.tls import make_context

@@ -27,9 +27,9 @@ Data = Annotated[
 ]
 BatchSize = Annotated[
     int | None,
-    number_option("--batch-size", "Images at once; answers do not depend on it."),
+    number_option("--batch-size", "Images at once; answers do not depend on it. Not given: as the server would."),
 ]
-Limit = Annotated[int | None, number_option("--limit", "Only N images, evenly spaced over all.")]
+Limit = Annotated[int | None, number_option("--limit", "Measure only N images, evenly spaced over all.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
 
 

@@ -21,17 +21,22 @@ Checkpoint = Annotated[
 Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
 Arch = Annotated[
     str | None,
-    typer.Option("--arch", metavar="NAME", help="Architecture (see models); recognised by its keys if not given."),
+    typer.Option(
+        "--arch", metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."
+    ),
 ]
 ArchArgs = Annotated[
-    str | None, typer.Option("--arch-args", metavar="JSON|FILE", help="Arguments of the architecture, an object.")
+    str | None,
+    typer.Option(
+        "--arch-args", metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."
+    ),
 ]
 Preprocess = Annotated[
     str | None,
     typer.Option(
         "--preprocess",
         metavar="JSON|FILE",
-        help="size, crop_pct, interpolation, mean, std; as published for the architecture if not given.",
+        help="How images become input: size, crop_pct, interpolation, mean, std; as published if not given.",
     ),
 ]
 Labels = Annotated[
@@ -40,7 +45,7 @@ Labels = Annotated[
 ]
 Classes = Annotated[
     int | None,
-    number_option("--num-classes", "Classes; counted in the checkpoint if not given."),
+    number_option("--num-classes", "Number of classes; counted in the checkpoint if not given."),
 ]
 
 
@@ -55,13 +60,15 @@ def import_checkpoint(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Make a bundle of an original checkpoint.
+    """Make a bundle of a published checkpoint.
 
-    Files are read as data: nothing in them is run. Nothing is fetched but what timm:NAME names.
+    A bundle is a folder of weights, architecture and labels, which all other commands take. Files are read as data:
+    nothing in them is run. Nothing is fetched but what timm:NAME names.
 
     \b
     Example:
-      milkweed import deit_tiny_patch16_224.pth ./deit --arch deit_tiny_patch16_224 --labels imagenet.tsv
+      milkweed import deit_tiny_patch16_224.pth ./deit \\
+        --arch deit_tiny_patch16_224 --labels imagenet.tsv
       milkweed import timm:vit_tiny_patch16_224 ./vit
     """
     check_free(bundle, force)

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from .failure import WRONG_USAGE, Failure
+from .help_page import page
 from .options import Json
 from .output import note, print_json
 
@@ -16,9 +17,13 @@ Name = Annotated[
 
 def keys_app() -> typer.Typer:
     """The group of commands."""
-    app = typer.Typer(help="Make API keys.", rich_markup_mode=None)
+    app = typer.Typer(
+        help="Make API keys for `milkweed serve --api-keys FILE`.\n\n"
+        "\b\nExample:\n  milkweed keys new camera-7 >> keys.toml",
+        rich_markup_mode=None,
+    )
     app.callback()(_keys)
-    app.command("new")(new)
+    app.command("new", cls=page())(new)
     return app
 
 
@@ -27,10 +32,11 @@ def _keys() -> None:
 
 
 def new(name: Name, json: Json = False) -> None:
-    """Make a key: its entry for the file of keys goes to stdout, the key itself to stderr, this once.
+    """Make a key, and its entry for the file of keys.
 
-    The file holds a hash, of which the key cannot be told. An entry may have limits: requests_per_second,
-    request_burst, images_per_second, image_burst. A name may have several entries, to change a key without a gap.
+    The entry goes to stdout, the key itself to stderr, this once. The file holds a hash, of which the key cannot be
+    told. An entry may have limits: requests_per_second, request_burst, images_per_second, image_burst. A name may
+    have several entries, to change a key without a gap.
 
     \b
     Example:

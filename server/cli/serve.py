@@ -19,6 +19,20 @@ ConfigFile = Annotated[
     typer.Option("--config", metavar="FILE", help="Settings as TOML; keys as the options, with '_'."),
 ]
 
+HEADINGS = {
+    "--host": "Addresses",
+    "--device": "Computing and decoding",
+    "--repository": "Models",
+    "--max-batch-size": "Batches, queue, limits",
+    "--timeout-ms": "Time and connections",
+    "--api-keys": "Who may ask",
+    "--drain-grace-seconds": "The end of a process",
+    "--log-level": "Logs and traces",
+    "--grpc-port": "Addresses",
+    "--help": "Options",
+}
+"""By the setting that begins a part of the help, in the order of the settings."""
+
 
 def serve(models: Models = None, config: ConfigFile = None, **settings: str | None) -> None:
     """Serve models over HTTP until stopped.
@@ -52,10 +66,13 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     exit_now(run_server(loaded, bundles))
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Callable[..., None]:
     """`command` with its `**settings` spelled out: an option for each field of Settings, in its own words.
 
     Values stay text: the settings check them, and name the option, the value and the limit.
+
+    Args:
+        hidden: take them all, but leave them to the help of `serve`.
     """
     from ..settings import Settings
 
@@ -70,8 +87,9 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
                 typer.Option(
                     "--" + name.replace("_", "-"),
                     metavar=_metavar(field.annotation),
-                    help=f"{field.description} [{field.default}]",
+                    help=f"{field.description} [{_spelled(field.default)}]",
                     show_default=False,
+                    hidden=hidden,
                 ),
             ],
         )
@@ -84,6 +102,13 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
     with_options.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
     return with_options
+
+
+def _spelled(default: Any) -> str:
+    """As it is given on the command line."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else "none" if default == {} else str(default)
 
 
 def _metavar(annotation: Any) -> str:

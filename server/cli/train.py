@@ -123,14 +123,16 @@ def train(
     force: Force = False,
     json: Json = False,
 ) -> None:
-    """Train a model on labelled images, Monarch from scratch, S2D, dense, or on from a bundle.
+    """Train a model on labelled images, structured or dense.
 
-    DATA holds one folder a class. A run that was interrupted goes on where it was when the same command is given
-    again, and ends with the same weights.
+    From scratch (--arch) or on from a bundle (--from). With --schedule s2d its layers are structured first and dense
+    in the end. A run that was interrupted goes on where it was when the same command is given again, and ends with
+    the same weights.
 
     \b
     Example:
-      milkweed train ./mine --arch vit_tiny_patch16_224 --data ./photos --epochs 50 --randaugment rand-m9-mstd0.5
+      milkweed train ./mine --arch vit_tiny_patch16_224 --data ./photos \\
+        --epochs 50 --randaugment rand-m9-mstd0.5
     """
     given = dict(locals())  # so many options: the parts below take theirs by name
     check_free(out, force)
