@@ -32,6 +32,7 @@ audit: .venv/.installed-check
 
 bench: .venv/.installed-bench
 	$(BIN)/milkweed bench model
+	$(BIN)/milkweed bench kernels
 	$(BIN)/milkweed bench decode
 	$(BIN)/milkweed bench http
 

@@ -1,18 +1,20 @@
 """The plot of the CIFAR-10 experiment: what each model answers right, and the losses of those that were trained."""
 
 from collections.abc import Mapping
-from io import BytesIO
 from typing import Any
 
-# Colours that stay apart for colour-blind eyes (Okabe and Ito), one a model wherever it is shown.
+from ..models.report.drawing import PICTURE, figure, render
+
+_BLUE, _RED, _GREEN, _PINK, _ORANGE, _SKY = PICTURE.palette.series
 COLOURS = {
-    "dense": "#0072B2",
-    "monarch": "#D55E00",
-    "s2d": "#009E73",
+    "dense": _BLUE,
+    "monarch": _RED,
+    "s2d": _GREEN,
     "d2s": "#999999",
-    "d2s_aware": "#E69F00",
-    "d2s_recovered": "#CC79A7",
+    "d2s_aware": _ORANGE,
+    "d2s_recovered": _PINK,
 }
+"""One a model, wherever it is shown."""
 
 
 def plot(document: Mapping[str, Any]) -> bytes:
@@ -21,20 +23,16 @@ def plot(document: Mapping[str, Any]) -> bytes:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"the plot needs matplotlib: pip install 'milkweed[train]' ({error})") from error
-    with matplotlib.rc_context({"svg.hashsalt": "milkweed", "svg.fonttype": "none", "font.size": 9}):
-        figure = Figure(figsize=(9, 3.6), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=(1.15, 1))
-        _accuracies(left, document)
-        _losses(right, document)
-        figure.suptitle(_title(document["plan"]), fontsize=10)
-        file = BytesIO()
-        figure.savefig(file, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return file.getvalue()
+    return render(lambda: _draw(document), ".svg")
+
+
+def _draw(document: Mapping[str, Any]) -> Any:
+    drawn = figure(PICTURE, 560)
+    drawn.suptitle(_title(document["plan"]), fontsize=12)
+    above, below = drawn.subfigures(2, 1)
+    _accuracies(above.subplots(), document)
+    _losses(below.subplots(), document)
+    return drawn
 
 
 def _accuracies(axes: Any, document: Mapping[str, Any]) -> None:
@@ -58,7 +56,6 @@ def _accuracies(axes: Any, document: Mapping[str, Any]) -> None:
             textcoords="offset points",
             ha="right" if inside else "left",
             va="center",
-            color="white" if inside else "black",
         )
         if len(line["seeds"]) > 1:
             tops = [row["top1"] for row in document["rows"] if row["name"] == line["name"]]
@@ -67,7 +64,7 @@ def _accuracies(axes: Any, document: Mapping[str, Any]) -> None:
     axes.invert_yaxis()
     axes.set_xlim(0, 100)
     axes.set_xlabel(f"top-1 on {document['rows'][0]['images']:,} test images, %")
-    _plain(axes, "x")
+    axes.grid(axis="y", visible=False)
 
 
 def _losses(axes: Any, document: Mapping[str, Any]) -> None:
@@ -86,14 +83,7 @@ def _losses(axes: Any, document: Mapping[str, Any]) -> None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_ylabel("training loss (label smoothing included)")
     if axes.lines:
-        axes.legend(frameon=False)
-    _plain(axes, "both")
-
-
-def _plain(axes: Any, grid: str) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis=grid, alpha=0.25)
-    axes.set_axisbelow(True)
+        axes.legend()
 
 
 def _title(plan: Mapping[str, Any]) -> str:

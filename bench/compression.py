@@ -1,6 +1,6 @@
 """What compression costs in accuracy: a bundle compressed by half of a folder of photographs, measured on the other.
 
-    python -m milkweed.bench.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap]
+    python -m milkweed.bench.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--plot FILE.svg]
 
 Every second photograph in sorted order calibrates and recovers, without labels; the others, named by label id, are
 only measured on (`--swap` exchanges the halves). Each row is one `milkweed compress`, and may be interrupted.
@@ -22,6 +22,7 @@ from ..loaders.spec import PreprocessSpec
 from ..models import load_bundle, read_config
 from ..models.compress.measured import Measuring
 from ..server.dataset import find_samples
+from .compression_plot import plot
 from .machine import machine
 
 ALL = "mlp,qkv,proj"
@@ -108,6 +109,7 @@ def main() -> None:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--swap", action="store_true", help="calibrate on the other half")
     parser.add_argument("--out", type=Path, default=Path("bench/results/compression.json"))
+    parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
     args = parser.parse_args()
     folder, other = halves(args.photos, args.work, args.swap)
     measure = measuring(args.bundle, other)
@@ -143,6 +145,8 @@ def write(args: argparse.Namespace, dense_top1: float | None, results: list[Resu
         "rows": [asdict(result) for result in results],
     }
     args.out.write_text(json.dumps(document, indent=2) + "\n")
+    if args.plot:
+        plot(document, args.plot)
 
 
 if __name__ == "__main__":

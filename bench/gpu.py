@@ -28,10 +28,10 @@ import torch
 from ..kernels.engines.native import native_engines
 from ..kernels.engines.registry import all_engines
 from ..models.provenance import library_versions
-from .cuda.ceilings import Ceilings, clocks, device_facts, measure_ceilings
+from .cuda.ceilings import LARGE, TINY, Ceilings, clocks, device_facts, measure_ceilings
 from .cuda.checks import ROWS
 from .cuda.library import ready_library
-from .cuda.report import goal_lines, goals, plot_roofline
+from .cuda.report import goal_lines, goals
 from .cuda.run import IMAGE_PARTS, SECTIONS, Run
 from .cuda.sections import KERNEL_SECTIONS
 from .cuda.timing import CudaTimer, HostTimer, Timer
@@ -55,7 +55,7 @@ def _run(options: argparse.Namespace) -> int:
     run.say(", ".join(f"{name} {value}" for name, value in facts.items()))
     library = ready_library(run.device, build_it=not options.no_build)
     run.say(f"kernel library: {library}")
-    ceilings = measure_ceilings(run.device, run.dtype, run.timer, tiny=run.dry)
+    ceilings = measure_ceilings(run.device, run.dtype, run.timer, sizes=TINY if run.dry else LARGE)
     run.say(
         f"ceilings: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, "
         f"{options.dtype} product {ceilings.flops_per_second / 1e12:.0f} TFLOP/s"
@@ -105,7 +105,7 @@ def _finish(run: Run, options: argparse.Namespace, facts: dict[str, Any], librar
     if options.out:
         _write(run, options, facts, library, ceilings)
         print(f"written: {options.out}")
-        print(plot_roofline(run.rows, ceilings, options.out.with_suffix(".png")))
+        print("no roofline of a dry run: it has no figures" if run.dry else _plot(options.out))
     failed = any(not check.passed for check in run.checks) or bool(run.images.get("failed"))
     return 1 if failed else 0
 
@@ -135,6 +135,16 @@ def _write(run: Run, options: argparse.Namespace, facts: dict[str, Any], library
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+def _plot(out: Path) -> str:
+    """Draw the JSON; a line that says what was done, or why not."""
+    from .roofline import plot
+
+    try:
+        return f"roofline plot: {plot(json.loads(out.read_text()), out.with_suffix('.png'))}"
+    except (ImportError, ValueError) as error:
+        return f"no roofline plot: {error}"
 
 
 def _goals(run: Run) -> list[dict[str, object]]:

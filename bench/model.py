@@ -132,7 +132,7 @@ def run(
         makers.append(partial(_mlp_pairs, nblocks, rank))
     total = ((len(archs) + bool(bundle)) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
     load_before, rows = os.getloadavg(), []
-    with _threads(threads), torch.inference_mode():
+    with torch_threads(threads), torch.inference_mode():
         for make in makers:
             for dtype in dtypes:
                 for pair in make(dtype):
@@ -277,7 +277,7 @@ def _timing(wall: Sequence[float], cpu: Sequence[float]) -> Timing:
 
 
 @contextmanager
-def _threads(count: int) -> Iterator[None]:
+def torch_threads(count: int) -> Iterator[None]:
     """torch's own threads of this process, put back afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)

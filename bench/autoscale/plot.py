@@ -1,11 +1,13 @@
 """The picture of a day: replicas, refusals, queue wait, one burst from near; and what a target costs and saves."""
 
 from collections.abc import Mapping, Sequence
-from io import BytesIO
+from textwrap import fill
 from typing import Any
 
-# Colours that stay apart for colour-blind eyes (Okabe and Ito).
-BLUE, GREEN, GREY, RED, PINK, ORANGE = "#0072B2", "#009E73", "#999999", "#D55E00", "#CC79A7", "#E69F00"
+from ...models.report.drawing import PICTURE, figure, render
+
+BLUE, RED, GREEN, PINK, ORANGE, _ = PICTURE.palette.series
+GREY = "#999999"
 
 
 def plot(document: Mapping[str, Any]) -> bytes:
@@ -14,22 +16,17 @@ def plot(document: Mapping[str, Any]) -> bytes:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(f"the plot needs matplotlib: pip install 'milkweed[bench]' ({error})") from error
-    with matplotlib.rc_context({"font.size": 9}):
-        figure = Figure(figsize=(9, 9), layout="constrained")
-        axes = figure.subplot_mosaic([["day"] * 2, ["refused"] * 2, ["wait"] * 2, ["near", "starts"]],
-                                     height_ratios=[2.4, 1, 1, 2.2])  # fmt: skip
-        _day(axes, document)
-        _near(axes["near"], document)
-        _starts(axes["starts"], document.get("starts", []))
-        figure.suptitle(f"Simulated: up to {document['replicas']:,} replicas of {document['capacity']:.3g} images/s")
-        file = BytesIO()
-        figure.savefig(file, format="png", facecolor="white", dpi=100, metadata={"Software": None})
-    return file.getvalue()
+    return render(lambda: _draw(document), ".png")
+
+
+def _draw(document: Mapping[str, Any]) -> Any:
+    drawn = figure(PICTURE, 1150)
+    axes = drawn.subplot_mosaic([["day"], ["refused"], ["wait"], ["near"], ["starts"]], height_ratios=[2.4, 1, 1, 2, 2])
+    _day(axes, document)
+    _near(axes["near"], document)
+    _starts(axes["starts"], document.get("starts", []))
+    drawn.suptitle(f"Simulated: up to {document['replicas']:,} replicas of {document['capacity']:.3g} images/s")
+    return drawn
 
 
 def _day(axes: Mapping[str, Any], document: Mapping[str, Any]) -> None:
@@ -37,7 +34,7 @@ def _day(axes: Mapping[str, Any], document: Mapping[str, Any]) -> None:
     hours = [minute / 60 for minute in range(len(series["offered"]))]
     _replicas(axes["day"], hours, document, slice(None))
     names = "; ".join(f"({place}) {each['name']}" for place, each in enumerate(events, 1))
-    axes["day"].set_title(f"A day: {names}", loc="left", fontsize=8)
+    axes["day"].set_title(fill(f"A day: {names}", 90), fontsize=11)
     both = zip(series["refused"], series["offered"], strict=True)
     shares = [100 * lost / come if come else 0.0 for lost, come in both]
     axes["refused"].fill_between(hours, shares, color=RED)
@@ -69,7 +66,7 @@ def _replicas(axis: Any, clock: Sequence[float], document: Mapping[str, Any], pa
                                   (needed, BLUE, "needed at full load")):  # fmt: skip
         axis.plot(clock[: len(values)], values, color=colour, lw=1.1, label=label)
     axis.set_ylabel("replicas")
-    axis.legend(frameon=False, fontsize=8, loc="upper left", ncols=3)
+    axis.legend(fontsize=11, loc="upper left", ncols=3)
     axis.margins(y=0.2)
 
 
@@ -80,18 +77,15 @@ def _starts(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
         points = [(row["hours_ratio"], 100 * (1 - row["on_time"])) for row in mine]
         axis.plot(*zip(*points, strict=True), "o-", color=colour, ms=4, lw=1, label=f"a pod starts in {seconds:g} s")
         for row, point in zip(mine, points, strict=True):
-            axis.annotate(f"{row['load']:g}", point, (4, 3), textcoords="offset points", fontsize=8)
-    axis.set_title("Three hours of bursts, by load aimed at", loc="left", fontsize=8)
+            axis.annotate(f"{row['load']:g}", point, (4, 3), textcoords="offset points", fontsize=11)
+    axis.set_title("Three hours of bursts, by load aimed at", loc="left", fontsize=11)
     axis.set_xlabel("replica-hours, times the oracle's")
     axis.set_ylabel("refused, %")
     if rows:
-        axis.legend(frameon=False, fontsize=8)
+        axis.legend(fontsize=11)
     axis.margins(y=0.15)
     _plain(axis)
 
 
 def _plain(axis: Any) -> None:
     axis.set_ylim(bottom=0)
-    axis.spines[["top", "right"]].set_visible(False)
-    axis.grid(alpha=0.25)
-    axis.set_axisbelow(True)

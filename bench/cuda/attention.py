@@ -10,7 +10,7 @@ from ...kernels.attention import sdpa_attention
 from ...kernels.engines.base import Engine
 from ...kernels.operators import Attention, Problem, evaluate
 from .ceilings import Ceilings
-from .rows import Candidate, Row, measure
+from .rows import Candidate, Row, Work, measure
 from .shapes import AttentionShape
 from .timing import Timer
 
@@ -31,13 +31,15 @@ def attention_rows(
     """All rows of one shape and batch; every candidate takes packed qkv and gives (B, N, H*D)."""
     attention = Attention(shape.heads, shape.head_dim, shape.head_dim**-0.5)
     problem = Problem(device, dtype, batch, shape.tokens)
-    floor = ceilings.floor_us(shape.flops(batch), shape.moved_bytes(batch))
+    work = Work(shape.flops(batch), shape.moved_bytes(batch))
+    floor = ceilings.floor_us(*work)
 
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, 3 * shape.heads * shape.head_dim, device=device).to(dtype)
 
     candidates = [
-        Candidate(name, False, partial(_pinned, attention, backend), floor) for name, backend in PEERS.items()
+        Candidate(name, False, partial(_pinned, attention, backend), floor, work=work)
+        for name, backend in PEERS.items()
     ]
     skipped: dict[str, str] = {}
     for engine in engines:
@@ -45,7 +47,7 @@ def attention_rows(
             continue
         reason = engine.refuses((attention,), problem)
         if reason is None:
-            candidates.append(Candidate(engine.name, True, engine.build((attention,), problem), floor))
+            candidates.append(Candidate(engine.name, True, engine.build((attention,), problem), floor, work=work))
         elif "attention" in engine.name:
             skipped[engine.name] = reason
     return measure(

@@ -14,7 +14,7 @@ _CLOCKS = "clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_event_reasons.
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Bytes a second that a copy moves (read plus written) and dense operations a second, 16-bit inputs."""
+    """Bytes a second that a copy moves (read plus written) and dense operations a second of a matrix product."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -25,9 +25,16 @@ class Ceilings:
         return 1e6 * max(flops / self.flops_per_second, moved_bytes / self.bytes_per_second)
 
 
-def measure_ceilings(device: torch.device, dtype: torch.dtype, timer: Timer, *, tiny: bool = False) -> Ceilings:
+LARGE, SMALL, TINY = (8192, 1 << 30), (768, 1 << 24), (256, 1 << 20)
+"""Side of the matrices and numbers of the copy: for a GPU, for a CPU (done before another process
+has its turn), for a dry run."""
+
+
+def measure_ceilings(
+    device: torch.device, dtype: torch.dtype, timer: Timer, *, sizes: tuple[int, int] = LARGE
+) -> Ceilings:
     """Measure both on random data (zeros run faster than real numbers)."""
-    side, numbers = (256, 1 << 20) if tiny else (8192, 1 << 30)
+    side, numbers = sizes
     source = torch.randn(min(numbers, 1 << 24), device=device).repeat(max(1, numbers >> 24))
     target = torch.empty_like(source)
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))

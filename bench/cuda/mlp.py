@@ -15,8 +15,8 @@ from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of
 from ...kernels.tuning.report import Row as Measured
 from ...kernels.tuning.tuner import TunedChain
 from .ceilings import Ceilings
-from .rows import Candidate, Row, measure
-from .shapes import MlpShape
+from .rows import Candidate, Row, Work, measure
+from .shapes import SHAPE_ITEMSIZE, MlpShape
 from .timing import Timer
 
 Tune = Callable[[Chain, Problem], TunedChain]
@@ -65,30 +65,26 @@ def mlp_rows(
     fc1, fc2 = layers(shape, nblocks, problem)
     chain = Chain((fc1, Gelu(), fc2))
     rows = problem.rows
-    monarch_floor = ceilings.floor_us(
-        shape.monarch_flops(rows, nblocks), shape.activation_bytes(rows) + shape.monarch_weight_bytes(nblocks)
-    )
-    dense_floor = ceilings.floor_us(
-        shape.dense_flops(rows), shape.activation_bytes(rows) + shape.hidden_bytes(rows) + shape.dense_weight_bytes()
-    )
+    monarch, dense = mlp_work(shape, rows, nblocks, dtype)
+    monarch_floor, dense_floor = ceilings.floor_us(*monarch), ceilings.floor_us(*dense)
 
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, shape.width, device=device).to(dtype)
 
     candidates = [
-        Candidate("dense eager", False, dense_eager(fc1, fc2, problem), dense_floor),
-        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch_floor),
+        Candidate("dense eager", False, dense_eager(fc1, fc2, problem), dense_floor, work=dense),
+        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch_floor, work=monarch),
     ]
     skipped: dict[str, str] = {}
-    for name, forward, floor in (
-        ("dense, torch.compile", candidates[0].forward, dense_floor),
-        ("Monarch bmm, torch.compile", candidates[1].forward, monarch_floor),
+    for name, forward, work in (
+        ("dense, torch.compile", candidates[0].forward, dense),
+        ("Monarch bmm, torch.compile", candidates[1].forward, monarch),
     ):
         compiled = compile_forward(forward, make_input(), compile_seconds_left, device)
         if isinstance(compiled, str):
             skipped[name] = compiled
         else:
-            candidates.append(Candidate(name, False, compiled, floor))
+            candidates.append(Candidate(name, False, compiled, ceilings.floor_us(*work), work=work))
     tuned = tune(chain, problem)
     for family, members in families(engines).items():
         plan = best_plan(chain, members, tuned.rows)
@@ -98,9 +94,10 @@ def mlp_rows(
             skipped[family] = plan
             continue
         forward = compile_plan(chain, plan, problem, members)
-        floor = dense_floor if family == "dense" else monarch_floor
-        candidates.append(Candidate(family, family not in PEERS, forward, floor, str(plan)))
-    candidates.append(Candidate("tuned", True, tuned.chain, monarch_floor, str(tuned.plan)))
+        work = dense if family == "dense" else monarch
+        floor = ceilings.floor_us(*work)
+        candidates.append(Candidate(family, family not in PEERS, forward, floor, str(plan), work))
+    candidates.append(Candidate("tuned", True, tuned.chain, monarch_floor, str(tuned.plan), monarch))
 
     def truth(x: Tensor) -> Tensor:
         return evaluate(chain.operators, x.double())
@@ -116,6 +113,19 @@ def mlp_rows(
         ceilings=ceilings,
         skipped=skipped,
     )
+
+
+def mlp_work(shape: MlpShape, rows: int, nblocks: int, dtype: torch.dtype) -> tuple[Work, Work]:
+    """Of the Monarch MLP in one launch, and of the dense one in two.
+
+    Args:
+        rows: tokens of all images.
+    """
+    width = dtype.itemsize / SHAPE_ITEMSIZE
+    monarch_bytes = shape.activation_bytes(rows) + shape.monarch_weight_bytes(nblocks)
+    dense_bytes = shape.activation_bytes(rows) + shape.hidden_bytes(rows) + shape.dense_weight_bytes()
+    monarch = Work(shape.monarch_flops(rows, nblocks), width * monarch_bytes)
+    return monarch, Work(shape.dense_flops(rows), width * dense_bytes)
 
 
 def dense_eager(fc1: Monarch, fc2: Monarch, problem: Problem) -> Callable[[Tensor], Tensor]:
@@ -153,7 +163,7 @@ def compile_forward(
 ) -> Callable[[Tensor], Tensor] | str:
     """torch.compile at its strongest, compiled now; the reason where it cannot."""
     if device.type != "cuda":
-        return "dry run: nothing is compiled"
+        return "compiled on GPUs alone"
     if seconds_left() < 0:
         return "skipped: the time for torch.compile is used up"
     torch.compiler.reset()

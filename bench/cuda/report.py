@@ -1,10 +1,8 @@
-"""Rows as a person reads them: tables, the goals and whether they are met, and the roofline plot."""
+"""Rows as a person reads them: tables, and the goals and whether they are met."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 
-from .ceilings import Ceilings
 from .rows import Row, best
 from .shapes import MLP_SHAPES
 
@@ -73,44 +71,3 @@ def goal_lines(found: Iterable[dict[str, object]]) -> Iterator[str]:
         else:
             verdict = "met   " if one["met"] else "missed"
             yield f"  {verdict} {one['measured']:>6.2f}x  {one['goal']} (wanted {one['wanted']}x, by {one['by']})"
-
-
-def plot_roofline(rows: Sequence[Row], ceilings: Ceilings, path: Path) -> str:
-    """Measured time over the least possible, one bar a shape and batch, ours beside the best peer; says what it did."""
-    try:
-        import matplotlib
-
-        matplotlib.use("Agg")
-        from matplotlib import pyplot
-    except ImportError:
-        return "no roofline plot: matplotlib is not there (pip install matplotlib)"
-    keys = list(
-        dict.fromkeys((row.section, row.what, row.batch) for row in rows if row.section in ("mlp", "attention"))
-    )
-    bars: list[tuple[str, float, float, float | None]] = []
-    for key in keys:
-        here = [row for row in rows if (row.section, row.what, row.batch) == key]
-        mine, other = best(here, ours=True), best(here, ours=False)
-        if mine is not None and mine.us and mine.floor_us:
-            bars.append((f"{key[1]}, batch {key[2]}", mine.floor_us, mine.us, other.us if other else None))
-    if not bars:
-        return "no roofline plot: nothing of ours was timed"
-    figure, axes = pyplot.subplots(figsize=(10, 1.2 + 0.34 * len(bars)))
-    for i, (_, floor, own, peer) in enumerate(bars):
-        axes.plot([floor, own], [i, i], color="#999999", linewidth=1, zorder=1)
-        axes.scatter([floor], [i], marker="|", s=140, color="black", zorder=2, label="floor" if i == 0 else None)
-        axes.scatter([own], [i], color="#e8891d", zorder=3, label="milkweed" if i == 0 else None)
-        if peer:
-            axes.scatter([peer], [i], color="#3a6ea5", marker="s", zorder=2, label="best peer" if i == 0 else None)
-    axes.set_xscale("log")
-    axes.set_yticks(range(len(bars)), [bar[0] for bar in bars], fontsize=8)
-    axes.invert_yaxis()
-    axes.set_xlabel(
-        f"microseconds; floor from {ceilings.flops_per_second / 1e12:.0f} TFLOP/s and "
-        f"{ceilings.bytes_per_second / 1e12:.2f} TB/s, measured in the same run"
-    )
-    axes.legend(loc="lower right")
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-    pyplot.close(figure)
-    return f"roofline plot: {path}"

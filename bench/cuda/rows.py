@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,16 @@ TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 1e-4}
 """Largest relative Frobenius error against float64 on the same rounded inputs that a row may have to be timed."""
 
 Forward = Callable[[Tensor], Tensor]
+
+
+class Work(NamedTuple):
+    """What an algorithm cannot avoid: operations, and bytes to and from memory."""
+
+    flops: float
+    moved_bytes: float
+
+
+UNKNOWN = Work(0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -31,6 +41,7 @@ class Row:
         floor_us: least time of this algorithm in as few launches as it can have (`Ceilings.floor_us`).
         error: relative error against float64.
         note: why it did not run, or which engines it is made of.
+        flops, moved_bytes: of `Work`; 0 where nobody counted.
     """
 
     section: str
@@ -44,6 +55,8 @@ class Row:
     floor_us: float
     error: float | None
     note: str = ""
+    flops: float = 0.0
+    moved_bytes: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         """Plain data; infinities, which JSON has none of, become text."""
@@ -62,6 +75,7 @@ class Candidate:
     forward: Forward
     floor_us: float
     note: str = ""
+    work: Work = UNKNOWN
 
 
 def measure(
@@ -122,6 +136,7 @@ def measure(
                 candidate.floor_us,
                 errors.get(name),
                 notes[name] if measured or timing is None else str(timing),
+                *candidate.work,
             )
         )
     for name, reason in (skipped or {}).items():

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 BATCHES = (1, 8, 32, 128)
 
+SHAPE_ITEMSIZE = 2
+"""Bytes of the numbers that the shapes count in."""
+
 
 @dataclass(frozen=True)
 class MlpShape:

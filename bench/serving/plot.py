@@ -1,52 +1,83 @@
-"""Latencies by percentile, and overload over time, of one document: one picture."""
+"""Latency by percentile and against load, and overload over time, of one document: one picture."""
 
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ...models.report.drawing import PICTURE, figure, label_ends, plain_log, save_picture
+
 NINES = (0, 50, 90, 99, 99.9)
-COLOURS = {"200": "#2a9d8f", "503": "#e9c46a", "429": "#f4a261", "504": "#e76f51", "timeout": "#9d2a3b"}
-OTHER = "#8d99ae"
+PALETTE = PICTURE.palette
+BLUE, RED, GREEN, PINK, ORANGE, SKY = PALETTE.series
+COLOURS = {"200": GREEN, "503": ORANGE, "429": SKY, "504": RED, "timeout": PINK}
+LINES = {"p50": BLUE, "p99": RED}
 
 
 def plot(document: Mapping[str, Any], out: Path) -> Path:
     """Write the picture; the format is the name's.
 
     Raises:
+        ValueError: no row has latencies of an open loop or an overload, or the name is of no picture.
         ImportError: matplotlib is not installed.
     """
-    import matplotlib
-
-    matplotlib.use("agg", force=False)
-    from matplotlib.figure import Figure
-
-    overloads = [row for row in document["rows"] if row["section"] == "overload"]
-    figure = Figure(figsize=(10, 4.2 + 2.6 * len(overloads)), layout="constrained")
-    axes = figure.subplots(1 + len(overloads), 1, height_ratios=[3, *[2] * len(overloads)], squeeze=False)[:, 0]
-    _percentiles(axes[0], [row for row in document["rows"] if row["curve"] and row["section"] in ("load", "malformed")])
-    for axis, row in zip(axes[1:], overloads, strict=True):
-        _over_time(axis, row)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with matplotlib.rc_context({"svg.hashsalt": "milkweed"}):  # the same rows, the same bytes
-        figure.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
-    return out
+    return save_picture(lambda: draw(document), out)
 
 
-def _percentiles(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Latency against percentile, the last percents stretched: where a service is felt to be slow."""
-    for row in rows:
-        points = [(_nines(q), ms) for q, ms in row["curve"] if q <= _resolved(row)]
-        label = f"{row['section']}, {row['what']} ({row['rate']:g}/s)"
-        axis.plot(*zip(*points, strict=True), marker=".", markersize=3, linewidth=1.4, label=label)
+def draw(document: Mapping[str, Any]) -> Any:
+    """The figure: a panel for each thing that was measured; raises ValueError where that is none."""
+    rows = document["rows"]
+    curves = [row for row in rows if row["curve"] and row["section"] in ("load", "malformed")]
+    loads = sorted((row for row in curves if row["section"] == "load" and row["rate"]), key=lambda row: row["rate"])
+    overloads = [row for row in rows if row["section"] == "overload" and row["timeline"]]
+    panels = [320 + 10 * len(curves)] * bool(curves) + [260] * bool(loads) + [220] * len(overloads)
+    if not panels:
+        raise ValueError("no row of an open loop was answered: there is nothing to draw")
+    drawn = figure(PICTURE, sum(panels))
+    axes = iter(drawn.subplots(len(panels), 1, height_ratios=panels, squeeze=False)[:, 0])
+    if curves:
+        _distribution(next(axes), curves)
+    if loads:
+        _against_load(next(axes), loads, document.get("capacity"))
+    for row in overloads:
+        _over_time(next(axes), row)
+    return drawn
+
+
+def _distribution(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """The share of requests that were answered within a time; the last percents are stretched: where it is felt."""
+    for row, color in zip(rows, PALETTE.series * len(rows), strict=False):
+        places = [(ms, _nines(q)) for q, ms in row["curve"] if q <= _resolved(row)]
+        what = row["what"] if row["section"] == "load" else f"{row['section']}, {row['what']}"
+        axis.plot(*zip(*places, strict=True), color=color, lw=1.8, label=f"{what}: {row['rate']:,.4g}/s")
+    axis.set_xscale("log")
+    plain_log(axis.xaxis)
+    axis.set_yticks([_nines(q) for q in NINES], [f"{q:g} %" for q in NINES])
+    axis.set_ylim(0, None)
+    axis.set_xlabel("ms from the intended start")
+    axis.set_title("Good requests answered within so long (open loop)")
+    # Below: a curve may be anywhere inside.
+    axis.legend(loc="upper left", bbox_to_anchor=(0, -0.16), ncols=2, fontsize=11)
+
+
+def _against_load(axis: Any, rows: Sequence[Mapping[str, Any]], capacity: float | None) -> None:
+    """Latency against requests a second; the capacity, found in a closed loop, is where it ends."""
+    rates = [row["rate"] for row in rows]
+    for name, color in LINES.items():
+        axis.plot(rates, [row["latency_ms"][name] for row in rows], "o-", color=color, lw=1.8, ms=5)
+    if capacity:
+        axis.axvline(capacity, color=PALETTE.ink, lw=1, ls=(0, (4, 3)))
+    axis.set_xlim(0, 1.1 * max(*rates, capacity or 0.0))
     axis.set_yscale("log")
-    axis.set_xticks([_nines(q) for q in NINES], [f"{q:g} %" for q in NINES])
-    axis.set_xlabel("percentile of good requests")
-    axis.set_ylabel("ms from the intended start")
-    axis.grid(alpha=0.3, which="both", linewidth=0.5)
-    axis.set_title("Latency, open loop", loc="left", fontsize=10)
-    if rows:
-        axis.legend(fontsize=8, frameon=False)
+    plain_log(axis.yaxis)
+    axis.margins(y=0.15)
+    axis.set_xlabel("requests a second")
+    axis.set_ylabel("ms")
+    axis.set_title("Latency against load")
+    label_ends(axis, [(rates[-1], rows[-1]["latency_ms"][name], name, color) for name, color in LINES.items()])
+    if capacity:
+        text = f"capacity {capacity:,.0f}/s "
+        axis.annotate(text, (capacity, 0.04), xycoords=("data", "axes fraction"), ha="right")
 
 
 def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
@@ -59,18 +90,20 @@ def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
     ):
         heights = [found["statuses"].get(outcome, 0) / width for found in bins]
         places = [found["at"] + width / 2 for found in bins]
-        axis.bar(places, heights, width * 0.95, base, color=COLOURS.get(outcome, OTHER), label=outcome)
+        axis.bar(places, heights, width * 0.95, base, color=COLOURS.get(outcome, PALETTE.muted), label=outcome)
         base = [below + height for below, height in zip(base, heights, strict=True)]
-    axis.set_ylabel("requests/s")
+    axis.set_ylim(0, 1.35 * max(base))
+    axis.set_ylabel("requests a second")
     axis.set_xlabel("s")
-    axis.set_title(f"Overload, {row['what']}: good {row['goodput']:g}/s in time", loc="left", fontsize=10)
-    axis.legend(fontsize=8, frameon=False, loc="upper left", bbox_to_anchor=(1.09, 1))
+    axis.set_title(f"Overload, {row['what']}: {row['goodput']:,.0f}/s good in time")
+    axis.legend(loc="upper left", ncols=6, fontsize=10, handlelength=1)
     right = axis.twinx()
+    right.grid(visible=False)
     accepted = [(found["at"] + width / 2, found["p99_ms"]) for found in bins if found["p99_ms"] is not None]
     if accepted:
-        right.plot(*zip(*accepted, strict=True), color="black", linewidth=1, marker=".", markersize=3)
-    right.set_ylim(0, max([row["timeout_ms"], *(ms for _, ms in accepted)]) * 1.1)
-    right.set_ylabel("p99 of 200s, ms")
+        right.plot(*zip(*accepted, strict=True), color=PALETTE.ink, lw=1.4, marker=".", ms=4)
+    right.set_ylim(0, max([row["timeout_ms"], *(ms for _, ms in accepted)]) * 1.35)
+    right.set_ylabel("p99 of 200s, ms (line)")
 
 
 def _nines(q: float) -> float:

@@ -6,7 +6,7 @@ from typing import Any
 
 from .curve import MEASURES, best_at_size, candidate_text, measured, measures
 from .document import LayerRow, RunReport
-from .drawing import ACCENT, CHOSEN, INK, MUTED, PAPER, SERIES, Canvas, figure, style, tell, to_svg
+from .drawing import NARROW, WIDE, Canvas, Palette, figure, style, tell, to_svg
 from .layer_names import block, layer_parts, shared_stem, structure_text
 from .spelling import three_digits
 
@@ -23,7 +23,7 @@ _MANY = 40
 def draw(salt: str, chart: Callable[[RunReport, Canvas], str | None], report: RunReport) -> tuple[str, str] | None:
     """A chart as two SVGs, for a wide and for a narrow page; None where the report has nothing for it."""
     drawings = []
-    for canvas in (Canvas(True), Canvas(False)):
+    for canvas in (WIDE, NARROW):
         with style(f"{salt} {canvas.width_px}"):
             drawings.append(chart(report, canvas))
     wide, narrow = drawings
@@ -39,7 +39,7 @@ def size_chart(report: RunReport, canvas: Canvas) -> str | None:
     drawn = figure(canvas, 400 if canvas.wide else 300 * len(panels) + 60)
     axes = drawn.subplots(len(panels) // beside, beside, squeeze=False).flat
     for axis, name in zip(axes, panels, strict=True):
-        _size_panel(axis, report, name)
+        size_panel(axis, report, name, canvas.palette)
     _legend(drawn, 4 if canvas.wide else 2)
     return to_svg(drawn, f"{len(report.curve)} candidates: {_titles(panels)} against parameters")
 
@@ -47,13 +47,13 @@ def size_chart(report: RunReport, canvas: Canvas) -> str | None:
 def layer_chart(report: RunReport, canvas: Canvas) -> str | None:
     """Bars of the outputs' error, and of the sensitivity, by layer in the model's order."""
     rows = report.layers
-    panels = [name for name in ("error", "sensitivity") if any(getattr(row, name) is not None for row in rows)]
+    panels = layer_panels(rows)
     if not panels:
         return None
     drawn = figure(canvas, 250 * len(panels) + 50)
     for axis, name in zip(drawn.subplots(len(panels), 1, sharex=True, squeeze=False).flat, panels, strict=True):
-        _layer_panel(axis, rows, name)
-    _block_ticks(drawn.axes[-1], rows, 14 if canvas.wide else 7)
+        layer_panel(axis, rows, name, canvas.palette)
+    block_ticks(drawn.axes[-1], rows, 14 if canvas.wide else 7)
     _legend(drawn, 7 if canvas.wide else 4, handlelength=1)
     return to_svg(drawn, f"{_titles(panels)} of {len(rows)} layers")
 
@@ -65,37 +65,45 @@ def history_chart(report: RunReport, canvas: Canvas) -> str | None:
         return None
     drawn = figure(canvas, 210 * len(panels) + 60)
     for axis, name in zip(drawn.subplots(len(panels), 1, sharex=True, squeeze=False).flat, panels, strict=True):
-        _history_panel(axis, report, name)
+        _history_panel(axis, report, name, canvas.palette)
     drawn.axes[-1].set_xlabel("step")
     if len(_phases(report)) > 1:
         _legend(drawn, 4 if canvas.wide else 2)
     return to_svg(drawn, f"{_titles(panels)} over {len(report.history)} recorded steps")
 
 
-def _size_panel(axis: Any, report: RunReport, name: str) -> None:
+def layer_panels(rows: Sequence[LayerRow]) -> list[str]:
+    """What is known of any layer: `error`, `sensitivity`."""
+    return [name for name in ("error", "sensitivity") if any(getattr(row, name) is not None for row in rows)]
+
+
+def size_panel(axis: Any, report: RunReport, name: str, palette: Palette) -> None:
+    """Every candidate's `name` against its parameters, the best at each size joined, the chosen one marked."""
     curve = measured(report.curve, name)
     for candidate, value in curve:
         if not candidate.chosen:
-            point = axis.plot(100 * candidate.share, value, "o", ms=6, color=MUTED, alpha=0.65)
+            point = axis.plot(100 * candidate.share, value, "o", ms=6, color=palette.muted, alpha=0.65)
             tell(point[0], candidate_text(candidate))
     best = best_at_size(report.curve, name)
     axis.plot(
         [100 * candidate.share for candidate in best],
         [getattr(candidate, name) for candidate in best],
-        color=ACCENT,
+        color=palette.accent,
         lw=1.8,
         label="best at its size",
         zorder=1.5,
     )
-    axis.plot([], [], "o", ms=6, color=MUTED, alpha=0.65, label="tried")
-    axis.plot([], [], "o", ms=9, color=CHOSEN, label="chosen")
+    axis.plot([], [], "o", ms=6, color=palette.muted, alpha=0.65, label="tried")
+    axis.plot([], [], "o", ms=9, color=palette.chosen, label="chosen")
     for candidate, value in curve:
         if candidate.chosen:
-            point = axis.plot(100 * candidate.share, value, "o", ms=11, color=CHOSEN, mec=PAPER, mew=2, zorder=4)
+            point = axis.plot(
+                100 * candidate.share, value, "o", ms=11, color=palette.chosen, mec=palette.paper, mew=2, zorder=4
+            )
             tell(point[0], candidate_text(candidate))
     dense = {"top1": report.before.top1 if report.before else None, "agreement": 100.0, "kl": 0.0}[name]
     if dense is not None:
-        axis.axhline(dense, color=INK, lw=1, ls=(0, (4, 3)), label="dense")
+        axis.axhline(dense, color=palette.ink, lw=1, ls=(0, (4, 3)), label="dense")
     values = [value for _, value in curve]
     if name == "kl" and _spans_decades(values):
         # Linear below the smallest figure, so that the dense model's zero has a place.
@@ -106,10 +114,11 @@ def _size_panel(axis: Any, report: RunReport, name: str) -> None:
     _plain_numbers(axis)
 
 
-def _layer_panel(axis: Any, rows: Sequence[LayerRow], name: str) -> None:
+def layer_panel(axis: Any, rows: Sequence[LayerRow], name: str, palette: Palette) -> None:
+    """A bar a layer, `error` or `sensitivity` high, coloured by what part of a block it is."""
     parts = layer_parts(rows)
     named = [part for part in dict.fromkeys(parts.values()) if part != "other"]
-    colors = {**dict(zip(named, SERIES, strict=False)), "other": SERIES[-1]}
+    colors = {**dict(zip(named, palette.series, strict=False)), "other": palette.series[-1]}
     for part in [*named, *(["other"] if "other" in parts.values() else [])]:
         axis.bar(0, 0, color=colors[part], label=part)  # for the legend, in the model's order
     for place, row in enumerate(rows):
@@ -119,7 +128,7 @@ def _layer_panel(axis: Any, rows: Sequence[LayerRow], name: str) -> None:
             tell(bars.patches[0], f"{row.name}: {name} {three_digits(value)}, {structure_text(row)}")
     kept = [place for place, row in enumerate(rows) if row.kind == "dense"]
     if kept:
-        axis.plot(kept, [0] * len(kept), "D", ms=4, color=INK, clip_on=False, label="kept dense", zorder=4)
+        axis.plot(kept, [0] * len(kept), "D", ms=4, color=palette.ink, clip_on=False, label="kept dense", zorder=4)
     axis.set_title(_TITLES[name])
     axis.set_xlim(-0.8, max(len(rows), 12) - 0.2)  # a few bars need not fill the width
     axis.grid(axis="x", visible=False)
@@ -127,7 +136,7 @@ def _layer_panel(axis: Any, rows: Sequence[LayerRow], name: str) -> None:
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
-def _block_ticks(axis: Any, rows: Sequence[LayerRow], most: int) -> None:
+def block_ticks(axis: Any, rows: Sequence[LayerRow], most: int) -> None:
     """One tick a block, at its first layer; thinned so that they don't touch."""
     starts = []
     for name, members in groupby(enumerate(rows), key=lambda pair: block(pair[1].name)):
@@ -139,10 +148,10 @@ def _block_ticks(axis: Any, rows: Sequence[LayerRow], most: int) -> None:
     axis.set_xlabel("layers in the model's order, marked by block")
 
 
-def _history_panel(axis: Any, report: RunReport, name: str) -> None:
+def _history_panel(axis: Any, report: RunReport, name: str, palette: Palette) -> None:
     course = _course(report, name)
     for place, phase in enumerate(_phases(report)):
-        color = SERIES[place % len(SERIES)]
+        color = palette.series[place % len(palette.series)]
         x = [step for step, which, _ in course if which == phase]
         y = [value for _, which, value in course if which == phase]
         if name == "loss" and len(y) > _MANY:

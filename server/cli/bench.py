@@ -1,24 +1,27 @@
 """`milkweed bench`: measures this machine. The one place in the server room that knows the bench room."""
 
 import json as json_format
-import shlex
 import sys
 import tempfile
-from collections.abc import Mapping
+from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from . import bench_options as given
+from .bench_output import Draw, finish, json_file, print_kernels, print_model
 from .bundles import demo_bundle, installed_demo
 from .failure import FAILED, WRONG_USAGE, Failure
-from .options import Json, number_option, split_list
-from .output import flattened, note, print_fields, print_json, print_rich, print_table
+from .help_page import page
+from .options import Json, Plot, check_plot, number_option, split_list
+from .output import flattened, note, print_json, print_rich, print_table
 from .progress import progress
 
 app = typer.Typer(
-    help="Measure this machine: forward, decoding, HTTP, load.\n\n\b\nExample:\n  milkweed bench model --threads 2",
+    help="Measure this machine: server, models, kernels, decoding.\n\n"
+    "Every command prints a table, writes JSON and, with --plot, a picture of it.\n\n"
+    "\b\nExample:\n  milkweed bench model --batch-sizes 1,2,4,8,16 --plot model.svg",
     rich_markup_mode=None,
 )
 
@@ -27,43 +30,53 @@ HTTP_OUT = Path("bench/results/http_overhead.json")
 MADE_IMAGES = 12
 """JPEGs made for `bench decode` where no photographs are given."""
 
-OutFile = Annotated[
-    Path | None,
-    typer.Option("--out", metavar="FILE", help="Where the JSON goes; bench/results/ if not given."),
-]
 MaybeBundle = Annotated[
     Path | None,
     typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given."),
 ]
 
 
-@app.command()
+@app.command(cls=page())
 def model(
-    bundle: Annotated[Path | None, typer.Argument(metavar="BUNDLE", help="A bundle with Monarch layers.")] = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of a bundle with structured layers.")
+    ] = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", metavar="NAME", help="Measure this architecture, random weights; repeatable."),
+        typer.Option("--arch", metavar="NAME", help="Measure this architecture with random weights; repeatable."),
     ] = None,
-    layers: Annotated[str, typer.Option("--layers", metavar="LIST", help="With --arch: layers made Monarch.")] = "mlp",
-    nblocks: Annotated[int, number_option("--nblocks", "Blocks, of --arch and of the MLPs.")] = 4,
-    threads: Annotated[int, number_option("--threads", "Of one forward.")] = 1,
+    layers: Annotated[
+        str, typer.Option("--layers", metavar="LIST", help="With --arch: layers that are Monarch.")
+    ] = "mlp",
+    nblocks: Annotated[
+        int, number_option("--nblocks", "Blocks of each Monarch factor, of --arch and of the MLPs.")
+    ] = 4,
+    batch_sizes: given.BatchSizes = "1,8",
+    threads: given.Threads = 1,
     seconds: Annotated[
-        float, number_option("--seconds", "Of measuring a row; at least 7 rounds.", least=0, kind=float)
+        float, number_option("--seconds", "Seconds that each row is measured; at least 7 rounds.", least=0, kind=float)
     ] = 3.0,
-    mlp: Annotated[bool, typer.Option("--mlp/--no-mlp", help="The MLP blocks of ViT-S and ViT-B as well.")] = True,
-    out: OutFile = None,
+    mlp: Annotated[
+        bool, typer.Option("--mlp/--no-mlp", help="Measure the MLP blocks of ViT-S and ViT-B as well.")
+    ] = True,
+    plot: Plot = None,
+    out: given.Out = None,
     json: Json = False,
 ) -> None:
-    """Compare dense with Monarch: forwards, and MLPs alone.
+    """Compare dense models with their Monarch form, on the CPU.
 
-    Both compute the same; the calls alternate in one run. Ratios above 1: Monarch is faster. Without BUNDLE
-    and --arch: the demo model, and two architectures with random weights.
+    Whole forwards by batch size, and MLPs alone. Both compute the same; the calls alternate in one run. Ratios above
+    1: Monarch is faster. Without BUNDLE and --arch: the demo model, and two architectures with random weights.
 
     \b
     Example:
-      milkweed bench model ./deit-monarch --threads 2
+      milkweed bench model ./deit-monarch --batch-sizes 1,4,16 --plot model.svg
     """
     from ...bench.model import ARCHS, DEFAULT_OUT, run
+    from ...bench.model_plot import plot as draw
+
+    check_plot(plot)
+    sizes = given.counts("--batch-sizes", batch_sizes)
 
     chosen = bundle is not None or arch is not None
     with progress("bench model", "rows") as update:
@@ -72,29 +85,94 @@ def model(
             archs=(arch or ()) if chosen else ARCHS,
             layers=split_list(layers),
             nblocks=nblocks,
+            batch_sizes=sizes,
             threads=threads,
             seconds=seconds,
             mlp=mlp,
             progress=update,
         )
-    _finish(document, out or DEFAULT_OUT, json)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
     if not json:
-        _print_model(document)
+        print_model(document)
 
 
-@app.command()
+@app.command(cls=page())
+def kernels(
+    batch_sizes: given.BatchSizes = "1,8",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number type, on the CPU.")
+    ] = "float32",
+    nblocks: Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor: 2, 4 or 8.", least=2)] = 4,
+    threads: given.Threads = 1,
+    rounds: Annotated[int, number_option("--rounds", "Rounds in which all ways take turns.")] = 7,
+    device: Annotated[
+        str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to measure; auto = a GPU if there is one.")
+    ] = "auto",
+    plot: Plot = None,
+    out: given.Out = None,
+    json: Json = False,
+) -> None:
+    """Time kernels alone: MLPs of published shapes, dense and Monarch.
+
+    Each way is checked against float64 first. The roof of the roofline is what this machine reaches in the same run:
+    a large copy, a large matrix product. On a CPU these are PyTorch's ways and ours of strides; on a GPU all kernels
+    at batches 1, 8, 32 and 128 in bfloat16, with attention and whole forwards, in under ten minutes.
+
+    \b
+    Example:
+      milkweed bench kernels --batch-sizes 1,8 --threads 2 --plot roofline.svg
+    """
+    from ...bench.kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
+    from ...bench.roofline import plot as draw
+    from ..device import resolve_device
+
+    check_plot(plot)
+    if dtype not in DTYPES:
+        raise Failure(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
+    if nblocks not in NBLOCKS:
+        raise Failure(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
+    sizes = given.counts("--batch-sizes", batch_sizes)
+    if resolve_device(device).type == "cuda":
+        _gpu_kernels(nblocks, json_file(out, plot, GPU_OUT), json, plot, draw)
+        return
+    with progress("bench kernels", "shapes") as update:
+        document = run(dtype=dtype, batches=sizes, nblocks=nblocks, threads=threads, rounds=rounds, progress=update)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
+    if not json:
+        print_kernels(document)
+
+
+def _gpu_kernels(nblocks: int, out: Path, json: bool, plot: Path | None, draw: Draw) -> None:
+    """The benchmark of the GPU, which prints its own tables."""
+    from ...bench.gpu import main as run_gpu
+
+    with redirect_stdout(sys.stderr if json else sys.stdout):
+        code = run_gpu(["--out", str(out), "--nblocks", str(nblocks)])
+    document = json_format.loads(out.read_text())
+    if plot is not None:
+        note(f"wrote {draw(document, plot)}")
+    if json:
+        print_json(document)
+    if code:
+        raise Failure("a check of a kernel failed: see above", FAILED)
+
+
+@app.command(cls=page())
 def decode(
     images: Annotated[
         Path | None,
-        typer.Argument(metavar="IMAGES", help="Folder of JPEGs; made ones, unlike photographs, if not given."),
+        typer.Argument(metavar="IMAGES", help="Folder of JPEGs; not given: made ones, which are unlike photographs."),
     ] = None,
-    rounds: Annotated[int, number_option("--rounds", "Passes over the images a row, taking turns.")] = 5,
-    limit: Annotated[int, number_option("--limit", "Images that are timed, in order of their names.")] = 200,
+    rounds: Annotated[int, number_option("--rounds", "Passes over the images; all ways take turns.")] = 5,
+    limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
     sections: Annotated[
         str | None,
-        typer.Option("--sections", metavar="LIST", help="Some of one, batches, isolation, equality, damage; else all."),
+        typer.Option(
+            "--sections", metavar="LIST", help="Some of one, batches, isolation, equality, damage; not given: all."
+        ),
     ] = None,
-    out: OutFile = None,
+    plot: Plot = None,
+    out: given.Out = None,
     json: Json = False,
 ) -> None:
     """Compare ways from JPEG bytes to model input.
@@ -105,11 +183,13 @@ def decode(
 
     \b
     Example:
-      milkweed bench decode ./photos --rounds 5 --sections one,batches
+      milkweed bench decode ./photos --sections one,batches --plot decode.svg
     """
     from ...bench.decode import DEFAULT_OUT, SECTIONS, run
+    from ...bench.decode_plot import plot as draw
     from ...bench.decode_tables import tables
 
+    check_plot(plot)
     chosen = SECTIONS if sections is None else split_list(sections)
     if not chosen or set(chosen) - set(SECTIONS):
         raise Failure(f"--sections {sections}: expected some of {', '.join(SECTIONS)}", WRONG_USAGE)
@@ -123,44 +203,52 @@ def decode(
             progress=update,
         )
     document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
-    _finish(document, out or DEFAULT_OUT, json)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
     if not json:
         for table in tables(document):
             print_rich(table)
 
 
-@app.command()
+@app.command(cls=page())
 def http(
     bundle: MaybeBundle = None,
-    requests: Annotated[int, number_option("--requests", "Posted in all.", least=2)] = 2000,
+    requests: Annotated[int, number_option("--requests", "Requests posted in all.", least=2)] = 2000,
     concurrency: Annotated[int, number_option("--concurrency", "Connections at once.")] = 32,
-    body_bytes: Annotated[int, number_option("--body-bytes", "Size of the JPEG posted.", least=10_000)] = 110_000,
-    out: OutFile = None,
+    body_bytes: Annotated[
+        int, number_option("--body-bytes", "Bytes of the JPEG that is posted.", least=10_000)
+    ] = 110_000,
+    plot: Plot = None,
+    out: given.Out = None,
     json: Json = False,
 ) -> None:
     """Measure what the server itself costs a request.
 
-    CPU time without decode and forward; latency, memory, errors.
+    CPU time of decoding, of the forward, and of all else; latency, memory, errors. Clients ask in a closed loop:
+    for latency under load see `milkweed bench server`.
 
     \b
     Example:
-      milkweed bench http --requests 2000 --concurrency 32
+      milkweed bench http --requests 2000 --concurrency 32 --plot http.svg
     """
     from ...bench.http_overhead import run
+    from ...bench.http_plot import plot as draw
 
+    check_plot(plot)
     document = run(bundle or demo_bundle(), requests=requests, concurrency=concurrency, body_bytes=body_bytes)
-    _finish(document, out or HTTP_OUT, json)
+    finish(document, out, HTTP_OUT, json, plot, draw)
     if not json:
-        print_fields(flattened(document))
+        print_table(("figure", "value"), flattened(document).items())
     if document["errors"]:
         raise Failure(f"{document['errors']} of {document['requests']} requests failed", FAILED)
 
 
-@app.command()
+@app.command(cls=page(given.HEADINGS))
 def server(
     bundle: given.Server = None,
     url: given.Url = None,
     arch: given.Arch = None,
+    api_key: given.ApiKey = None,
+    settings: given.Settings = None,
     sections: given.Sections = None,
     body: given.Bodies = None,
     photos: given.Photos = None,
@@ -179,17 +267,15 @@ def server(
     reloads: given.Reloads = 10,
     endpoint_delay_ms: given.Delay = 400,
     minutes: given.Minutes = 10.0,
-    api_key: given.ApiKey = None,
-    settings: given.Settings = None,
-    plot: given.Plot = None,
-    out: OutFile = None,
+    plot: Plot = None,
+    out: given.Out = None,
     json: Json = False,
 ) -> None:
-    """Put a server under load: capacity, latency, overload, bad neighbours, restarts.
+    """Put a server under load: how much, how fast, what breaks.
 
-    Open loop: requests start on a schedule, whether or not the server keeps up; latency counts from the intended
-    start. Exits with 1 where requests were lost, answered wrongly or refused without Retry-After, or good ones failed
-    below capacity.
+    Capacity, latency against load, overload, bad neighbours, restarts. Open loop: requests start on a schedule,
+    whether or not the server keeps up; latency counts from the intended start. Exits with 1 where requests were lost,
+    answered wrongly or refused without Retry-After, or good ones failed below capacity.
 
     \b
     Examples:
@@ -205,6 +291,7 @@ def server(
     from ...bench.serving.sections import Options
     from ...bench.serving.tables import line, table
 
+    check_plot(plot)
     if sum(value is not None for value in (bundle, url, arch)) > 1:
         raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)
     request = bench.Request(
@@ -235,9 +322,7 @@ def server(
         ),
     )
     document = bench.run(request, say=lambda row: note(line(row)))
-    _finish(document, out or bench.DEFAULT_OUT, json, secret=api_key)
-    if plot is not None:
-        note(f"wrote {draw(document, plot)}")
+    finish(document, out, bench.DEFAULT_OUT, json, plot, draw, secret=api_key)
     if not json:
         print_rich(table(document))
     if document["complaints"]:
@@ -251,43 +336,3 @@ def _made_jpegs(folder: Path) -> Path:
     for number, body in enumerate(made_jpegs(MADE_IMAGES)):
         (folder / f"{number:02d}.jpg").write_bytes(body)
     return folder
-
-
-def _finish(document: dict[str, Any], out: Path, json: bool, secret: str | None = None) -> None:
-    """Write the JSON file, with the command that made it, less its secret, and print it where asked."""
-    words = [word.replace(secret, "***") if secret else word for word in sys.argv[1:]]
-    document["command"] = shlex.join(["milkweed", *words])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json_format.dumps(document, indent=1) + "\n")
-    if json:
-        print_json(document)
-    else:
-        note(f"wrote {out}")
-
-
-def _print_model(document: Mapping[str, Any]) -> None:
-    machine, settings = document["machine"], document["settings"]
-    print(
-        f"{machine['processor']}, threads {settings['threads']}, {machine['cpu_capability']}; "
-        f"ms an operation: wall (CPU), medians; ratio = dense / Monarch"
-    )
-    print_table(
-        ("what", "dtype", " images", " dense ms", " Monarch ms", " ratio", " CPU ratio", " MACs ratio"),
-        (
-            (
-                row["name"],
-                row["dtype"],
-                row["images"],
-                _times(row["dense"]),
-                _times(row["monarch"]),
-                f"{row['ratio_wall']:.2f}",
-                f"{row['ratio_cpu']:.2f}",
-                f"{row['macs_dense'] / row['macs_monarch']:.2f}",
-            )
-            for row in document["rows"]
-        ),
-    )
-
-
-def _times(side: Mapping[str, float]) -> str:
-    return f"{side['wall_ms']:.2f} ({side['cpu_ms']:.2f})"

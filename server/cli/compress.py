@@ -32,7 +32,7 @@ from .compress_options import (
     Structure,
 )
 from .failure import WRONG_USAGE, Failure, one_line
-from .options import Bundle, Device, Force, Int8Limit, Json, Out, split_list
+from .options import Bundle, Device, Force, Int8Limit, Json, Out, Plot, check_plot, split_list
 from .output import int8_lines, megabytes, note, print_fields, print_json, print_table, storage_line
 from .progress import Steps
 from .train_options import Gating, Layers, Seed, Threads, Workers
@@ -80,22 +80,25 @@ def compress(
     workers: Workers = 0,
     threads: Threads = None,
     device: Device = None,
+    plot: Plot = None,
     force: Force = False,
     json: Json = False,
 ) -> None:
     """Make a bundle smaller and say what it cost, in OUT/report.html.
 
     With --calibration, layers keep the outputs that images give; with --budget, the structure of each is searched;
-    with --recover, the result learns from the dense model. Without any of them it is plain projection (D2S), by
-    which a trained model loses accuracy, often nearly all. An interrupted recovery goes on when the same command
-    is given again.
+    with --recover, the result learns from the dense model. Without any of them each layer becomes the nearest
+    structured matrix (plain projection, D2S), by which a trained model loses accuracy, often nearly all. An
+    interrupted recovery goes on when the same command is given again.
 
     \b
     Example:
-      milkweed compress ./deit ./deit-65 --layers mlp,qkv,proj --budget 0.65 --calibration ./photos --recover ./photos
+      milkweed compress ./deit ./deit-65 --layers mlp,qkv,proj \\
+        --budget 0.65 --recover ./photos --plot deit-65.svg
     """
     given = dict(locals())  # so many options: the parts below take theirs by name
     check_free(out, force)
+    check_plot(plot)
     import torch
 
     from ..compress import compress
@@ -110,6 +113,10 @@ def compress(
             run,
             CompressHooks(step=steps, row=lambda row: note(_described(row)), note=lambda text: note(one_line(text))),
         )
+    if plot is not None:
+        from ...models.report import plot_report
+
+        note(f"wrote {plot_report(report.report, plot)}")
     if json:
         print_json(_document(out, report))
     else:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from .bundles import demo_bundle
-from .failure import one_line
-from .options import Json
+from .failure import Failure, one_line
+from .options import Json, Plot, check_plot
 from .output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
 from .report_view import print_report
 
@@ -24,25 +24,37 @@ MaybeBundle = Annotated[
 ]
 
 
-def inspect(bundle: MaybeBundle = None, json: Json = False) -> None:
+def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -> None:
     """Tell what a bundle is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
-    shown from the report.json beside it, where it has one.
+    shown from the report.json beside it, where it has one; --plot draws its accuracy against size and its errors by
+    layer.
 
     \b
     Example:
       milkweed inspect ./deit-monarch
     """
+    check_plot(plot)
     bundle = bundle or demo_bundle()
     document = _describe(bundle)
     report = _read_report(bundle, document["version"])
+    if plot is not None:
+        _plot(bundle, report, plot)
     if json:
         print_json({**document, "report": None if report is None else report.to_dict()})
         return
     _print(document, layers=report is None or not report.layers)
     if report is not None:
         print_report(report)
+
+
+def _plot(bundle: Path, report: "RunReport | None", plot: Path) -> None:
+    from ...models.report import plot_report
+
+    if report is None:
+        raise Failure(f"--plot {plot}: bundle {bundle} has no report.json of its compression or training to draw")
+    note(f"wrote {plot_report(report, plot)}")
 
 
 def _read_report(bundle: Path, version: str) -> "RunReport | None":

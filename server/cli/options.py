@@ -14,7 +14,30 @@ Device = Annotated[
     typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one."),
 ]
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw the figures: FILE.svg or FILE.png (needs milkweed[train])."),
+]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new bundle.", show_default=False)]
+
+
+PLOT_SUFFIXES = (".svg", ".png")
+
+
+def check_plot(plot: Path | None) -> None:
+    """Find out before a long run whether its picture can be drawn.
+
+    Raises:
+        Failure: a name that ends in none of PLOT_SUFFIXES.
+        ImportError: matplotlib is not installed.
+    """
+    from ...models.report.drawing import check_matplotlib
+
+    if plot is None:
+        return
+    if plot.suffix not in PLOT_SUFFIXES:
+        raise Failure(f"--plot {plot}: must end in {' or '.join(PLOT_SUFFIXES)}", WRONG_USAGE)
+    check_matplotlib()
 
 
 def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | type[float] = int) -> Any:

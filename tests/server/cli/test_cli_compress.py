@@ -71,7 +71,10 @@ def test_labelled_images_tell_accuracy(
         assert found["top1"] == pytest.approx(100 * hits / 14)
     assert (document["bundle"], document["version"]) == (str(out), read_config(out).version)
     assert document["parameters_after"] == sum(p.numel() for p in load_bundle(out)[0].parameters())
-    ran = milkweed("compress", colour_bundle, out, *QUICK, "--calibration", colour_photos, "--force")
+    picture = tmp_path / "out.svg"
+    again = ("--calibration", colour_photos, "--force", "--plot", picture)
+    ran = milkweed("compress", colour_bundle, out, *QUICK, *again)
+    assert "relative error of the outputs" in picture.read_text()
     assert f"top-1 {before['top1']:.1f} -> {after['top1']:.1f} %" in ran.out
 
 

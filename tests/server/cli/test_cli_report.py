@@ -118,6 +118,19 @@ def test_inspect_shows_the_report(
     assert "nblocks 4" not in ran.out
 
 
+def test_inspect_draws_the_report(
+    milkweed: Milkweed, bundle: Path, reported: Callable[[bytes], Path], report: RunReport, tmp_path: Path
+) -> None:
+    path = reported(json.dumps(replace(report, version=read_config(bundle).version).to_dict()).encode())
+    picture = tmp_path / "new" / "report.svg"
+    ran = milkweed("inspect", path, "--plot", picture, "--json")
+    assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
+    assert "relative error of the outputs" in picture.read_text()
+    ran = milkweed("inspect", bundle, "--plot", picture)
+    assert ran.code == 1
+    assert f"bundle {bundle} has no report.json of its compression or training to draw" in ran.err
+
+
 def test_without_a_report_the_structure_is_shown(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("inspect", bundle)
     assert [line.split()[1:4] for line in ran.out.splitlines() if line.startswith("layers.2.NC.")] == [

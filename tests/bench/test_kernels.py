@@ -1,0 +1,96 @@
+"""`milkweed bench kernels` on a CPU: every row is right, counted and under the roof that was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from milkweed.bench.cuda.mlp import mlp_work
+from milkweed.bench.cuda.shapes import DRY_MLP, MLP_SHAPES
+from milkweed.bench.kernels import run
+from milkweed.server.cli import main
+
+
+def test_work_is_what_the_algorithm_cannot_avoid() -> None:
+    shape = MLP_SHAPES[0]
+    monarch, dense = mlp_work(shape, 10, 4, torch.float32)
+    assert dense.flops == 2 * 10 * 2 * 768 * 3072
+    weights = 2 * 768 * 3072
+    assert dense.moved_bytes == 4 * (weights + 2 * 10 * 768 + 2 * 10 * 3072)
+    # fc1: 4 blocks of 192 x 192, then 4 of 768 x 192; fc2 the same the other way round.
+    factors = 2 * (4 * 192 * 192 + 4 * 768 * 192)
+    assert monarch.flops == 2 * 10 * factors
+    assert monarch.moved_bytes == 4 * (factors + 2 * 10 * 768)
+    assert mlp_work(shape, 10, 4, torch.bfloat16)[0].moved_bytes == monarch.moved_bytes / 2
+
+
+def test_every_way_is_checked_and_counted() -> None:
+    document = run(shapes=[DRY_MLP], batches=(1, 2), rounds=2)
+    rows = document["rows"]
+    assert {row["batch"] for row in rows} == {1, 2}
+    assert {"dense eager", "Monarch bmm eager", "feature_major", "tuned"} <= {row["candidate"] for row in rows}
+    ceilings = document["ceilings"]
+    for row in rows:
+        assert row["us"] > 0
+        assert row["error"] < 1e-4
+        floor = 1e6 * max(
+            row["flops"] / ceilings["flops_per_second"], row["moved_bytes"] / ceilings["bytes_per_second"]
+        )
+        assert row["floor_us"] == pytest.approx(floor)
+    assert "need a GPU" in document["skipped"][0]
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("milkweed.bench.kernels.SHAPES", (DRY_MLP,))
+    plot = tmp_path / "roofline.svg"
+    arguments = ["bench", "kernels", "--device", "cpu", "--batch-sizes", "2", "--rounds", "1", "--plot", str(plot)]
+    assert main(arguments) == 0
+    out, err = capsys.readouterr()
+    assert f"wrote {plot.with_suffix('.json')}" in err
+    assert "need a GPU" in out
+    assert json.loads(plot.with_suffix(".json").read_text())["settings"]["batches"] == [2]
+    assert "dense MLP" in plot.read_text()
+
+
+def test_on_a_gpu_the_command_is_the_gpus_benchmark(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = {"section": "mlp", "what": "ViT-B 768-3072", "batch": 32, "candidate": "native_mlp", "us": 50.0}
+    document = {
+        "rows": [{**row, "flops": 1e9, "moved_bytes": 1e7}],
+        "ceilings": {"bytes_per_second": 4e12, "flops_per_second": 7e14},
+        "device": {"device": "H200"},
+        "settings": {"dtype": "bfloat16", "nblocks": 2},
+    }
+
+    def measured(arguments: list[str]) -> int:
+        assert arguments[2:] == ["--nblocks", "2"]
+        Path(arguments[1]).write_text(json.dumps(document))
+        print("its own tables")
+        return 1
+
+    monkeypatch.setattr("milkweed.server.device.resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("milkweed.bench.gpu.main", measured)
+    plot = tmp_path / "gpu.svg"
+    assert main(["bench", "kernels", "--nblocks", "2", "--plot", str(plot), "--json"]) == 1
+    out, err = capsys.readouterr()
+    assert json.loads(out) == document
+    assert "its own tables" in err
+    assert err.endswith("milkweed: error: a check of a kernel failed: see above\n")
+    assert "H200, bfloat16, nblocks 2" in plot.read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--plot", "a.jpg"), "--plot a.jpg: must end in .svg or .png"),
+        (("--batch-sizes", "1,x"), "--batch-sizes 1,x: expected numbers above 0 with commas between"),
+        (("--batch-sizes", "1.5"), "--batch-sizes 1.5: expected whole numbers from 1 on with commas between"),
+        (("--dtype", "int8"), "--dtype int8: expected float32 or bfloat16"),
+        (("--nblocks", "3"), "--nblocks 3: expected one of 2, 4, 8"),
+    ],
+)
+def test_it_refuses(arguments: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "kernels", *arguments]) == 2
+    assert capsys.readouterr().err == f"milkweed: error: {said}\n"
