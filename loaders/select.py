@@ -97,9 +97,7 @@ def _fastest(
     device_id: int,
     dali: DaliOptions,
 ) -> Loader:
-    name, why = "cpu", "the model is on the CPU, where it is quicker than DALI"
-    if device == "gpu":
-        name, why = _for_gpu()
+    name, why = fastest(device)
     try:
         loader = create_loader(name, spec, limits, num_threads, device=device, device_id=device_id, dali=dali)
     except LoaderError as error:
@@ -109,8 +107,10 @@ def _fastest(
     return loader
 
 
-def _for_gpu() -> tuple[str, str]:
-    """The loader for a model on a GPU, and why."""
+def fastest(device: Literal["cpu", "gpu"]) -> tuple[str, str]:
+    """What "auto" means for a model there, and why."""
+    if device == "cpu":
+        return "cpu", "the model is on the CPU, where it is quicker than DALI"
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         return "cpu", "nvidia-dali is not installed: pip install 'milkweed[dali]'"
     from .dali_graph import gpus

@@ -48,9 +48,14 @@ def reason_of(error: OSError) -> str:
     return os.strerror(error.errno)
 
 
+def files_for(connections: int) -> int:
+    """How many files are open at most where so many connections are."""
+    return connections + OTHER_FILES
+
+
 def allow_files(connections: int) -> None:
     """Let the process have a file for each connection, as far as it may decide that itself."""
-    wanted = connections + OTHER_FILES
+    wanted = files_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
         return

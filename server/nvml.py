@@ -1,11 +1,15 @@
 """What the driver says of GPU memory beyond torch's view, through NVML where the extra `nvml` is installed."""
 
+import contextlib
 import functools
 import logging
 import os
+from pathlib import Path
 from typing import Any
 
 logger = logging.getLogger("milkweed.nvml")
+
+_MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 
 def process_bytes(uuid: str) -> int | None:
@@ -27,6 +31,18 @@ def process_bytes(uuid: str) -> int | None:
         return None
     held = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
     return sum(held) if held and None not in held else None
+
+
+def driver_version() -> str | None:
+    """Of the kernel's NVIDIA driver, `580.65.06`: from NVML, else from the module itself; None where there is none."""
+    library = _library()
+    if library is not None:
+        with contextlib.suppress(library.NVMLError):
+            return str(library.nvmlSystemGetDriverVersion())
+    try:
+        return _MODULE_VERSION.read_text().strip()
+    except OSError:
+        return None
 
 
 @functools.cache

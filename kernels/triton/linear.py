@@ -31,7 +31,7 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
         return f"device is {device.type}: these Triton kernels are CUDA's"
     if torch.version.hip is not None:
         return "these Triton kernels are CUDA's, this PyTorch is of ROCm"
-    missing = _missing()
+    missing = missing_for_triton()
     if missing is not None:
         return missing
     capability = torch.cuda.get_device_capability(device)
@@ -42,7 +42,7 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
     return None
 
 
-def _missing() -> str | None:
+def missing_for_triton() -> str | None:
     """What triton needs and is not there: it compiles a C module for each kernel, on its first launch."""
     if find_spec("triton") is None:
         return "the package triton is not installed"

@@ -12,6 +12,7 @@ from .compress_options import HEADINGS as COMPRESS_HEADINGS
 from .config import config_app
 from .convert import convert
 from .densify import densify
+from .doctor import doctor
 from .evaluate import evaluate
 from .export import export
 from .help_page import page
@@ -29,7 +30,7 @@ def build_app(command: str = "") -> typer.Typer:
     """The whole command.
 
     Args:
-        command: the one about to run; only `serve` and `config` pay for reading the list of all settings.
+        command: the one about to run; only `serve`, `config` and `doctor` pay for reading the list of all settings.
     """
     app = typer.Typer(
         name="milkweed",
@@ -40,6 +41,7 @@ def build_app(command: str = "") -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(_milkweed)
     app.command("serve", cls=page(SERVE_HEADINGS))(with_settings(serve) if command == "serve" else serve)
+    app.command("doctor", cls=page())(with_settings(doctor, hidden=True) if command == "doctor" else doctor)
     app.command("classify", cls=page())(classify)
     app.command("import", cls=page())(import_checkpoint)
     app.command("compress", cls=page(COMPRESS_HEADINGS))(compress)

@@ -173,7 +173,7 @@ def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     shape, cuda = MonarchShape(4, 8, 8, 4, 8, 8), torch.device("cuda")
     assert "cpu" in str(triton_refusal(shape, torch.bfloat16, CPU))
     assert "float64" in str(triton_refusal(shape, torch.float64, cuda))
-    monkeypatch.setattr(triton_module, "_missing", lambda: None)
+    monkeypatch.setattr(triton_module, "missing_for_triton", lambda: None)
     for capability, words in (((7, 5), "7.5: 8.0 or later"), ((9, 0), "None")):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
         assert words in str(triton_refusal(shape, torch.bfloat16, cuda))

@@ -1,0 +1,28 @@
+"""What a check has found: one row, one sentence, and the command that mends or improves it."""
+
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Status = Literal["ok", "warning", "missing", "broken"]
+"""`missing` could be installed; with `broken` the service does not start, or not as it was asked to."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row.
+
+    Args:
+        part: `machine`, `GPU`, `packages`, `settings` or `would serve`.
+        text: one plain sentence.
+        fix: a command, or what to change; "" where there is nothing to do.
+    """
+
+    part: str
+    name: str
+    status: Status
+    text: str
+    fix: str = ""
+
+    def as_json(self) -> dict[str, str]:
+        """Plain data."""
+        return asdict(self)

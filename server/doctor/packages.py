@@ -1,0 +1,68 @@
+"""Optional packages: what each adds, whether it is installed, and whether the settings ask for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..settings import OFF, Settings
+from .facts import Facts
+from .finding import Finding
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of the package.
+
+    Args:
+        packages: that it installs, as PyPI has them.
+        gives: what it is for.
+        gpu_only: useless where there is no GPU.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    gives: str
+    gpu_only: bool = False
+
+
+EXTRAS = (
+    Extra("dali", ("nvidia-dali-cuda130",), "decodes JPEGs on the GPU", gpu_only=True),
+    Extra("nvml", ("nvidia-ml-py",), "tells who holds GPU memory, in the metrics", gpu_only=True),
+    Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
+    Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
+    Extra("onnx", ("onnx",), "ONNX files (`milkweed export`)"),
+    Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
+)
+
+_ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
+
+
+def package_findings(facts: Facts, settings: Settings) -> Iterator[Finding]:
+    """A row each."""
+    asked = {
+        "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
+        "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
+        "dali": settings.loader == "dali" and "loader = dali",
+    }
+    for extra in EXTRAS:
+        yield _extra(extra, facts, str(asked.get(extra.name) or ""))
+    runtime = next((name for name in _ONNX_RUNTIMES if name in facts.packages), None)
+    if runtime is None:
+        yield Finding("packages", "onnxruntime", "missing", "runs exported ONNX files", "pip install onnxruntime")
+    else:
+        text = f"{runtime} {facts.packages[runtime]}: runs exported ONNX files"
+        yield Finding("packages", "onnxruntime", "ok", text)
+
+
+def _extra(extra: Extra, facts: Facts, asked: str) -> Finding:
+    lacking = [name for name in extra.packages if name not in facts.packages]
+    if not lacking:
+        found = ", ".join(f"{name} {facts.packages[name]}" for name in extra.packages)
+        idle = "; there is no GPU to use it for" if extra.gpu_only and not facts.gpus else ""
+        return Finding("packages", extra.name, "ok", f"{extra.gives}; {found}{idle}")
+    fix = f"pip install 'milkweed[{extra.name}]'"
+    missing = f"{extra.gives}; not installed: {', '.join(lacking)}"
+    if asked:
+        return Finding("packages", extra.name, "broken", f"{asked} needs {', '.join(lacking)}", fix)
+    if extra.gpu_only and not facts.gpus:
+        return Finding("packages", extra.name, "ok", f"{missing}; without a GPU nothing is lost")
+    return Finding("packages", extra.name, "missing", missing, fix)

@@ -1,0 +1,155 @@
+"""What `milkweed serve` would use with these settings, decided by the functions that decide it at its start."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...loaders.select import fastest
+from ...models.accounting import macs
+from ...models.bundle import load_bundle
+from ...models.fused.device_kernels import device_kernels
+from ...models.inference import kernel_decision
+from ..device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
+from ..lanes import plan_lanes
+from ..listener import PortError, listen
+from ..repository import RepositoryError, scan
+from ..settings import OFF, Settings
+from .finding import Finding, Status
+
+PART = "would serve"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A bundle, verified.
+
+    Args:
+        macs: multiply-accumulates of one image.
+        structured: how many of its layers are.
+    """
+
+    path: Path
+    arch: str
+    version: str
+    macs: int
+    structured: int
+
+
+def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path | None) -> Iterator[Finding]:
+    """A row for each thing that is decided.
+
+    Args:
+        origins: where each setting is from, `default` where nobody gave it.
+        bundle: what is to be served; None: what the repository holds.
+    """
+    yield from _ports(settings, origins)
+    if settings.repository != OFF:
+        yield _repository(Path(settings.repository))
+    model = None
+    if bundle is not None:
+        try:
+            model = _read(bundle)
+            layers = f"{model.structured} structured layers" if model.structured else "dense"
+            million = f"{model.macs / 1e6:,.0f} million multiply-accumulates an image"
+            yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {layers}, {million}")
+        except (ValueError, OSError) as error:
+            yield _row("model", "broken", str(error), f"milkweed inspect {bundle}")
+    try:
+        devices = resolve_devices(settings.device)
+    except DeviceError as error:
+        yield _row("device", "broken", f"{error} ({origins['device']})", "milkweed serve --device auto")
+        return
+    yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
+    yield from _engine(settings, origins, devices[0], model)
+
+
+def _engine(
+    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
+) -> Iterator[Finding]:
+    """Of the first device."""
+    numbers = str(resolve_dtype(settings.dtype, device)).removeprefix("torch.")
+    yield _row("numbers", "ok", f"{numbers}: dtype = {_given('dtype', settings, origins)}")
+    threads = settings.decode_threads or usable_cores()
+    if settings.loader == "auto":
+        loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
+    else:
+        loader, why = settings.loader, f"loader = {_given('loader', settings, origins)}"
+    yield _row("loader", "ok", f"{loader} with {threads} threads: {why}")
+    if device.type == "cuda":
+        status = device_kernels(device)
+        yield _row("kernels", "ok" if status.refusal is None else "warning", status.status, _kernel_fix(status.refusal))
+        graphs = "captured for each batch size" if settings.cuda_graphs else "not captured (--cuda-graphs false)"
+        yield _row("forward", "ok", f"whole batches, {graphs}")
+        return
+    if model is None:
+        return
+    if model.structured:
+        yield _row("kernels", "ok", kernel_decision(device))
+    else:
+        yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
+    plan = plan_lanes(
+        device,
+        model.macs,
+        micro_batch=settings.micro_batch,
+        lanes=settings.lanes,
+        threads=settings.threads_per_lane,
+    )
+    graph = "recorded at start" if settings.cpu_graphs else "not recorded (--cpu-graphs false)"
+    sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
+    yield _row("forward", "ok", f"{sizes}, {graph}")
+
+
+def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
+    for name, host in (
+        ("port", settings.host),
+        ("metrics_port", settings.host),
+        ("grpc_port", settings.host),
+        ("admin_port", settings.admin_host),
+    ):
+        number = getattr(settings, name)
+        if not number:
+            continue
+        try:
+            listen(host, number).close()
+        except PortError as error:
+            option = "--" + name.replace("_", "-")
+            yield _row(name, "broken", f"{error} ({origins[name]})", f"milkweed serve {option} {number + 1000}")
+        else:
+            yield _row(name, "ok", f"{host}:{number} is free")
+
+
+def _repository(root: Path) -> Finding:
+    try:
+        found = scan(root)
+    except RepositoryError as error:
+        return _row("repository", "broken", str(error), f"mkdir -p {root}")
+    if not found:
+        return _row("repository", "warning", f"{root} holds no bundle", f"milkweed import CHECKPOINT {root}/NAME")
+    versions = sum(map(len, found.values()))
+    return _row("repository", "ok", f"{root}: {len(found)} models in {versions} versions")
+
+
+def _read(path: Path) -> Model:
+    """The bundle, loaded as the service loads it.
+
+    Raises:
+        ValueError, OSError: it cannot be.
+    """
+    model, config = load_bundle(path)
+    cost = macs(model, int(config.preprocess["size"])).total
+    return Model(path, config.arch, config.version, cost, len(config.structure))
+
+
+def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:
+    """A setting's value and where it is from."""
+    return f"{getattr(settings, name)} ({origins[name]})"
+
+
+def _kernel_fix(refusal: str | None) -> str:
+    return "" if refusal is None else "make kernels"
+
+
+def _row(name: str, status: Status, text: str, fix: str = "") -> Finding:
+    return Finding(PART, name, status, text, fix)

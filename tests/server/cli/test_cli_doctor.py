@@ -1,0 +1,66 @@
+"""`milkweed doctor`: rows, sentences and exit codes."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Milkweed = Callable[..., Any]
+
+FREE = ("--port", "0", "--metrics-port", "0")
+
+
+def rows(ran: Any) -> dict[tuple[str, str], dict[str, str]]:
+    return {(row["part"], row["name"]): row for row in ran.document["findings"]}
+
+
+def test_a_machine_that_serves(milkweed: Milkweed, bundle: Path) -> None:
+    ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu", "--json")
+    assert ran.code == 0
+    assert ran.document["serves"] is True
+    found = rows(ran)
+    assert str(bundle) in found["would serve", "model"]["text"]
+    assert found["would serve", "device"]["text"] == "cpu: device = cpu (--device)"
+    assert found["settings", "settings"]["text"] == "right; not by default: port, metrics_port, device"
+    for row in ran.document["findings"]:
+        assert set(row) == {"part", "name", "status", "text", "fix"}
+        assert row["text"]
+        assert "\n" not in row["text"]
+
+
+def test_wrong_settings_are_broken_and_the_machine_is_told_all_the_same(
+    milkweed: Milkweed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "bad.toml"
+    file.write_text("top_k = 0\nno_such = 1\n")
+    monkeypatch.setenv("MILKWEED_TYPO", "1")
+    ran = milkweed("doctor", "--config", file, "--json")
+    assert (ran.code, ran.document["serves"]) == (1, False)
+    broken = [row["text"] for row in ran.document["findings"] if row["status"] == "broken"]
+    assert len(broken) == 2
+    assert all(text.startswith(f"{file}: ") for text in broken)
+    assert ("machine", "memory") in rows(ran)
+    assert "would serve" not in {part for part, _ in rows(ran)}
+    assert rows(ran)["settings", "variable"]["text"].startswith("MILKWEED_TYPO: there is no such setting")
+
+
+def test_files_that_settings_name_are_looked_at(milkweed: Milkweed) -> None:
+    ran = milkweed("doctor", *FREE, "--tls-cert", "/no/such.pem", "--json")
+    assert ran.code == 1
+    assert "/no/such.pem" in rows(ran)["settings", "settings"]["text"]
+
+
+def test_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
+    ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu")
+    lines = ran.out.splitlines()
+    assert [line for line in lines if line.strip() and not line.startswith(" ")][:5] == [
+        line.ljust(len(line))
+        for line in lines
+        if line.strip() in ("machine", "GPU", "packages", "settings", "would serve")
+    ]
+    assert lines[-1] == "milkweed serve works here"
+    broken = milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu")
+    assert broken.code == 1
+    assert "milkweed serve would not start like this" in broken.out
+    assert "→ milkweed inspect" in broken.out
