@@ -75,7 +75,7 @@ def classify(
     \b
     Example:
       milkweed classify dog.jpg ./holiday --top-k 3
-      milkweed classify ./archive --url http://localhost:8000 --output answers.csv --resume
+      milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
     """
     if url is not None and device is not None:
         raise Failure("--url asks a server: --device does not go with it", WRONG_USAGE)

@@ -28,7 +28,7 @@ PACKAGES = (
     "opentelemetry-exporter-otlp-proto-http",
     "onnx",
     "onnxruntime",
-    "onnxruntime-gpu",
+    "onnxscript",
     "matplotlib",
     "jinja2",
     "nvidia-cuda-nvrtc",

@@ -29,11 +29,9 @@ EXTRAS = (
     Extra("nvml", ("nvidia-ml-py",), "tells who holds GPU memory, in the metrics", gpu_only=True),
     Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
     Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
-    Extra("onnx", ("onnx",), "ONNX files (`milkweed export`)"),
+    Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --engine onnxruntime or auto"),
     Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
 )
-
-_ONNX_RUNTIMES = ("onnxruntime-gpu", "onnxruntime")
 
 
 def package_findings(facts: Facts, settings: Settings) -> Iterator[Finding]:
@@ -42,15 +40,10 @@ def package_findings(facts: Facts, settings: Settings) -> Iterator[Finding]:
         "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
         "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
         "dali": settings.loader == "dali" and "loader = dali",
+        "onnx": settings.engine == "onnxruntime" and "engine = onnxruntime",
     }
     for extra in EXTRAS:
         yield _extra(extra, facts, str(asked.get(extra.name) or ""))
-    runtime = next((name for name in _ONNX_RUNTIMES if name in facts.packages), None)
-    if runtime is None:
-        yield Finding("packages", "onnxruntime", "missing", "runs exported ONNX files", "pip install onnxruntime")
-    else:
-        text = f"{runtime} {facts.packages[runtime]}: runs exported ONNX files"
-        yield Finding("packages", "onnxruntime", "ok", text)
 
 
 def _extra(extra: Extra, facts: Facts, asked: str) -> Finding:

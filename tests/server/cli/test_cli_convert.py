@@ -252,7 +252,7 @@ def test_a_format_to_come(refused: Refused, bundle: Path, tmp_path: Path) -> Non
     ("of", "message"),
     [
         ("", "is a bundle of milkweed already"),
-        ("model.safetensors", "first unexpected 'blocks.0.attn.proj.weight_scale'"),
+        ("model.safetensors", "is int8 with scales, as in a bundle of milkweed"),
     ],
 )
 def test_a_converted_bundle_is_no_checkpoint(

@@ -117,7 +117,7 @@ def test_packages_that_settings_ask_for_are_broken_without(facts: Facts) -> None
     assert "broken" not in statuses(package_findings(bare, Settings())).values()
     asked = statuses(package_findings(bare, Settings(grpc_port=9000, otlp_endpoint="http://collector:4318")))
     assert {name for name, status in asked.items() if status == "broken"} == {"grpc", "otel"}
-    assert set(asked) == {extra.name for extra in EXTRAS} | {"onnxruntime"}
+    assert set(asked) == {extra.name for extra in EXTRAS}
 
 
 def test_every_extra_is_one_of_the_package() -> None:
