@@ -3,10 +3,11 @@
 PYTHON ?= $(firstword $(foreach v,3.11 3.12 3.13,$(shell command -v python$(v))) python3)
 PORT ?= 8000
 BIN := .venv/bin
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
-.PHONY: serve test test-deploy check audit bench kernels image lock clean
+.PHONY: serve test test-deploy check docs audit bench kernels image lock clean
 
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
@@ -15,15 +16,20 @@ test: .venv/.installed-test
 	$(BIN)/python -m pytest
 
 # What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
-# without one its tests are skipped and say so.
+# without one its tests are skipped and say so. And the slower commands of the documentation.
 test-deploy: .venv/.installed-test
-	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy --durations=10
+	MILKWEED_TEST_DEPLOY=1 $(BIN)/python -m pytest tests/deploy tests/docs --durations=10
 
 check: .venv/.installed-check
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p milkweed
+	$(MKDOCS) build --strict --quiet
 	$(MAKE) audit
+
+# The documentation, read again as its files change. Its theme is told not to write about its own future.
+docs: .venv/.installed-check
+	$(MKDOCS) serve --dev-addr localhost:8800
 
 # Known holes in what is installed, as of now: asks pypi.org, so it needs the network. What cannot be asked about fails.
 audit: .venv/.installed-check
@@ -72,4 +78,4 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 
 clean:
-	rm -rf .venv build dist *.egg-info kernels/_native
+	rm -rf .venv build dist site *.egg-info kernels/_native
