@@ -1,0 +1,167 @@
+"""Every command of README.md and docs/ is run, or stands in left_out.py with the reason and is checked without that."""
+
+import ast
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ..e2e.forked import Forker
+from .blocks import PAGES, ROOT, Block, blocks_of
+from .left_out import NOT_RUN, SLOW, reason
+from .parsed import check
+from .placeholders import make_placeholders
+from .walk import Walk, environment, walking
+
+pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl, as the pages do")
+
+SHELLS = ("sh", "console", "bash")
+TEXTS = ("json", "yaml", "toml", "")
+
+# Pages whose first commands ask a server that runs already, with the defaults.
+ASK = {"docs/client.md", "docs/dashboards.md", "docs/kubernetes.md", "docs/oip.md", "docs/ray.md"}
+
+# Or with the settings that the page says.
+ASK_OTHERS = {"docs/serving.md": "milkweed serve --repository models/ --keep-versions 2 --admin-port 8002"}
+
+# Pages whose commands are typed in the repository itself; what they write lands beside.
+IN_THE_REPOSITORY = {"docs/start.md"}
+
+# What has to be in what the commands of a block print, by a command of the block.
+PRINTS = {
+    "curl -F image=@docs/pictures/ship.jpg": r'"version": "69d71e8cb435".*"label": "ship", "score": 0\.92',
+    "curl -i --data-binary @docs/pictures/ship.jpg": r"(?si)server-timing: receive;dur=.*total;dur=.*ship",
+    "curl -F good=@docs/pictures/ship.jpg": r'"label": "ship", "score": 0\.92.*"code": "unsupported_format"',
+    ".venv/bin/milkweed densify models/demo": r"(?s)2\.96 MB.*0\.92\d\d  ship",
+}
+
+# Python that a page's own begins behind.
+BEFORE_PYTHON = {
+    "docs/training.md": """
+from pathlib import Path
+import torch
+from milkweed.models import create_model
+shape = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 2}
+model = create_model("deit_tiny_patch16_224", num_classes=3, **shape)
+images, targets = torch.randn(128, 3, 32, 32), torch.randint(3, (128,))
+held_out = [(images, targets)]
+""",
+    "docs/report.md": None,
+    "docs/oip.md": None,
+}
+"""None: not run, but it is Python. oip.md's clients are not installed here: tests/e2e/oip_clients.py."""
+
+
+def shells(page: str) -> list[Block]:
+    return [block for block in blocks_of(page) if block.language in SHELLS]
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    with closing(Forker(environment())) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def placeholders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("placeholders")
+    make_placeholders(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def compressed() -> dict[str, Path]:
+    return {}
+
+
+@pytest.fixture(scope="module")
+def standing(tmp_path_factory: pytest.TempPathFactory, forker: Forker, placeholders: Path) -> Iterator[Walk]:
+    """What stands for servers that no test starts: a demo server for all such pages."""
+    with walking(tmp_path_factory.mktemp("standing"), forker, placeholders, {}) as walk:
+        walk.command("milkweed serve")
+        yield walk
+
+
+@pytest.fixture
+def walk(tmp_path: Path, forker: Forker, placeholders: Path, compressed: dict[str, Path]) -> Iterator[Walk]:
+    with walking(tmp_path, forker, placeholders, compressed) as walk:
+        yield walk
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if shells(page)])
+def test_the_commands_of_a_page_do_what_it_says(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
+    runs = [(block, [command for command in block.commands if reason(command) is None]) for block in shells(page)]
+    _stand_where_it_is_read(page, walk, request)
+    for block, commands in runs:
+        if page in ASK_OTHERS and "localhost" in block.text and walk.server is None:
+            walk.block(Block(page, 0, "sh", ASK_OTHERS[page]), [ASK_OTHERS[page]])
+        printed = walk.block(block, commands)
+        for command, pattern in PRINTS.items():
+            if any(each.startswith(command) for each in commands):
+                assert re.search(pattern, printed), printed
+
+
+def test_what_is_not_run_is_there(walk: Walk) -> None:
+    for page in PAGES:
+        for block in shells(page):
+            for command in block.commands:
+                if reason(command) is not None:
+                    try:
+                        check(command, walk.usage)
+                    except BaseException as error:
+                        error.add_note(f"{page}, below line {block.line}: {command}")
+                        raise
+
+
+def test_no_reason_is_left_over() -> None:
+    commands = [command for page in PAGES for block in shells(page) for command in block.commands]
+    assert [
+        begins for begins, _ in (*NOT_RUN, *SLOW) if not any(re.match(begins, command) for command in commands)
+    ] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks_of(page))])
+def test_the_python_of_a_page_runs(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
+    """All blocks in one program: later ones go on from earlier ones."""
+    blocks = [block for block in blocks_of(page) if block.language == "python"]
+    for block in blocks:
+        # A page may show what stands in a coroutine.
+        compile(block.text, page, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    before = BEFORE_PYTHON.get(page, "")
+    if before is None:
+        return
+    _stand_where_it_is_read(page, walk, request)
+    for block in blocks:
+        walk.block(block, [])
+    walk.python(before + "\n".join(block.text for block in blocks))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_say_what_they_are(page: str) -> None:
+    """So that no command hides in a block of another kind, or in one that is only indented."""
+    program = r"(?m)^ *(?:\.venv/bin/|\$ )?(?:milkweed [a-z]+ |curl |python -m |make [a-z]+|docker |kubectl |pip )"
+    for block in blocks_of(page):
+        assert block.language in (*SHELLS, *TEXTS, "python"), f"{page}:{block.line}"
+        if block.language == "toml":
+            tomllib.loads(block.text)
+        if block.language in TEXTS:
+            assert not re.search(program, block.text), f"{page}:{block.line}"
+    indented = "\n".join(line for line in (ROOT / page).read_text().splitlines() if line.startswith("    "))
+    outside = [line for line in re.findall(program + r".*", indented) if line.strip() not in _fenced(page)]
+    assert outside == []
+
+
+def _stand_where_it_is_read(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
+    """The files of the repository that a page speaks of, and the server that it takes for granted."""
+    for name in ("docs", "README.md", "models") if page in IN_THE_REPOSITORY else ("docs", "README.md"):
+        (walk.folder / name).symlink_to(ROOT / name)
+    if page in ASK:
+        walk.ports = request.getfixturevalue("standing").ports
+
+
+def _fenced(page: str) -> str:
+    return "\n".join(block.text for block in blocks_of(page))
