@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from ..models.graphs import GraphedForward
     from ..models.traced import TracedForward
 
-# Below this many multiply-accumulates an image, calls cost more than numbers: 8 take as long as 4 alone
-# (15 M: 4.7 ms against 1.2; at 84 M it would be 18 ms against 3.3, too much for a lone image to wait).
-TINY_MACS = 50_000_000
-TINY_MICRO_BATCH = 8
+# Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
+# The demo (49 M): 1, 4, 8 take 4.1, 8.9, 17.1 ms of one thread. 4 gain nearly all that 8 do, and a lone image waits
+# half as long. The demo and its dense form (57 M) should fall on one side: people compare them.
+MICRO_BATCHES = ((10_000_000, 8), (100_000_000, 4))
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def plan_lanes(
     cores = cores or usable_cores()
     threads = threads or (max(1, cores // lanes) if lanes else max(1, cores // 4))
     lanes = lanes or max(1, cores // threads)
-    micro_batch = micro_batch or (TINY_MICRO_BATCH if macs < TINY_MACS else 1)
+    micro_batch = micro_batch or next((images for below, images in MICRO_BATCHES if macs < below), 1)
     return LanePlan(micro_batch, lanes, threads)
 
 

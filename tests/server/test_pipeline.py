@@ -169,7 +169,8 @@ def test_stages_are_timed_without_gaps(kit: ModuleType) -> None:
     ("cores", "macs", "chosen", "expected"),
     [
         (2, 10**9, {}, LanePlan(1, 2, 1)),
-        (2, 10**7, {}, LanePlan(8, 2, 1)),
+        (2, 10**6, {}, LanePlan(8, 2, 1)),
+        (2, 10**7, {}, LanePlan(4, 2, 1)),
         (16, 10**9, {}, LanePlan(1, 4, 4)),
         (1, 10**9, {}, LanePlan(1, 1, 1)),
         (8, 10**9, {"lanes": 2}, LanePlan(1, 2, 4)),
