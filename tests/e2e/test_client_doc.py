@@ -50,8 +50,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -
 def test_the_python(folder: Path, demo_url: str) -> None:
     names: dict[str, Any] = {}
     said = []
-    first = blocks(DOC, "python")[0]
-    assert [first] == blocks(ROOT / "README.md", "python")
     for block in blocks(DOC, "python"):
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
