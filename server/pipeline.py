@@ -4,7 +4,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,19 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from ..loaders.base import Loader
-from ..loaders.guard import DEFAULT_LIMITS, Limits
 from ..loaders.info import ImageInfo
-from ..loaders.select import DEFAULT_DALI, DaliOptions, create_loader
-from ..loaders.spec import PreprocessSpec
-from ..models.accounting import dense_equivalent_bytes, macs, resident_bytes
-from ..models.config import BundleConfig
+from ..models.accounting import resident_bytes
 from ..models.fused.report import FusionReport
 from ..models.golden import check_golden, golden_images
-from .device import resolve_device, resolve_dtype, usable_cores, use_device
 from .engine_choice import EngineChoice
 from .errors import internal_error
-from .forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
-from .lanes import LanePlan, Lanes, batches, plan_lanes
+from .forward import GPU_BATCH_SIZE
+from .lanes import LanePlan, Lanes, batches
 from .loading import Loaded, LoadStage
 from .outcome import BatchResult, Forwarded, Outcome, Predictions
 
@@ -36,8 +30,6 @@ logger = logging.getLogger("milkweed.pipeline")
 
 # Images decoded and held at once by `classify`; the engine brings batches of its own size.
 CLASSIFY_BATCH = 32
-
-DEFAULT_FORWARD = ForwardOptions()
 
 
 class Pipeline:
@@ -266,62 +258,6 @@ def _predictions(index: list[int], score: "np.ndarray[tuple[int], np.dtype[np.fl
         logger.error("the model gave probabilities that are not finite numbers")
         return internal_error()
     return Predictions(tuple(index), values)
-
-
-def build_pipeline(
-    model: nn.Module,
-    config: BundleConfig,
-    *,
-    device: str = "auto",
-    dtype: str = "float32",
-    loader: str = "auto",
-    decode_threads: int = 0,
-    lanes: int = 0,
-    threads_per_lane: int = 0,
-    micro_batch: int = 0,
-    max_batch_size: int = 0,
-    forward: ForwardOptions = DEFAULT_FORWARD,
-    dali: DaliOptions = DEFAULT_DALI,
-    limits: Limits = DEFAULT_LIMITS,
-) -> Pipeline:
-    """The pipeline of a bundle as `load_bundle` gives it; arguments are the settings of the same names."""
-    where = resolve_device(device)
-    use_device(where)
-    numbers = resolve_dtype(dtype, where)
-    spec = PreprocessSpec.from_dict(config.preprocess)
-    cost = macs(model, spec.size).total
-    dense_bytes = dense_equivalent_bytes(model) * numbers.itemsize // torch.float32.itemsize
-    form = serving_form(
-        model,
-        device=where,
-        dtype=numbers,
-        size=spec.size,
-        max_batch_size=max_batch_size or GPU_BATCH_SIZE,
-        options=forward,
-        int8_layers=config.int8_layers,
-    )
-    return Pipeline(
-        form.model,
-        num_classes=config.num_classes,
-        size=spec.size,
-        loader=create_loader(
-            loader,
-            spec,
-            limits,
-            num_threads=decode_threads or usable_cores(),
-            device="gpu" if where.type == "cuda" else "cpu",
-            device_id=where.index or 0,
-            dali=replace(dali, dtype=numbers, max_batch=max_batch_size or GPU_BATCH_SIZE),
-        ),
-        plan=plan_lanes(where, cost, micro_batch=micro_batch, lanes=lanes, threads=threads_per_lane),
-        device=where,
-        dtype=numbers,
-        dense_bytes=dense_bytes,
-        fusion=form.report,
-        graph_batch_sizes=form.graph_batch_sizes,
-        cpu_graphs=forward.cpu_graphs,
-        max_batch_size=max_batch_size,
-    )
 
 
 def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:

@@ -15,13 +15,14 @@ from ..models.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.inference import kernel_decision
 from ..models.onnx.session import runtime_version
+from .assembly import build_pipeline
 from .card import ModelCard
 from .costs import BatchCosts
 from .engine_choice import EngineError, choose_engine
 from .forward import ForwardOptions
 from .image_limits import image_limits
 from .memory import trim_heap
-from .pipeline import Pipeline, build_pipeline
+from .pipeline import Pipeline
 from .settings import Settings
 
 

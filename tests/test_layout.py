@@ -20,7 +20,8 @@ MAY_IMPORT = {
 }
 # The command `milkweed bench` is the one place that knows the bench room; the client is asked where a command asks a
 # server, and gives its types to answers from this process.
-ALSO = {"server/cli/bench.py": "bench", "server/cli/classify.py": "client", "server/cli/answer_file.py": "client"}
+ALSO = {"server/cli/bench.py": "bench", "server/cli/bench_server.py": "bench"}
+ALSO |= {"server/cli/classify.py": "client", "server/cli/answer_file.py": "client"}
 ALSO |= {"server/local.py": "client"}
 
 

@@ -12,10 +12,10 @@ from ...loaders import PreprocessSpec, inspect
 from ...models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
 from ...models.labels import default_labels
 from ...models.structure import structure_of
+from ...server.assembly import build_pipeline
 from ...server.device import resolve_dtype
 from ...server.forward import ForwardOptions, serving_form
 from ...server.lanes import Lanes, plan_lanes
-from ...server.pipeline import build_pipeline
 from ...server.settings import Settings
 from ..clients import load
 from ..http_overhead import running_server

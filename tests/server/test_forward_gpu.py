@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 
 from milkweed.models.bundle import load_bundle
+from milkweed.server.assembly import build_pipeline
 from milkweed.server.forward import ForwardOptions
 from milkweed.server.outcome import Predictions
-from milkweed.server.pipeline import build_pipeline
 
 pytestmark = pytest.mark.gpu
 

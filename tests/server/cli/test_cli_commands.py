@@ -11,9 +11,9 @@ import torch
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.labels import default_labels
+from milkweed.server.assembly import build_pipeline
 from milkweed.server.cli import bundles
 from milkweed.server.outcome import Predictions
-from milkweed.server.pipeline import build_pipeline
 
 Milkweed = Callable[..., Any]
 

@@ -10,10 +10,11 @@ import pytest
 
 from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
+from milkweed.server.assembly import build_pipeline
 from milkweed.server.dataset import DataError, find_samples, read_image
 from milkweed.server.evaluate import evaluate
 from milkweed.server.outcome import Predictions
-from milkweed.server.pipeline import Pipeline, build_pipeline
+from milkweed.server.pipeline import Pipeline
 
 TINY = 1 << 20
 

@@ -87,8 +87,8 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.models import load_bundle
+    from milkweed.server.assembly import build_pipeline
     from milkweed.server.cli.bundles import demo_bundle
-    from milkweed.server.pipeline import build_pipeline
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
     pipeline = build_pipeline(*load_bundle(demo_bundle()), device="cpu", dtype="auto", lanes=3, decode_threads=5)
