@@ -12,8 +12,10 @@ export PYTHONSAFEPATH := 1
 serve: .venv/.installed
 	$(BIN)/milkweed serve --port $(PORT)
 
+# A file's tests stay in one process, since they share servers; JOBS=0 for all in one.
+JOBS ?= auto
 test: .venv/.installed-test
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 # What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
 # without one its tests are skipped and say so. And the slower commands of the documentation.

@@ -1,13 +1,39 @@
-"""Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker."""
+"""Fixtures shared by all rooms: where the shared reference data lies, and the `gpu` marker; how many processes test."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
+from milkweed.server.container import container_memory
+from milkweed.server.device import usable_cores
+
 ROOT = Path(__file__).resolve().parent.parent
+MOST_WORKERS = 4
+WORKER_BYTES = 4 << 30
+"""Of a process that tests, with what it starts."""
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """As many as have a core and memory, for `-n auto`; 0 is this process alone, as what tests a GPU must be."""
+    if torch.cuda.is_available():
+        return 0
+    container = container_memory()
+    memory = psutil.virtual_memory().available
+    if container is not None:
+        memory = min(memory, container.limit - container.working_set)
+    workers = min(MOST_WORKERS, usable_cores(), memory // WORKER_BYTES)
+    return workers if workers > 1 else 0
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Share the cores out among the processes that test."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        torch.set_num_threads(max(1, torch.get_num_threads() // workers))
 
 
 @pytest.fixture(scope="session")

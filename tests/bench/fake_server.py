@@ -43,6 +43,7 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
     """Serve until the block ends; connections are cut then."""
     fake, loop, listening = Fake(), asyncio.new_event_loop(), threading.Event()
     tasks: set[asyncio.Task[None]] = set()
+    transports: list[asyncio.WriteTransport] = []
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         fake.connections += 1
@@ -69,6 +70,7 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
                 await writer.drain()
 
     def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        transports.append(writer.transport)
         task = loop.create_task(talk(reader, writer))
         task.add_done_callback(lambda _: writer.close())  # also of one cancelled before it began
         tasks.add(task)
@@ -84,7 +86,9 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.sleep(0)  # transports end a turn after they are closed
+        for transport in transports:
+            transport.abort()  # one that is closed still waits for a client to read what it wrote
+        await asyncio.sleep(0)  # they end a turn later
 
     stop = asyncio.Event()
     thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
