@@ -3,9 +3,13 @@
 import email
 import json
 import re
+import time
+from collections.abc import Callable
 from email.policy import HTTP
 
 from milkweed.client import Answer, Prediction
+
+from ..bench.fake_server import Answering, Fake
 
 ABOUT = '"model": "made", "version": "0123456789ab", "request_id": "r1"'
 
@@ -50,3 +54,32 @@ def answer(text: str) -> Answer:
     """What the client makes of one of them."""
     stages = {"queue": 1.5, "total": 12.25}
     return Answer((Prediction(len(text), "n0", text, 0.5),), None, "made", "0123456789ab", "r1", stages)
+
+
+def url(fake: Fake) -> str:
+    """Where it answers."""
+    return f"http://127.0.0.1:{fake.port}"
+
+
+def saying(*said: bytes) -> Answering:
+    """These, one a request; the last one again and again."""
+
+    async def say(number: int, body: bytes) -> bytes:
+        return said[min(number, len(said) - 1)]
+
+    return say
+
+
+def told_ms(head: bytes) -> int:
+    """The time that a request says it has."""
+    found = re.search(rb"X-Request-Timeout-Ms: (\d+)\r\n", head)
+    assert found is not None
+    return int(found[1])
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait until something holds; fails after 10 s."""
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)

@@ -4,7 +4,6 @@ import asyncio
 import io
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,45 +13,19 @@ import pytest
 
 from milkweed.client import (
     BadAnswer,
-    BadRequest,
     Client,
-    DeadlineExceeded,
     ImageRefused,
-    MilkweedError,
-    NoAnswer,
     RateLimited,
-    ServerFault,
     Unauthorized,
     Unavailable,
-    UnknownModel,
 )
 from milkweed.client import errors as client_errors
 from milkweed.server import errors as server_errors
 
-from ..bench.fake_server import Answering, Fake, fake_server
-from .answering import ABOUT, answer, answers, images_of, refusal, response
+from ..bench.fake_server import fake_server
+from .answering import ABOUT, answer, answers, images_of, refusal, response, saying, told_ms, until, url
 
 Call = Callable[..., Any]
-QUICK = {"retries": 1}
-
-
-def url(fake: Fake) -> str:
-    return f"http://127.0.0.1:{fake.port}"
-
-
-def saying(*said: bytes) -> Answering:
-    """These, one a request; the last one again and again."""
-
-    async def say(number: int, body: bytes) -> bytes:
-        return said[min(number, len(said) - 1)]
-
-    return say
-
-
-def told_ms(head: bytes) -> int:
-    found = re.search(rb"X-Request-Timeout-Ms: (\d+)\r\n", head)
-    assert found is not None
-    return int(found[1])
 
 
 def test_one_image_goes_raw_and_comes_back_typed(call: Call) -> None:
@@ -155,86 +128,6 @@ def test_requests_at_once_are_bounded_and_answers_are_in_order(call: Call) -> No
     assert ahead == 6
 
 
-def test_retry_after_is_respected_and_the_rest_of_the_time_is_told(call: Call) -> None:
-    busy, slow = (refusal(503, "overloaded", "Retry-After: 0"), refusal(429, "rate_limited", "Retry-After: 1"))
-    with fake_server(saying(busy, slow, answers([b"dog"]))) as fake:
-        started = time.monotonic()
-        assert call(url(fake), "classify", b"dog", client={"retries": 0}, timeout=9) == answer("dog")
-        assert time.monotonic() - started >= 1
-    first, second, third = map(told_ms, fake.heads)
-    assert first > 8000
-    assert first > second
-    assert third <= second - 1000
-
-
-def test_no_wait_goes_beyond_the_deadline(call: Call) -> None:
-    with fake_server(saying(refusal(503, "draining", "Retry-After: 30"))) as fake:
-        started = time.monotonic()
-        with pytest.raises(Unavailable) as caught:
-            call(url(fake), "classify", b"dog", timeout=5)
-        assert time.monotonic() - started < 4
-    assert len(fake.bodies) == 1
-    error = caught.value
-    assert (error.status, error.code, error.retry_after, error.request_id) == (503, "draining", 30.0, "r2")
-
-
-def test_a_server_that_leaves_before_it_answers_is_asked_again(call: Call) -> None:
-    with fake_server(saying(b"", answers([b"dog"]))) as fake:
-        assert call(url(fake), "classify", b"dog") == answer("dog")
-    assert fake.bodies == [b"dog", b"dog"]
-    with fake_server(saying(b"")) as fake, pytest.raises(NoAnswer, match="no answer from http"):
-        call(url(fake), "classify", b"dog", client=QUICK)
-    assert len(fake.bodies) == 2
-
-
-def test_refusals_that_do_not_say_when_are_followed_so_many_times(call: Call) -> None:
-    with fake_server(saying(response(503, "<html>"))) as fake, pytest.raises(BadAnswer, match="answered 503, but not"):
-        call(url(fake), "classify", b"dog", client={"retries": 2})
-    assert len(fake.bodies) == 3
-
-
-@pytest.mark.parametrize(
-    ("status", "code", "kind"),
-    [
-        (400, "bad_request", BadRequest),
-        (401, "unauthorized", Unauthorized),
-        (404, "unknown_model", UnknownModel),
-        (422, "undecodable", ImageRefused),
-        (500, "internal", ServerFault),
-        (504, "deadline", DeadlineExceeded),
-        (418, "teapot", MilkweedError),
-    ],
-)
-def test_what_asking_again_would_not_change_is_asked_once(
-    call: Call, status: int, code: str, kind: type[MilkweedError]
-) -> None:
-    with fake_server(saying(refusal(status, code))) as fake, pytest.raises(MilkweedError) as caught:
-        call(url(fake), "classify", b"dog")
-    assert len(fake.bodies) == 1
-    error = caught.value
-    assert type(error) is kind
-    assert (error.status, error.code, error.message, error.request_id) == (status, code, "no", "r2")
-
-
-def test_nobody_there(call: Call) -> None:
-    with fake_server(saying(b"")) as fake:
-        pass
-    with pytest.raises(NoAnswer, match=f"no answer from {url(fake)}/classify: "):
-        call(url(fake), "classify", b"dog", client=QUICK)
-    assert call(url(fake), "ready") is False
-
-
-def test_the_deadline_ends_the_wait_and_the_request(call: Call) -> None:
-    async def never(number: int, body: bytes) -> bytes:
-        await asyncio.sleep(60)
-        return b""
-
-    with fake_server(never) as fake:
-        with pytest.raises(DeadlineExceeded, match="no answer within 1 s"):
-            call(url(fake), "classify", b"dog", timeout=1)
-        until(lambda: fake.left == 1)
-
-
 @pytest.mark.parametrize(
     "said",
     [
@@ -271,14 +164,6 @@ def test_who_stops_reading_leaves_no_request_behind() -> None:
         until(lambda: len(fake.bodies) == 3)
         stream.close()  # type: ignore[attr-defined]
         until(lambda: fake.left == 2)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait until something holds; fails after 10 s."""
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_models_and_ready(call: Call) -> None:

@@ -18,20 +18,7 @@ from milkweed.models.projection.statistics import InputStatistics
 from milkweed.models.registry import create_model, default_preprocess
 from milkweed.models.structure import monarch_structure, select_linears
 
-TINY_VITAE: dict[str, Any] = {
-    "img_size": 32,
-    "reductions": ["performer", "performer_less"],
-    "embed_dims": [8, 8],
-    "token_dims": [8, 16],
-    "downsample": [4, 2],
-    "kernel_sizes": [7, 3],
-    "dilations": [[1, 2], [1, 2]],
-    "depths": [0, 2],
-    "num_heads": [1, 4],
-    "mlp_ratio": 2,
-    "groups": [1, 4],
-}
-TINY_VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+from .tiny import TINY_VIT, TINY_VITAE
 
 
 @pytest.fixture

@@ -17,14 +17,7 @@ from milkweed.models.storage import as_stored, storable_weights
 from milkweed.models.structure import KINDS, replace_linears, select_linears, structure_of, structures_for
 from milkweed.models.traced import traced
 
-TINY_VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "monarch": {"nblocks": 4},
-    "lowrank": {"rank": 5},
-    "blockdiag": {"nblocks": 4, "shuffle": True},
-    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
-}
+from .tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2
 
 
 def rounded(tiny_vit: dict[str, Any], kind: str, bias: bool = True) -> tuple[nn.Module, tuple[str, ...]]:
@@ -32,7 +25,7 @@ def rounded(tiny_vit: dict[str, Any], kind: str, bias: bool = True) -> tuple[nn.
     torch.manual_seed(0)
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **OPTIONS[kind]))
+        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     if not bias:
@@ -121,21 +114,11 @@ def test_convolutions_with_a_folded_norm(tiny_vitae: dict[str, Any], dtype: torc
         torch.testing.assert_close(held(images(dtype)), expanded(images(dtype)), rtol=tolerance, atol=tolerance)
 
 
-STAGES: dict[str, Any] = {
-    "img_size": 32,
-    "embed_dims": [4, 4, 8, 8],
-    "token_dims": [8, 8, 16, 16],
-    "depths": [1, 1, 1, 1],
-    "num_heads": [1, 2, 2, 4],
-    "reduction_heads": [1, 1, 2, 2],
-    "groups": [1, 2, 2, 4],
-    "reduction_groups": [1, 2, 2, 4],
-}
 SPARSE: dict[str, Any] = {"block_size": 4, "butterfly_size": 4, "gating": False}
 FAMILIES: dict[str, tuple[str, dict[str, Any], str, list[str], dict[str, Any]]] = {
     "ViTAE, Monarch of a rank": ("vitae_basic", {}, "monarch", ["mlp", "qkv"], {"nblocks": 2, "rank": 1}),
     "ViTAE, low rank": ("vitae_basic", {}, "lowrank", ["mlp"], {"rank": 3}),
-    "ViTAEv2": ("vitaev2_s", STAGES, "dense", [], {}),
+    "ViTAEv2": ("vitaev2_s", TINY_VITAE_V2, "dense", [], {}),
     "T2T-ViT": ("t2t_vit_7", {"img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}, "dense", [], {}),
     "ViT, padded Monarch": ("deit_tiny_patch16_224", TINY_VIT, "monarch", ["mlp", "qkv"], {"nblocks": 5}),
     "fly's ViT, Pixelfly": (

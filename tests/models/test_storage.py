@@ -20,14 +20,9 @@ from milkweed.models.registry import default_preprocess
 from milkweed.models.storage import as_stored, quantised, storable_weights, stored_tensors
 from milkweed.models.structure import KINDS, replace_linears, select_linears, structure_of, structures_for
 
+from .tiny import KIND_OPTIONS
+
 ARCH = "deit_tiny_patch16_224"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "dense": {},
-    "monarch": {"nblocks": 4},
-    "lowrank": {"rank": 5},
-    "blockdiag": {"nblocks": 4, "shuffle": True},
-    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
-}
 FC1 = "blocks.0.mlp.fc1"
 
 
@@ -36,7 +31,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
     torch.manual_seed(0)
     model = create_model(ARCH, num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **OPTIONS[kind]))
+        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     with torch.no_grad():
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)

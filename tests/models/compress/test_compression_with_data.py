@@ -1,5 +1,6 @@
 """Compressing a bundle by calibration images: better than without, searched within a budget, and all on record."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,12 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import BundleConfig, compress_model, load_bundle, save_bundle
+from milkweed.models import compress_model, load_bundle
 from milkweed.models.compress import CalibrationData, CompressReport, CompressRequest
 from milkweed.models.divergence import answers, diverge
 from milkweed.models.errors import BundleError
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import default_preprocess
 from milkweed.models.report import DataUse, read_report
 from milkweed.models.structure import KINDS
 
@@ -23,23 +22,9 @@ HELD = [number for number in range(40) if number % 5 > 2]
 WEIGHTS = {"mlp": 4 * 32 * 128, "qkv": 2 * 32 * 96, "proj": 2 * 32 * 32}
 
 
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing, which takes longer than all else here."""
-    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
-
-
 @pytest.fixture
-def dense(tmp_path: Path, vit: nn.Module, tiny_vit: dict[str, Any]) -> Path:
-    config = BundleConfig(
-        arch=ARCH,
-        arch_args={"num_classes": 6, **tiny_vit},
-        preprocess=default_preprocess(ARCH, **tiny_vit),
-        metrics={"top1": 0.9},
-        labels=default_labels(6),
-    )
-    save_bundle(tmp_path / "dense", vit, config)
-    return tmp_path / "dense"
+def dense(saved: Callable[[nn.Module], Path], vit: nn.Module) -> Path:
+    return saved(vit)
 
 
 def calibration(pictures: Tensor, targets: Tensor | None = None) -> CalibrationData:
@@ -221,4 +206,4 @@ def test_a_full_disk_leaves_nothing(
     monkeypatch.setattr("milkweed.models.bundle.write_tensors", full)
     with pytest.raises(BundleError, match=r"bundle .*/m: model.safetensors: No space left on device"):
         compress(dense, tmp_path / "m", calibration(pictures[:40]))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["dense"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]

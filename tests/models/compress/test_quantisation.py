@@ -1,33 +1,25 @@
 """Which layers become int8, by what their outputs say; and bundles that are compressed or converted with it."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from milkweed.models import BundleConfig, compress_model, load_bundle, read_config, save_bundle
+from milkweed.models import compress_model, load_bundle, read_config
 from milkweed.models.compress import CalibrationData, CompressRequest
 from milkweed.models.compress.conversion import convert_model
 from milkweed.models.compress.measured import Measuring, measured_change
 from milkweed.models.compress.quantisation import INT8_LIMIT, choose_storage, int8_errors
 from milkweed.models.divergence import answers, diverge
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import default_preprocess
 from milkweed.models.report import DataUse, read_report
 from milkweed.models.storage import as_stored, quantised, storable_weights
 
 ARCH = "deit_tiny_patch16_224"
 OUTLIER = "blocks.1.mlp.fc1"
-
-
-@pytest.fixture(autouse=True)
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing, which takes longer than all else here."""
-    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
 
 
 @pytest.fixture
@@ -40,16 +32,8 @@ def uneven(vit: nn.Module) -> nn.Module:
 
 
 @pytest.fixture
-def bundle(tmp_path: Path, uneven: nn.Module, tiny_vit: dict[str, Any]) -> Path:
-    config = BundleConfig(
-        arch=ARCH,
-        arch_args={"num_classes": 6, **tiny_vit},
-        preprocess=default_preprocess(ARCH, **tiny_vit),
-        metrics={"top1": 0.9},
-        labels=default_labels(6),
-    )
-    save_bundle(tmp_path / "bundle", uneven, config)
-    return tmp_path / "bundle"
+def bundle(saved: Callable[[nn.Module], Path], uneven: nn.Module) -> Path:
+    return saved(uneven)
 
 
 def test_a_layers_error_is_that_of_its_outputs(uneven: nn.Module, pictures: Tensor) -> None:

@@ -4,7 +4,6 @@ import copy
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onnx
@@ -22,6 +21,8 @@ from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.structure import structure_of
 
+from .onnx_case import differences, made, noise
+
 PERFORMER: dict[str, Any] = {
     "img_size": 32,
     "reductions": ["performer"],
@@ -38,9 +39,9 @@ PERFORMER: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def bundle(onnx_case: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A ViTAE's performer cell with Monarch layers, and a head."""
-    model = onnx_case.made("vitae_basic", PERFORMER, monarch=True)
+    model = made("vitae_basic", PERFORMER, monarch=True)
     config = BundleConfig(
         arch="vitae_basic",
         arch_args={"num_classes": 7, **PERFORMER},
@@ -103,13 +104,13 @@ def test_a_file_says_nothing_of_the_machine_it_was_made_on(exported: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_smaller_numbers(bundle: Path, exported: Path, tmp_path: Path, dtype: str, onnx_case: ModuleType) -> None:
+def test_smaller_numbers(bundle: Path, exported: Path, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "model.onnx"
     report = export_bundle(bundle, file, dtype=dtype)
     assert 0 < report.verified.error <= report.verified.limit
     assert report.size_bytes == file.stat().st_size < 0.8 * exported.stat().st_size
     model, _ = load_bundle(bundle)
-    assert 0 < max(onnx_case.differences(model, file, onnx_case.noise())) <= {"float16": 5e-3, "bfloat16": 5e-2}[dtype]
+    assert 0 < max(differences(model, file, noise())) <= {"float16": 5e-3, "bfloat16": 5e-2}[dtype]
 
     proto = onnx.shape_inference.infer_shapes(onnx.load(str(file)))
     matrices = [each for each in proto.graph.initializer if each.data_type != TensorProto.INT64 and len(each.dims) > 1]
@@ -136,7 +137,7 @@ def recorded(bundle: Path, exported: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 @pytest.mark.usefixtures("recorded")
 def test_weights_too_many_for_one_file_lie_beside_it(
-    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, onnx_case: ModuleType
+    bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, weights = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
     with monkeypatch.context() as limited:
@@ -145,7 +146,7 @@ def test_weights_too_many_for_one_file_lie_beside_it(
     assert sorted(tmp_path.iterdir()) == [file, weights]
     assert report.size_bytes == file.stat().st_size + weights.stat().st_size
     model, config = load_bundle(bundle)
-    assert max(onnx_case.differences(model, file, onnx_case.noise())) <= 1e-4
+    assert max(differences(model, file, noise())) <= 1e-4
     said = {entry.key: entry.value for entry in onnx.load(str(file), load_external_data=False).metadata_props}
     assert said["bundle_version"] == config.version
     export_bundle(bundle, file, overwrite=True)
@@ -175,10 +176,10 @@ class Windows(nn.Module):
         return three.view_as(five).flatten(1)
 
 
-def test_attention_over_any_axes(tmp_path: Path, onnx_case: ModuleType) -> None:
+def test_attention_over_any_axes(tmp_path: Path) -> None:
     write_verified(Windows(), tmp_path / "model.onnx", 8)
-    images = onnx_case.noise()[..., :8, :8]
-    assert max(onnx_case.differences(Windows(), tmp_path / "model.onnx", images)) <= 1e-5
+    images = noise()[..., :8, :8]
+    assert max(differences(Windows(), tmp_path / "model.onnx", images)) <= 1e-5
 
 
 class Branching(nn.Module):

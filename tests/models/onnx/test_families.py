@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import onnx
@@ -19,20 +18,11 @@ from milkweed.models.registry import CUSTOM_VITAE, own_architectures
 from milkweed.models.structure import replace_linears, select_linears, structure_of, structures_for
 from milkweed.models.weightless import weightless
 
-VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 1, "num_heads": 4}
-VITAE: dict[str, Any] = {
-    "img_size": 32,
-    "reductions": ["performer", "performer_less"],
-    "embed_dims": [8, 8],
-    "token_dims": [8, 16],
-    "downsample": [4, 2],
-    "kernel_sizes": [7, 3],
-    "dilations": [[1, 2], [1, 2]],
-    "depths": [0, 1],
-    "num_heads": [1, 4],
-    "mlp_ratio": 2,
-    "groups": [1, 4],
-}
+from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE
+from .onnx_case import differences, made, noise, weighted
+
+VIT: dict[str, Any] = {**TINY_VIT, "depth": 1}
+VITAE: dict[str, Any] = {**TINY_VITAE, "depths": [0, 1]}
 VITAE_B: dict[str, Any] = {
     **VITAE,
     "reductions": ["embedding"],
@@ -77,24 +67,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 """Architectures, made small by their arguments: each is exported with all its linear layers Monarch."""
 
-KINDS: dict[str, dict[str, Any]] = {
-    "lowrank": {"rank": 5},
-    "blockdiag": {"nblocks": 4, "shuffle": True},
-    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
-}
+KINDS = ("lowrank", "blockdiag", "pixelfly")
 PLAIN = {"MatMul", "Gemm", "Add", "Reshape", "Transpose"}
 
 Written = Callable[[str, bool], Path]
 
 
 @pytest.fixture(scope="module")
-def written(onnx_case: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Written:
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
     """The file of a family, dense or Monarch, written once."""
 
     @functools.cache
     def write(family: str, monarch: bool) -> Path:
         file = tmp_path_factory.mktemp("families") / "model.onnx"
-        verified = write_verified(onnx_case.made(*FAMILIES[family], monarch=monarch), file, 32)
+        verified = write_verified(made(*FAMILIES[family], monarch=monarch), file, 32)
         assert 0 < verified.error <= 1e-5
         return file
 
@@ -112,12 +98,10 @@ def photos(shared: Path) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_computes_what_torch_does(
-    family: str, written: Written, onnx_case: ModuleType, request: pytest.FixtureRequest
-) -> None:
-    file, model = written(family, True), onnx_case.made(*FAMILIES[family], monarch=True)
-    assert max(onnx_case.differences(model, file, onnx_case.noise())) <= 1e-4
-    assert max(onnx_case.differences(model, file, request.getfixturevalue("photos"))) <= 1e-4
+def test_every_family_computes_what_torch_does(family: str, written: Written, request: pytest.FixtureRequest) -> None:
+    file, model = written(family, True), made(*FAMILIES[family], monarch=True)
+    assert max(differences(model, file, noise())) <= 1e-4
+    assert max(differences(model, file, request.getfixturevalue("photos"))) <= 1e-4
 
 
 def test_no_family_is_left_out() -> None:
@@ -127,19 +111,18 @@ def test_no_family_is_left_out() -> None:
     assert {arch for kind, arch in own.items() if kind not in tested} == set()
 
 
-def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path, onnx_case: ModuleType) -> None:
+def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path) -> None:
     def model() -> nn.Module:
         torch.manual_seed(0)
         vit = create_model("deit_tiny_patch16_224", num_classes=7, **VIT)
         for layer, kind in {"qkv": "lowrank", "proj": "blockdiag", "mlp": "pixelfly"}.items():
-            replace_linears(vit, structures_for(vit, select_linears(vit, [layer]), kind, **KINDS[kind]))
+            replace_linears(vit, structures_for(vit, select_linears(vit, [layer]), kind, **KIND_OPTIONS[kind]))
         assert {layer.kind for layer in structure_of(vit).values()} == set(KINDS)
-        weighted: nn.Module = onnx_case.weighted(vit)
-        return weighted
+        return weighted(vit)
 
     file = tmp_path / "model.onnx"
     write_verified(model(), file, 32)
-    assert max(onnx_case.differences(model(), file, onnx_case.noise())) <= 1e-4
+    assert max(differences(model(), file, noise())) <= 1e-4
     onnx.checker.check_model(str(file), full_check=True)
 
 

@@ -1,0 +1,35 @@
+"""What makes an architecture tiny, and a layer of each kind small."""
+
+from typing import Any
+
+TINY_VITAE: dict[str, Any] = {
+    "img_size": 32,
+    "reductions": ["performer", "performer_less"],
+    "embed_dims": [8, 8],
+    "token_dims": [8, 16],
+    "downsample": [4, 2],
+    "kernel_sizes": [7, 3],
+    "dilations": [[1, 2], [1, 2]],
+    "depths": [0, 2],
+    "num_heads": [1, 4],
+    "mlp_ratio": 2,
+    "groups": [1, 4],
+}
+TINY_VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+TINY_VITAE_V2: dict[str, Any] = {
+    "img_size": 32,
+    "embed_dims": [4, 4, 8, 8],
+    "token_dims": [8, 8, 16, 16],
+    "depths": [1, 1, 1, 1],
+    "num_heads": [1, 2, 2, 4],
+    "reduction_heads": [1, 1, 2, 2],
+    "groups": [1, 2, 2, 4],
+    "reduction_groups": [1, 2, 2, 4],
+}
+KIND_OPTIONS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "monarch": {"nblocks": 4},
+    "lowrank": {"rank": 5},
+    "blockdiag": {"nblocks": 4, "shuffle": True},
+    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
+}
