@@ -4,6 +4,7 @@ from typing import Any
 
 from ..errors import KINDS
 from ..settings import Settings
+from ..ticket import PRIORITIES
 
 _STATUSES = {
     400: "malformed request, no image, or a bad parameter",
@@ -39,7 +40,8 @@ An image that fails is an error in its own place and touches no other. The statu
 succeeded, else the first one's. JPEG, PNG, WebP, BMP, TIFF, PPM, GIF, AVIF and NPY are accepted, wherever an
 image may be; of animations the first frame. An array with a batch axis in front, (n, H, W, 3) or (n, 3, S, S),
 is n images.
-`Server-Timing` tells the milliseconds of every stage."""
+`Server-Timing` tells the milliseconds of every stage. With `Accept: application/x-ndjson` the answer is a line for each
+image, as soon as it is done, and a last one that tells that it is whole."""
 
 
 def classify_path(settings: Settings) -> dict[str, Any]:
@@ -78,7 +80,13 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
                 "default": settings.timeout_ms,
             },
         ),
+        _parameter("header", "X-Priority", "bulk lets interactive requests go first", _one_of(PRIORITIES)),
+        _parameter("header", "X-Model-Version", "its number or hash; default: the newest", {"type": "string"}),
     ]
+
+
+def _one_of(values: tuple[str, ...]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values), "default": values[0]}
 
 
 def _parameter(place: str, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
