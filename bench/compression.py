@@ -111,6 +111,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("bench/results/compression.json"))
     parser.add_argument("--plot", type=Path, help="draw accuracy against size: FILE.svg or FILE.png")
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     folder, other = halves(args.photos, args.work, args.swap)
     measure = measuring(args.bundle, other)
     before = measure.before

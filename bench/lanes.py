@@ -30,6 +30,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30, help="of one batch each")
     parser.add_argument("--out", type=Path, default=Path("bench/results/lanes.json"))
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     with tempfile.TemporaryDirectory() as folder:
         bundles = {each.name: each for each in (tiny_bundle(Path(folder) / "tiny"), *options.bundles)}
         rows = [measured(name, bundle, options.rounds) for name, bundle in bundles.items()]

@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True, help="folder of JPEGs")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     torch.set_num_threads(1)
     before = os.getloadavg()
     jpegs = photos(options.photos)

@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, required=True, help="folder with eight JPEGs or more")
     parser.add_argument("--out", type=Path, default=OUT)
     options = parser.parse_args()
+    options.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     torch.set_num_threads(1)
     plan = [(arch, dtype) for arch in options.archs for dtype in LIMITS] or list(smallest())
     rows = []

@@ -57,6 +57,7 @@ def main() -> None:
     parser.add_argument("--nblocks", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("bench/results/projection.json"))
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     rows: dict[str, Any] = {}
     for name, data in (("plain", False), ("activation-aware", True)):
         wanted = requests(args.nblocks, data=data)

@@ -220,6 +220,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30, help="of the forwards taking turns, for each bundle")
     parser.add_argument("--out", type=Path, default=Path("bench/results/storage.json"))
     args = parser.parse_args()
+    args.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work:
         document = measure(args.photos, args.bundles, Path(work), args.seconds)

@@ -14,7 +14,7 @@ _TITLES = {
     **MEASURES,
     "loss": "training loss",
     "error": "relative error of the outputs",
-    "sensitivity": "sensitivity: KL by this layer at half its weights",
+    "sensitivity": "sensitivity: KL by this layer at half its weights, nats",
 }
 _MANY = 40
 """Values of a loss above which they are drawn faint, with a running mean over them."""

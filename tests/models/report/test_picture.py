@@ -15,7 +15,7 @@ def test_candidates_and_layers_stand_at_their_figures(full: RunReport) -> None:
         "top-1 accuracy, %",
         "KL from the dense model, nats",
         "relative error of the outputs",
-        "sensitivity: KL by this layer at half its weights",
+        "sensitivity: KL by this layer at half its weights, nats",
     ]
     for axis, name in zip(axes, ("top1", "kl"), strict=False):
         drawn = {(x, y) for line in axis.lines for x, y in line.get_xydata() if len(line.get_xydata()) == 1}
