@@ -63,7 +63,8 @@ def _make(args: list[str], usage: Callable[[str], str]) -> None:
 
 def _pip(args: list[str], usage: Callable[[str], str]) -> None:
     for arg in args:
-        extras = re.fullmatch(r"(?:milkweed|\.)\[(.+)\]", arg)
+        assert not arg.startswith("milkweed"), f"{arg}: milkweed is not on PyPI"
+        extras = re.fullmatch(r"\.\[(.+)\]", arg)
         assert not extras or set(extras[1].split(",")) <= set(PROJECT["optional-dependencies"]), arg
 
 
