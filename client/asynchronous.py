@@ -165,7 +165,7 @@ class AsyncClient:
         """Whether the server is there and takes requests. Asks once."""
         try:
             return (await self._http.get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
-        except httpx.TransportError:
+        except (httpx.TransportError, httpx.InvalidURL):
             return False
 
     def question(
@@ -238,7 +238,7 @@ class AsyncClient:
         deadline, tries, refused = loop.time() + seconds, 0, ""
         while True:
             left = max(0.0, deadline - loop.time())
-            told = {"X-Request-Timeout-Ms": str(min(max(1, int(left * 1e3)), MOST_TIMEOUT_MS))}
+            told = {"X-Request-Timeout-Ms": str(int(min(max(1.0, left * 1e3), MOST_TIMEOUT_MS)))}
             try:
                 async with asyncio.timeout(left):
                     response = await self._http.request(

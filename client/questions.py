@@ -45,21 +45,30 @@ def base_url(url: str) -> str:
     """The address of a server, whether it was given with `/classify` or without.
 
     Raises:
-        ValueError: not an http address.
+        ValueError: not an http address, or one with a query, which would be lost.
     """
     try:
         parts = urlsplit(url)
+        query = parts.query or parts.fragment
         known = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
-        known = False
+        known, query = False, ""
     if not known:
         raise ValueError(f"{url}: must be http://HOST[:PORT] or https://...")
+    if query:
+        raise ValueError(f"{url}: must end before {query!r}, which would be lost")
     return urlunsplit((parts.scheme, parts.netloc, parts.path.rstrip("/").removesuffix("/classify"), "", ""))
 
 
 def key_headers(api_key: str | None) -> dict[str, str]:
-    """The header that says who asks."""
+    """The header that says who asks.
+
+    Raises:
+        ValueError: what no header may hold; the key itself is not in the message.
+    """
     key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
+    if key and not (key.isascii() and key.isprintable() and " " not in key):
+        raise ValueError(f"api_key, or {KEY_VARIABLE}: must be visible ASCII characters; is there a line's end in it?")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

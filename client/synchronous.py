@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from ssl import SSLContext
 from types import TracebackType
 from typing import Any, TypeVar, cast, overload
@@ -16,11 +16,13 @@ from .questions import Priority, Question
 
 T = TypeVar("T")
 
+CLOSED = "the client is closed"
+
 
 class Client:
     """Asks the milkweed server at a URL. Close it, or use it as a context manager. Any thread may call it.
 
-    Arguments and errors are those of `AsyncClient`.
+    Arguments and errors are those of `AsyncClient`; a RuntimeError where it is closed, or is while it asks.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Client:
             verify=verify,
         )
         self._loop = asyncio.new_event_loop()
+        self._closing, self._closed = threading.Lock(), False
         self._thread = threading.Thread(target=self._loop.run_forever, name="milkweed-client", daemon=True)
         self._thread.start()
 
@@ -56,10 +59,13 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Close the connections and end the thread; a second time does nothing."""
-        if self._loop.is_closed():
-            return
-        self._run(self._client.close())
+        """End what is still asked, the connections and the thread; a second time does nothing."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            ended = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
+        ended.result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -138,22 +144,40 @@ class Client:
             for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
                 asking.append(self._begin(self._client.ask(batch, question)))
                 while asking and (asking[0].done() or len(asking) >= self._client.concurrency):
-                    yield from asking[0].result()
+                    yield from self._wait(asking[0])
                     asking.popleft()
             while asking:
-                yield from asking[0].result()
+                yield from self._wait(asking[0])
                 asking.popleft()
         finally:
             for future in asking:
                 future.cancel()
 
+    async def _end(self) -> None:
+        """Whoever still waits, on another thread, is told."""
+        asked = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in asked:
+            task.cancel()
+        await asyncio.gather(*asked, return_exceptions=True)
+        await self._client.close()
+
     def _begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
+        with self._closing:
+            if self._closed:
+                work.close()
+                raise RuntimeError(CLOSED)
+            return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = self._begin(work)
         try:
-            return future.result()
+            return self._wait(future)
         except BaseException:
             future.cancel()  # an interrupt: nobody waits any more
             raise
+
+    def _wait(self, future: Future[T]) -> T:
+        try:
+            return future.result()
+        except CancelledError:
+            raise RuntimeError(CLOSED) from None

@@ -5,6 +5,7 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,37 @@ def test_who_stops_reading_leaves_no_request_behind() -> None:
         until(lambda: fake.left == 2)
 
 
+def test_closing_ends_what_other_threads_wait_for() -> None:
+    async def never(number: int, body: bytes) -> bytes:
+        await asyncio.sleep(60)
+        return b""
+
+    with fake_server(never) as fake, ThreadPoolExecutor(2) as threads:
+        client = Client(url(fake), batch_size=1)
+        waiting = [threads.submit(client.classify, b"0"), threads.submit(client.classify, [b"1", b"2"])]
+        until(lambda: len(fake.bodies) == 3)
+        client.close()
+        for each in waiting:
+            with pytest.raises(RuntimeError, match="the client is closed"):
+                each.result(10)
+
+
+def test_a_closed_client_says_so() -> None:
+    async def first(number: int, body: bytes) -> bytes:
+        if body != b"0":
+            await asyncio.sleep(60)
+        return answers([body])
+
+    with fake_server(first) as fake, Client(url(fake), batch_size=1) as client:
+        stream = client.stream([b"0", b"1"])
+        next(stream)
+        client.close()
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            next(stream)
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            client.classify(b"0")
+
+
 def test_models_and_ready(call: Call) -> None:
     about = {"name": "a", "version": "v", "arch": "x", "num_classes": 3, "default": True, "lanes": "2"}
     with fake_server(saying(response(200, json.dumps({"models": [about], "aliases": []})))) as fake:
@@ -187,6 +219,18 @@ def test_models_and_ready(call: Call) -> None:
 def test_what_is_no_address_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{wrong}: must be http://HOST")):
         Client(wrong)
+
+
+def test_a_query_that_would_be_lost_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"must end before 'top_k=3'"):
+        Client("http://x/classify?top_k=3")
+
+
+@pytest.mark.parametrize("key", ["k3y\n", "k3ÿ", "k3 y"])
+def test_a_key_that_no_header_may_hold_is_refused_and_not_shown(key: str) -> None:
+    with pytest.raises(ValueError, match="MILKWEED_API_KEY: must be visible ASCII") as caught:
+        Client("http://x", api_key=key)
+    assert "k3" not in str(caught.value)
 
 
 def test_wrong_arguments_name_the_value() -> None:

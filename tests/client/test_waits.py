@@ -88,6 +88,13 @@ def test_what_asking_again_would_not_change_is_asked_once(
     assert (error.status, error.code, error.message, error.request_id) == (status, code, "no", "r2")
 
 
+@pytest.mark.parametrize("seconds", [1e6, float("inf")])
+def test_a_server_is_told_no_more_than_it_takes(call: Call, seconds: float) -> None:
+    with fake_server(saying(answers([b"dog"]))) as fake:
+        assert call(url(fake), "classify", b"dog", timeout=seconds) == answer("dog")
+    assert told_ms(fake.heads[0]) == 300_000
+
+
 def test_nobody_there(call: Call) -> None:
     with fake_server(saying(b"")) as fake:
         pass
