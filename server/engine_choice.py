@@ -79,18 +79,26 @@ def choose_engine(pipeline: "Pipeline", bundle: Path, wanted: Wanted, batch_size
         pipeline.compute_in(lanes, choice, weight_bytes)
 
 
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why ONNX Runtime computes nothing here, before a model is tried; None where it may."""
+    if device.type != "cpu":
+        return f"the model is on {device}, where torch computes it"
+    if dtype is not torch.float32:
+        return "the model computes in bfloat16, which ONNX Runtime does not on a CPU"
+    if runtime_version() is None:
+        return "ONNX Runtime is not installed: pip install 'milkweed[onnx]'"
+    return None
+
+
 def _onnx_lanes(pipeline: "Pipeline", bundle: Path) -> tuple[Lanes, int]:
     """Lanes that compute with ONNX Runtime, and the bytes of their weights.
 
     Raises:
         EngineError: why there are none.
     """
-    if pipeline.device.type != "cpu":
-        raise EngineError(f"the model is on {pipeline.device}, where torch computes it")
-    if pipeline.dtype is not torch.float32:
-        raise EngineError("the model computes in bfloat16, which ONNX Runtime does not on a CPU")
-    if runtime_version() is None:
-        raise EngineError("ONNX Runtime is not installed: pip install 'milkweed[onnx]'")
+    refused = refusal(pipeline.device, pipeline.dtype)
+    if refused is not None:
+        raise EngineError(refused)
     plan = pipeline.plan
     try:
         with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:

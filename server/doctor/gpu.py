@@ -8,6 +8,8 @@ from .finding import Finding, Status
 LEAST_CAPABILITY = (8, 0)
 """Ampere: what bfloat16, Triton's kernels and the native ones need."""
 
+TORCH_FIX = "pip install --force-reinstall torch"
+
 
 def gpu_findings(facts: Facts) -> Iterator[Finding]:
     """A row each: PyTorch, driver, every GPU, the kernel library, and what compiles kernels."""
@@ -25,9 +27,9 @@ def _torch(facts: Facts) -> Finding:
     version = facts.packages.get("torch", "?")
     if facts.cuda is not None:
         return _row("PyTorch", "ok", f"{version}, built for CUDA {facts.cuda}")
-    if facts.gpus_on_bus:
+    if facts.gpus_on_bus or facts.driver is not None:
         text = f"{version} is built without CUDA, but this machine has a GPU"
-        return _row("PyTorch", "warning", text, "pip install --force-reinstall torch")
+        return _row("PyTorch", "warning", text, TORCH_FIX)
     return _row("PyTorch", "ok", f"{version}, built without CUDA: all that a machine without a GPU needs")
 
 
@@ -47,7 +49,9 @@ def _driver(facts: Facts) -> Finding:
         "driver",
         "warning",
         f"NVIDIA {facts.driver} is there, but PyTorch cannot use it: {facts.cuda_error}",
-        f"install a driver for CUDA {facts.cuda or 12} or newer; in a container: docker run --gpus all ...",
+        TORCH_FIX
+        if facts.cuda is None
+        else f"install a driver for CUDA {facts.cuda} or newer; in a container: docker run --gpus all ...",
     )
 
 

@@ -11,7 +11,9 @@ from ...models.accounting import macs
 from ...models.bundle import load_bundle
 from ...models.fused.device_kernels import device_kernels
 from ...models.inference import kernel_decision
+from ...models.onnx.session import runtime_version
 from ..device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
+from ..engine_choice import refusal
 from ..lanes import plan_lanes
 from ..listener import PortError, listen
 from ..repository import RepositoryError, scan
@@ -69,8 +71,18 @@ def _engine(
     settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
 ) -> Iterator[Finding]:
     """Of the first device."""
-    numbers = str(resolve_dtype(settings.dtype, device)).removeprefix("torch.")
-    yield _row("numbers", "ok", f"{numbers}: dtype = {_given('dtype', settings, origins)}")
+    dtype = resolve_dtype(settings.dtype, device)
+    yield _row("numbers", "ok", f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}")
+    refused = refusal(device, dtype)
+    given = f"engine = {_given('engine', settings, origins)}"
+    if settings.engine == "onnxruntime" and refused is not None:
+        yield _row("engine", "broken", f"{given}: {refused}", "milkweed serve --engine auto")
+    elif settings.engine == "auto":
+        which = "PyTorch or ONNX Runtime, whichever is faster when the model loads" if refused is None else "PyTorch"
+        yield _row("engine", "ok", f"{which}: {given}" + (f"; {refused}" if refused else ""))
+    else:
+        name = "PyTorch" if settings.engine == "torch" else f"ONNX Runtime {runtime_version()}"
+        yield _row("engine", "ok", f"{name}: {given}")
     threads = settings.decode_threads or usable_cores()
     if settings.loader == "auto":
         loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
@@ -85,7 +97,9 @@ def _engine(
         return
     if model is None:
         return
-    if model.structured:
+    if settings.engine == "onnxruntime":
+        yield _row("kernels", "ok", "ONNX Runtime's")
+    elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
     else:
         yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
@@ -96,9 +110,10 @@ def _engine(
         lanes=settings.lanes,
         threads=settings.threads_per_lane,
     )
-    graph = "recorded at start" if settings.cpu_graphs else "not recorded (--cpu-graphs false)"
     sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
-    yield _row("forward", "ok", f"{sizes}, {graph}")
+    if settings.engine != "onnxruntime":
+        sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
+    yield _row("forward", "ok", sizes)
 
 
 def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
@@ -114,10 +129,18 @@ def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
         try:
             listen(host, number).close()
         except PortError as error:
-            option = "--" + name.replace("_", "-")
-            yield _row(name, "broken", f"{error} ({origins[name]})", f"milkweed serve {option} {number + 1000}")
+            yield _row(name, "broken", f"{error} ({origins[name]})", f"milkweed serve {_elsewhere(name, host, number)}")
         else:
             yield _row(name, "ok", f"{host}:{number} is free")
+
+
+def _elsewhere(name: str, host: str, number: int) -> str:
+    """The option that mends a port; where the address has no port at all, that of the address."""
+    try:
+        listen(host, 0).close()
+    except PortError:
+        return f"{'--admin-host' if name == 'admin_port' else '--host'} 127.0.0.1"
+    return f"--{name.replace('_', '-')} {number + 1000 if number < 64_000 else number - 1000}"
 
 
 def _repository(root: Path) -> Finding:

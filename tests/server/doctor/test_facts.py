@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.server import container, nvml
+from milkweed.server import container, engine_choice, nvml
 from milkweed.server.device import usable_cores
 from milkweed.server.doctor import facts as module
+from milkweed.server.doctor import plan as planned
 from milkweed.server.doctor.facts import gather
 from milkweed.server.doctor.plan import plan_findings
+from milkweed.server.listener import PortError
 from milkweed.server.settings import Settings
 from milkweed.server.settings_source import origins
 
@@ -75,6 +77,37 @@ def test_a_port_in_use_is_broken() -> None:
     assert (found.status, found.fix) == ("broken", f"milkweed serve --port {number + 1000}")
     assert found.text == f"cannot listen on 127.0.0.1 port {number}: Address already in use (--port)"
     assert plan(port=number)["port"].text == f"127.0.0.1:{number} is free"
+
+
+def test_what_mends_a_port_could_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(host: str, port: int) -> socket.socket:
+        if port:
+            raise PortError(f"cannot listen on {host} port {port}: Address already in use")
+        return socket.socket()
+
+    monkeypatch.setattr(planned, "listen", taken)
+    assert plan(port=65_000)["port"].fix == "milkweed serve --port 64000"
+    monkeypatch.undo()
+    assert plan(host="203.0.113.9", port=18_000)["port"].fix == "milkweed serve --host 127.0.0.1"
+
+
+def test_the_engine_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkweed.server.cli.bundles import demo_bundle
+
+    monkeypatch.setattr(planned, "runtime_version", lambda: "1.2.3")
+    monkeypatch.setattr(engine_choice, "runtime_version", lambda: "1.2.3")
+    found = plan(demo_bundle(), device="cpu", engine="onnxruntime")
+    assert found["engine"].text == "ONNX Runtime 1.2.3: engine = onnxruntime (--engine)"
+    assert found["kernels"].text == "ONNX Runtime's"
+    assert "recorded" not in found["forward"].text
+    assert "whichever is faster" in plan(device="cpu", engine="auto")["engine"].text
+    assert plan(device="cpu")["engine"].text == "PyTorch: engine = torch (default)"
+    monkeypatch.setattr(engine_choice, "runtime_version", lambda: None)
+    missing = plan(device="cpu", engine="onnxruntime")["engine"]
+    assert (missing.status, "is not installed" in missing.text) == ("broken", True)
+    assert plan(device="cpu", engine="auto")["engine"].text.startswith(
+        "PyTorch: engine = auto (--engine); ONNX Runtime"
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
