@@ -9,11 +9,11 @@ import json
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import SimpleNamespace, TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from .failure import WRONG_USAGE, Failure, one_line, printable
-from .output import print_json
+from .output import note, print_json
 
 if TYPE_CHECKING:
     from ...client import Answer
@@ -31,8 +31,10 @@ def kind_of(format: str | None, output: Path | None, json: bool) -> Kind:
     """What was asked for by name, or else by the file's.
 
     Raises:
-        Failure: no such format.
+        Failure: no such format, or two.
     """
+    if json and format not in (None, "json"):
+        raise Failure(f"--json does not go with --format {format}", WRONG_USAGE)
     if json:
         return "json"
     if format is None:
@@ -65,6 +67,8 @@ class AnswerFile:
         self.first_failure = ""
         self._kind: Kind = kind
         self._output, self._whole = output, 0
+        self._new = output is not None and not output.exists()
+        self._held_identity: dict[str, str] = {}
         self._identity: dict[str, str] = {}
         self._results: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
@@ -96,6 +100,8 @@ class AnswerFile:
                 self._write(json.dumps(document, indent=2) + "\n")
         if self._file is not None:
             self._file.close()
+        if self._output is not None and self._new and kind is not None and (not self.count or self._kind == "json"):
+            self._output.unlink(missing_ok=True)  # nothing is in it, and it would be in the way of the next try
 
     @property
     def resumable(self) -> bool:
@@ -104,7 +110,11 @@ class AnswerFile:
 
     def add(self, image: str, answer: "Answer") -> None:
         """The next answer. It is in the file when this returns."""
-        self._identity = self._identity or _identity(answer)
+        if not self._identity:
+            self._identity = _identity(answer)
+            if self._identity and self._held_identity not in ({}, self._identity):
+                before, after = (one_line(" ".join(each.values())) for each in (self._held_identity, self._identity))
+                note(f"{self._output} is from here on by {after}, before by {before}")
         result = _result(answer)
         self._note(image, result.get("error"))
         if self._kind == "json":
@@ -121,6 +131,9 @@ class AnswerFile:
             self.first_failure = self.first_failure or f"{image}: {error['code']}: {error['message']}"
 
     def _write(self, text: str) -> None:
+        if self._file is None and isinstance(self._stdout, io.TextIOWrapper):
+            self._stdout.buffer.write(text.encode("utf-8", "surrogateescape"))  # as in a file, whatever the locale
+            text = ""
         print(text, end="", file=self._file or self._stdout, flush=True)
 
     def _read(self, output: Path) -> int:
@@ -129,9 +142,17 @@ class AnswerFile:
             lines = _Lines(file)
             if self._kind == "ndjson":
                 for line in lines:
-                    self._take(*_ndjson_result(line))
-                return lines.bytes
-            return self._read_csv(lines)
+                    image, error, identity = _ndjson_result(line)
+                    self._take(image, error)
+                    self._held_identity = identity or self._held_identity
+                whole = lines.bytes
+            else:
+                whole = self._read_csv(lines)
+            # All that an end may tear is one of our lines; a file without a whole one may be anybody's.
+            begins = _csv([COLUMNS]) if self._kind == "csv" else '{"image": "'
+            if not lines.bytes and not _begin_alike(lines.torn, begins.encode()):
+                raise ValueError("it does not begin like answers")
+            return whole
 
     def _read_csv(self, lines: "_Lines") -> int:
         """All but the last image: whether its rows are all there cannot be told."""
@@ -157,34 +178,48 @@ class AnswerFile:
 
 
 class _Lines:
-    """Whole lines of a file, and how many bytes those were that have been taken."""
+    """Whole lines of a file, how many bytes those were that have been taken, and the last line, where that is torn."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.bytes = file, 0
+        self._file, self.bytes, self.torn = file, 0, b""
 
     def __iter__(self) -> Iterator[str]:
         for line in self._file:
             if line.endswith(b"\n"):
                 self.bytes += len(line)
                 yield line.decode("utf-8", "surrogateescape")
+            else:
+                self.torn = line
+
+
+def _begin_alike(one: bytes, other: bytes) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
-    """Rows that are whole; the last one may have been torn within quotes."""
+    """Rows that are whole; the last one may have been torn within quotes.
+
+    Raises:
+        ValueError: lines that are no rows stand before others.
+    """
+    left = iter(lines)
+    reader = csv.reader(left, strict=True)
     try:
-        yield from csv.reader(lines, strict=True)
-    except csv.Error:
-        return
+        yield from reader
+    except csv.Error as error:
+        if next(left, None) is not None:
+            raise ValueError(f"line {reader.line_num}: {error}") from None
 
 
-def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None]:
-    """An image's name and error."""
+def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None, dict[str, str]]:
+    """An image's name, its error, and which model answered."""
     try:
         record = json.loads(line)
         image, error = record["image"], record.get("error")
         if not isinstance(image, str) or ("error" not in record and "predictions" not in record):
             raise TypeError
-        return image, None if error is None else {"code": str(error["code"]), "message": str(error["message"])}
+        identity = {name: str(record[name]) for name in ("model", "version") if name in record}
+        return image, error and {"code": str(error["code"]), "message": str(error["message"])}, identity
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{one_line(line)[:60]!r} is no answer") from None
 
@@ -214,9 +249,10 @@ def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
 
 
 def _csv(rows: Any) -> str:
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue()
+    # Before Python 3.13 a carriage return in a name is put in quotes only where lines end with one.
+    out: list[str] = []
+    csv.writer(SimpleNamespace(write=out.append), lineterminator="\r\n").writerows(rows)
+    return "".join(row.removesuffix("\r\n") + "\n" for row in out)
 
 
 def _text(image: str, result: dict[str, Any]) -> str:
@@ -225,5 +261,5 @@ def _text(image: str, result: dict[str, Any]) -> str:
         lines.append(f"  {result['error']['code']}: {one_line(result['error']['message'])}")
     for each in result.get("predictions", ()):
         name = "" if each["id"] == str(each["index"]) else f" ({each['id']})"
-        lines.append(f"  {each['score']:7.4f}  {each['label']}{name}")
+        lines.append(f"  {each['score']:7.4f}  {printable(each['label'] + name)}")
     return "".join(f"{line}\n" for line in lines)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ...client.questions import Priority
 
 Images = Annotated[
-    list[Path] | None,
+    list[str] | None,
     typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
 ]
 FromFile = Annotated[
@@ -124,12 +124,13 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
 @contextmanager
 def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
+    from ...client.questions import base_url
 
     try:
-        client = Client(url, timeout=TIMEOUT_SECONDS)
+        server = base_url(url)
     except ValueError as error:
         raise Failure(f"--url {error}", WRONG_USAGE) from None
-    with client:
+    with Client(server, timeout=TIMEOUT_SECONDS) as client:
         try:
             # Many images are nobody's who waits for one of them.
             priority: Priority | None = "bulk" if several else None

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ..image_suffixes import IMAGE_SUFFIXES
-from .failure import WRONG_USAGE, Failure
+from .failure import WRONG_USAGE, Failure, one_line
+from .output import note
 
 STDIN = "-"
 
@@ -16,8 +17,8 @@ _NPY_MAGIC = b"\x93NUMPY"
 _MAGIC = frozenset("*?[")  # of patterns
 
 
-def named_images(arguments: Sequence[Path], from_file: str | None) -> list[str]:
-    """The images' names, in order; folders and patterns stand for the images in them, by name.
+def named_images(arguments: Sequence[str], from_file: str | None) -> list[str]:
+    """The images' names, in order, each once; folders and patterns stand for the images in them, by name.
 
     Args:
         from_file: holds further names, one a line, or with NUL between (`find -print0`); `-` is stdin.
@@ -28,10 +29,12 @@ def named_images(arguments: Sequence[Path], from_file: str | None) -> list[str]:
     if not arguments and from_file is None:
         raise Failure("missing argument 'IMAGE...', or --from-file; see milkweed classify --help", WRONG_USAGE)
     listed = [] if from_file is None else _listed(from_file)
-    names = [name for argument in (*map(str, arguments), *listed) for name in _expanded(argument)]
+    names = [name for argument in (*arguments, *listed) for name in _expanded(argument)]
     if names.count(STDIN) + (from_file == STDIN) > 1:
         raise Failure("IMAGE -: stdin can be read once", WRONG_USAGE)
-    return names
+    if not names:
+        raise Failure(f"--from-file {from_file}: names no image")
+    return list(dict.fromkeys(names))
 
 
 def images_of(name: str) -> list[tuple[str, bytes | Path]]:
@@ -59,10 +62,17 @@ def _listed(file: str) -> list[str]:
     return [os.fsdecode(line) for line in content.split(ends) if line]
 
 
+def _left_out(error: OSError) -> None:
+    note(f"{one_line(str(error.filename))}: {error.strerror}: the images in it are left out")
+
+
 def _expanded(name: str) -> Iterator[str]:
+    if not name:
+        raise Failure("IMAGE '': must be a file, a folder, a pattern or -", WRONG_USAGE)
     path = Path(name)
     if path.is_dir():
-        found = sorted(p for p in path.rglob("*") if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
+        within = (Path(folder, file) for folder, _, files in os.walk(path, onerror=_left_out) for file in files)
+        found = sorted(p for p in within if p.suffix.lower() in IMAGE_SUFFIXES and p.is_file())
         if not found:
             raise Failure(f"IMAGE {path}: no images in this folder")
         yield from map(str, found)

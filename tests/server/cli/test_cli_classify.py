@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from milkweed.client import Answer, Prediction
 from milkweed.server.cli import classify as command
+from milkweed.server.cli.answer_file import AnswerFile
 
 Milkweed = Callable[..., Any]
 Refused = Callable[..., str]
@@ -111,10 +113,12 @@ def test_a_torn_file_is_gone_on_with(
     assert len(opened) == 8 - kept
 
 
-def test_names_may_hold_anything(milkweed: Milkweed, bundle: Path, images: list[bytes], tmp_path: Path) -> None:
+def test_names_may_hold_anything(
+    milkweed: Milkweed, bundle: Path, images: list[bytes], tmp_path: Path, opened: list[str]
+) -> None:
     root = tmp_path / "odd"
     root.mkdir()
-    names = [b'a "quoted", one.png', b"two\nlines.png", "ümlaut.png".encode(), b"bytes\xff.png", b" blank .png"]
+    names = [b'a "quoted", one.png', b"two\nlines.png", b"car\rriage.png", "ümlaut.png".encode(), b"bytes\xff.png"]
     for name, image in zip(names, images, strict=False):
         (root / os.fsdecode(name)).write_bytes(image)
     for kind in ("csv", "ndjson"):
@@ -122,11 +126,76 @@ def test_names_may_hold_anything(milkweed: Milkweed, bundle: Path, images: list[
         assert milkweed("classify", "--model", bundle, root, "--output", out).code == 0
         content = out.read_bytes()
         out.write_bytes(content[:-5])
+        opened.clear()
         assert milkweed("classify", "--model", bundle, root, "--output", out, "--resume").code == 0
         assert out.read_bytes() == content
+        assert len(opened) == 1
+    with open(tmp_path / "out.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        assert {row["image"] for row in csv.DictReader(file)} == {str(root / os.fsdecode(name)) for name in names}
     found = {record["image"] for record in records(tmp_path / "out.ndjson")}
     assert found == {str(root / os.fsdecode(name)) for name in names}
     assert milkweed("classify", "--model", bundle, root).code == 0
+
+
+def test_a_pipe_gets_the_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the locale's encoding is, and however strict."""
+    stdout = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stdout, encoding="ascii", errors="strict"))
+    with AnswerFile("csv", None) as answers:
+        answers.add(os.fsdecode(b"\xc3\xbc\xff.png"), Answer((Prediction(0, "n0", "Ölbaum", 0.5),)))
+    sys.stdout.flush()
+    assert stdout.getvalue().splitlines()[1] == b"\xc3\xbc\xff.png,1,0,n0,\xc3\x96lbaum,0.5,,"
+
+
+def test_text_for_people_holds_nothing_that_a_terminal_obeys(capfd: pytest.CaptureFixture[str]) -> None:
+    with AnswerFile("text", None) as answers:
+        answers.add("a\x1b[31m.png", Answer((Prediction(0, "n\x1b0", "two\nlines\x1b[2J", 0.5),)))
+    assert capfd.readouterr().out == "a\\x1b[31m.png\n   0.5000  two\\nlines\\x1b[2J (n\\x1b0)\n"
+
+
+def test_an_image_named_twice_is_asked_about_once(
+    milkweed: Milkweed, bundle: Path, photos: Path, opened: list[str]
+) -> None:
+    ran = milkweed("classify", "--model", bundle, photos / "1.png", f"{photos}/*", f"{photos}/**", "--json")
+    found = [result["image"] for result in ran.document["results"]]
+    assert len(set(found)) == len(found) == 9  # the eight of the folder, and the notes that a pattern means too
+    assert opened == found
+
+
+def test_a_folder_that_cannot_be_read_is_told(
+    milkweed: Milkweed, bundle: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    ran = milkweed("classify", "--model", bundle, photos, "--json")
+    assert ran.err.splitlines()[0] == f"milkweed: {photos}/deep: Permission denied: the images in it are left out"
+    assert len(ran.document["results"]) == 6
+
+
+def test_a_run_without_an_answer_leaves_no_file(milkweed: Milkweed, photos: Path, tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json"):
+        ran = milkweed("classify", "--url", "http://127.0.0.1:1/no", photos / "0.png", "--output", tmp_path / name)
+        assert ran.code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_answers_of_another_model_are_told(
+    milkweed: Milkweed, bundle: Path, dense_bundle: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a.ndjson"
+    assert milkweed("classify", "--model", bundle, photos / "0.png", "--output", out).code == 0
+    arguments = ("classify", photos / "0.png", photos / "1.png", "--output", out, "--resume")
+    first, second, *_ = milkweed(*arguments, "--model", dense_bundle).err.splitlines()
+    before, after = (f"{record['model']} {record['version']}" for record in records(out))
+    assert first == f"milkweed: {out} holds 1 answers: 1 of 2 images are left"
+    assert second == f"milkweed: {out} is from here on by {after}, before by {before}"
+    assert (before.split()[0], after.split()[0]) == ("tiny", "dense")
 
 
 def test_patterns_lists_and_stdin(
@@ -178,11 +247,23 @@ def test_what_is_refused(refused: Refused, bundle: Path, photos: Path, tmp_path:
     ):
         said = refused(*ask, "--output", tmp_path / name, "--resume")
         assert said == f"--output {tmp_path / name}: {what}: not written by this command, not resumed"
+    header = "image,rank,index,id,label,score,error,message\n"
+    (tmp_path / "c.csv").write_text(header + 'x,1,1,n,l,0.5,,\n"y"z,1,1,n,l,0.5,,\nz,1,1,n,l,0.5,,\n')
+    for name, content in (("d.csv", "notes, on one line"), ("d.ndjson", '{"my": "only copy"}')):
+        (tmp_path / name).write_text(content)
+    for name in ("c.csv", "d.csv", "d.ndjson"):
+        content = (tmp_path / name).read_text()
+        assert "not written by this command" in refused(*ask, "--output", tmp_path / name, "--resume")
+        assert (tmp_path / name).read_text() == content
+        (tmp_path / name).unlink()
     both = "--resume goes with --output FILE, as csv or ndjson"
     assert refused(*ask, "--resume", code=2) == both
     assert refused(*ask, "--resume", "--output", tmp_path / "x.json", code=2) == both
     assert refused(*ask, "--format", "xml", code=2) == "--format xml: must be one of text, csv, json, ndjson"
     assert refused("classify", tmp_path / "*.jpg") == f"IMAGE {tmp_path / '*.jpg'}: no file has such a name"
+    assert refused(*ask, "--json", "--format", "csv", code=2) == "--json does not go with --format csv"
     assert refused("classify", "-", "-", code=2) == "IMAGE -: stdin can be read once"
+    assert refused("classify", "", code=2) == "IMAGE '': must be a file, a folder, a pattern or -"
+    assert refused("classify", "--from-file", "/dev/null") == "--from-file /dev/null: names no image"
     assert refused("classify", "--from-file", tmp_path / "no") == f"{tmp_path / 'no'}: No such file or directory"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.ndjson", "b.ndjson", "photos"]
