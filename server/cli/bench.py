@@ -235,9 +235,12 @@ def http(
     """
     from ...bench.http_overhead import run
     from ...bench.http_plot import plot as draw
+    from ...models import read_config
 
     check_plot(plot)
-    document = run(bundle or demo_bundle(), requests=requests, concurrency=concurrency, body_bytes=body_bytes)
+    bundle = bundle or demo_bundle()
+    read_config(bundle)  # what is wrong with it is told before a server is started on it
+    document = run(bundle, requests=requests, concurrency=concurrency, body_bytes=body_bytes)
     finish(document, out, HTTP_OUT, json, plot, draw)
     if not json:
         print_table(("figure", "value"), flattened(document).items())

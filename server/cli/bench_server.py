@@ -47,6 +47,7 @@ def server(
       milkweed bench server ./deit --photos ./photos --sections capacity,load
       milkweed bench server --sections soak --minutes 30
     """
+    from ...bench.load.connection import ConnectionFailed
     from ...bench.load.plan import Watch
     from ...bench.load.schedule import ARRIVALS
     from ...bench.serving import run as bench
@@ -58,6 +59,8 @@ def server(
     check_plot(plot)
     if sum(value is not None for value in (bundle, url, arch)) > 1:
         raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)
+    if malformed > 1:
+        raise Failure(f"--malformed {malformed:g}: expected a share, 0 to 1", WRONG_USAGE)
     request = bench.Request(
         bundle=bundle,
         url=url,
@@ -85,7 +88,10 @@ def server(
             soak_minutes=minutes,
         ),
     )
-    document = bench.run(request, say=lambda row: note(line(row)))
+    try:
+        document = bench.run(request, say=lambda row: note(line(row)))
+    except ConnectionFailed as error:
+        raise Failure(f"{f'--url {url}' if url else 'the server'}: no connection: {error.outcome}") from error
     finish(document, out, bench.DEFAULT_OUT, json, plot, draw, secret=api_key)
     if not json:
         print_rich(table(document))

@@ -1,14 +1,10 @@
 """Entry point of the `milkweed` command: runs it, turns what goes wrong into one line and an exit code."""
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-
-import typer
-
-from .app import build_app
-from .failure import INTERRUPTED, details, explain
 
 DEBUG = "--debug"
 
@@ -22,22 +18,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = list(sys.argv[1:] if argv is None else argv)
     # --debug may stand anywhere: who adds it does so to the end of the line that failed.
     debug = DEBUG in args
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
+        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what a locale cannot show ends no command
     try:
         code = _run([arg for arg in args if arg != DEBUG])
         sys.stdout.flush()
         return code
     except BrokenPipeError:
         return _reader_gone()
-    except (KeyboardInterrupt, typer.Abort):
+    except KeyboardInterrupt:
+        from .failure import INTERRUPTED
+
         return INTERRUPTED
     except Exception as error:
         return _fail(error, debug)
 
 
 def _run(args: list[str]) -> int:
+    # Here, so that who interrupts while they are imported sees no traceback either.
+    import typer
+
+    from .app import build_app
+
     command = typer.main.get_command(build_app(next((arg for arg in args if not arg.startswith("-")), "")))
     try:
         code = command.main(args=args, prog_name="milkweed", standalone_mode=False)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
     except SystemExit as exit:  # click's own way out where a pipe is broken
         if exit.code:
             raise BrokenPipeError from exit
@@ -46,6 +53,8 @@ def _run(args: list[str]) -> int:
 
 
 def _fail(error: Exception, debug: bool) -> int:
+    from .failure import details, explain
+
     if debug:
         traceback.print_exception(error)
         for line in details(error):

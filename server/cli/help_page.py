@@ -21,7 +21,8 @@ class HelpPage(TyperCommand):
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Arguments by their names alone; newer typers set them in braces."""
         pieces = super().collect_usage_pieces(ctx)
-        return [piece.translate({ord("{"): None, ord("}"): None}).replace("......", "...") for piece in pieces]
+        plain = [piece.translate({ord("{"): None, ord("}"): None}) for piece in pieces]
+        return [piece.replace("......", "...").replace("...]...", "...]") for piece in plain]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Arguments first, then options in their order, under the heading that was last."""

@@ -160,6 +160,7 @@ def test_usage_of_a_process_that_ended_is_nothing() -> None:
         (["--set", "top_k"], "--set top_k: expected NAME=VALUE"),
         (["--url", "http://127.0.0.1:1", "--arch", "x"], "give one of BUNDLE, --url and --arch"),
         (["--seconds", "0.1"], "must be at least 0.5"),
+        (["--malformed", "1.5"], "--malformed 1.5: expected a share, 0 to 1"),
     ],
 )
 def test_wrong_usage_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
@@ -168,6 +169,19 @@ def test_wrong_usage_is_one_line(arguments: list[str], words: str, capfd: pytest
     assert printed == ""
     assert words in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["server", "--url", "http://127.0.0.1:1"], "--url http://127.0.0.1:1: no connection: refused"),
+        (["http", "/no/such"], "bundle /no/such: no such folder"),
+    ],
+)
+def test_what_is_not_there_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 1
+    printed, err = capfd.readouterr()
+    assert (printed, err) == ("", f"milkweed: error: {words}\n")
 
 
 def test_help_fits_100_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,7 @@
 """`milkweed doctor`: rows, sentences and exit codes."""
 
+import io
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,13 @@ def test_files_that_settings_name_are_looked_at(milkweed: Milkweed) -> None:
     ran = milkweed("doctor", *FREE, "--tls-cert", "/no/such.pem", "--json")
     assert ran.code == 1
     assert "/no/such.pem" in rows(ran)["settings", "settings"]["text"]
+
+
+def test_a_locale_of_few_characters(milkweed: Milkweed, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
+    assert milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu").err == ""
+    assert b"\\u2192 milkweed inspect" in out.getvalue()
 
 
 def test_for_a_person(milkweed: Milkweed, bundle: Path) -> None:

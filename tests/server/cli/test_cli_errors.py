@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -226,6 +228,20 @@ def test_an_interrupt_is_quiet(milkweed: Callable[..., Any], monkeypatch: pytest
     monkeypatch.setattr(milkweed_models(), "list_models", interrupted)
     ran = milkweed("models")
     assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'milkweed.server.cli.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from milkweed.server.cli import main\n"
+        "sys.exit(main(['models']))"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
 def test_a_fault_of_ours_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,7 @@ def test_a_page_fits_and_its_examples_are_taken(path: tuple[str, ...]) -> None:
     text = page(path)
     assert [line for line in text.splitlines() if len(line) > WIDTH] == []
     assert text.startswith("Usage: milkweed " + "".join(f"{name} " for name in path))
+    assert "...]..." not in text
     assert not re.search(r"[{}]|<\w+(\[\w+\])?>", text), "Python's words for types"
     found = examples(text)
     assert found
