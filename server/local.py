@@ -44,7 +44,7 @@ def open_local(
 
 
 class LocalModel:
-    """A warm model. Close it, or use it as a context manager. Any thread may call it.
+    """A warm model. Close it, or use it as a context manager. Any thread may call it; a RuntimeError once it is closed.
 
     Args:
         top_k: classes an answer where a call says nothing, or as many as there are.
@@ -55,6 +55,7 @@ class LocalModel:
         self._top_k = min(top_k, served.pipeline.num_classes)
         # Each half of the pipeline is for one thread at a time.
         self._loading, self._finishing = threading.Lock(), threading.Lock()
+        self._closed = False
 
     def __enter__(self) -> "LocalModel":
         return self
@@ -65,8 +66,10 @@ class LocalModel:
         self.close()
 
     def close(self) -> None:
-        """End the model's threads."""
-        self._pipeline.close()
+        """End the model's threads, when the batches that are in work are done."""
+        with self._loading, self._finishing:
+            self._closed = True
+            self._pipeline.close()
 
     @property
     def name(self) -> str:
@@ -136,11 +139,13 @@ class LocalModel:
             return None
         images = [image for image in batch if isinstance(image, bytes)]
         with self._loading:
+            self._check_open()
             use_device(self._pipeline.device)
             return batch, self._pipeline.load(images, [None] * len(images))
 
     def _finish(self, batch: Sequence[Encoded], loaded: "Loaded", top_k: int) -> Iterator[Answer]:
         with self._finishing:
+            self._check_open()
             use_device(self._pipeline.device)
             (result,) = self._pipeline.finish([loaded], [[top_k] * len(loaded.outcomes)])
         outcomes = iter(result.outcomes)
@@ -150,6 +155,10 @@ class LocalModel:
                 yield self._answer(next(outcomes), stages)
             else:
                 yield Answer(error=image)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the model {self.name} is closed")
 
     def _answer(self, outcome: Outcome, stages: dict[str, float]) -> Answer:
         predictions: tuple[Prediction, ...] = ()

@@ -125,6 +125,18 @@ def test_a_model_in_this_process(model: LocalModel, images: list[bytes], tiny_bu
         milkweed.load(tiny_bundle / "no")
 
 
+def test_a_closed_model_says_so(images: list[bytes], tiny_bundle: Path) -> None:
+    model = milkweed.load(tiny_bundle, device="cpu")
+    stream = model.stream(images * 10, top_k=1)
+    next(stream)
+    model.close()
+    with pytest.raises(RuntimeError, match=r"the model .* is closed"):
+        list(stream)
+    with pytest.raises(RuntimeError, match=r"the model .* is closed"):
+        model.classify(images[0])
+    model.close()  # again
+
+
 def test_a_stream_in_this_process_holds_two_batches(model: LocalModel, images: list[bytes]) -> None:
     size = model._pipeline.default_batch_size
     read = 0
