@@ -47,12 +47,13 @@ class EngineChoice:
     ratio: float | None = None
 
 
-def choose_engine(pipeline: "Pipeline", bundle: Path, wanted: Wanted, batch_sizes: Sequence[int]) -> None:
+def choose_engine(pipeline: "Pipeline", bundle: Path, version: str, wanted: Wanted, batch_sizes: Sequence[int]) -> None:
     """Let a warm pipeline, which computes with torch, compute with what is wanted; it keeps that engine alone.
 
     ONNX Runtime computes what `milkweed export` makes of the bundle, which holds it against torch's logits.
 
     Args:
+        version: of the bundle that the pipeline was made of; another may lie in its place by now.
         batch_sizes: measured for `auto`.
 
     Raises:
@@ -61,7 +62,7 @@ def choose_engine(pipeline: "Pipeline", bundle: Path, wanted: Wanted, batch_size
     if wanted == "torch":
         return
     try:
-        lanes, weight_bytes = _onnx_lanes(pipeline, bundle)
+        lanes, weight_bytes = _onnx_lanes(pipeline, bundle, version)
     except EngineError as error:
         if wanted == "onnxruntime":
             raise EngineError(f"engine onnxruntime: {error}") from error
@@ -90,8 +91,8 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-def _onnx_lanes(pipeline: "Pipeline", bundle: Path) -> tuple[Lanes, int]:
-    """Lanes that compute with ONNX Runtime, and the bytes of their weights.
+def _onnx_lanes(pipeline: "Pipeline", bundle: Path, version: str) -> tuple[Lanes, int]:
+    """Lanes that compute with ONNX Runtime, which has computed once, and the bytes of their weights.
 
     Raises:
         EngineError: why there are none.
@@ -103,15 +104,16 @@ def _onnx_lanes(pipeline: "Pipeline", bundle: Path) -> tuple[Lanes, int]:
     try:
         with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
             file = Path(folder) / "model.onnx"
-            weight_bytes = _export(bundle, file)
+            weight_bytes = _export(bundle, version, file)
             # The lanes call from threads of their own; those that their forwards need beside them are shared.
             session = OnnxSession(file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
+        session(pipeline.blank(plan.micro_batch))
     except (ExportError, ImportError, OSError) as error:  # a package that cannot be loaded, no room for the file
         raise EngineError(first_line(error)) from error
     return Lanes(session, plan, device=pipeline.device, dtype=pipeline.dtype), weight_bytes
 
 
-def _export(bundle: Path, file: Path) -> int:
+def _export(bundle: Path, version: str, file: Path) -> int:
     """Export in a process of its own; the bytes of the weights.
 
     PyTorch's exporter puts other functions in the place of torch's while it records, which models that serve meanwhile
@@ -125,7 +127,10 @@ def _export(bundle: Path, file: Path) -> int:
     if done.returncode:
         said = (done.stderr.strip() or f"ended with code {done.returncode}").splitlines()[-1]
         raise EngineError(said.removeprefix("milkweed: error: "))
-    return int(json.loads(done.stdout)["weight_bytes"])
+    report = json.loads(done.stdout)
+    if report["version"] != version:
+        raise EngineError(f"bundle {bundle}: was replaced while it was opened: {version} by {report['version']}")
+    return int(report["weight_bytes"])
 
 
 def _faster(pipeline: "Pipeline", lanes: Lanes, batch_sizes: Sequence[int]) -> EngineChoice:

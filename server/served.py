@@ -209,7 +209,7 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
     del model  # or it would stay until the end of the function, beside what takes its place
     pipeline.warm_up((1, batch_size))
     try:
-        choose_engine(pipeline, path, settings.engine, (1, batch_size))
+        choose_engine(pipeline, path, config.version, settings.engine, (1, batch_size))
         pipeline.check_golden(config.golden)
     except EngineError:
         pipeline.close()

@@ -46,7 +46,10 @@ class OnnxSession(nn.Module):
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
     def forward(self, images: Tensor) -> Tensor:
-        [logits] = self._session.run(None, {INPUT: images.contiguous().numpy()})
+        try:
+            [logits] = self._session.run(None, {INPUT: images.contiguous().numpy()})
+        except Exception as error:  # as above
+            raise ExportError(f"ONNX Runtime cannot compute the model: {first_line(error)}") from error
         return torch.from_numpy(logits)
 
 

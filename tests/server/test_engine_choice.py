@@ -9,12 +9,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import onnx
 import pytest
 import torch
 from torch import Tensor, nn
 
 from milkweed.models import export_bundle, import_checkpoint
 from milkweed.models.onnx import session as session_module
+from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.server import engine_choice, served
 from milkweed.server.engine_choice import EngineChoice, EngineError, choose_engine
@@ -37,7 +39,7 @@ def exported(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 def at_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export is there already; the process that makes it is tested by itself."""
 
-    def given(bundle: Path, file: Path) -> int:
+    def given(bundle: Path, version: str, file: Path) -> int:
         file.write_bytes(exported.read_bytes())
         return 12345
 
@@ -218,10 +220,33 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(bundle: Path, file: Path) -> int:
+    def write(bundle: Path, version: str, file: Path) -> int:
         return file.write_bytes(b"no model")
 
     monkeypatch.setattr(engine_choice, "_export", write)
+
+
+def failing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It can be loaded, and takes images of another size."""
+    floats, edge = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Flatten", [INPUT], [OUTPUT])
+    ends = [edge(INPUT, floats, [BATCH, 3, 8, 8])], [edge(OUTPUT, floats, [BATCH, 192])]
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", *ends), opset_imports=opsets, ir_version=10)
+
+    def write(bundle: Path, version: str, file: Path) -> int:
+        return file.write_bytes(model.SerializeToString())
+
+    monkeypatch.setattr(engine_choice, "_export", write)
+
+
+def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another bundle has taken the place of the one that was loaded."""
+
+    def another(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        return subprocess.CompletedProcess(command, 0, '{"version": "000000000000", "weight_bytes": 1}', "")
+
+    monkeypatch.setattr(engine_choice.subprocess, "run", another)
 
 
 @pytest.mark.parametrize(
@@ -234,6 +259,8 @@ def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
         (no_room, "No space left on device"),
         (broken, "ONNX Runtime is missing"),
         (unloadable, "ONNX Runtime cannot load the model: "),
+        (failing, "ONNX Runtime cannot compute the model: "),
+        (replaced, "was replaced while it was opened: [0-9a-f]{12} by 000000000000"),
     ],
 )
 def test_what_onnx_runtime_cannot_do_fails_the_start_or_is_told(
@@ -260,8 +287,8 @@ def test_what_torch_alone_computes(kit: ModuleType) -> None:
     ):
         pipeline.device, pipeline.dtype = device, dtype
         with pytest.raises(EngineError, match=f"engine onnxruntime: .*{words}"):
-            choose_engine(pipeline, Path("x"), "onnxruntime", (1,))
-        choose_engine(pipeline, Path("x"), "auto", (1,))
+            choose_engine(pipeline, Path("x"), "", "onnxruntime", (1,))
+        choose_engine(pipeline, Path("x"), "", "auto", (1,))
         assert pipeline.engine.name == "torch"
         assert words in pipeline.engine.reason
 
