@@ -85,13 +85,14 @@ class _Run:
 
     def _prepared(self, error: BaseException | None) -> None:
         """The models are warm, or never will be."""
+        if self._signalled:  # nobody is served any more, and the port is closed; Ctrl-C may have failed the load, too
+            return
         if error is not None:
             self._failed = True
             say_failure(error)
             self._server.should_exit = True
             return
-        if not self._signalled:  # else nobody is served any more, and the port is closed
-            say_served(self.service, self.url)
+        say_served(self.service, self.url)
 
     def _engine_ended(self) -> None:
         """Whoever waited has been told; what starts processes shall start this one again."""

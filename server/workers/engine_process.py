@@ -106,7 +106,8 @@ class EngineProcess:
             self._fail()
             return
         self._hub.publish()
-        say_served(self.service, self._url)
+        if not self.service.draining:  # else nobody is served any more
+            say_served(self.service, self._url)
         if self._orders is not None:
             self._orders.say_ready()
 

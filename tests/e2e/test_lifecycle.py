@@ -68,14 +68,22 @@ served.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
 """
 """A model is loaded only once the server stops."""
 
+FAILED_LOAD = """
+def fail(path):
+    stopped.wait(60)
+    raise ValueError("the load was interrupted, too")
+served.load_bundle = fail
+"""
 
-def test_a_stop_while_models_load_is_no_error(serving: Any) -> None:
-    with serving(prelude=HELD_LOAD) as server:
+
+@pytest.mark.parametrize("load", [HELD_LOAD, HELD_LOAD + FAILED_LOAD])
+def test_a_stop_while_models_load_is_no_error(serving: Any, load: str) -> None:
+    with serving(prelude=load) as server:
         url = json.loads(server.wait_log("listening"))["event"]["url"]
         assert httpx.get(f"{url}/readyz", timeout=60).status_code == 503
         server.terminate()
         assert server.exit() == 0
-        assert not [line for line in server.log if '"level": "error"' in line]
+        assert not [line for line in server.log if '"level": "error"' in line or line.startswith("milkweed: error")]
 
 
 def test_port_in_use_is_one_line_and_exit_code_1(serving: Any) -> None:
