@@ -25,6 +25,8 @@ SCALE = "_scale"
 LEVELS = 127
 """int8 from -127 to 127: the same on both sides of zero."""
 
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
 
 def storable_weights(model: nn.Module) -> dict[str, tuple[str, ...]]:
     """Keys of the weights of every linear, convolution and structured layer, by layer, in the model's order."""
@@ -60,7 +62,7 @@ def loaded_tensors(model: nn.Module, storage: Mapping[str, str], tensors: dict[s
     """The float32 state dict that a file's tensors stand for: `tensors` itself, changed.
 
     Raises:
-        ValueError: scales that are none; names the tensor.
+        ValueError: scales that are none, or values that they are not the scales of; names the tensor.
     """
     for key, precision in _by_key(model, storage).items():
         weight = tensors[key].float()
@@ -69,6 +71,7 @@ def loaded_tensors(model: nn.Module, storage: Mapping[str, str], tensors: dict[s
             if not bool(((scale > 0) & scale.isfinite()).all()):
                 odd = scale[~((scale > 0) & scale.isfinite())][0]
                 raise ValueError(f"{key + SCALE} holds {float(odd):g}: a scale must be finite and above 0")
+            _check_levels(key, tensors[key], scale)
             weight *= scale
         tensors[key] = weight
     return tensors
@@ -97,8 +100,7 @@ def quantised(weight: Tensor, scales: torch.dtype = torch.bfloat16) -> tuple[Ten
     Args:
         scales: their dtype, float32 or bfloat16.
     """
-    channel = tuple(range(1, 4)) if weight.dim() == 4 else -1
-    scale = weight.abs().amax(channel, keepdim=True).div(LEVELS).clamp(min=torch.finfo(torch.float32).tiny).to(scales)
+    scale = weight.abs().amax(_channel(weight), keepdim=True).div(LEVELS).clamp(min=SMALLEST_SCALE).to(scales)
     return weight.div(scale.float()).round().to(torch.int8), scale
 
 
@@ -109,6 +111,20 @@ def _by_key(model: nn.Module, storage: Mapping[str, str]) -> dict[str, str]:
     if unknown is not None:
         raise ValueError(f"storage: {quoted(unknown)} is no linear, convolution or structured layer of the model")
     return {key: precision for name, precision in storage.items() for key in keys[name]}
+
+
+def _channel(weight: Tensor) -> tuple[int, ...] | int:
+    """The axes of a channel."""
+    return tuple(range(1, 4)) if weight.dim() == 4 else -1
+
+
+def _check_levels(key: str, values: Tensor, scale: Tensor) -> None:
+    """Refuse what `quantised` does not write: a server that holds int8 would make other scales of the weights."""
+    low, high = (each(values, _channel(values), keepdim=True).int() for each in (torch.amin, torch.amax))
+    largest = torch.maximum(high, -low)
+    odd = largest[(largest != LEVELS) & (scale > SMALLEST_SCALE)]
+    if len(odd):
+        raise ValueError(f"{key} has a channel whose largest value is {int(odd[0])}: by its scale it must be {LEVELS}")
 
 
 def _check_finite(key: str, weight: Tensor, stored: Tensor | None = None) -> None:

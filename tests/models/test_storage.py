@@ -264,6 +264,8 @@ def test_a_config_that_says_otherwise(int8_bundle: Path, change: Change, message
         (lambda t: t["head.weight_scale"][1].fill_(-2), "head.weight_scale holds -2: a scale must be finite and above"),
         (lambda t: t["head.weight_scale"][2].fill_(torch.nan), "head.weight_scale holds nan: a scale must be finite"),
         (lambda t: t["head.weight_scale"][2].fill_(torch.inf), "head.weight_scale holds inf: a scale must be finite"),
+        (lambda t: t["head.weight"][1].div_(2, rounding_mode="floor"), "head.weight has a channel whose largest"),
+        (lambda t: t["head.weight"][2, 3].fill_(-128), "head.weight has a channel whose largest value is 128: by"),
         (lambda t: t.update({"head.bias_scale": torch.ones(1)}), "key 'head.bias_scale' is not one of the model's"),
     ],
 )
