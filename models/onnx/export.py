@@ -4,7 +4,8 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -84,7 +85,7 @@ def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite:
     _check_target(out, overwrite)
     model, config = load_bundle(bundle)
     with _folder_beside(out) as folder:
-        file = Path(folder) / out.name
+        file = folder / out.name
         try:
             verified = write_verified(model, file, int(config.preprocess["size"]), dtype)
         except ExportError as error:
@@ -95,7 +96,7 @@ def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite:
             config,
             dtype,
             OPSET,
-            sum(each.stat().st_size for each in Path(folder).iterdir()),
+            sum(each.stat().st_size for each in folder.iterdir()),
             weight_bytes,
             operators,
             verified,
@@ -146,13 +147,19 @@ def _check_target(out: Path, overwrite: bool) -> None:
             raise FileExistsError(f"{path}: exists already; --force replaces it")
 
 
-def _folder_beside(out: Path) -> tempfile.TemporaryDirectory[str]:
-    """Where a file is made; on the same file system, so that it can be moved in place whole."""
+@contextmanager
+def _folder_beside(out: Path) -> Iterator[Path]:
+    """Where a file is made; on the same file system, so that it can be moved in place whole.
+
+    Raises:
+        OSError: also what happens inside, where the disk may be full; names `out`.
+    """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        return tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.")
+        with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}.") as folder:
+            yield Path(folder)
     except OSError as error:
-        raise OSError(f"{out}: cannot be written: {error.strerror}") from error
+        raise OSError(f"{out}: cannot be written: {error.strerror or error}") from error
 
 
 def _error(found: list[Tensor], expected: list[Tensor]) -> float:

@@ -1,7 +1,9 @@
 """What a file says of itself, smaller numbers, and what is refused."""
 
 import copy
+import errno
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -265,6 +267,17 @@ def test_what_cannot_be_is_refused_before_any_work(bundle: Path, tmp_path: Path)
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=r"file/model\.onnx: cannot be written: File exists$"):
         export_bundle(bundle, tmp_path / "file" / "model.onnx")
+
+
+@pytest.mark.usefixtures("recorded")
+def test_a_full_disk_names_the_file(bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(onnx, "save_model", full)
+    with pytest.raises(OSError, match=r"model\.onnx: cannot be written: No space left on device$"):
+        export_bundle(bundle, tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
