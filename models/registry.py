@@ -8,7 +8,7 @@ from typing import Any
 from torch import nn
 
 from .arch_args import check_arch_args
-from .errors import quoted
+from .errors import first_line, quoted
 from .structure import LayerStructure, replace_linears
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_door import (
@@ -61,10 +61,11 @@ def create_model(
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
-    if arch in _OWN:
-        model = _create_own(arch, num_classes, arch_args)
-    else:
-        model = create_timm_model(arch, num_classes, arch_args)
+    build = _create_own if arch in _OWN else create_timm_model
+    try:
+        model = build(arch, num_classes, arch_args)
+    except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
+        raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
     return replace_linears(model, structure or {}).eval()
 
 
@@ -82,12 +83,16 @@ def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
     """How the published model of this name prepares its images: size, crop_pct, interpolation, mean, std.
 
     Raises:
-        ValueError: an unknown name.
+        ValueError: an unknown name, or an `img_size` that is no square.
     """
     _check_known(arch)
     preprocess = dict(IMAGENET_PREPROCESS) if arch in _OWN else timm_preprocess(arch)
-    if isinstance(arch_args.get("img_size"), int):
-        preprocess["size"] = arch_args["img_size"]
+    size = arch_args.get("img_size")
+    sides = size if isinstance(size, list | tuple) else [size]
+    if not sides or any(side != sides[0] for side in sides):
+        raise ValueError(f"{arch}: img_size {quoted(size)}: images are square")
+    if isinstance(sides[0], int):
+        preprocess["size"] = sides[0]
     return preprocess
 
 

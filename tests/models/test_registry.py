@@ -115,6 +115,9 @@ def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
         ("mixer_s16_224", {"num_heads": 4}, "mixer_s16_224 does not take the arguments num_heads so: "),
         ("deit_tiny_patch16_224", {"num_blocks": 4}, "does not take the arguments num_blocks so: "),
         ("deit_tiny_patch16_224", {"norm_eps": "x"}, "norm_eps 'x' must be a number"),
+        ("deit_tiny_patch16_224", {"num_heads": 0}, "deit_tiny_patch16_224 cannot be built with {'num_heads': 0}: "),
+        ("t2t_vit_7", {"img_size": "x"}, "t2t_vit_7 cannot be built with {'img_size': 'x'}: "),
+        ("vitaev2_s", {"num_heads": 2}, "vitaev2_s cannot be built with {'num_heads': 2}: "),
     ],
 )
 def test_bad_arguments_are_refused(arch: str, args: dict[str, Any], message: str) -> None:
@@ -149,7 +152,11 @@ def test_default_preprocess_is_the_published_one() -> None:
     for arch in ("vit_small_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"):
         assert default_preprocess(arch) == {**common, **half}
     assert default_preprocess("vit_base_patch16_384")["size"] == 384
-    assert default_preprocess("vitae_basic", img_size=32)["size"] == 32
+    for img_size in (32, [32, 32]):
+        assert default_preprocess("vitae_basic", img_size=img_size)["size"] == 32
+    for img_size in ([32, 48], []):
+        with pytest.raises(ValueError, match=r"^vitae_basic: img_size \[.*\]: images are square$"):
+            default_preprocess("vitae_basic", img_size=img_size)
 
 
 def test_importing_and_building_vitae_leaves_timm_alone() -> None:
