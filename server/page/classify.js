@@ -1,6 +1,6 @@
 // One photo through one model: sent as it is, asked again when the server says when.
 
-import { Refusal, ask, refusalOf } from "./server.js";
+import { Refusal, ask, jsonOf } from "./server.js";
 import { parseStages } from "./stages.js";
 
 const ATTEMPTS = 5;
@@ -11,13 +11,14 @@ const PATIENCE_MS = 15_000; // beyond the server's own deadline
  * @param photo Blob of the file as it is.
  * @param model one of `models.js`.
  * @param signal ends it.
+ * @param afresh whether the answer has to be computed, also where the server keeps answers.
  * @param onWait called with {seconds, attempt, attempts, refusal} before the photo is sent again.
- * @returns {predictions, stages, roundTripMs}
+ * @returns {predictions, stages, kept, roundTripMs}; `kept`: from the server's cache
  */
-export async function classify(photo, model, { signal, onWait }) {
+export async function classify(photo, model, { signal, afresh, onWait }) {
   for (let attempt = 1; ; attempt++) {
     try {
-      return await once(photo, model, signal);
+      return await once(photo, model, signal, afresh);
     } catch (refusal) {
       const again = refusal instanceof Refusal && (refusal.status === 429 || refusal.status === 503);
       if (!again || attempt === ATTEMPTS || refusal.retryAfter > LONGEST_WAIT_SECONDS) throw refusal;
@@ -28,31 +29,27 @@ export async function classify(photo, model, { signal, onWait }) {
   }
 }
 
-async function once(photo, model, signal) {
+async function once(photo, model, signal, afresh) {
   const began = performance.now();
-  const patience = AbortSignal.timeout(model.timeoutMs + PATIENCE_MS);
-  // The server tells a format by its bytes, so the browser's guess from the name does not count.
-  const headers = { "Content-Type": "application/octet-stream", ...model.headers };
-  const path = `classify?model=${encodeURIComponent(model.name)}`;
-  try {
-    const response = await ask(path, {
-      method: "POST",
-      body: photo,
-      headers,
-      signal: AbortSignal.any([signal, patience]),
-    });
-    if (!response.ok) throw await refusalOf(response);
-    const { results } = await response.json();
-    return {
-      predictions: results[0].predictions,
-      stages: parseStages(response.headers.get("server-timing")),
-      roundTripMs: performance.now() - began,
-    };
-  } catch (error) {
-    if (patience.aborted && !signal.aborted) throw new Refusal("silent");
-    if (error instanceof SyntaxError || error instanceof TypeError) throw new Refusal("cut"); // it broke off, or is none
-    throw error;
-  }
+  const response = await ask(`classify?model=${encodeURIComponent(model.name)}`, {
+    method: "POST",
+    body: photo,
+    // The server tells a format by its bytes, so the browser's guess from the name does not count.
+    headers: {
+      "Content-Type": "application/octet-stream",
+      ...(afresh ? { "Cache-Control": "no-store" } : {}),
+      ...model.headers,
+    },
+    signal,
+    patienceMs: model.timeoutMs + PATIENCE_MS,
+  });
+  const { results } = await jsonOf(response);
+  return {
+    predictions: results[0].predictions,
+    stages: parseStages(response.headers.get("server-timing")),
+    kept: response.headers.get("x-cache") === "HIT",
+    roundTripMs: performance.now() - began,
+  };
 }
 
 function pause(seconds, signal) {

@@ -14,7 +14,7 @@ export function showComparison(box, models, cards) {
     ...rowsOf(models, both)
       .filter(([, values]) => values.every((value) => value !== null))
       .map(([name, [one, other], inWords, hasRatio]) =>
-        row(name, [inWords(one), inWords(other), hasRatio && other > 0 ? `${(one / other).toFixed(2)} ×` : ""]),
+        row(name, [inWords(one), inWords(other), hasRatio && other > 0 ? `${inShort(one / other)} ×` : ""]),
       ),
     ...(both.length ? [row("same answer", [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length), ""])] : []),
   );
@@ -27,6 +27,7 @@ function rowsOf(models, both) {
   const shared = [...accuracies].filter(([data]) => others.has(data));
   const together = models.map(imagesAForward);
   return [
+    ["classes", models.map(({ said }) => said.num_classes), String, false],
     ["Monarch layers", models.map(({ said }) => said.monarch_layers), String, false],
     ["in memory", bytes("resident"), inBytes, true],
     ["on disk", bytes("on_disk"), inBytes, true],
@@ -44,6 +45,11 @@ export function median(values) {
   if (!sorted.length) return null;
   const middle = sorted.length >> 1;
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
+}
+
+/** A ratio in about three digits. */
+function inShort(ratio) {
+  return ratio < 0.095 ? ratio.toPrecision(1) : ratio.toFixed(ratio < 9.95 ? 2 : ratio < 99.5 ? 1 : 0);
 }
 
 function row(name, values) {

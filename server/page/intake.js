@@ -31,6 +31,34 @@ export function openIntake(take) {
     drop.classList.remove("over");
     if (!event.dataTransfer?.types.includes("Files")) return;
     event.preventDefault();
-    take([...event.dataTransfer.files]);
+    const entries = [...event.dataTransfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
+    if (entries.some(({ isDirectory }) => isDirectory)) takeFolders(entries, take);
+    else take([...event.dataTransfer.files]);
   });
+}
+
+/** What is named on purpose is taken as it is; of a folder only what looks like a picture. */
+async function takeFolders(entries, take) {
+  const found = await Promise.all(
+    entries.map(async (entry) => {
+      const files = await filesOf(entry);
+      return entry.isFile ? files : files.filter(({ type }) => type.startsWith("image/"));
+    }),
+  );
+  take(found.flat());
+}
+
+async function filesOf(entry) {
+  try {
+    if (entry.isFile) return [await new Promise((resolve, reject) => entry.file(resolve, reject))];
+    const reader = entry.createReader();
+    const inside = [];
+    for (let some; (some = await new Promise((resolve, reject) => reader.readEntries(resolve, reject))).length; ) {
+      inside.push(...some); // a hundred at most come at once
+    }
+    inside.sort((one, other) => one.name.localeCompare(other.name, undefined, { numeric: true }));
+    return (await Promise.all(inside.map(filesOf))).flat();
+  } catch {
+    return []; // not for us to read
+  }
 }

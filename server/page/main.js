@@ -3,9 +3,10 @@
 import { Card } from "./card.js";
 import { showComparison } from "./comparison.js";
 import { openIntake } from "./intake.js";
+import { keyInUse } from "./key.js";
 import { Line } from "./line.js";
 import { counterpart, factsOf, fillSelect, readModels } from "./models.js";
-import { Refusal, addressOf, askJson } from "./server.js";
+import { Refusal, addressOf, ask, jsonOf } from "./server.js";
 import { startStrip } from "./strip.js";
 import { inPercent } from "./words.js";
 
@@ -16,6 +17,8 @@ const find = (id) => document.getElementById(id);
 const line = new Line(AT_ONCE);
 const cards = [];
 let models = [];
+let reading = null;
+let turns = 0;
 
 function chosen() {
   const by = (select) => models.find(({ label }) => label === select.value);
@@ -26,9 +29,10 @@ function chosen() {
 /** Take files in: a card for each, asked in order. */
 function take(files) {
   if (!files.length) return;
-  const fresh = files.map((file) => new Card(file, onDone));
+  const fresh = files.map((file) => new Card(file, onChange));
   cards.unshift(...fresh);
   find("cards").prepend(...fresh.map(({ element }) => element));
+  for (const card of fresh) card.showPicture();
   find("answers").hidden = false;
   document.body.classList.add("busy");
   if (models.length) askFor(fresh);
@@ -39,7 +43,7 @@ function take(files) {
 function askFor(some) {
   const now = chosen();
   line.most = now.length === 2 ? 1 : AT_ONCE; // side by side, neither may wait for the other
-  some.forEach((card, place) => card.ask(now, line, place));
+  for (const card of some) card.ask(now, line, turns++);
 }
 
 function askAllAgain() {
@@ -59,11 +63,13 @@ function clear() {
   find("choose").focus();
 }
 
-function onDone(card) {
+function onChange(card) {
   showProgress();
+  if (!card.done) return;
+  if (card.answers.some(({ failure }) => failure?.code === "unknown_model")) readAgain();
   const left = cards.filter(({ done }) => !done).length;
   if (cards.length === 1) say(inShort(card));
-  else if (!left) say(`${cards.length} photos are done.`);
+  else if (!left) say(`${cards.length} photos are done${failed().length ? `, ${failed().length} failed` : ""}.`);
 }
 
 function inShort({ name, answers }) {
@@ -75,16 +81,19 @@ function inShort({ name, answers }) {
   return `${name}: ${texts.join("; beside it ")}`;
 }
 
+function failed() {
+  return cards.filter(({ done, answers }) => done && answers.some(({ failure }) => failure));
+}
+
 function say(text) {
   find("spoken").textContent = text;
 }
 
 function showProgress() {
-  const done = cards.filter((card) => card.done);
-  const failed = done.filter(({ answers }) => answers.some(({ failure }) => failure)).length;
-  const parts = [`${done.length} of ${cards.length}`];
-  if (failed) parts.push(`${failed} failed`);
+  const parts = [`${cards.filter(({ done }) => done).length} of ${cards.length}`];
+  if (failed().length) parts.push(`${failed().length} failed`);
   find("progress").textContent = parts.join(", ");
+  find("again").hidden = failed().filter(({ answers }) => answers.some(({ failure }) => failure?.passing)).length < 2;
   if (models.length) showModels();
 }
 
@@ -97,39 +106,78 @@ function showModels() {
   if (two) showComparison(find("comparison"), now, cards);
   else find("facts").replaceChildren(...factsOf(now[0]));
   const query = now[0].said.default ? "" : `?model=${encodeURIComponent(now[0].name)}`;
-  find("curl").textContent = `curl --data-binary @photo.jpg \\\n  '${addressOf("classify")}${query}'`;
+  const headers = { ...now[0].headers, ...(keyInUse() ? { "X-API-Key": "KEY" } : {}) };
+  const options = Object.entries(headers).map(([name, value]) => `-H '${name}: ${value}' `);
+  find("curl").textContent = `curl --data-binary @photo.jpg ${options.join("")}'${addressOf("classify")}${query}'`;
 }
 
 function showState(state, text) {
   const place = find("state");
-  if (place.dataset.state === state) return;
+  if (place.textContent === text) return; // or it would be read out again
   place.dataset.state = state;
   place.textContent = text;
 }
 
-async function loadModels() {
+function showGone(status) {
+  showState("gone", status ? `server answers ${status}` : "server does not answer");
+}
+
+async function modelsThere() {
   for (;;) {
     try {
-      models = readModels(await askJson("v1/models"));
-      if (models.length) break;
+      const found = readModels(await jsonOf(await ask("v1/models")));
+      if (found.length) return found;
       showState("loading", "models are loading");
     } catch (error) {
       if (!(error instanceof Refusal)) throw error;
-      showState("gone", "server does not answer");
+      showGone(error.status);
     }
     await new Promise((resolve) => setTimeout(resolve, LOADING_MS));
   }
+}
+
+/** Read which models there are: at first the default is chosen, and its twin; later what is still served stays. */
+async function loadModels() {
+  const was = chosen();
+  models = await modelsThere();
   const first = models.find(({ said }) => said.default) ?? models[0];
-  fillSelect(find("model"), models, { chosen: first.label });
-  fillSelect(find("beside"), models, { none: "nothing", chosen: counterpart(first, models)?.label ?? "" });
+  const gone = was.filter(({ label }) => !models.some((model) => model.label === label));
+  const stays = was.length && !gone.includes(was[0]);
+  fillSelect(find("model"), models, { chosen: stays ? was[0].label : first.label });
+  const beside = was.length ? null : (counterpart(first, models)?.label ?? "");
+  fillSelect(find("beside"), models, { none: "nothing", chosen: beside });
   find("beside-choice").hidden = models.length < 2;
+  find("gone").textContent = gone.length ? `${gone.map(({ label }) => label).join(", ")}: not served any more.` : "";
   showState("ready", "ready");
+  const versions = (some) => some.map(({ label, said }) => `${label} ${said.version}`).join();
+  if (versions(was) === versions(chosen())) showProgress();
+  else askAllAgain();
+}
+
+function readAgain() {
+  reading ??= loadModels().finally(() => (reading = null));
+}
+
+function onAnswer(status) {
+  if (reading) return;
+  const wasGone = find("state").dataset.state === "gone";
+  if (status && status < 500) showState("ready", "ready");
+  else showGone(status);
+  if (wasGone && status === 200) readAgain(); // another process may serve other models
+}
+
+function onChoice() {
+  find("gone").textContent = "";
   askAllAgain();
 }
 
 openIntake(take);
 find("clear").addEventListener("click", clear);
-find("model").addEventListener("change", askAllAgain);
-find("beside").addEventListener("change", askAllAgain);
+find("again").addEventListener("click", () => {
+  find("answers-name").focus(); // the button goes
+  for (const card of cards) card.tryAgain();
+});
+find("model").addEventListener("change", onChoice);
+find("beside").addEventListener("change", onChoice);
 await loadModels();
-startStrip((there) => (there ? showState("ready", "ready") : showState("gone", "server does not answer")));
+startStrip(onAnswer);

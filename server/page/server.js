@@ -2,6 +2,8 @@
 
 import { keyInUse, newKey } from "./key.js";
 
+const PATIENCE_MS = 10_000;
+
 /** Why there is no answer: a code of the server, or `gone`, `cut`, `silent` where none came. */
 export class Refusal extends Error {
   constructor(code, message = "", { status = 0, retryAfter = null, requestId = "" } = {}) {
@@ -15,27 +17,34 @@ export function addressOf(path) {
   return new URL(path, document.baseURI).href;
 }
 
-/** A response of any status but 401: then the page asks for a key, and this asks again. */
-export async function ask(path, { headers = {}, ...options } = {}) {
+/**
+ * A response of any status but 401: then the page asks for a key, and this asks again.
+ *
+ * @param patienceMs how long one request may take; not how long somebody looks for a key.
+ */
+export async function ask(path, { headers = {}, signal, patienceMs = PATIENCE_MS, ...options } = {}) {
   for (;;) {
     const key = keyInUse();
+    const patience = AbortSignal.timeout(patienceMs);
     let response;
     try {
       response = await fetch(addressOf(path), {
         ...options,
         headers: key ? { ...headers, "X-API-Key": key } : headers,
+        signal: signal ? AbortSignal.any([signal, patience]) : patience,
       });
     } catch (error) {
-      if (options.signal?.aborted) throw error;
+      if (signal?.aborted) throw error;
+      if (patience.aborted) throw new Refusal("silent");
       throw new Refusal((await isThere()) ? "cut" : "gone");
     }
     if (response.status !== 401) return response;
-    await newKey(key, options.signal);
+    await newKey(key, signal);
   }
 }
 
 /** What a response that is no success says; it may be a proxy's, which knows nothing of our shape. */
-export async function refusalOf(response) {
+async function refusalOf(response) {
   let said = {};
   try {
     said = await response.json();
@@ -50,11 +59,15 @@ export async function refusalOf(response) {
   });
 }
 
-/** JSON of a path that is only read. */
-export async function askJson(path, options) {
-  const response = await ask(path, options);
+/** JSON of a response that is a success. */
+export async function jsonOf(response) {
   if (!response.ok) throw await refusalOf(response);
-  return response.json();
+  try {
+    return await response.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(error.name === "TimeoutError" ? "silent" : "cut"); // it broke off, or is none
+  }
 }
 
 async function isThere() {

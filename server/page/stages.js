@@ -26,7 +26,7 @@ export function inMs(ms) {
 }
 
 /** Fill an element with `.bar` and `p`: the shares as a bar, the longest of them in words. */
-export function showStages(element, stages, roundTripMs) {
+export function showStages(element, { stages, kept, roundTripMs }) {
   const bar = element.querySelector(".bar");
   const text = element.querySelector("p");
   element.hidden = !stages;
@@ -36,14 +36,14 @@ export function showStages(element, stages, roundTripMs) {
       const part = document.createElement("span");
       part.dataset.stage = name;
       part.title = `${name} ${inMs(ms)}`;
-      part.style.flexGrow = Math.max(ms, 0);
+      part.style.flexGrow = Math.max(ms, 0) * 1000; // a sum below one would leave the bar's end empty
       return part;
     }),
   );
   const longest = [...stages.each].sort((one, other) => other.ms - one.ms).slice(0, 4);
   const rest = stages.each.filter((stage) => !longest.includes(stage));
   text.replaceChildren(
-    word(`${inMs(stages.totalMs)} in the server`, "total"),
+    word(`${inMs(stages.totalMs)} in the server${kept ? ", from its cache" : ""}`, "total"),
     ...longest.map(({ name, ms }) => word(`${name} ${inMs(ms)}`, "", name)),
     ...(rest.length ? [word(`${rest.length} more ${inMs(rest.reduce((sum, { ms }) => sum + ms, 0))}`)] : []),
     word(`${inMs(roundTripMs)} there and back`),

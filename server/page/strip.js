@@ -43,8 +43,8 @@ export function between(before, after) {
   };
 }
 
-/** Follow /metrics while the page is seen; `onState` hears whether the server answers. */
-export function startStrip(onState) {
+/** Follow /metrics while the page is seen; `onAnswer` hears the status each time, 0 where no answer came. */
+export function startStrip(onAnswer) {
   const snapshots = [];
   const rates = [];
   let timer = null;
@@ -53,14 +53,16 @@ export function startStrip(onState) {
     clearTimeout(timer);
     try {
       const response = await ask("metrics", { headers: { Accept: "text/plain" }, cache: "no-store" });
-      onState(true);
-      if (response.ok) show(await response.text());
-      else {
-        hide(`Not shown: /metrics answers ${response.status} here. It may be served on another port only.`);
+      const { ok, status } = response;
+      const text = await response.text();
+      onAnswer(status);
+      if (ok) show(text);
+      else if (status !== 429 && status < 500) {
+        hide(`Not shown: /metrics answers ${status} here. It may be served on another port only.`);
         return; // and that is not asked for every few seconds
       }
     } catch {
-      onState(false);
+      onAnswer(0);
       snapshots.length = 0;
     }
     clearTimeout(timer);

@@ -13,7 +13,7 @@ const SENTENCES = {
   not_ready: "The models are still loading.",
   deadline: "The server did not get to it in time.",
   request_timeout: "Sending it took too long.",
-  unknown_model: "This model is not served any more: load the page again.",
+  unknown_model: "This model is not served any more.",
   internal: "The server failed.",
   gone: "The server does not answer. It has stopped, or the connection is lost.",
   cut: "The connection broke. The file may have changed or be too large for a proxy on the way.",
@@ -23,14 +23,14 @@ const SENTENCES = {
 // Where asking again with nothing changed may help.
 const PASSING = ["overloaded", "rate_limited", "draining", "not_ready", "deadline", "internal", "gone", "cut", "silent"];
 
-/** {title, detail, passing} of a refusal. */
+/** {title, detail, passing, code} of a refusal. */
 export function inWords(error, file) {
-  if (!(error instanceof Refusal)) return { title: "The page failed.", detail: String(error), passing: false };
+  if (!(error instanceof Refusal)) return { title: "The page failed.", detail: String(error), passing: false, code: "" };
   const { code, message, status, requestId } = error;
   const title = code === "too_large" ? tooLarge(message, file) : (SENTENCES[code] ?? "The server refused.");
   const said = message && code !== "too_large" ? message : "";
   const origin = status ? `${status} ${code}${status >= 500 && requestId ? `, request ${requestId}` : ""}` : "";
-  return { title, detail: [said, origin].filter(Boolean).join(" · "), passing: PASSING.includes(code) };
+  return { title, detail: [said, origin].filter(Boolean).join(" · "), passing: PASSING.includes(code), code };
 }
 
 /** Before a photo is sent again. */

@@ -51,6 +51,7 @@ def test_axe_finds_nothing_serious(browser: "Browser", pair: Any, scheme: Any) -
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     # axe is a script of another origin to the page: here its policy has to let it in.
     with visited(browser, pair.url, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce") as tab:
+        tab.set_viewport_size({"width": 1280, "height": 850})  # so high that the side stays, and too low for all of it
         arrive(tab, pair.url)
         for state in ("empty", "answers", "one model", "key"):
             if state == "answers":
@@ -98,6 +99,26 @@ def picture(tab: "Page", path: Path) -> None:
     expect(tab.locator("#live-line")).to_be_visible(timeout=30_000)
     tab.set_viewport_size({"width": 1180, "height": 820})
     Image.open(io.BytesIO(tab.screenshot())).quantize(256).save(path, optimize=True)
+
+
+def test_without_scripts_nothing_is_shown_that_needs_them(browser: "Browser", pair: Any) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    tab = context.new_page()
+    tab.goto(pair.url)
+    expect(tab.locator(".notice")).to_be_visible()
+    expect(tab.get_by_role("button")).to_have_count(0)
+    expect(tab.locator("#state")).to_be_hidden()
+    context.close()
+
+
+def test_the_key_to_the_bar_keeps_its_colours(browser: "Browser", pair: Any) -> None:
+    with visited(browser, pair.url, forced_colors="active") as tab:
+        arrive(tab, pair.url)
+        pick(tab, photo("a.png", ship()))
+        colour = "(part) => getComputedStyle(part, '::before').backgroundColor"
+        key = tab.locator(".stages p [data-stage=forward]").first
+        bar = tab.locator(".bar [data-stage=forward]").first
+        assert key.evaluate(colour) == bar.evaluate(colour.replace(", '::before'", ""))
 
 
 def test_below_the_path_of_a_proxy(browser: "Browser", pair: Any) -> None:

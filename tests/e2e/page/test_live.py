@@ -7,7 +7,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from .drawings import ship
-from .tab import expect
+from .tab import answering, expect
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
     page.clock.install(time=0)
     page.reload()
+    expect(page.locator("#live-memory")).to_have_text(re.compile(r"^\d+ MB$|^[\d.]+ GB$"))
     with page.expect_response("**/metrics"):
         page.clock.pause_at(60_000)
-    expect(page.locator("#live-memory")).to_have_text(re.compile(r"^\d+ MB$|^[\d.]+ GB$"))
     expect(page.locator("#live-rate")).to_have_text("–")
     with httpx.Client() as client:
         for _ in range(20):
@@ -29,6 +29,13 @@ def test_the_live_strip_says_what_metrics_say(page: "Page", pair: Any) -> None:
     for name in ("p50", "p99"):
         expect(page.locator(f"#live-{name}")).to_have_text(re.compile(r"^[\d.]+ m?s$"))
     assert len(page.locator("#live-line polyline").get_attribute("points").split()) == 1
+    for status, said in ((503, "server answers 503"), (429, "ready")):  # what passes is asked for again
+        page.route("**/metrics", answering(status, ""), times=1)
+        page.clock.fast_forward(5100)
+        expect(page.locator("#state")).to_have_text(said)
+    expect(page.locator("#live")).to_be_visible()
+    page.clock.fast_forward(5100)
+    expect(page.locator("#live-line polyline")).to_have_attribute("points", re.compile(r"^\S+ \S+$"))
     page.route("**/metrics", lambda route: route.fulfill(status=404))
     page.clock.fast_forward(5100)
     expect(page.locator("#live-note")).to_have_text(re.compile("/metrics answers 404 here"))

@@ -1,6 +1,7 @@
 """Photos in, answers out: of one model, and of two side by side."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -35,7 +36,10 @@ def test_a_dropped_photo_gets_its_label(page: "Page", pair: Any) -> None:
     assert bar[longest] / whole == pytest.approx(float(timings[longest]) / float(timings["total"]), abs=0.05)
     assert longest in page.locator(".stages p").inner_text()
     expect(page.locator("#spoken")).to_have_text(re.compile(r"^a ship\.png: ship, \d+ %$"))
-    assert page.locator(".picture img").evaluate("(image) => image.naturalWidth") == 640
+    drawn = page.locator(".picture canvas")  # small: 640 x 480 px would stay in memory
+    assert drawn.evaluate("({ width, height }) => [width, height]") == [533, 400]
+    sea = drawn.evaluate("(canvas) => [...canvas.getContext('2d').getImageData(5, 395, 1, 1).data]")
+    assert sea == pytest.approx([38, 84, 124, 255], abs=25)
     assert page.evaluate("() => [seen.made, seen.blobs.size]") == [1, 0]
 
 
@@ -45,6 +49,34 @@ def test_pasted_photos(page: "Page") -> None:
         transfer(page, ("image.png", airplane())),
     )
     expect(top(page)).to_have_text(re.compile("^airplane"))
+
+
+def test_a_dropped_folder_is_the_pictures_in_it(page: "Page", tmp_path: Path) -> None:
+    inner = tmp_path / "photos" / "inner"
+    inner.mkdir(parents=True)
+    (inner / "plane.png").write_bytes(airplane())
+    (inner.parent / "10.png").write_bytes(ship())
+    (inner.parent / "9.png").write_bytes(ship())
+    (inner.parent / "notes.txt").write_text("no picture")
+    drag = {"items": [], "files": [str(inner.parent)], "dragOperationsMask": 1}
+    session = page.context.new_cdp_session(page)
+    for kind in ("dragEnter", "dragOver", "drop"):
+        session.send("Input.dispatchDragEvent", {"type": kind, "x": 400, "y": 200, "data": drag})
+    expect(page.locator("#progress")).to_have_text("3 of 3")
+    assert page.locator(".card h3").all_inner_texts() == ["9.png", "10.png", "plane.png"]
+    expect(top(page, 2)).to_have_text(re.compile("^airplane"))
+
+
+def test_a_bar_is_full_however_short_the_request(page: "Page") -> None:
+    """And an answer that was kept says so."""
+    headers = {"server-timing": "parse;dur=0.3, respond;dur=0.1, total;dur=0.4", "x-cache": "HIT"}
+    body = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
+    page.route("**/classify?*", lambda route: route.fulfill(body=body, headers=headers))
+    pick(page, photo("a.png", ship()))
+    expect(page.locator(".stages p")).to_have_text(re.compile(r"^0\.40 ms in the server, from its cache"))
+    widths = page.locator(".bar").evaluate("(bar) => [...bar.children, bar].map((part) => part.clientWidth)")
+    assert widths[0] + widths[1] == pytest.approx(widths[2], abs=2.1)
+    assert widths[0] / widths[1] == pytest.approx(3, rel=0.05)
 
 
 def test_many_photos_a_few_at_a_time(page: "Page") -> None:
@@ -79,20 +111,27 @@ def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
         assert (tab.input_value("#model"), tab.input_value("#beside")) == ("monarch", "dense")
         asked: list[str] = []
         tab.on("request", lambda request: asked.append(f"> {request.url}"))
+        controls: set[str | None] = set()
+        tab.on("request", lambda request: controls.add(request.headers.get("cache-control")))
         tab.on("requestfinished", lambda request: asked.append(f"< {request.url}"))
         pick(tab, photo("a.png", ship()), photo("b.png", airplane()))
         expect(tab.locator("#progress")).to_have_text("2 of 2")
         expect(tab.locator(".badge")).to_have_text(["same answer", "same answer"])
         for place, label in enumerate(("ship", "ship", "airplane", "airplane")):
             expect(top(tab, place)).to_have_text(re.compile(f"^{label}"))
+        for name in ("c.png", "d.png"):  # also where they come one by one
+            pick(tab, photo(name, ship()))
+            expect(tab.locator(".badge")).to_have_count(3 if name == "c.png" else 4)
+            expect(tab.locator("#progress")).to_have_text("3 of 3" if name == "c.png" else "4 of 4")
         order = [re.sub(r"^(.).*model=(.).*", r"\1\2", each) for each in asked if "/classify" in each]
-        assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"]  # one at a time, and they take turns
+        assert order == [">m", "<m", ">d", "<d", ">d", "<d", ">m", "<m"] * 2  # one at a time, and they take turns
+        assert controls >= {"no-store"}  # what the server keeps would be set beside what it computes
         table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
         sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
         assert table["in memory"] == [*(f"{size / 1e6:.2f} MB" for size in sizes), f"{sizes[0] / sizes[1]:.2f} ×"]
         assert table["Monarch layers"][:2] == ["6", "0"]
-        assert table["same answer"][:2] == ["2 of 2", "100 %"]
+        assert table["same answer"][:2] == ["4 of 4", "100 %"]
         assert all(value.endswith(" ms") for value in (*table["forward"][:2], *table["whole request"][:2]))
         tab.select_option("#beside", "other")  # asks all again
-        expect(tab.locator(".badge")).to_have_text(["other answer", "other answer"])
-        expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 2"))
+        expect(tab.locator(".badge")).to_have_text(["other answer"] * 4)
+        expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 4"))

@@ -1,11 +1,13 @@
 """Everything that can go wrong is said in words, and what passes is tried again."""
 
 import io
+import json
 import re
 import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 from PIL import Image
 
 from milkweed.server.cli.bundles import demo_bundle
@@ -50,7 +52,7 @@ def test_bad_files_in_words(page: "Page", tmp_path: Path) -> None:
     assert "6000x6000 px: limit 20 megapixels" in words(page, 3)
     assert page.locator(".card h3").first.inner_text() == markup
     expect(page.get_by_role("button", name="Try again")).to_have_count(0)
-    expect(page.locator(".picture img")).to_have_count(4)  # a browser shows half a picture too, but no text
+    expect(page.locator(".picture canvas")).to_have_count(4)  # a browser shows half a picture too, but no text
 
 
 def test_a_key_is_asked_for_once_it_is_needed(browser: "Browser", serving: Any, tmp_path: Path) -> None:
@@ -131,16 +133,81 @@ def test_the_server_goes_and_comes_back(browser: "Browser", serving: Any) -> Non
             arrive(tab, server.url)
             server.terminate(signal.SIGKILL)
             server.exit()
-            pick(tab, photo("a.png", ship()))
-            expect(tab.locator(".failure:visible")).to_have_text(re.compile("The server does not answer"))
+            pick(tab, *(photo(name, ship()) for name in ("a.png", "b.png", "c.png")))
+            expect(tab.locator(".failure:visible")).to_have_text([re.compile("The server does not answer")] * 3)
             tab.clock.fast_forward(5100)
             expect(tab.locator("#state")).to_have_text("server does not answer")
             with serving({"demo": demo_bundle()}, port=port) as again:
                 again.wait_ready()
-                tab.get_by_role("button", name="Try again").click()
+                tab.get_by_role("button", name="Try again").first.click()
                 expect(top(tab)).to_have_text(re.compile("^ship"))
+                tab.get_by_role("button", name="Try failed again").click()
+                expect(tab.locator("#answers-name")).to_be_focused()
+                expect(tab.locator("#progress")).to_have_text("3 of 3")
+                expect(tab.get_by_role("button", name="again")).to_have_count(0)
                 tab.clock.fast_forward(5100)
                 expect(tab.locator("#state")).to_have_text("ready")
+
+
+def test_a_server_that_is_silent(page: "Page") -> None:
+    """Neither is waited for without end, nor is somebody hurried who looks for a key."""
+    page.clock.install()
+    page.route("**/metrics", lambda route: None)
+    with page.expect_request("**/metrics"):
+        page.clock.fast_forward(5100)
+    page.clock.fast_forward(10_100)
+    expect(page.locator("#state")).to_have_text("server does not answer")
+    page.unroute("**/metrics")
+    page.clock.fast_forward(5100)
+    expect(page.locator("#state")).to_have_text("ready")
+    page.route("**/classify?*", lambda route: None)
+    with page.expect_request("**/classify?*"):
+        pick(page, photo("a.png", ship()))
+    page.clock.fast_forward(45_100)
+    expect(page.locator(".failure:visible")).to_have_text(re.compile("and never answered"))
+    page.unroute("**/classify?*")
+    page.route("**/classify?*", answering(401, "{}"), times=1)
+    page.get_by_role("button", name="Try again").click()
+    expect(page.get_by_label("API key")).to_be_focused()
+    page.clock.fast_forward(60_000)
+    assert page.locator(".failure:visible").count() == 0
+    page.get_by_label("API key").fill("any")
+    page.keyboard.press("Enter")
+    expect(top(page)).to_have_text(re.compile("^ship"))
+
+
+def test_the_focus_stays_where_it_is_tried_again(page: "Page") -> None:
+    page.route("**/classify?*", answering(504, '{"error": {"code": "deadline"}}'), times=1)
+    pick(page, photo("a.png", ship()), photo("b.png", ship()))
+    expect(page.locator("#spoken")).to_have_text("2 photos are done, 1 failed.")
+    page.get_by_role("button", name="Try again").press("Enter")
+    expect(page.locator(".answer:focus .classes")).to_have_text(re.compile("^ship"))
+    expect(page.locator("#progress")).to_have_text("2 of 2")
+
+
+def test_a_model_that_goes_is_said_and_left(browser: "Browser", pair: Any) -> None:
+    with visited(browser, pair.url) as tab:
+        arrive(tab, pair.url)
+        said = httpx.get(pair.url + "/v1/models").json()
+        said["models"] = [model for model in said["models"] if model["name"] != "dense"]
+        tab.route("**/v1/models", answering(200, json.dumps(said)))
+        tab.route("**/classify?model=dense", answering(404, '{"error": {"code": "unknown_model"}}'))
+        pick(tab, photo("a.png", ship()))
+        expect(tab.locator("#gone")).to_have_text("dense: not served any more.")
+        expect(tab.locator(".answer")).to_have_count(1)
+        expect(top(tab)).to_have_text(re.compile("^ship"))
+        assert tab.locator("#beside option").all_inner_texts() == ["nothing", "monarch", "other"]
+        assert tab.input_value("#model") == "monarch"
+
+
+def test_a_server_that_refuses_to_say_its_models(browser: "Browser", pair: Any) -> None:
+    with visited(browser, pair.url) as tab:
+        tab.route("**/v1/models", answering(403, "{}"))
+        tab.goto(pair.url)
+        expect(tab.locator("#state")).to_have_text("server answers 403")
+        tab.unroute("**/v1/models")
+        tab.route("**/v1/models", answering(200, "<html>"), times=1)  # a proxy's
+        expect(tab.locator("#state")).to_have_text("ready")
 
 
 def test_models_that_load_are_waited_for(browser: "Browser", pair: Any) -> None:
