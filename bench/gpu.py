@@ -10,7 +10,8 @@ script, and its figures are none.
 Protocol: ceilings first (copy bandwidth, one large matrix product), then every engine is checked on ragged rows
 against float64, then candidates are timed interleaved as CUDA graphs of 20 calls, medians of up to 50 replays, warm
 (one input) and cold (inputs that rotate through more than the level-2 cache); clocks are logged at each section.
-The section `images`, decoding on the GPU, runs only where it is asked for: see `bench/cuda/images.py`.
+Only where they are asked for: `tune`, in which the product's tuner writes this device's preset, and `images`, decoding
+on the GPU and what a server makes of it (`bench/cuda/images.py`). `bench.gpu_day` runs all of them, step by step.
 """
 
 import argparse
@@ -30,6 +31,7 @@ from ..kernels.engines.registry import all_engines
 from ..models.provenance import library_versions
 from .cuda.ceilings import LARGE, TINY, Ceilings, clocks, device_facts, measure_ceilings
 from .cuda.checks import ROWS
+from .cuda.forward import DRY_MODEL, MODELS
 from .cuda.library import ready_library
 from .cuda.report import goal_lines, goals
 from .cuda.run import IMAGE_PARTS, SECTIONS, Run
@@ -93,6 +95,8 @@ def _start(options: argparse.Namespace) -> Run:
         timer,
         options.rows,
         options.sections,
+        [DRY_MODEL] if dry else [model for model in MODELS if not options.models or model[0] in options.models],
+        options.tuning_folder,
     )
 
 
@@ -130,6 +134,7 @@ def _write(run: Run, options: argparse.Namespace, facts: dict[str, Any], library
         "rows": [row.as_json() for row in run.rows],
         "checks": [{**asdict(check), "error": str(check.error)} for check in run.checks if not check.passed],
         "checks_passed": sum(check.passed for check in run.checks),
+        "tuned_seconds": run.tuned,
         "images": run.images,
         "skipped": run.skipped,
     }
@@ -160,10 +165,13 @@ def _parser() -> argparse.ArgumentParser:
         "--sections",
         nargs="+",
         choices=SECTIONS,
-        default=[name for name in SECTIONS if name != "images"],
-        help="all but images if not given",
+        default=[name for name in SECTIONS if name not in ("tune", "images")],
+        help="all but tune and images if not given",
     )
     parser.add_argument("--rows", nargs="+", type=int, default=list(ROWS), help="row counts that are checked")
+    names = list(dict.fromkeys(arch for arch, _ in MODELS))
+    parser.add_argument("--models", nargs="+", choices=names, metavar="ARCH", help="some of those of model and tune")
+    parser.add_argument("--tuning-folder", type=Path, help="where `tune` writes this device's preset")
     parser.add_argument("--limit-seconds", type=float, default=540, help="of the whole run")
     parser.add_argument("--compile-seconds", type=float, default=120, help="of it for torch.compile's rows")
     parser.add_argument("--no-build", action="store_true", help="take the kernel library as it is")

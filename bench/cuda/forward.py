@@ -1,4 +1,4 @@
-"""Rows of whole forwards: a Monarch model fused, the same model in plain PyTorch, and its dense twin."""
+"""Rows of whole forwards: a Monarch model fused, the same model in plain PyTorch, and its dense twin in three ways."""
 
 import copy
 from collections.abc import Callable, Sequence
@@ -13,18 +13,43 @@ from ...models.inference import prepare_for_inference
 from ...models.monarch import MonarchLinear
 from ...models.structure import monarch_structure
 from .ceilings import Ceilings
+from .mlp import compile_forward
 from .rows import Candidate, Row, measure
 from .timing import Timer
 
-MODELS: tuple[tuple[str, tuple[str, ...]], ...] = (
-    ("vitae_basic_tiny", ("mlp",)),
-    ("vitae_basic_small", ("mlp", "qkv", "proj")),
-    ("deit_small_patch16_224", ("mlp", "qkv", "proj")),
-    ("vit_base_patch16_224", ("mlp", "qkv", "proj")),
-)
-"""Architecture and which of its linear layers are Monarch."""
+MLPS, ALL = ("mlp",), ("mlp", "qkv", "proj")
 
-BATCHES = (1, 32, 128)
+MODELS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("vit_base_patch16_224", MLPS),
+    ("vit_base_patch16_224", ALL),
+    ("vitae_basic_tiny", MLPS),
+    ("vit_small_patch16_224", MLPS),
+    ("vit_small_patch16_224", ALL),
+    ("vitae_basic_small", MLPS),
+    ("deit_tiny_patch16_224", MLPS),
+    ("t2t_vit_14", MLPS),
+)
+"""Architecture and which of its linear layers are Monarch, those that goals are set for first."""
+
+DRY_MODEL = ("deit_tiny_patch16_224", MLPS)
+"""Of dry runs, which prove the script and give no figure."""
+
+BATCHES = (32, 1, 128, 8)
+
+EAGER, COMPILED = "dense twin, eager launches", "dense twin, torch.compile"
+"""As most people run a model, and at PyTorch's strongest: max-autotune, captured as a CUDA graph."""
+
+GOALS: tuple[tuple[str, tuple[str, ...], tuple[int, ...], str, float], ...] = (
+    ("vit_base_patch16_224", MLPS, (32, 128), COMPILED, 1.35),
+    ("vit_small_patch16_224", MLPS, (32, 128), COMPILED, 1.4),
+    ("vit_base_patch16_224", ALL, (32, 128), COMPILED, 1.8),
+    ("vit_small_patch16_224", ALL, (32, 128), COMPILED, 1.8),
+    ("vitae_basic_tiny", MLPS, (1, 32), EAGER, 3.0),
+    ("vitae_basic_tiny", MLPS, (1, 32), COMPILED, 1.5),
+    ("vitae_basic_small", MLPS, (1, 32), EAGER, 3.0),
+    ("vitae_basic_small", MLPS, (1, 32), COMPILED, 1.5),
+)
+"""Architecture, layers, batches, the peer, and how many times its speed the project asks for."""
 
 TOLERANCE = 3e-2
 """Of logits of random weights, which have no margin; a trained model's are held to 1e-2 by the tests."""
@@ -38,10 +63,15 @@ def forward_rows(
     timer: Timer,
     ceilings: Ceilings,
     out_of_time: Callable[[], bool],
+    compile_seconds_left: Callable[[], float],
     models: Sequence[tuple[str, tuple[str, ...]]] = MODELS,
     batches: Sequence[int] = BATCHES,
 ) -> tuple[list[Row], list[str]]:
-    """Rows, and what was skipped and why."""
+    """Rows, and what was skipped and why.
+
+    Args:
+        compile_seconds_left: time there is for torch.compile; its rows say so where it has run out.
+    """
     rows: list[Row] = []
     skipped: list[str] = []
     for arch, layers in models:
@@ -49,7 +79,7 @@ def forward_rows(
             skipped.append(f"model {arch}: out of time")
             continue
         try:
-            rows += _arch_rows(arch, layers, nblocks, batches, device, dtype, timer, ceilings)
+            rows += _arch_rows(arch, layers, nblocks, batches, device, dtype, timer, ceilings, compile_seconds_left)
         except ImportError as error:
             skipped.append(f"model {arch}: {error}")
     return rows, skipped
@@ -64,6 +94,7 @@ def _arch_rows(
     dtype: torch.dtype,
     timer: Timer,
     ceilings: Ceilings,
+    compile_seconds_left: Callable[[], float],
 ) -> list[Row]:
     model = monarch_model(arch, layers, nblocks)
     size = int(default_preprocess(arch)["size"])
@@ -80,23 +111,43 @@ def _arch_rows(
         def make_input(batch: int = batch) -> Tensor:
             return torch.randn(batch, 3, size, size, device=device).to(dtype)
 
+        monarch_floor, dense_floor = (ceilings.floor_us(batch * each, 0) for each in flops)
         candidates = [
-            Candidate("dense twin", False, dense, ceilings.floor_us(batch * flops[1], 0)),
-            Candidate("Monarch, plain PyTorch", False, plain, ceilings.floor_us(batch * flops[0], 0)),
-            Candidate("fused", True, fused, ceilings.floor_us(batch * flops[0], 0), report.summary),
+            Candidate("dense twin", False, dense, dense_floor),
+            Candidate(EAGER, False, dense, dense_floor, eager=True),
+            Candidate("Monarch, plain PyTorch", False, plain, monarch_floor),
+            Candidate("fused", True, fused, monarch_floor, report.summary),
         ]
+        skipped: dict[str, str] = {}
+        wanted = any(COMPILED in goal and goal[:2] == (arch, tuple(layers)) and batch in goal[2] for goal in GOALS)
+        seconds_left = compile_seconds_left if wanted else _none_left
+        compiled = compile_forward(dense, make_input(), seconds_left, device)
+        if isinstance(compiled, str):
+            skipped[COMPILED] = compiled
+        else:
+            candidates.append(Candidate(COMPILED, False, compiled, dense_floor))
         rows += measure(
             "model",
-            f"{arch} Monarch {'+'.join(layers)}",
+            what(arch, layers),
             batch,
             candidates,
             make_input,
             lambda x: exact(x.float()),
             timer=timer,
             ceilings=ceilings,
+            skipped=skipped,
             tolerance=TOLERANCE,
         )
     return rows
+
+
+def _none_left() -> float:
+    return -1.0
+
+
+def what(arch: str, layers: Sequence[str]) -> str:
+    """A model's name in the rows."""
+    return f"{arch} Monarch {'+'.join(layers)}"
 
 
 def monarch_model(arch: str, layers: Sequence[str], nblocks: int) -> nn.Module:

@@ -2,12 +2,13 @@
 
     python -m milkweed.bench.gpu --sections images --photos DIR --no-build --out bench/results/gpu_images.json
 
-Needs nvidia-dali, which brings nvidia-nvimgcodec, and for the part `served` all that a server needs; torchvision's
-rows say so where it is missing. On a machine without a network nothing need be installed: nvidia-dali on PYTHONPATH
-is enough, which is its wheels unpacked into one folder: nvidia-dali-cuda130, nvidia-nvimgcodec-cu13, nvidia-nvjpeg,
-nvtx, optree, libcst, gast, astunparse, makefun (libnvcomp, nvTIFF and nvJPEG2000 are optional). The libraries of
-other Python versions may go: about 140 MB are left, as .tar.xz. `python -c "import nvidia.dali, nvidia.nvimgcodec"`
-tells whether it worked. `--no-build` takes the kernel library that is there: a server uses it, decoding does not.
+Needs nvidia-dali, which brings nvidia-nvimgcodec, and for the parts from `numerics` to `workers` all that a server
+needs; torchvision's rows say so where it is missing. On a machine without a network nothing need be installed:
+nvidia-dali on PYTHONPATH is enough, which is its wheels unpacked into one folder: nvidia-dali-cuda130,
+nvidia-nvimgcodec-cu13, nvidia-nvjpeg, nvtx, optree, libcst, gast, astunparse, makefun (libnvcomp, nvTIFF and
+nvJPEG2000 are optional). The libraries of other Python versions may go: about 140 MB are left, as .tar.xz.
+`python -c "import nvidia.dali, nvidia.nvimgcodec"` tells whether it worked. `--no-build` takes the kernel library
+that is there: a server uses it, decoding does not.
 
 Parts, in order; an error in one does not cost the others, and after each the JSON is written:
   facts     versions, the GPU's JPEG engines
@@ -15,7 +16,11 @@ Parts, in order; an error in one does not cost the others, and after each the JS
   bad       bad files harm no neighbour; what the bare graph answers to truncated ones
   stream    decoding behind queued work, while an earlier result is still read
   memory    in use after lost batches, and once DALI's pools were released
+  numerics  logits and classes of --bundle against float32
+  growth    weights of a Monarch model beside the dense one's, and memory over 100,000 images
+  latency   one image, its bytes in and its answer out
   served    a server under load for loaders dali and cpu, beside decode alone and forward alone
+  workers   the same with 1 to 16 HTTP workers
   rates     images a second and latencies, against torchvision, nvImageCodec and our cpu loader; most important first
 The rates take the time that is left; `--parts` runs some parts alone. `--dry-run` walks all of it with DALI's graph
 on the CPU; its figures are none.
@@ -45,10 +50,35 @@ def _facts(subject: Subject, report: ImageReport) -> None:
     print("  " + ", ".join(f"{name} {value}" for name, value in report.facts.items()), flush=True)
 
 
+# What needs all that a server needs is imported when it is asked for.
 def _served(subject: Subject, report: ImageReport) -> None:
-    from .images_served import measure_served  # needs all that a server needs
+    from .images_served import measure_served
 
     measure_served(subject, report)
+
+
+def _latency(subject: Subject, report: ImageReport) -> None:
+    from .images_answers import measure_latency
+
+    measure_latency(subject, report)
+
+
+def _workers(subject: Subject, report: ImageReport) -> None:
+    from .images_answers import measure_workers
+
+    measure_workers(subject, report)
+
+
+def _numerics(subject: Subject, report: ImageReport) -> None:
+    from .images_model import check_numerics
+
+    check_numerics(subject, report)
+
+
+def _growth(subject: Subject, report: ImageReport) -> None:
+    from .images_model import check_growth
+
+    check_growth(subject, report)
 
 
 _PARTS: Mapping[str, Part] = {
@@ -57,7 +87,11 @@ _PARTS: Mapping[str, Part] = {
     "bad": check_bad,
     "stream": check_stream_order,
     "memory": check_memory,
+    "numerics": _numerics,
+    "growth": _growth,
+    "latency": _latency,
     "served": _served,
+    "workers": _workers,
     "rates": measure_rates,
 }
 

@@ -1,7 +1,7 @@
 """End to end: a real server under load with raw photographs, beside decoding alone and the forward alone."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,10 @@ from ...server.lanes import Lanes, plan_lanes
 from ...server.settings import Settings
 from ..clients import load
 from ..http_overhead import running_server
-from .forward import monarch_model
+from .forward import MLPS, monarch_model
 from .images_rates import rate
 from .images_subject import ImageReport, Subject
+from .report import at_least
 
 ARCH, CLASSES = "deit_tiny_patch16_224", 1000
 BATCH = 64
@@ -69,9 +70,9 @@ HEAD = (
 def measure_served(subject: Subject, report: ImageReport) -> None:
     """Every loader with every size of photograph; goals of those that were measured."""
     with tempfile.TemporaryDirectory() as scratch:
-        bundle = subject.bundle or _made_bundle(Path(scratch) / "bundle")
+        bundle = subject.bundle or made_bundle(Path(scratch) / "bundle", ARCH, MLPS)
         forward = _forward_alone(subject, bundle)
-        folders = {what: _written(Path(scratch) / what, bodies) for what, bodies in subject.sets.items()}
+        folders = {what: written(Path(scratch) / what, bodies) for what, bodies in subject.sets.items()}
         rows: list[Served] = []
         report.served_lines.append(HEAD)
         print(HEAD, flush=True)
@@ -82,7 +83,7 @@ def measure_served(subject: Subject, report: ImageReport) -> None:
             alone = {what: _decode_alone(subject, bundle, loader, bodies) for what, bodies in subject.sets.items()}
             if subject.kind == "gpu":
                 torch.cuda.empty_cache()
-            with running_server(bundle, _settings(subject, loader)) as (_, url):
+            with running_server(bundle, served_settings(subject, loader)) as (_, url):
                 for what, folder in folders.items():
                     rows.append(_under_load(subject, url, loader, what, folder, alone[what], forward))
                     print(rows[-1], flush=True)
@@ -100,7 +101,7 @@ def _under_load(
     return Served(what, loader, seen.images_per_second, seen.p50_ms, seen.p99_ms, seen.statuses, decode, forward)
 
 
-def _settings(subject: Subject, loader: str) -> dict[str, Any]:
+def served_settings(subject: Subject, loader: str) -> dict[str, Any]:
     """Of the server. Kernels are not measured at its start: that takes minutes and is not what is looked at."""
     return {
         "loader": loader,
@@ -158,15 +159,16 @@ def _batch(subject: Subject, bodies: list[bytes]) -> int:
     return max(1, min(BATCH, subject.scale.clients * subject.scale.connections, most))
 
 
-def _made_bundle(path: Path) -> Path:
-    """A DeiT-Tiny of random weights, its MLPs Monarch."""
-    model = monarch_model(ARCH, ("mlp",), 4)
-    config = BundleConfig(arch=ARCH, structure=structure_of(model), preprocess=default_preprocess(ARCH), arch_args={})
+def made_bundle(path: Path, arch: str, layers: Sequence[str]) -> Path:
+    """A model of random weights, those layers Monarch."""
+    model = monarch_model(arch, layers, 4)
+    config = BundleConfig(arch=arch, structure=structure_of(model), preprocess=default_preprocess(arch), arch_args={})
     save_bundle(path, model, config, default_labels(CLASSES))
     return path
 
 
-def _written(folder: Path, bodies: list[bytes]) -> Path:
+def written(folder: Path, bodies: list[bytes]) -> Path:
+    """The folder, with the bodies as files."""
     folder.mkdir()
     for number, body in enumerate(bodies):
         (folder / f"{number:04d}.jpg").write_bytes(body)
@@ -177,12 +179,8 @@ def _goals(rows: list[Served]) -> Iterator[dict[str, object]]:
     for row in rows:
         if row.loader == "dali":
             name = f"served with DALI, {row.what}: share of the slower of decode and forward alone"
-            yield _goal(name, SHARE_GOAL, row.share, "dali")
+            yield at_least(name, SHARE_GOAL, row.share)
     for what in dict.fromkeys(row.what for row in rows):
         found = {row.loader: row.served for row in rows if row.what == what}
         if len(found) == 2 and float(what.split()[0]) * 1e6 >= LARGE_PIXELS:
-            yield _goal(f"served, {what}: DALI over the cpu loader", RATIO_GOAL, found["dali"] / found["cpu"], "dali")
-
-
-def _goal(name: str, wanted: float, measured: float, by: str) -> dict[str, object]:
-    return {"goal": name, "wanted": wanted, "measured": round(measured, 3), "met": measured >= wanted, "by": by}
+            yield at_least(f"served, {what}: DALI over the cpu loader", RATIO_GOAL, found["dali"] / found["cpu"])

@@ -32,6 +32,9 @@ class Scale:
         lost_batches: before memory is looked at.
         serve_seconds: of load on a server.
         clients, connections: processes, and connections of each.
+        workers: HTTP workers of a server.
+        latency_model: whose latency and memory are looked at.
+        growth_images: computed between two looks at the memory.
     """
 
     photos: int = 200
@@ -49,6 +52,9 @@ class Scale:
     serve_seconds: float = 6.0
     clients: int = 4
     connections: int = 48
+    workers: tuple[int, ...] = (1, 2, 4, 8, 16)
+    latency_model: str = "vit_base_patch16_224"
+    growth_images: int = 100_000
 
 
 TINY = Scale(
@@ -66,6 +72,9 @@ TINY = Scale(
     serve_seconds=0.3,
     clients=1,
     connections=2,
+    workers=(1,),
+    latency_model="deit_tiny_patch16_224",
+    growth_images=4,
 )
 """Of a dry run."""
 
@@ -175,6 +184,8 @@ class ImageReport:
     isolation: list[dict[str, Any]] = field(default_factory=list)
     rates: list[dict[str, Any]] = field(default_factory=list)
     served: list[dict[str, Any]] = field(default_factory=list)
+    workers: list[dict[str, Any]] = field(default_factory=list)
+    latency: list[dict[str, Any]] = field(default_factory=list)
     goals: list[dict[str, object]] = field(default_factory=list)
     served_lines: list[str] = field(default_factory=list)
 

@@ -3,6 +3,8 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
+from .forward import GOALS as FORWARD_GOALS
+from .forward import what as model_name
 from .rows import Row, best
 from .shapes import MLP_SHAPES
 
@@ -52,6 +54,13 @@ def goals(rows: Sequence[Row]) -> list[dict[str, object]]:
         for peer, goal in (("SDPA flash", 1.3), ("SDPA cuDNN", 1.0)):
             against = [row for row in here if row.candidate == peer]
             found.append(_goal(f"attention {what} batch {batch}: over {peer}", goal, against, here))
+    for arch, layers, batches, peer, goal in FORWARD_GOALS:
+        for batch in batches:
+            here = [row for row in rows if row.section == "model" and row.batch == batch]
+            here = [row for row in here if row.what == model_name(arch, layers)]
+            if here:
+                against = [row for row in here if row.candidate == peer]
+                found.append(_goal(f"{model_name(arch, layers)} batch {batch}: over {peer}", goal, against, here))
     return found
 
 
@@ -59,15 +68,27 @@ def _goal(what: str, goal: float, peers: Sequence[Row], ours: Sequence[Row]) -> 
     peer, own = best(peers, ours=False), best(ours, ours=True)
     if peer is None or own is None or not peer.us or not own.us:
         return {"goal": what, "wanted": goal, "measured": None, "met": None}
-    ratio = peer.us / own.us
-    return {"goal": what, "wanted": goal, "measured": round(ratio, 3), "met": ratio >= goal, "by": own.candidate}
+    return {**at_least(what, goal, peer.us / own.us, "x"), "by": own.candidate}
+
+
+def at_least(what: str, wanted: float, measured: float, unit: str = "") -> dict[str, object]:
+    """A goal that is met from `wanted` on."""
+    found = {"goal": what, "wanted": wanted, "measured": float(f"{measured:.4g}"), "unit": unit}
+    return {**found, "met": measured >= wanted}
+
+
+def at_most(what: str, wanted: float, measured: float, unit: str = "") -> dict[str, object]:
+    """A goal that is met up to `wanted`."""
+    return {**at_least(what, wanted, measured, unit), "at_most": True, "met": measured <= wanted}
 
 
 def goal_lines(found: Iterable[dict[str, object]]) -> Iterator[str]:
     """One line a goal."""
     for one in found:
+        unit = one.get("unit", "x")
+        wanted = f"{'at most ' if one.get('at_most') else ''}{one['wanted']}{unit}"
         if one["measured"] is None:
-            yield f"  not measured  {one['goal']} (wanted {one['wanted']}x)"
+            yield f"  not measured  {one['goal']} (wanted {wanted})"
         else:
-            verdict = "met   " if one["met"] else "missed"
-            yield f"  {verdict} {one['measured']:>6.2f}x  {one['goal']} (wanted {one['wanted']}x, by {one['by']})"
+            verdict, by = "met   " if one["met"] else "missed", f", by {one['by']}" if "by" in one else ""
+            yield f"  {verdict} {one['measured']:>7.4g}{unit}  {one['goal']} (wanted {wanted}{by})"

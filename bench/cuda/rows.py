@@ -68,7 +68,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Something to check and time: `forward` is a pure function of the input."""
+    """Something to check and time: `forward` is a pure function of the input.
+
+    Args:
+        eager: it is launched call by call, where all others are CUDA graphs.
+    """
 
     name: str
     ours: bool
@@ -76,6 +80,7 @@ class Candidate:
     floor_us: float
     note: str = ""
     work: Work = UNKNOWN
+    eager: bool = False
 
 
 def measure(
@@ -116,8 +121,9 @@ def measure(
             notes[candidate.name] = f"wrong, not timed: relative error {errors[candidate.name]:.2e}"
     del expected
     sets = input_sets(make_input, ceilings.cache_bytes)
-    warm = timer({c.name: [_call(c.forward, x)] for c in right})
-    cold = timer({c.name: [_call(c.forward, one) for one in sets] for c in right}) if sets else {}
+    eager = {c.name for c in right if c.eager}
+    warm = timer({c.name: [_call(c.forward, x)] for c in right}, eager)
+    cold = timer({c.name: [_call(c.forward, one) for one in sets] for c in right}, eager) if sets else {}
     rows = []
     for candidate in candidates:
         name = candidate.name

@@ -3,20 +3,34 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from .checks import ROWS, Check
+from .forward import MODELS
 from .rows import Row
 from .timing import Timer
 
-WEIGHT = {"check": 25, "mlp": 45, "attention": 10, "cells": 7, "model": 13, "images": 100}
+WEIGHT = {"check": 25, "mlp": 45, "attention": 10, "cells": 7, "model": 13, "tune": 100, "images": 100}
 """Of each section in the time limit, among those that were asked for: alone, a section may use the whole of it."""
 
 SECTIONS = tuple(WEIGHT)
 
-IMAGE_PARTS = ("facts", "equality", "bad", "stream", "memory", "served", "rates")
+IMAGE_PARTS = (
+    "facts",
+    "equality",
+    "bad",
+    "stream",
+    "memory",
+    "numerics",
+    "growth",
+    "latency",
+    "served",
+    "workers",
+    "rates",
+)
 """Of the section `images`, in their order."""
 
 
@@ -33,12 +47,15 @@ class Run:
     timer: Timer
     check_rows: Sequence[int] = ROWS
     sections: Sequence[str] = SECTIONS
+    models: Sequence[tuple[str, tuple[str, ...]]] = MODELS
+    tuning_folder: Path | None = None
     began: float = field(default_factory=time.perf_counter)
     rows: list[Row] = field(default_factory=list)
     checks: list[Check] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
     clocks: dict[str, str] = field(default_factory=dict)
     images: dict[str, Any] = field(default_factory=dict)
+    tuned: dict[str, float] = field(default_factory=dict)
 
     def seconds(self) -> float:
         """Since the run began."""

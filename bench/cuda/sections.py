@@ -8,12 +8,17 @@ from ...kernels.engines.base import Engine
 from ...kernels.operators import Problem
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.tuner import TunedChain, tune_chain
+from ...models import default_preprocess
+from ...models.fused.fuse import fuse
+from ...models.fused.tuning import Tuning, open_cache
+from ...models.graphs import batch_buckets
 from .attention import attention_rows
 from .ceilings import Ceilings
 from .cells import cell_rows
 from .checks import ROWS, checks
 from .forward import BATCHES as FORWARD_BATCHES
-from .forward import MODELS, forward_rows
+from .forward import forward_rows, monarch_model
+from .forward import what as model_name
 from .mlp import mlp_rows
 from .precompile import precompile, triton_tasks
 from .report import table
@@ -21,8 +26,14 @@ from .rows import Row
 from .run import Run
 from .shapes import ATTENTION_SHAPES, BATCHES, DRY_ATTENTION, DRY_MLP, MLP_SHAPES
 
+SERVED_BATCH = 64
+"""Images of a server's batch on a GPU, if nothing else is said."""
+
 PRECOMPILE_SECONDS = 90
 """For Triton, at most; what is left then is compiled when it is needed."""
+
+COMPILE_SECONDS = 60
+"""That torch.compile takes for a whole model, about: with less left it is not begun."""
 
 Section = Callable[[Run, Sequence[Engine], Ceilings], None]
 
@@ -122,11 +133,31 @@ def model_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
         timer=run.timer,
         ceilings=ceilings,
         out_of_time=lambda: run.out_of_time("model"),
-        models=MODELS[:1] if run.dry else MODELS,
+        compile_seconds_left=lambda: run.seconds_left("model") - COMPILE_SECONDS,
+        models=run.models,
         batches=(1,) if run.dry else FORWARD_BATCHES,
     )
     run.skipped += skipped
     _add(run, "models", lambda: rows)
+
+
+def tune_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+    """Let the product's tuner measure what serving these models asks of it: its file is this device's preset."""
+    for arch, layers in run.models:
+        if run.out_of_time("tune"):
+            run.skipped.append(f"tune {model_name(arch, layers)}: out of time")
+            continue
+        began = run.seconds()
+        fuse(
+            monarch_model(arch, layers, run.nblocks),
+            device=run.device,
+            dtype=run.dtype,
+            image_size=int(default_preprocess(arch)["size"]),
+            batch_sizes=(1,) if run.dry else batch_buckets(SERVED_BATCH),
+            tuning=Tuning("auto", open_cache(run.device, "auto", run.tuning_folder)),
+        )
+        run.tuned[model_name(arch, layers)] = round(run.seconds() - began, 1)
+        run.say(f"tune {model_name(arch, layers)}: {run.tuned[model_name(arch, layers)]} s")
 
 
 def _add(run: Run, what: str, measured: Callable[[], list[Row]]) -> None:
@@ -153,4 +184,5 @@ KERNEL_SECTIONS: dict[str, Section] = {
     "attention": attention_section,
     "cells": cells_section,
     "model": model_section,
+    "tune": tune_section,
 }

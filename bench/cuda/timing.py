@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import median, quantiles
@@ -31,8 +31,14 @@ class Timing:
 class Timer(Protocol):
     """Times candidates that are lists of calls, one for each input set, so that inputs rotate."""
 
-    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
-        """A timing each, or the reason why there is none, in a few words."""
+    def __call__(
+        self, candidates: Mapping[str, Sequence[Call]], eager: Collection[str] = ()
+    ) -> dict[str, Timing | str]:
+        """A timing each, or the reason why there is none, in a few words.
+
+        Args:
+            eager: candidates that are launched call by call, as a program without CUDA graphs does.
+        """
 
 
 def summary(samples: Sequence[float]) -> Timing:
@@ -54,29 +60,31 @@ class CudaTimer:
         self.samples = samples
         self.seconds = seconds
 
-    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
+    def __call__(
+        self, candidates: Mapping[str, Sequence[Call]], eager: Collection[str] = ()
+    ) -> dict[str, Timing | str]:
         results: dict[str, Timing | str] = {}
-        graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        replays: dict[str, Call] = {}
         for name, calls in candidates.items():
             try:
                 turns = itertools.cycle(calls)
                 call = partial(_next_call, turns)
                 warm_up(call)
-                graphs[name] = capture(call, REPEATS)
+                replays[name] = partial(_repeat, call) if name in eager else capture(call, REPEATS).replay
             except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
                 results[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
                 torch.cuda.synchronize(self.device)
-        results |= self._replay(graphs)
+        results |= self._replay(replays)
         return {name: results[name] for name in candidates}
 
-    def _replay(self, graphs: Mapping[str, torch.cuda.CUDAGraph]) -> dict[str, Timing | str]:
-        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in graphs}
+    def _replay(self, replays: Mapping[str, Call]) -> dict[str, Timing | str]:
+        events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in replays}
         began = time.perf_counter()
         for taken in range(self.samples):
-            for name, graph in graphs.items():
+            for name, replay in replays.items():
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 start.record()
-                graph.replay()
+                replay()
                 end.record()
                 events[name].append((start, end))
             torch.cuda.synchronize(self.device)
@@ -86,6 +94,11 @@ class CudaTimer:
             name: summary([start.elapsed_time(end) * 1e3 / REPEATS for start, end in pairs])
             for name, pairs in events.items()
         }
+
+
+def _repeat(call: Call) -> None:
+    for _ in range(REPEATS):
+        call()
 
 
 def _next_call(turns: Iterator[Call]) -> object:
@@ -103,7 +116,9 @@ class HostTimer:
         self.samples = samples
         self.fastest = fastest
 
-    def __call__(self, candidates: Mapping[str, Sequence[Call]]) -> dict[str, Timing | str]:
+    def __call__(
+        self, candidates: Mapping[str, Sequence[Call]], eager: Collection[str] = ()
+    ) -> dict[str, Timing | str]:
         taken: dict[str, list[float]] = {name: [] for name in candidates}
         failed: dict[str, str] = {}
         for _ in range(self.samples):

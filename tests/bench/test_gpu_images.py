@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import picture
-from milkweed.bench.cuda import images_facts, images_served
+from milkweed.bench.cuda import images_answers, images_facts, images_served
 from milkweed.bench.cuda.images_rates import measure_rates, rate
 from milkweed.bench.cuda.images_stream import check_stream_order
 from milkweed.bench.cuda.images_subject import TINY, ImageReport, Subject, name_of, take_photos
@@ -27,6 +27,7 @@ from milkweed.models.labels import default_labels
 
 CPU = torch.device("cpu")
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "num_classes": 5}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
 
 @pytest.fixture(scope="module")
@@ -95,9 +96,8 @@ def test_a_server_is_put_under_load(
     dry_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(0)
-    preprocess = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
     model = create_model("deit_tiny_patch16_224", **VIT)
-    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=preprocess)
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
     save_bundle(tmp_path / "bundle", model, config, default_labels(5))
     monkeypatch.setattr(images_served, "LOADERS", ("cpu",))
     code, result = dry_run("--parts", "served", "--bundle", str(tmp_path / "bundle"))
@@ -109,6 +109,25 @@ def test_a_server_is_put_under_load(
         share = row["served"] / min(row["decode_alone"], row["forward_alone"])
         assert row["share"] == pytest.approx(share, abs=1e-3)
     assert "images/s" in capsys.readouterr().out
+
+
+def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
+    save_bundle(tmp_path / "bundle", create_model(config.arch, **VIT), config, default_labels(5))
+    monkeypatch.setattr(images_answers, "LOADERS", ("cpu",))
+    monkeypatch.setattr(images_answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
+    code, result = dry_run("--bundle", str(tmp_path / "bundle"), "--parts", "numerics", "growth", "latency", "workers")
+    assert (code, result["skipped"]) == (0, [])
+    images = result["images"]
+    goals = {goal["goal"].split(": ")[-1]: goal for goal in images["goals"]}
+    assert 0 <= goals["relative error of the logits"]["measured"] <= 1e-2
+    assert goals["top-1 as in float32"]["measured"] == 1.0
+    assert 0 < goals["weights beside dense"]["measured"] <= 0.45
+    assert [list(row["statuses"]) for row in (*images["latency"], *images["workers"])] == [["200"]] * 3
+    (latency,) = (goal for name, goal in goals.items() if name.startswith("latency of one image"))
+    assert latency["measured"] == pytest.approx(images["latency"][0]["p50_ms"], rel=1e-3)
+    assert [finding["name"] for finding in images["findings"]] == ["memory over 8 images"]
 
 
 def test_goals_are_of_dali_and_of_large_photographs() -> None:
