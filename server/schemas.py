@@ -140,6 +140,7 @@ class Model(BaseModel):
     default: bool = Field(description="answers requests that name no model")
     arch: str
     num_classes: int
+    labels: list[str] | None = Field(description="of the classes, in order; null where they are more than 100")
     preprocess: dict[str, Any]
     monarch_layers: int
     storage: dict[str, int] = Field(

@@ -157,6 +157,7 @@ class ServedModel(ModelCard):
             "ready": True,
             "arch": config.arch,
             "num_classes": config.num_classes,
+            "labels": [label.label for label in config.labels] if config.num_classes <= MOST_LABELS else None,
             "preprocess": dict(config.preprocess),
             "monarch_layers": len(config.structure),
             "storage": dict(Counter(config.storage.values())),
@@ -175,6 +176,9 @@ class ServedModel(ModelCard):
             "warmup_seconds": round(self.warmup_seconds, 3),
         }
 
+
+MOST_LABELS = 100
+"""That /v1/models tells: those of ImageNet would be 30 kB a model."""
 
 OpenModel = Callable[[str, Path, Settings], ServedModel]
 

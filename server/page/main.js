@@ -5,7 +5,7 @@ import { showComparison } from "./comparison.js";
 import { openIntake } from "./intake.js";
 import { keyInUse } from "./key.js";
 import { Line } from "./line.js";
-import { counterpart, factsOf, fillSelect, readModels } from "./models.js";
+import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
 import { Refusal, addressOf, ask, jsonOf } from "./server.js";
 import { startStrip } from "./strip.js";
 import { inPercent } from "./words.js";
@@ -103,6 +103,7 @@ function showModels() {
   find("about-name").textContent = two ? "Side by side" : "Model";
   find("facts").hidden = two;
   find("comparison").hidden = !two;
+  find("knows").textContent = knowsInWords(now[0]);
   if (two) showComparison(find("comparison"), now, cards);
   else find("facts").replaceChildren(...factsOf(now[0]));
   const query = now[0].said.default ? "" : `?model=${encodeURIComponent(now[0].name)}`;

@@ -2,6 +2,8 @@
 
 import { inBytes, inPercent } from "./words.js";
 
+const MOST_READ = 20;
+
 /** The entries of /v1/models as the page needs them; `label` tells versions of one name apart. */
 export function readModels({ models }) {
   return models.map((said) => {
@@ -45,6 +47,12 @@ export function imagesAForward({ said }) {
 export function top1OnRecord({ said }) {
   const all = Object.entries(said.metrics?.evaluations ?? {});
   return new Map(all.map(([data, { top1 }]) => [data, top1]).filter(([, top1]) => Number.isFinite(top1)));
+}
+
+/** What a model can answer, in a sentence, where its classes are few enough to read. */
+export function knowsInWords({ label, said: { labels } }) {
+  if (!labels || labels.length > MOST_READ) return "";
+  return `${label} knows ${labels.join(", ")}: whatever a photo shows, it answers with these.`;
 }
 
 /** What a model is and how many bytes it has, as elements. */

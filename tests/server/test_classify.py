@@ -11,6 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from milkweed.server.served import ServedModel
+from milkweed.server.settings import Settings
+
 pytestmark = pytest.mark.anyio
 
 JPEG = {"content-type": "image/jpeg"}
@@ -199,12 +202,26 @@ async def test_requests_of_one_moment_share_a_batch(running: Any, kit: ModuleTyp
     assert [a.json()["results"] for a in answers[1:]] == [a.json()["results"] for a in alone]
 
 
+def test_many_labels_are_not_listed(kit: ModuleType) -> None:
+    limits = kit.image_limits(Settings())
+    told = {}
+    for classes in (100, 101):
+        pipeline = kit.make_pipeline(kit.HeldModel(classes))
+        model = ServedModel.of("held", kit.make_config(classes), pipeline, limits, 8)
+        told[classes] = model.describe()["labels"]
+        pipeline.close()
+    assert told[100] is not None
+    assert len(told[100]) == 100
+    assert told[101] is None
+
+
 async def test_models_listing_tells_bytes_and_decisions(running: Any, kit: ModuleType) -> None:
     async with running(names=("first", "second")) as app:
         answer: httpx.Response = await app.client.get("/v1/models")
     first, second = answer.json()["models"]
     assert (first["name"], first["default"], second["default"]) == ("first", True, False)
     assert first["num_classes"] == 7
+    assert first["labels"] == [label.label for label in kit.make_config(7).labels]
     assert first["parameter_bytes"] == {"dense_equivalent": 4000, "resident": 28 * 4, "on_disk": 1234}
     assert (first["device"], first["dtype"]) == ("cpu", "float32")
     assert first["loader"].startswith("pillow: ")

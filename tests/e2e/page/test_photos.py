@@ -104,6 +104,20 @@ def test_many_photos_a_few_at_a_time(page: "Page") -> None:
     expect(page.locator("#answers")).to_be_hidden()
 
 
+def test_what_a_model_knows_is_said_where_it_is_little(page: "Page", pair: Any) -> None:
+    models = {each["name"]: each for each in httpx.get(pair.url + "/v1/models").json()["models"]}
+    for name in ("monarch", "other"):
+        page.select_option("#model", name)
+        expect(page.locator("#knows")).to_contain_text(f"{name} knows {', '.join(models[name]['labels'])}:")
+    page.route("**/v1/models", lambda route: route.fulfill(json=listed(models["other"], labels=None)))
+    arrive(page, pair.url)
+    expect(page.locator("#knows")).to_be_hidden()
+
+
+def listed(model: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return {"models": [{**model, **changes}], "aliases": []}
+
+
 def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
     models = {model["name"]: model for model in httpx.get(pair.url + "/v1/models").json()["models"]}
     with visited(browser, pair.url) as tab:
