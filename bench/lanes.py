@@ -1,6 +1,7 @@
 """What the recorded forward saves on a CPU: `python -m milkweed.bench.lanes [BUNDLE ...]`.
 
-Batches that fill all lanes, by the model's Python and by its record in turns; the answers must be equal to the bit.
+Batches that fill all lanes, by the model's Python and by its record in turns; the answers must be equal to the bit. And
+forwards of 1, 4 and 8 images on one thread, in turns: what `MICRO_BATCHES` of `server/lanes.py` is chosen by.
 """
 
 import argparse
@@ -12,15 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from ..models import load_bundle, macs
 from ..models.inference import prepare_for_inference
-from ..server.lanes import Lanes, plan_lanes
+from ..server.lanes import LanePlan, Lanes, plan_lanes
 from .machine import machine
 from .serving.bundles import tiny_bundle
 
 CPU = torch.device("cpu")
 WAYS = ("Python", "recorded")
+FORWARDS = (1, 4, 8)
 
 
 def main() -> None:
@@ -67,10 +70,31 @@ def measured(name: str, bundle: Path, rounds: int) -> dict[str, Any]:
     for way, times in spent.items():
         wall, cpu = (statistics.median(each) / len(images) * 1e3 for each in zip(*times, strict=True))
         row[way] = {"wall_ms": round(wall, 3), "cpu_ms": round(cpu, 3)}
+    row["one_thread_ms"] = one_thread(model, size, rounds)
     row["ratio"] = round(row["Python"]["wall_ms"] / row["recorded"]["wall_ms"], 2)
     walls = ", ".join(f"{way} {row[way]['wall_ms']} ms ({row[way]['cpu_ms']} of CPU)" for way in ways)
-    print(f"{name}, {plan}: an image {walls}: {row['ratio']} x", flush=True)
+    alone = ", ".join(f"{count}: {took} ms" for count, took in row["one_thread_ms"].items())
+    print(f"{name}, {plan}: an image {walls}: {row['ratio']} x; forwards of one thread {alone}", flush=True)
     return row
+
+
+def one_thread(model: nn.Module, size: int, rounds: int) -> dict[int, float]:
+    """Median ms of a recorded forward by its images."""
+    form = prepare_for_inference(model)
+    lanes = {n: Lanes(form, LanePlan(n, 1, 1), device=CPU, dtype=torch.float32) for n in FORWARDS}
+    spent: dict[int, list[float]] = {n: [] for n in lanes}
+    for each in lanes.values():
+        each.trace(size)
+    for turn in range(rounds + 3):
+        for n, each in lanes.items():
+            images = torch.randn(n, 3, size, size)
+            started = time.perf_counter()
+            each.run(images)
+            if turn >= 3:
+                spent[n].append(time.perf_counter() - started)
+    for each in lanes.values():
+        each.close()
+    return {n: round(statistics.median(times) * 1e3, 2) for n, times in spent.items()}
 
 
 if __name__ == "__main__":
