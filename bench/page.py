@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         loads = [load(browser, options.url) for _ in range(options.loads)]
         version = browser.version
         browser.close()
-    names = ("first_paint_ms", "first_contentful_paint_ms", "usable_ms", "page_bytes", "page_requests")
+    names = ("first_contentful_paint_ms", "usable_ms", "page_bytes", "page_requests")
     medians = {name: round(median(each[name] for each in loads), 1) for name in names}
     print(json.dumps({"machine": machine(), "chromium": version, "median": medians, "loads": loads}, indent=1))
 
@@ -65,7 +65,6 @@ def load(browser: "Browser", url: str) -> dict[str, Any]:
     context.close()
     own = [sizes[id] for id, path in paths.items() if path not in SERVICE and id in sizes]
     return {
-        "first_paint_ms": round(paints["first-paint"], 1),
         "first_contentful_paint_ms": round(paints["first-contentful-paint"], 1),
         "usable_ms": round(usable, 1),
         "page_bytes": sum(own),

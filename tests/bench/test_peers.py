@@ -21,13 +21,17 @@ from milkweed.bench.peers.__main__ import main
 from milkweed.bench.peers.catalogue import PEERS, VENVS, Peer
 from milkweed.bench.peers.install import STAMP, install, missing, version_of
 from milkweed.bench.peers.process import running_peer
+from milkweed.bench.peers.run import SLOW
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.peers.tables import skipped, table
 from milkweed.bench.peers.weights import export
 from milkweed.bench.serving.bodies import array_bodies, pictures
+from milkweed.bench.serving.bundles import tiny_bundle
 from milkweed.bench.serving.ports import free_port
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
+from milkweed.server.assembly import build_pipeline
+from milkweed.server.lanes import Lanes
 
 PEER = """
 import http.server, subprocess, sys
@@ -173,3 +177,16 @@ def test_peers_that_are_not_there_are_rows_that_say_so(tmp_path: Path, capsys: p
     document = json.loads(out.read_text())
     assert [server["skipped"] is not None for server in document["servers"]] == [True, True]
     assert document["command"].startswith("python -m milkweed.bench.peers run --peers litserve ray")
+
+
+def test_our_slow_device_is_slow_with_a_recorded_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sleep must not be recorded away: then nobody is short of the device."""
+    monkeypatch.setattr(Lanes, "run", Lanes.run)
+    exec(SLOW.format(seconds=0.2), {})
+    model, config = load_bundle(tiny_bundle(tmp_path / "tiny"))
+    pipeline = build_pipeline(model, config, device="cpu")
+    pipeline.warm_up()
+    assert pipeline.traced is not None
+    assert pipeline.traced.reason is None
+    assert pipeline.warm_seconds[1] >= 0.2
+    pipeline.close()
