@@ -10,12 +10,12 @@ from typing import Annotated
 import typer
 
 from . import bench_options as given
-from .bench_output import Draw, finish, json_file, print_kernels, print_model
+from .bench_output import Draw, check_files, finish, json_file, print_kernels, print_model
 from .bench_server import server
 from .bundles import demo_bundle, installed_demo
 from .failure import FAILED, WRONG_USAGE, Failure
 from .help_page import page
-from .options import Json, Plot, check_plot, number_option, split_list
+from .options import Json, Plot, number_option, split_list
 from .output import flattened, note, print_json, print_rich, print_table
 from .progress import progress
 
@@ -78,8 +78,8 @@ def model(
     from ...bench.model import ARCHS, DEFAULT_OUT, run
     from ...bench.model_plot import plot as draw
 
-    check_plot(plot)
     sizes = given.counts("--batch-sizes", batch_sizes)
+    check_files(out, plot, DEFAULT_OUT)
 
     chosen = bundle is not None or arch is not None
     with progress("bench model", "rows") as update:
@@ -129,13 +129,14 @@ def kernels(
     from ...bench.roofline import plot as draw
     from ..device import resolve_device
 
-    check_plot(plot)
     if dtype not in DTYPES:
         raise Failure(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
     if nblocks not in NBLOCKS:
         raise Failure(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
     sizes = given.counts("--batch-sizes", batch_sizes)
-    if resolve_device(device).type == "cuda":
+    on_gpu = resolve_device(device).type == "cuda"
+    check_files(out, plot, GPU_OUT if on_gpu else DEFAULT_OUT)
+    if on_gpu:
         _gpu_kernels(nblocks, json_file(out, plot, GPU_OUT), json, plot, draw)
         return
     with progress("bench kernels", "shapes") as update:
@@ -192,10 +193,10 @@ def decode(
     from ...bench.decode_plot import plot as draw
     from ...bench.decode_tables import tables
 
-    check_plot(plot)
     chosen = SECTIONS if sections is None else split_list(sections)
     if not chosen or set(chosen) - set(SECTIONS):
         raise Failure(f"--sections {sections}: expected some of {', '.join(SECTIONS)}", WRONG_USAGE)
+    check_files(out, plot, DEFAULT_OUT)
     with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
         document = run(
             images or _made_jpegs(Path(folder)),
@@ -237,7 +238,7 @@ def http(
     from ...bench.http_plot import plot as draw
     from ...models import read_config
 
-    check_plot(plot)
+    check_files(out, plot, HTTP_OUT)
     bundle = bundle or demo_bundle()
     read_config(bundle)  # what is wrong with it is told before a server is started on it
     document = run(bundle, requests=requests, concurrency=concurrency, body_bytes=body_bytes)

@@ -3,10 +3,13 @@
 import json as json_format
 import shlex
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from .failure import Failure
+from .options import check_plot
 from .output import note, print_json, print_table
 
 Draw = Callable[[Mapping[str, Any], Path], Path]
@@ -16,6 +19,26 @@ Draw = Callable[[Mapping[str, Any], Path], Path]
 def json_file(out: Path | None, plot: Path | None, usual: Path) -> Path:
     """Where the JSON goes: as asked, beside the picture, or where it usually does."""
     return out or (plot.with_suffix(".json") if plot else usual)
+
+
+def check_files(out: Path | None, plot: Path | None, usual: Path) -> None:
+    """Find out before a long run whether its files can be written; see `finish`.
+
+    Raises:
+        Failure: a picture of no known kind, or a place where no file can be; names it.
+        ImportError: see `check_plot`.
+    """
+    check_plot(plot)
+    for path in (json_file(out, plot, usual), *([plot] if plot else [])):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=path.parent).close()
+        except FileExistsError as error:
+            raise Failure(f"{path}: cannot be written: {path.parent} is no folder") from error
+        except OSError as error:
+            raise Failure(f"{path}: cannot be written: {error.strerror}") from error
+        if path.is_dir():
+            raise Failure(f"{path}: cannot be written: it is a folder")
 
 
 def finish(

@@ -1,9 +1,9 @@
 """`milkweed bench server`: a server under load."""
 
 from . import bench_options as given
-from .bench_output import finish
+from .bench_output import check_files, finish
 from .failure import FAILED, WRONG_USAGE, Failure
-from .options import Json, Plot, check_plot
+from .options import Json, Plot
 from .output import note, print_rich
 
 
@@ -56,7 +56,6 @@ def server(
     from ...bench.serving.sections import Options
     from ...bench.serving.tables import line, table
 
-    check_plot(plot)
     if sum(value is not None for value in (bundle, url, arch)) > 1:
         raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)
     if malformed > 1:
@@ -88,6 +87,7 @@ def server(
             soak_minutes=minutes,
         ),
     )
+    check_files(out, plot, bench.DEFAULT_OUT)
     try:
         document = bench.run(request, say=lambda row: note(line(row)))
     except ConnectionFailed as error:
