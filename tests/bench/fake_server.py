@@ -64,8 +64,7 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
                 if not (said := answering.result()):
                     break
                 gone.cancel()
-                with suppress(asyncio.CancelledError):
-                    await gone
+                await asyncio.wait((gone,))  # to await itself would take our own end for its
                 writer.write(said)
                 await writer.drain()
 
