@@ -1,5 +1,6 @@
 """Ports that are free, and waiting until a server answers on one."""
 
+import random
 import socket
 import time
 import urllib.error
@@ -10,16 +11,20 @@ from contextlib import ExitStack
 ASK_EVERY_SECONDS = 0.1
 
 
+PORTS = range(12_000, 32_000)
+"""Below those that Linux gives to who connects: such a one may be taken by a client, even by one that connects to that
+very port while nobody listens there, and a server that is started again could not have it."""
+
+
 def free_port(following: int = 0) -> int:
-    """A port nobody listens on now, nor on so many that follow it."""
+    """A port nobody listens on now, nor on so many that follow it; of PORTS, so that it stays free for a server."""
     while True:
+        port = random.SystemRandom().choice(PORTS[: -1 - following])  # what a test seeds must not choose it
         with ExitStack() as held:
-            first = held.enter_context(socket.create_server(("127.0.0.1", 0)))
-            port: int = first.getsockname()[1]
             try:
-                for number in range(following):
-                    held.enter_context(socket.create_server(("127.0.0.1", port + 1 + number)))
-            except (OSError, OverflowError):
+                for number in range(port, port + following + 1):
+                    held.enter_context(socket.create_server(("127.0.0.1", number)))
+            except OSError:
                 continue
             return port
 

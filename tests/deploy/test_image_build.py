@@ -11,7 +11,6 @@ import re
 import shlex
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,8 @@ from typing import Any
 import httpx
 import pytest
 from PIL import Image
+
+from milkweed.bench.serving.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")
@@ -120,13 +121,6 @@ class Container:
         with self.run(*command) as (process, _):
             out, err = process.communicate(timeout=60)
             return process.returncode, out + err
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 def photo() -> bytes:

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from ..e2e.conftest import free_port
+from milkweed.bench.serving.ports import free_port
+
 from ..e2e.forked import Forked, Forker
 from .blocks import ROOT, Block, words
 

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ import httpx
 import pytest
 import torch
 
+from milkweed.bench.serving.ports import free_port
 from milkweed.models.bundle import save_bundle
 from milkweed.models.config import BundleConfig
 from milkweed.models.labels import default_labels
@@ -100,13 +100,6 @@ class Server:
 
 def _environment() -> dict[str, str]:
     return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}
-
-
-def free_port() -> int:
-    """A port nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,8 @@ from typing import Any
 
 import httpx
 
-from .conftest import free_port
+from milkweed.bench.serving.ports import free_port
+
 from .test_serving import jpeg
 
 

@@ -17,10 +17,10 @@ import psutil
 import pytest
 from PIL import Image
 
+from milkweed.bench.serving.ports import free_port
 from milkweed.server.security.keys import key_block
 from milkweed.server.workers.arena import ARENA_BYTES
 
-from .conftest import free_port
 from .load import BEFORE_SECONDS, seen_while
 
 NOTICED_SECONDS = 2.0

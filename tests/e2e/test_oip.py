@@ -18,7 +18,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from .conftest import free_port
+from milkweed.bench.serving.ports import free_port
+
 from .test_tls import OPENSSL, Authority, name_on, trusting
 
 CLIENTS = Path(__file__).with_name("oip_clients.py")

@@ -11,7 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from .conftest import free_port
+from milkweed.bench.serving.ports import free_port
+
 from .test_serving import jpeg
 
 IMAGES = 12
