@@ -56,7 +56,7 @@ def run(data: Path, work: Path, plan: Plan, *, out: Path | None, milkweed: Milkw
 
 
 def call_milkweed(arguments: Sequence[str], log: Path) -> str:
-    """Run the command that is installed beside this Python, and wait.
+    """Run the command, and wait.
 
     Raises:
         ExperimentError: it failed; the message holds the last line it wrote.
@@ -64,8 +64,8 @@ def call_milkweed(arguments: Sequence[str], log: Path) -> str:
     with open(log, "a") as messages:
         messages.write(f"$ milkweed {shlex.join(arguments)}\n")
         messages.flush()
-        program = Path(sys.executable).with_name("milkweed")
-        done = subprocess.run([program, *arguments], stdout=subprocess.PIPE, stderr=messages, text=True, check=False)
+        command = [sys.executable, "-P", "-m", "milkweed.server.cli", *arguments]
+        done = subprocess.run(command, stdout=subprocess.PIPE, stderr=messages, text=True, check=False)
     if done.returncode:
         last = log.read_text().rstrip().rpartition("\n")[2]
         raise ExperimentError(f"milkweed {arguments[0]} ended with {done.returncode}: {last} (all of it: {log})")

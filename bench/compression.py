@@ -94,7 +94,7 @@ def run_row(name: str, bundle: Path, folder: Path, work: Path) -> None:
     options = list(ROWS[name])
     if options[-1] in (CALIBRATE, RECOVER):
         options.append(str(folder))
-    command = [str(Path(sys.executable).with_name("milkweed")), "compress", str(bundle), str(out), *options]
+    command = [sys.executable, "-P", "-m", "milkweed.server.cli", "compress", str(bundle), str(out), *options]
     if not (out / "config.json").exists():
         with open(work / f"{name}.log", "ab") as log:
             subprocess.run([*command, "--json"], stdout=subprocess.DEVNULL, stderr=log, check=True)

@@ -15,7 +15,8 @@ and what was measured, in every round.
     answers     numerics of a real model, memory over 100,000 images, latency of one image, servers under load
     workers     servers with 1 to 16 HTTP workers
     preset      the tuner's plans for this GPU, as OUT/preset/NAME.json: kernels/presets/ takes it
-    cifar10     with --cifar10 DATA: the demo model's experiment, which takes up what an earlier call had finished
+    recovery    with --photos, named by class, and --bundle: its accuracy once compressed and recovered
+    cifar10     with --cifar10 DATA: the demo model's experiment, three seeds; goes on where an earlier call ended
 
 `--dry-run` walks the steps on a CPU with tiny shapes; its figures are none.
 """
@@ -35,6 +36,7 @@ VIT = ("vit_base_patch16_224", "vit_small_patch16_224", "deit_tiny_patch16_224")
 VITAE = ("vitae_basic_tiny", "vitae_basic_small", "t2t_vit_14")
 DECODING = ("facts", "equality", "bad", "stream", "memory", "rates")
 ANSWERS = ("numerics", "growth", "latency", "served")
+RECOVERED = ("mlp62-recovered", "all65-recovered")
 LIMIT_SECONDS, GRACE_SECONDS = 540, 45
 """Of a step, by its own clock; and until it is ended."""
 
@@ -59,7 +61,9 @@ def steps(options: argparse.Namespace) -> list[Step]:
     built = (*gpu, "--no-build")
     given = [f"--{name}={value}" for name in ("photos", "bundle", "bad") if (value := getattr(options, name))]
     images = (*built, "--sections", "images", *given, "--parts")
-    cifar10 = ("milkweed.bench.cifar10", str(options.cifar10), str(options.out / "cifar10"))
+    device = "cpu" if options.dry_run else "cuda"
+    cifar10 = ("milkweed.bench.cifar10", str(options.cifar10), str(options.out / "cifar10"), "--device", device)
+    recovery = ("milkweed.bench.compression", str(options.bundle), str(options.photos), str(options.out / "recovery"))
     found = [
         Step("tests", ("pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/kernels", "tests/models"), None),
         Step("kernels", (*gpu, "--sections", "check", "mlp")),
@@ -70,7 +74,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
         Step("answers", (*images, *ANSWERS)),
         Step("workers", (*images, "workers")),
         Step("preset", (*built, "--sections", "tune", "--tuning-folder", str(options.out / "preset"))),
-        *([Step("cifar10", cifar10)] if options.cifar10 else []),
+        *([Step("recovery", (*recovery, "--rows", *RECOVERED))] if options.bundle and options.photos else []),
+        *([Step("cifar10", (*cifar10, "--seeds", "0", "1", "2"))] if options.cifar10 else []),
     ]
     return [step for step in found if not options.steps or step.name in options.steps]
 
