@@ -2,10 +2,10 @@
 
     python -m milkweed.bench.gpu_day --photos DIR --bundle BUNDLE [--out bench/results/gpu] [--steps kernels model ...]
 
-Each step has a limit of under ten minutes and writes OUT/STEP.json; what is there already is not measured again, so
-the same command goes on where an earlier one was ended (a step that failed half-way has a file too: delete it), and
-`--round 2` measures all of it a second time, beside the first. After each step OUT/README.md says what was asked for
-and what was measured, in every round.
+Each step has a limit of under ten minutes and writes OUT/STEP.json; OUT/steps.json says how each ended. What ended well
+is not run again, so the same command goes on where an earlier one was ended, and `--round 2` measures all of it a
+second time, beside the first. After each step OUT/README.md says what was asked for and what was measured, in every
+round.
 
     tests       the tests that need a GPU (pytest -m gpu)
     kernels     builds the library; every engine against float64; MLPs of the published shapes
@@ -37,6 +37,7 @@ VITAE = ("vitae_basic_tiny", "vitae_basic_small", "t2t_vit_14")
 DECODING = ("facts", "equality", "bad", "stream", "memory", "rates")
 ANSWERS = ("numerics", "growth", "latency", "served")
 RECOVERED = ("mlp62-recovered", "all65-recovered")
+DONE = "done"
 LIMIT_SECONDS, GRACE_SECONDS = 540, 45
 """Of a step, by its own clock; and until it is ended."""
 
@@ -62,8 +63,9 @@ def steps(options: argparse.Namespace) -> list[Step]:
     given = [f"--{name}={value}" for name in ("photos", "bundle", "bad") if (value := getattr(options, name))]
     images = (*built, "--sections", "images", *given, "--parts")
     device = "cpu" if options.dry_run else "cuda"
-    cifar10 = ("milkweed.bench.cifar10", str(options.cifar10), str(options.out / "cifar10"), "--device", device)
-    recovery = ("milkweed.bench.compression", str(options.bundle), str(options.photos), str(options.out / "recovery"))
+    work = options.out / "work" / str(options.round)  # where these two find what an earlier call had finished
+    cifar10 = ("milkweed.bench.cifar10", str(options.cifar10), str(work / "cifar10"), "--device", device)
+    recovery = ("milkweed.bench.compression", str(options.bundle), str(options.photos), str(work / "recovery"))
     found = [
         Step("tests", ("pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/kernels", "tests/models"), None),
         Step("kernels", (*gpu, "--sections", "check", "mlp")),
@@ -87,7 +89,7 @@ def run_step(step: Step, path: Path) -> str:
     began = time.monotonic()
     try:
         code = subprocess.run(command, env=environment, timeout=LIMIT_SECONDS + GRACE_SECONDS).returncode
-        said = "done" if code == 0 else f"ended with {code}: see its output"
+        said = DONE if code == 0 else f"ended with {code}: see its output"
     except subprocess.TimeoutExpired:
         code, said = None, f"ended after {LIMIT_SECONDS + GRACE_SECONDS} s: what it had written until then counts"
     if step.out is None:
@@ -118,17 +120,20 @@ def table(folder: Path, names: Sequence[str]) -> str:
 
 
 def day(options: argparse.Namespace) -> int:
-    """Run the steps that have no file yet; 1 where one did not end well."""
+    """Run the steps that have not ended well yet; 1 where one does not."""
     options.out.mkdir(parents=True, exist_ok=True)
-    chosen, failed = steps(options), False
-    for step in chosen:
+    log = options.out / "steps.json"
+    ended: dict[str, str] = json.loads(log.read_text()) if log.exists() else {}
+    failed = False
+    for step in steps(options):
         path = options.out / (f"{step.name}.json" if options.round == 1 else f"{step.name}.round{options.round}.json")
-        if path.exists():
-            print(f"== {step.name}: {path} is there", flush=True)
+        if ended.get(path.stem, "").startswith(DONE):
+            print(f"== {step.name}: {ended[path.stem]}, in {path}", flush=True)
             continue
         print(f"== {step.name}", flush=True)
-        said = run_step(step, path)
-        failed |= not said.startswith("done")
+        said = ended[path.stem] = run_step(step, path)
+        failed |= not said.startswith(DONE)
+        log.write_text(json.dumps(ended, indent=1) + "\n")
         print(f"== {step.name}: {said}", flush=True)
         names = [each.name for each in steps(argparse.Namespace(**{**vars(options), "steps": None}))]
         dry = "A dry run: none of these is a figure.\n\n" if options.dry_run else ""

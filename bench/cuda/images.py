@@ -29,6 +29,7 @@ on the CPU; its figures are none.
 import argparse
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -50,35 +51,13 @@ def _facts(subject: Subject, report: ImageReport) -> None:
     print("  " + ", ".join(f"{name} {value}" for name, value in report.facts.items()), flush=True)
 
 
-# What needs all that a server needs is imported when it is asked for.
-def _served(subject: Subject, report: ImageReport) -> None:
-    from .images_served import measure_served
+def _late(module: str, function: str) -> Part:
+    """A part that needs all that a server needs: imported when it is asked for."""
 
-    measure_served(subject, report)
+    def part(subject: Subject, report: ImageReport) -> None:
+        getattr(import_module(f".{module}", __package__), function)(subject, report)
 
-
-def _latency(subject: Subject, report: ImageReport) -> None:
-    from .images_answers import measure_latency
-
-    measure_latency(subject, report)
-
-
-def _workers(subject: Subject, report: ImageReport) -> None:
-    from .images_answers import measure_workers
-
-    measure_workers(subject, report)
-
-
-def _numerics(subject: Subject, report: ImageReport) -> None:
-    from .images_model import check_numerics
-
-    check_numerics(subject, report)
-
-
-def _growth(subject: Subject, report: ImageReport) -> None:
-    from .images_model import check_growth
-
-    check_growth(subject, report)
+    return part
 
 
 _PARTS: Mapping[str, Part] = {
@@ -87,11 +66,11 @@ _PARTS: Mapping[str, Part] = {
     "bad": check_bad,
     "stream": check_stream_order,
     "memory": check_memory,
-    "numerics": _numerics,
-    "growth": _growth,
-    "latency": _latency,
-    "served": _served,
-    "workers": _workers,
+    "numerics": _late("images_model", "check_numerics"),
+    "growth": _late("images_model", "check_growth"),
+    "latency": _late("images_answers", "measure_latency"),
+    "served": _late("images_served", "measure_served"),
+    "workers": _late("images_answers", "measure_workers"),
     "rates": measure_rates,
 }
 

@@ -1,18 +1,19 @@
 """A model as it is served on the device: does it answer as in float32, what memory does it take, does that grow."""
 
+import copy
+
 import torch
 
 from ...loaders import PreprocessSpec, create_loader
 from ...models import default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
 from ...server.device import resolve_dtype
-from ...server.forward import ForwardOptions, ServingForm, serving_form
+from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, ServingForm, serving_form
 from ...server.lanes import Lanes, plan_lanes
 from .forward import ALL, monarch_model
 from .images_facts import memory_used
 from .images_subject import Finding, ImageReport, Subject
 from .report import at_least, at_most
 
-BATCH = 64
 ERROR_GOAL, AGREEMENT_GOAL, WEIGHTS_GOAL = 1e-2, 0.995, 0.45
 
 SETTLING = 10
@@ -32,12 +33,12 @@ def check_numerics(subject: Subject, report: ImageReport) -> None:
     loader = create_loader("cpu", spec, num_threads=subject.scale.cpu_threads)
     pixels = loader.load(subject.photos).pixels.to(subject.device)
     loader.close()
-    served = _served(subject, load_bundle(subject.bundle)[0], spec.size)
+    served = _served(subject, copy.deepcopy(model), spec.size)
     dtype = resolve_dtype("auto", subject.device)
     exact = model.to(subject.device)
     with torch.inference_mode():
-        wanted = torch.cat([exact(part) for part in pixels.split(BATCH)])
-        got = torch.cat([served.model(part.to(dtype)).float() for part in pixels.split(BATCH)])
+        wanted = torch.cat([exact(part) for part in pixels.split(GPU_BATCH_SIZE)])
+        got = torch.cat([served.model(part.to(dtype)).float() for part in pixels.split(GPU_BATCH_SIZE)])
     error = float((got - wanted).norm() / wanted.norm())
     agreement = float((got.argmax(1) == wanted.argmax(1)).float().mean())
     name = f"{config.arch}, {len(pixels)} photographs"
@@ -61,7 +62,7 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
     lanes = Lanes(form.model, plan, device=subject.device, dtype=dtype)
     if form.graph_batch_sizes:
         lanes.capture(size, form.graph_batch_sizes)
-    batch = min(BATCH, scale.growth_images)
+    batch = min(GPU_BATCH_SIZE, scale.growth_images)
     pixels = torch.randn(batch, 3, size, size, device=subject.device)
     batches = max(2, scale.growth_images // batch)
     for _ in range(max(1, batches // SETTLING)):
@@ -82,4 +83,6 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
 
 def _served(subject: Subject, model: torch.nn.Module, size: int) -> ServingForm:
     dtype, options = resolve_dtype("auto", subject.device), ForwardOptions(tuning="off")
-    return serving_form(model, device=subject.device, dtype=dtype, size=size, max_batch_size=BATCH, options=options)
+    return serving_form(
+        model, device=subject.device, dtype=dtype, size=size, max_batch_size=GPU_BATCH_SIZE, options=options
+    )

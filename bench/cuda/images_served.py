@@ -14,7 +14,7 @@ from ...models.labels import default_labels
 from ...models.structure import structure_of
 from ...server.assembly import build_pipeline
 from ...server.device import resolve_dtype
-from ...server.forward import ForwardOptions, serving_form
+from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
 from ...server.lanes import Lanes, plan_lanes
 from ...server.settings import Settings
 from ..clients import load
@@ -25,7 +25,6 @@ from .images_subject import ImageReport, Subject
 from .report import at_least
 
 ARCH, CLASSES = "deit_tiny_patch16_224", 1000
-BATCH = 64
 LOADERS = ("dali", "cpu")
 LARGE_PIXELS = 2_000_000
 
@@ -139,7 +138,7 @@ def _forward_alone(subject: Subject, bundle: Path) -> float:
     dtype = resolve_dtype("auto", subject.device)
     options = ForwardOptions(tuning="off")
     form = serving_form(
-        model, device=subject.device, dtype=dtype, size=spec.size, max_batch_size=BATCH, options=options
+        model, device=subject.device, dtype=dtype, size=spec.size, max_batch_size=GPU_BATCH_SIZE, options=options
     )
     plan = plan_lanes(subject.device, cost, micro_batch=0, lanes=0, threads=0)
     lanes = Lanes(form.model, plan, device=subject.device, dtype=dtype)
@@ -156,7 +155,7 @@ def _batch(subject: Subject, bodies: list[bytes]) -> int:
     """Images of a batch where every connection has one waiting; the server bounds their pixels too."""
     pixels = sum(inspect(body).pixels for body in bodies) / len(bodies)
     most = int(Settings.model_fields["max_batch_pixels"].default / pixels)
-    return max(1, min(BATCH, subject.scale.clients * subject.scale.connections, most))
+    return max(1, min(GPU_BATCH_SIZE, subject.scale.clients * subject.scale.connections, most))
 
 
 def made_bundle(path: Path, arch: str, layers: Sequence[str]) -> Path:

@@ -9,9 +9,6 @@ from ...kernels.operators import Problem
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.tuner import TunedChain, tune_chain
 from ...models import default_preprocess
-from ...models.fused.fuse import fuse
-from ...models.fused.tuning import Tuning, open_cache
-from ...models.graphs import batch_buckets
 from .attention import attention_rows
 from .ceilings import Ceilings
 from .cells import cell_rows
@@ -25,9 +22,6 @@ from .report import table
 from .rows import Row
 from .run import Run
 from .shapes import ATTENTION_SHAPES, BATCHES, DRY_ATTENTION, DRY_MLP, MLP_SHAPES
-
-SERVED_BATCH = 64
-"""Images of a server's batch on a GPU, if nothing else is said."""
 
 PRECOMPILE_SECONDS = 90
 """For Triton, at most; what is left then is compiled when it is needed."""
@@ -142,19 +136,22 @@ def model_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
 
 
 def tune_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
-    """Let the product's tuner measure what serving these models asks of it: its file is this device's preset."""
+    """Bring these models into the form they are served in: what the tuner finds for it is this device's preset."""
+    from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form  # the other sections need no server
+
+    options = ForwardOptions(tuning_cache=str(run.tuning_folder or "auto"))
     for arch, layers in run.models:
         if run.out_of_time("tune"):
             run.skipped.append(f"tune {model_name(arch, layers)}: out of time")
             continue
         began = run.seconds()
-        fuse(
+        serving_form(
             monarch_model(arch, layers, run.nblocks),
             device=run.device,
             dtype=run.dtype,
-            image_size=int(default_preprocess(arch)["size"]),
-            batch_sizes=(1,) if run.dry else batch_buckets(SERVED_BATCH),
-            tuning=Tuning("auto", open_cache(run.device, "auto", run.tuning_folder)),
+            size=int(default_preprocess(arch)["size"]),
+            max_batch_size=GPU_BATCH_SIZE,
+            options=options,
         )
         run.tuned[model_name(arch, layers)] = round(run.seconds() - began, 1)
         run.say(f"tune {model_name(arch, layers)}: {run.tuned[model_name(arch, layers)]} s")

@@ -18,7 +18,7 @@ from milkweed.models.registry import CUSTOM_VITAE, own_architectures
 from milkweed.models.structure import replace_linears, select_linears, structure_of, structures_for
 from milkweed.models.weightless import weightless
 
-from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE
+from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE, TINY_VITAE_V2
 from .onnx_case import differences, made, noise, weighted
 
 VIT: dict[str, Any] = {**TINY_VIT, "depth": 1}
@@ -36,17 +36,7 @@ VITAE_B: dict[str, Any] = {
     "groups": [4],
     "shallow": True,
 }
-VITAE_V2: dict[str, Any] = {
-    "img_size": 32,
-    "embed_dims": [4, 4, 8, 8],
-    "token_dims": [8, 8, 16, 16],
-    "depths": [0, 0, 0, 1],
-    "num_heads": [1, 1, 2, 2],
-    "reduction_heads": [1, 1, 1, 2],
-    "mlp_ratio": 2,
-    "groups": [1, 4, 4, 4],
-    "reduction_groups": [1, 4, 4, 4],
-}
+VITAE_V2: dict[str, Any] = {**TINY_VITAE_V2, "depths": [0, 0, 0, 1], "mlp_ratio": 2}
 T2T: dict[str, Any] = {
     "img_size": 32,
     "embed_dim": 32,
