@@ -13,7 +13,7 @@ round.
     vit, vitae  whole forwards beside the dense model eager, as a CUDA graph, and compiled by max-autotune
     decode      JPEGs on the GPU: right, isolated, in order, how fast
     answers     numerics of a real model, memory over 100,000 images, latency of one image, servers under load
-    workers     servers with 1 to 16 HTTP workers
+    ingest      images a second that one server takes in
     preset      the tuner's plans for this GPU, as OUT/preset/NAME.json: kernels/presets/ takes it
     recovery    with --photos, named by class, and --bundle: its accuracy once compressed and recovered
     cifar10     with --cifar10 DATA: the demo model's experiment, three seeds; goes on where an earlier call ended
@@ -74,7 +74,7 @@ def steps(options: argparse.Namespace) -> list[Step]:
         Step("parts", (*built, "--sections", "attention", "cells")),
         Step("decode", (*images, *DECODING)),
         Step("answers", (*images, *ANSWERS)),
-        Step("workers", (*images, "workers")),
+        Step("ingest", (*images, "ingest")),
         Step("preset", (*built, "--sections", "tune", "--tuning-folder", str(options.out / "preset"))),
         *([Step("recovery", (*recovery, "--rows", *RECOVERED))] if options.bundle and options.photos else []),
         *([Step("cifar10", (*cifar10, "--seeds", "0", "1", "2"))] if options.cifar10 else []),

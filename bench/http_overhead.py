@@ -36,11 +36,8 @@ def end_with_the_parent():  # which may be killed: then nobody holds the other e
 threading.Thread(target=end_with_the_parent, daemon=True).start()
 from milkweed.server.settings_source import load_settings
 settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
-if settings.http_workers:
-    from milkweed.server.workers.supervisor import run_supervisor as run
-else:
-    from milkweed.server.serve import run_server as run
-sys.exit(run(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
+from milkweed.server.serve import run_server
+sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
 """
 
 

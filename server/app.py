@@ -1,4 +1,4 @@
-"""Puts the app together where the engine is in the same process."""
+"""Puts the app together: the service, who may ask, traces, and HTTP around them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping

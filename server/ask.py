@@ -14,10 +14,10 @@ from ..loaders.guard import inspect
 from ..loaders.info import ImageInfo
 from .card import ModelCard
 from .errors import ServiceError
-from .front import Front
 from .outcome import Outcome
 from .question import Question
 from .routes.outcomes import word_for
+from .service import Service
 from .ticket import Ticket
 from .trace import Trace
 from .waiting import watched
@@ -40,7 +40,7 @@ def inspect_image(image: bytes | ServiceError, model: ModelCard) -> Inspected:
 
 
 async def ask(
-    service: Front,
+    service: Service,
     question: Question,
     images: list[Inspected],
     trace: Trace,
@@ -68,7 +68,7 @@ async def ask(
     return outcomes
 
 
-def count_images(service: Front, model: ModelCard, outcomes: Mapping[str, int]) -> None:
+def count_images(service: Service, model: ModelCard, outcomes: Mapping[str, int]) -> None:
     """Enter how so many images ended into the books."""
     images = service.metrics.model(model.name).images
     for outcome, count in outcomes.items():
@@ -93,7 +93,7 @@ def make_ticket(
 
 
 async def _outcomes(
-    service: Front,
+    service: Service,
     question: Question,
     images: list[Inspected],
     trace: Trace,
@@ -122,13 +122,13 @@ async def _outcomes(
     return [outcome for outcome in ticket.outcomes if outcome is not None]
 
 
-def mark_cached(service: Front, model: ModelCard, trace: Trace) -> None:
+def mark_cached(service: Service, model: ModelCard, trace: Trace) -> None:
     """The stages of a request that never was in the queue: they are there, and take no time."""
     trace.ends += trace.ends[-1:] * ENGINE_STAGES
     trace.model = service.metrics.model(model.name)
 
 
-def _mark_engine(service: Front, model: ModelCard, ticket: Ticket, trace: Trace) -> None:
+def _mark_engine(service: Service, model: ModelCard, ticket: Ticket, trace: Trace) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
     result = ticket.last
     if result is not None:

@@ -1,4 +1,4 @@
-"""The ports of the engine's process beside the service's own: metrics, gRPC, admin."""
+"""The ports beside the service's own: metrics, gRPC, admin."""
 
 from typing import cast
 from wsgiref.simple_server import WSGIServer

@@ -1,4 +1,4 @@
-"""The app that speaks HTTP, for one front: its routes, its middleware, its OpenAPI document."""
+"""The app that speaks HTTP, for one service: its routes, its middleware, its OpenAPI document."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from . import schemas
 from .errors import ServiceError
-from .front import Front
 from .metrics import package_version
 from .middleware import RequestMiddleware
 from .oip.error_form import ErrorForm
@@ -31,6 +30,7 @@ from .routes.models import model_routes
 from .routes.oip import oip_routes
 from .security.gate import Gate
 from .security.openapi import add_security
+from .service import Service
 from .settings import Settings
 from .trace import trace_of
 from .tracing.tracer import Tracer
@@ -44,7 +44,7 @@ _DOCUMENTED: tuple[type[BaseModel], ...] = (
 
 
 def http_app(
-    front: Front,
+    service: Service,
     gate: Gate,
     *,
     tracer: Tracer | None,
@@ -63,22 +63,22 @@ def http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    classify = Classify(front, gate)
+    classify = Classify(service, gate)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    app.router.routes.extend(oip_routes(front, gate))
-    routers = [health_routes(front), model_routes(front), metric_routes(front), docs_routes(app)]
-    if front.settings.page:
+    app.router.routes.extend(oip_routes(service, gate))
+    routers = [health_routes(service), model_routes(service), metric_routes(service), docs_routes(app)]
+    if service.settings.page:
         routers.append(home_routes())
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
-    around = partial(RequestMiddleware, service=front, gate=gate, routes=templates, tracer=tracer)
+    around = partial(RequestMiddleware, service=service, gate=gate, routes=templates, tracer=tracer)
     app.classify = around(classify)
     app.add_middleware(around)
     app.add_middleware(ErrorForm)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = lambda: _document(app, front.settings, gate)  # type: ignore[method-assign]
+    app.openapi = lambda: _document(app, service.settings, gate)  # type: ignore[method-assign]
     return app
 
 

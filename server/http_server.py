@@ -14,14 +14,14 @@ from typing import Any, Protocol, cast
 import uvicorn
 from fastapi import FastAPI
 
-from .front import Front
 from .listener import BACKLOG, accept_all
 from .security.connection import Connection
 from .security.connections import Connections
 from .security.tls import Tls
+from .service import Service
 from .settings import Settings
 
-# The server waits this much longer than the front, so that the front has the last word to each client.
+# The server waits this much longer than the service, so that the service has the last word to each client.
 DRAIN_MARGIN_SECONDS = 2
 
 # After the listener is closed, connections that are open may still bring a request for so long.
@@ -51,10 +51,10 @@ class HttpServer(uvicorn.Server):
         tls: None: plain HTTP.
     """
 
-    def __init__(self, app: FastAPI, front: Front, life: Life, tls: Tls | None) -> None:
-        settings = front.settings
-        super().__init__(_config(app, settings, Connections(settings, front.metrics)))
-        self._front, self._life = front, life
+    def __init__(self, app: FastAPI, service: Service, life: Life, tls: Tls | None) -> None:
+        settings = service.settings
+        super().__init__(_config(app, settings, Connections(settings, service.metrics)))
+        self._front, self._life = service, life
         # A handshake may take as long as a request's headers.
         self._tls_options: dict[str, Any] = (
             {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": settings.header_timeout_ms / 1e3}

@@ -18,18 +18,15 @@ class PortError(OSError):
     """A port that cannot be listened on; the message is one line."""
 
 
-def listen(host: str, port: int, *, shared: bool = False) -> socket.socket:
+def listen(host: str, port: int) -> socket.socket:
     """A bound, listening socket that nobody accepts from yet.
-
-    Args:
-        shared: others may listen on the same port, and the kernel deals connections out among them (SO_REUSEPORT).
 
     Raises:
         PortError: names the address and what is wrong with it.
     """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        return socket.create_server(address[:2], family=family, backlog=BACKLOG, reuse_port=shared)
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
         raise PortError(f"cannot listen on {host} port {port}: {reason_of(error)}") from None
 

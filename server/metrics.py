@@ -47,8 +47,7 @@ class ModelMetrics:
 class Metrics:
     """All series of one app and the registry they live on."""
 
-    def __init__(self, process: str = "main") -> None:
-        self._process = process
+    def __init__(self) -> None:
         self.registry = CollectorRegistry()
         # A `_created` series beside each counter would double the scrape.
         disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -100,8 +99,8 @@ class Metrics:
             SECONDS_BUCKETS,
         )
         self.loop_lag = self._histogram(
-            "event_loop_lag_seconds", "How late the event loop runs a timer.", ("process",), SECONDS_BUCKETS
-        ).labels(self._process)
+            "event_loop_lag_seconds", "How late the event loop runs a timer.", (), SECONDS_BUCKETS
+        )
 
     def _define_security(self) -> None:
         self.connections = self._gauge("http_connections", "Connections that are open now.")

@@ -11,10 +11,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .access_log import AccessLog
 from .errors import ClientGone, ServiceError, error_body, error_headers, internal_error
-from .front import Front
 from .metrics import METHODS, Metrics
 from .security.connection import REFUSAL_KEY
 from .security.gate import Gate
+from .service import Service
 from .trace import SCOPE_KEY, Trace
 from .tracing.context import current_span
 from .tracing.tracer import Tracer
@@ -41,7 +41,7 @@ class RequestMiddleware:
     """
 
     def __init__(
-        self, app: ASGIApp, service: Front, gate: Gate, routes: Iterable[str], tracer: Tracer | None = None
+        self, app: ASGIApp, service: Service, gate: Gate, routes: Iterable[str], tracer: Tracer | None = None
     ) -> None:
         self._app = app
         self._gate = gate

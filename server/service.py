@@ -1,7 +1,8 @@
-"""The running service: its models, queue and engines, and where it is in its life."""
+"""The running service: its models, queue and engines, where it is in its life, and what a protocol asks of it."""
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 from ..loaders.info import ImageInfo
 from .batcher import Batcher
 from .body import HeldBytes
+from .cache import ResponseCache
 from .card import ModelCard
 from .catalogue import Catalogue
 from .container import collect_container_memory
@@ -16,12 +18,12 @@ from .device import resolve_devices
 from .engines import Engines, Pipelines
 from .errors import ServiceError
 from .exposition import exposition
-from .front import Front
 from .live_metrics import collect_decoders, collect_engines
+from .loop_lag import LoopLag
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
-from .pipeline import decoded_by
+from .record import forget_model, record_batch, record_model
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
 from .settings import OFF, Settings
@@ -32,30 +34,29 @@ from .watch import Watch
 logger = logging.getLogger("milkweed.service")
 
 
-class Service(Front):
-    """The front where the engines are in the same process. Belongs to the event loop, where not said.
+class Service:
+    """Belongs to the event loop, where not said.
 
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
         open_model: makes a warm model of a bundle, on the first engine's thread.
-        process: what metrics call this process.
 
     Raises:
         DeviceError: a device is not there.
     """
 
-    def __init__(
-        self,
-        settings: Settings,
-        bundles: Mapping[str, Path],
-        *,
-        open_model: OpenModel = open_model,
-        process: str = "main",
-    ) -> None:
+    def __init__(self, settings: Settings, bundles: Mapping[str, Path], *, open_model: OpenModel = open_model) -> None:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
-        super().__init__(settings, Metrics(process), HeldBytes(settings.max_held_bytes))
+        self.settings, self.metrics = settings, Metrics()
+        self.held = HeldBytes(settings.max_held_bytes)
         self.bundles = dict(bundles)
+        self.draining = False
+        self._accepting = True
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tickets: set[Ticket] = set()
+        self.lag = LoopLag(self.metrics.loop_lag)
+        self.cache = ResponseCache.of(settings, self.metrics)
         devices = resolve_devices(settings.device)
         self.batcher = Batcher(
             max_queue_images=settings.max_queue_images,
@@ -63,7 +64,7 @@ class Service(Front):
             engines=len(devices),
         )
         self.rollout = Rollout(
-            settings, self.batcher, open_model=open_model, introduce=self._describe_model, forget=self._forget_model
+            settings, self.batcher, open_model=open_model, introduce=self._record_model, forget=self._forget_model
         )
         self.engines = Engines(
             settings,
@@ -85,6 +86,7 @@ class Service(Front):
             )
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
+        self.metrics.held_bytes.set_function(lambda: self.held.total)
         for collect in (
             *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),
@@ -114,8 +116,8 @@ class Service(Front):
             on_ended: called on the event loop when the last engine has ended though nobody stopped it.
         """
         self._on_ended = on_ended
-        self.begin_ticking()
-        loop = asyncio.get_running_loop()
+        loop = self._loop = asyncio.get_running_loop()
+        self.lag.start()
         self.engines.prepared.add_done_callback(
             lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
         )
@@ -123,10 +125,18 @@ class Service(Front):
             self.watch.start(self.settings.repository_seconds)
         self.engines.start()
 
+    def begin_drain(self) -> None:
+        """Say not ready, but go on: whoever routes requests here needs a moment to hear of it."""
+        self.draining = True
+
+    def stop_accepting(self) -> None:
+        """Refuse new requests; those in flight go on."""
+        self.draining = True
+        self._accepting = False
+
     def abandon(self) -> None:
         """Fail every request in flight: the time to drain is over."""
-        self.batcher.abandon()
-        super().abandon()
+        self._fail_all(ServiceError("draining", "the server stopped before the answer", retry_after_seconds=1))
 
     async def stop(self) -> bool:
         """End the engines; False when they did not end in time."""
@@ -134,19 +144,36 @@ class Service(Front):
         self.rollout.close()
         if self.watch is not None:
             self.watch.stop()
-        self.end_ticking()
+        self.lag.stop()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
-    def check_engine(self) -> None:
-        """Raises ServiceError `not_ready` once every engine has ended."""
+    def check_accepting(self) -> None:
+        """Raises ServiceError `not_ready` or `draining` where a request cannot be taken."""
+        if not self._accepting:
+            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1, close=True)
+        if not self.models:
+            raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
         if self.engines.ended:
             raise ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
 
     def check_ready(self) -> None:
         """Raises ServiceError where no new traffic should be routed here."""
-        super().check_ready()
+        if self.draining:
+            raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
+        self.check_accepting()
         if not self.engines.alive:
             raise ServiceError("not_ready", "the engine does not answer", retry_after_seconds=5)
+
+    def check_time(self, timeout_seconds: float, priority: Priority) -> None:
+        """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
+        # With a cache, what it knows need not wait; the queue refuses the rest.
+        late = 2 * self.lag.seconds() + (self.wait_seconds(priority) if self.cache is None else 0.0)
+        if late > timeout_seconds:
+            raise ServiceError(
+                "overloaded",
+                f"what is before this request takes {late * 1e3:.0f} ms, it may take {timeout_seconds * 1e3:.0f} ms",
+                retry_after_seconds=self.retry_after_seconds(),
+            )
 
     def check_alive(self) -> None:
         """Raises ServiceError where only a restart of the process brings back what is lost, though others go on."""
@@ -162,19 +189,14 @@ class Service(Front):
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
-    def submit(
-        self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
-    ) -> None:
-        """Queue a request.
-
-        Args:
-            unseen_seconds: of its deadline, that pass before it is here and after its answer has gone.
+    def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+        """Queue a request: all of its images or none.
 
         Raises:
             ServiceError: `overloaded` with an estimate of when there is room, `draining`.
         """
         try:
-            self.batcher.submit(ticket, images, unseen_seconds=unseen_seconds + 2 * self.lag_seconds())
+            self.batcher.submit(ticket, images, unseen_seconds=2 * self.lag.seconds())
         except ServiceError as error:
             error.retry_after_seconds = self.retry_after_seconds()
             raise
@@ -190,9 +212,6 @@ class Service(Front):
         else:
             self.batcher.answered()
 
-    async def accepted(self, ticket: Ticket) -> None:
-        """It is, or `submit` has said why not."""
-
     def using(self, model: ModelCard) -> AbstractContextManager[None]:
         """Within, a model is in a request's hands and is not let go."""
         return self.rollout.using(model)
@@ -200,6 +219,10 @@ class Service(Front):
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what runs now and waits before a request that came now should be done."""
         return self.batcher.wait_seconds(priority)
+
+    def retry_after_seconds(self) -> int:
+        """When what runs and waits now should be done."""
+        return max(1, min(60, math.ceil(self.wait_seconds())))
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The metrics as text, and its content type; reading the process's memory map takes milliseconds."""
@@ -221,30 +244,15 @@ class Service(Front):
             models += self.watch.open_first(found)
         return self.rollout.publish(models)
 
-    def _describe_model(self, model: ServedModel) -> None:
-        metrics, version = self.metrics, model.version
-        metrics.model(model.name)
-        metrics.request_timeout.labels(model.name).set(self.settings.of(model.name).timeout_ms / 1e3)
-        metrics.load_failures.labels(model.name)  # from 0, so that the first is seen as one
-        for form, value in model.parameter_bytes.items():
-            metrics.parameter_bytes.labels(model.name, version, form).set(value)
-        for kind, count in model.kernel_fallbacks.items():
-            metrics.kernel_fallbacks.labels(model.name, version, kind).set(count)
-        metrics.load_seconds.labels(model.name, version).set(model.load_seconds)
-        metrics.warmup_seconds.labels(model.name, version).set(model.warmup_seconds)
-        metrics.model_ready.labels(model.name, version).set(1)
-        blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
-        metrics.model_info.labels(
-            *(model.name, version, model.config.arch, model.dtype, model.device),
-            *(model.pipeline.engine.name, model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
-        ).set(1)
+    def _record_model(self, model: ServedModel) -> None:
+        record_model(self.metrics, self.settings, model)
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
         if self.cache is not None:
             self.cache.forget_model(model.key)
         if not any(other.version == model.version for other in self.models.versions(model.name)):
-            self.metrics.forget_version(model.name, model.version)
+            forget_model(self.metrics, model)
 
     def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
         """On an engine's thread: one hop to the event loop for the whole batch, then the books."""
@@ -261,38 +269,31 @@ class Service(Front):
                 item.ticket.put(item.place, outcome, result)
 
     def _account(self, batch: Batch, result: BatchResult) -> None:
-        model = self.rollout.by_key(batch.model)
         for stage, spent in result.cpu_seconds.items():
             self._cpu.add(stage, spent)
-        for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
-            self.metrics.decode_backend.labels(decoder, format).inc()
         costs = self.rollout.costs[batch.model][batch.engine]
         costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
         for item in batch.items:
             ticket = item.ticket
             if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
                 costs.observe_promise(result.finished - ticket.foretold)
-        forward = result.forward
-        if forward is not None:
-            if forward.computed:
-                costs.observe(forward.computed, result.forwarded - result.launched)
-            bound = self.metrics.model(model.name)
-            full = forward.images >= model.max_batch_size
-            bound.batch_size.observe(forward.images)
-            bound.batches["full" if full else batch.release].inc()
-            bound.padding.inc(forward.padding)
-            self.metrics.engine_busy.labels(self.engines.names[batch.engine]).inc(forward.busy_seconds)
+        if result.forward is not None and result.forward.computed:
+            costs.observe(result.forward.computed, result.forwarded - result.launched)
+        record_batch(self.metrics, self.rollout.by_key(batch.model), self.engines.names[batch.engine], batch, result)
 
     def _engines_ended(self) -> None:
         """On the last engine's thread: nobody who waits shall wait for nothing."""
         loop = self._loop
         if self._accepting and loop is not None and not loop.is_closed():
-            loop.call_soon_threadsafe(self._fail_all)
+            ended = ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
+            loop.call_soon_threadsafe(self._fail_all, ended)
             loop.call_soon_threadsafe(self._on_ended)
 
-    def _fail_all(self) -> None:
+    def _fail_all(self, error: ServiceError) -> None:
+        """Answer every request in flight with one error."""
         self.batcher.abandon()
-        self.fail_all(ServiceError("not_ready", "the engine has ended", retry_after_seconds=5))
+        for ticket in list(self._tickets):
+            ticket.fail(error)
 
 
 def _log_failure(error: BaseException | None) -> None:

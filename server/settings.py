@@ -40,9 +40,6 @@ class Settings(BaseSettings):
 
     host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
     port: int = Field(default=8000, ge=0, le=65535, description="TCP port of the service; 0 = any free one")
-    http_workers: int = Field(
-        default=0, ge=0, le=64, description="processes that speak HTTP for the engine's; 0 = one process does both"
-    )
     metrics_port: int = Field(default=8001, ge=0, le=65535, description="TCP port of /metrics alone; 0 = off")
     device: str = Field(
         default="auto",

@@ -2,7 +2,7 @@
 
     python -m milkweed.bench.gpu --sections images --photos DIR --no-build --out bench/results/gpu_images.json
 
-Needs nvidia-dali, which brings nvidia-nvimgcodec, and for the parts from `numerics` to `workers` all that a server
+Needs nvidia-dali, which brings nvidia-nvimgcodec, and for the parts from `numerics` to `ingest` all that a server
 needs; torchvision's rows say so where it is missing. On a machine without a network nothing need be installed:
 nvidia-dali on PYTHONPATH is enough, which is its wheels unpacked into one folder: nvidia-dali-cuda130,
 nvidia-nvimgcodec-cu13, nvidia-nvjpeg, nvtx, optree, libcst, gast, astunparse, makefun (libnvcomp, nvTIFF and
@@ -20,7 +20,7 @@ Parts, in order; an error in one does not cost the others, and after each the JS
   growth    weights of a Monarch model beside the dense one's, and memory over 100,000 images
   latency   one image, its bytes in and its answer out
   served    a server under load for loaders dali and cpu, beside decode alone and forward alone
-  workers   the same with 1 to 16 HTTP workers
+  ingest    images a second that one process takes in, by size of the photographs
   rates     images a second and latencies, against torchvision, nvImageCodec and our cpu loader; most important first
 The rates take the time that is left; `--parts` runs some parts alone. `--dry-run` walks all of it with DALI's graph
 on the CPU; its figures are none.
@@ -70,7 +70,7 @@ _PARTS: Mapping[str, Part] = {
     "growth": _late("images_model", "check_growth"),
     "latency": _late("images_answers", "measure_latency"),
     "served": _late("images_served", "measure_served"),
-    "workers": _late("images_answers", "measure_workers"),
+    "ingest": _late("images_answers", "measure_ingest"),
     "rates": measure_rates,
 }
 

@@ -1,4 +1,4 @@
-"""What one who asks waits for a single image, and how many are answered with more HTTP workers: real servers."""
+"""What one who asks waits for a single image, and how many images one process takes in: real servers."""
 
 import tempfile
 from pathlib import Path
@@ -33,24 +33,21 @@ def measure_latency(subject: Subject, report: ImageReport) -> None:
     )
 
 
-def measure_workers(subject: Subject, report: ImageReport) -> None:
-    """Images a second of servers with more and more HTTP workers, on each size of photographs."""
+def measure_ingest(subject: Subject, report: ImageReport) -> None:
+    """Images a second that one server takes in, decodes and answers, on each size of photographs."""
     scale = subject.scale
     with tempfile.TemporaryDirectory() as scratch:
         bundle = subject.bundle or made_bundle(Path(scratch) / "bundle", ARCH, MLPS)
         folders = {what: written(Path(scratch) / what, bodies) for what, bodies in subject.sets.items()}
-        for workers in scale.workers:
-            if subject.seconds_left() < 0:
-                subject.say(f"skipped: {workers} HTTP workers: out of time")
-                continue
-            settings = {**served_settings(subject, "auto"), "http_workers": workers}
-            with running_server(bundle, settings) as (_, url):
-                for what, folder in folders.items():
-                    seen = load(
-                        url, folder, clients=scale.clients, connections=scale.connections, seconds=scale.serve_seconds
-                    )
-                    row = {"http_workers": workers, "photos": what, "images_per_second": seen.images_per_second}
-                    latencies = {"p50_ms": seen.p50_ms, "p99_ms": seen.p99_ms}
-                    report.workers.append({**row, **latencies, "statuses": seen.statuses})
-                    print(f"  {workers:2} HTTP workers, {what}: {seen.images_per_second:.0f} images/s", flush=True)
-            subject.keep()
+        with running_server(bundle, served_settings(subject, "auto")) as (_, url):
+            for what, folder in folders.items():
+                if subject.seconds_left() < 0:
+                    subject.say(f"skipped: {what}: out of time")
+                    continue
+                seen = load(
+                    url, folder, clients=scale.clients, connections=scale.connections, seconds=scale.serve_seconds
+                )
+                row = {"photos": what, "images_per_second": seen.images_per_second}
+                report.ingest.append({**row, "p50_ms": seen.p50_ms, "p99_ms": seen.p99_ms, "statuses": seen.statuses})
+                print(f"  one process, {what}: {seen.images_per_second:.0f} images/s", flush=True)
+        subject.keep()

@@ -32,7 +32,6 @@ class Scale:
         lost_batches: before memory is looked at.
         serve_seconds: of load on a server.
         clients, connections: processes, and connections of each.
-        workers: HTTP workers of a server.
         latency_model: whose latency and memory are looked at.
         growth_images: computed between two looks at the memory.
     """
@@ -52,7 +51,6 @@ class Scale:
     serve_seconds: float = 6.0
     clients: int = 4
     connections: int = 48
-    workers: tuple[int, ...] = (1, 2, 4, 8, 16)
     latency_model: str = "vit_base_patch16_224"
     growth_images: int = 100_000
 
@@ -72,7 +70,6 @@ TINY = Scale(
     serve_seconds=0.3,
     clients=1,
     connections=2,
-    workers=(1,),
     latency_model="deit_tiny_patch16_224",
     growth_images=4,
 )
@@ -184,7 +181,7 @@ class ImageReport:
     isolation: list[dict[str, Any]] = field(default_factory=list)
     rates: list[dict[str, Any]] = field(default_factory=list)
     served: list[dict[str, Any]] = field(default_factory=list)
-    workers: list[dict[str, Any]] = field(default_factory=list)
+    ingest: list[dict[str, Any]] = field(default_factory=list)
     latency: list[dict[str, Any]] = field(default_factory=list)
     goals: list[dict[str, object]] = field(default_factory=list)
     served_lines: list[str] = field(default_factory=list)

@@ -28,7 +28,7 @@ IMAGE_PARTS = (
     "growth",
     "latency",
     "served",
-    "workers",
+    "ingest",
     "rates",
 )
 """Of the section `images`, in their order."""

@@ -29,7 +29,7 @@ METRICS_PORTS = 64
 LAST_WORDS_SECONDS = 1.0
 """Between the end of the engine and that of the process: who waits is told in it."""
 
-SOCKETS = ("http_workers", "grpc_port", "admin_port", "tls_cert")
+SOCKETS = ("grpc_port", "admin_port", "tls_cert")
 """Settings of sockets that a replica does not have."""
 
 

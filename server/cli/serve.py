@@ -51,10 +51,6 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     loaded = load_settings(settings, config)
     # The demo is for who names nothing at all.
     bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
-    if loaded.http_workers:  # this process only starts others
-        from ..workers.supervisor import run_supervisor
-
-        raise typer.Exit(run_supervisor(loaded, bundles))
     # Before the heavy imports and the port: what is wrong with a bundle's small files is told at once.
     from ...models import read_config
 

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..card import ModelCard
-from ..front import Front
 from ..metrics import package_version
 from ..model_limits import limits_of
+from ..service import Service
 from ..settings import Settings
 from ..statistics import ModelStatistics
 from .images import ENCODED, PIXELS
@@ -71,7 +71,7 @@ def model_config(settings: Settings, model: ModelCard) -> dict[str, Any]:
     }
 
 
-def repository_index(service: Front, *, ready_only: bool) -> list[dict[str, str]]:
+def repository_index(service: Service, *, ready_only: bool) -> list[dict[str, str]]:
     """Every model of the service, and whether it can be asked."""
     if not service.models:
         return [] if ready_only else [_entry(name, "", "LOADING") for name in service.names]

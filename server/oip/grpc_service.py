@@ -7,10 +7,10 @@ from typing import Any
 
 from ..card import ModelCard
 from ..errors import ServiceError
-from ..front import Front
 from ..question import Question
 from ..security.gate import Gate
 from ..security.keyring import Account
+from ..service import Service
 from ..trace import Trace
 from . import describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
@@ -47,7 +47,7 @@ Method = Callable[[bytes, Call], Awaitable[Any]]
 class GrpcService:
     """The methods of one service, by name."""
 
-    def __init__(self, service: Front, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
         self._gate = gate
         self._messages = Messages()
@@ -147,7 +147,7 @@ class GrpcService:
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
-        models = list(self._service.models.values())
+        models: list[ModelCard] = list(self._service.models.values())
         if request.name:
             models = [find_version(self._service, request.name, request.version)]
         found = describe.statistics(models, await self._service.statistics())

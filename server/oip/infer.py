@@ -11,9 +11,9 @@ from starlette.types import Receive
 from ..ask import Inspected, ask, count_images, inspect_image
 from ..card import ModelCard
 from ..errors import ServiceError
-from ..front import Front
 from ..outcome import Outcome, Predictions
 from ..question import Question, question_about
+from ..service import Service
 from ..settings import Settings
 from ..trace import Trace
 from .images import images_of
@@ -38,7 +38,7 @@ class Prepared:
         return len(self.images) * self.options.engine_top_k <= INLINE_VALUES
 
 
-def find_version(service: Front, name: str, version: str) -> ModelCard:
+def find_version(service: Service, name: str, version: str) -> ModelCard:
     """The model of that name, which may be an alias; `version` may be empty.
 
     Raises:
@@ -49,7 +49,7 @@ def find_version(service: Front, name: str, version: str) -> ModelCard:
     return service.models.find(name, version or None)
 
 
-def question_of(service: Front, model: ModelCard, trace: Trace) -> Question:
+def question_of(service: Service, model: ModelCard, trace: Trace) -> Question:
     """What the headers say: by when, and whether others go first; the rest is in the body."""
     return question_about(model, trace.headers, service.settings)
 
@@ -105,7 +105,7 @@ def prepare(request: InferRequest, model: ModelCard, settings: Settings) -> Prep
 
 
 async def infer(
-    service: Front,
+    service: Service,
     question: Question,
     prepared: Prepared,
     clock: Clock,
@@ -142,7 +142,7 @@ async def infer(
     return outcomes
 
 
-def _refuse_bad(service: Front, model: ModelCard, images: list[Inspected]) -> None:
+def _refuse_bad(service: Service, model: ModelCard, images: list[Inspected]) -> None:
     """An image that the guard refused fails the request before anything of it is computed."""
     bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:

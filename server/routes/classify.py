@@ -11,10 +11,10 @@ from ..body import Hold, read_body
 from ..card import ModelCard
 from ..errors import ServiceError, status_of
 from ..forms import Form, form_of, images_in
-from ..front import Front
 from ..outcome import Outcome, Predictions
 from ..question import Question, read_question
 from ..security.gate import ACCOUNT_KEY, Gate
+from ..service import Service
 from ..trace import Trace, trace_of
 from ..waiting import source_of
 from .outcomes import word_for
@@ -27,7 +27,7 @@ INLINE_PARSE_BYTES = 1 << 20
 class Classify:
     """The endpoint."""
 
-    def __init__(self, service: Front, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service, self._gate = service, gate
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -81,7 +81,6 @@ class Classify:
         try:
             if wanted:
                 service.submit(ticket, wanted)
-                await service.accepted(ticket)
         except ServiceError as error:
             service.forget(ticket)
             count_images(service, model, {word_for(error): len(images)})

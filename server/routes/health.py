@@ -6,16 +6,16 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from ..errors import ServiceError
-from ..front import Front
 from ..responses import error_response
 from ..schemas import ErrorAnswer, Health
+from ..service import Service
 
 _NOT_YET: dict[int | str, dict[str, Any]] = {
     503: {"model": ErrorAnswer, "description": "not now; `Retry-After` says when to ask again"}
 }
 
 
-def health_routes(service: Front) -> APIRouter:
+def health_routes(service: Service) -> APIRouter:
     """The probes of one service. A refused probe is no refused request and is not counted as one."""
     router = APIRouter(tags=["health"])
 

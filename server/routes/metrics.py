@@ -6,10 +6,10 @@ import gzip
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
-from ..front import Front
+from ..service import Service
 
 
-def metric_routes(service: Front) -> APIRouter:
+def metric_routes(service: Service) -> APIRouter:
     """The scrape of one service."""
     router = APIRouter(tags=["metrics"])
 

@@ -4,12 +4,12 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from ..aliases import describe_alias
-from ..front import Front
 from ..model_limits import limits_of
 from ..schemas import ModelList
+from ..service import Service
 
 
-def model_routes(service: Front) -> APIRouter:
+def model_routes(service: Service) -> APIRouter:
     """The model listing of one service."""
     router = APIRouter(tags=["models"])
 

@@ -14,7 +14,6 @@ from ..body import Hold, read_body
 from ..card import ModelCard
 from ..errors import ServiceError
 from ..forms import form_of
-from ..front import Front
 from ..oip import describe
 from ..oip.infer import Prepared, before_deadline, find_version, infer, prepare, question_of
 from ..oip.outputs import output_tensors
@@ -22,6 +21,7 @@ from ..oip.rest_answer import infer_answer
 from ..oip.rest_request import LENGTH_HEADER, json_length, parsed_bytes, read_infer_request
 from ..responses import error_response
 from ..security.gate import ACCOUNT_KEY, Gate
+from ..service import Service
 from ..trace import Trace, trace_of
 from ..waiting import source_of
 
@@ -39,7 +39,7 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 Answer = Callable[[Request], Awaitable[Response]]
 
 
-def oip_routes(service: Front, gate: Gate) -> list[Route]:
+def oip_routes(service: Service, gate: Gate) -> list[Route]:
     """The routes of one service."""
     routes = [
         Route("/v2", _said(describe.server_metadata)),
@@ -64,7 +64,7 @@ def oip_routes(service: Front, gate: Gate) -> list[Route]:
 class Infer:
     """POST .../infer."""
 
-    def __init__(self, service: Front, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate) -> None:
         self._service = service
         self._gate = gate
 
@@ -119,7 +119,7 @@ class Infer:
         return prepared
 
 
-def _model_of(service: Front, scope: Scope) -> ModelCard:
+def _model_of(service: Service, scope: Scope) -> ModelCard:
     parameters = scope["path_params"]
     return find_version(service, parameters["name"], parameters.get("version", ""))
 
@@ -131,7 +131,7 @@ def _said(describe_it: Callable[[], Any]) -> Answer:
     return answer
 
 
-def _about(service: Front, describe_it: Callable[[ModelCard], Any]) -> Answer:
+def _about(service: Service, describe_it: Callable[[ModelCard], Any]) -> Answer:
     async def answer(request: Request) -> Response:
         return JSONResponse(describe_it(_model_of(service, request.scope)))
 
@@ -151,7 +151,7 @@ def _probe(word: str, check: Callable[[], None]) -> Answer:
     return answer
 
 
-def _model_probe(service: Front) -> Answer:
+def _model_probe(service: Service) -> Answer:
     async def answer(request: Request) -> Response:
         try:
             model = _model_of(service, request.scope)
@@ -163,7 +163,7 @@ def _model_probe(service: Front) -> Answer:
     return answer
 
 
-def _stats(service: Front) -> Answer:
+def _stats(service: Service) -> Answer:
     async def answer(request: Request) -> Response:
         named = "name" in request.path_params
         models = [_model_of(service, request.scope)] if named else list(service.models.values())
@@ -172,7 +172,7 @@ def _stats(service: Front) -> Answer:
     return answer
 
 
-def _index(service: Front) -> Answer:
+def _index(service: Service) -> Answer:
     async def answer(request: Request) -> Response:
         with service.held.hold() as hold:
             declared = trace_of(request.scope).content_length()

@@ -8,7 +8,6 @@ from ..errors import ServiceError
 from ..metrics import Metrics
 from ..settings import OFF, Settings
 from .keyring import Account, Keyring
-from .shared_buckets import SharedBuckets
 from .watch import FileWatch
 
 SOURCE_KEY = "milkweed.source"
@@ -31,20 +30,17 @@ class Gate:
 
     Args:
         watch: looks after the file of keys.
-        buckets: where several processes share what a caller has left.
 
     Raises:
         KeysError: the file cannot be used.
     """
 
-    def __init__(
-        self, settings: Settings, metrics: Metrics, watch: FileWatch, buckets: SharedBuckets | None = None
-    ) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, watch: FileWatch) -> None:
         self._metrics = metrics
         self._ring: Keyring | None = None
         self._open = PROBES | PAGES | ({"/metrics"} if settings.metrics_without_key else set())
         if settings.api_keys != OFF:
-            ring = self._ring = Keyring(Path(settings.api_keys), buckets=buckets)
+            ring = self._ring = Keyring(Path(settings.api_keys))
             watch.add("api_keys", [ring.file], ring.reload)
 
     @property

@@ -10,7 +10,6 @@ from pathlib import Path
 from ..errors import ServiceError
 from .bucket import TokenBucket
 from .keys import Caller, hash_key, read_keys
-from .shared_buckets import SharedBuckets
 
 # No key is longer; what is longer is not even hashed.
 MAX_KEY_BYTES = 256
@@ -21,27 +20,18 @@ class Account:
 
     Args:
         before: the caller's account under the keys before these: what he used up stays used up.
-        buckets: where they are kept that several processes share.
     """
 
     __slots__ = ("caller", "images", "name", "requests")
 
-    def __init__(
-        self, caller: Caller, before: "Account | None", now: float, buckets: SharedBuckets | None = None
-    ) -> None:
+    def __init__(self, caller: Caller, before: "Account | None", now: float) -> None:
         self.caller = caller
         self.name = caller.name
         self.requests: TokenBucket | None = _bucket(
-            f"requests of {caller.name}",
-            *(caller.requests_per_second, caller.request_burst, now),
-            before.requests if before else None,
-            buckets,
+            caller.requests_per_second, caller.request_burst, now, before.requests if before else None
         )
         self.images: TokenBucket | None = _bucket(
-            f"images of {caller.name}",
-            *(caller.images_per_second, caller.image_burst, now),
-            before.images if before else None,
-            buckets,
+            caller.images_per_second, caller.image_burst, now, before.images if before else None
         )
 
 
@@ -54,14 +44,10 @@ class Keyring:
     Args:
         file: see `keys.read_keys`.
         clock: monotonic seconds.
-        buckets: see `Account`.
     """
 
-    def __init__(
-        self, file: Path, clock: Callable[[], float] = time.monotonic, buckets: SharedBuckets | None = None
-    ) -> None:
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self.file = file
-        self._buckets = buckets
         self._clock = clock
         self._secret = secrets.token_bytes(32)
         self._accounts: Mapping[str, Account] = {}
@@ -80,8 +66,7 @@ class Keyring:
         """
         now = self._clock()
         accounts = {
-            name: Account(caller, self._accounts.get(name), now, self._buckets)
-            for name, caller in read_keys(self.file).items()
+            name: Account(caller, self._accounts.get(name), now) for name, caller in read_keys(self.file).items()
         }
         owners = {
             self._mac(digest): (digest, account) for account in accounts.values() for digest in account.caller.digests
@@ -121,18 +106,9 @@ class Keyring:
         return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
 
 
-def _bucket(
-    name: str,
-    rate: float | None,
-    burst: int | None,
-    now: float,
-    before: TokenBucket | None,
-    shared: SharedBuckets | None,
-) -> TokenBucket | None:
+def _bucket(rate: float | None, burst: int | None, now: float, before: TokenBucket | None) -> TokenBucket | None:
     if rate is None:
         return None
-    if shared is not None:
-        return shared.bucket(name, rate, burst, now)  # it is where it was, whatever was before
     made = TokenBucket(rate, burst, now)
     if before is not None and (before.rate, before.burst) == (made.rate, made.burst):
         return before

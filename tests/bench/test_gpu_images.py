@@ -117,14 +117,14 @@ def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeyp
     save_bundle(tmp_path / "bundle", create_model(config.arch, **VIT), config, default_labels(5))
     monkeypatch.setattr(images_answers, "LOADERS", ("cpu",))
     monkeypatch.setattr(images_answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
-    code, result = dry_run("--bundle", str(tmp_path / "bundle"), "--parts", "numerics", "growth", "latency", "workers")
+    code, result = dry_run("--bundle", str(tmp_path / "bundle"), "--parts", "numerics", "growth", "latency", "ingest")
     assert (code, result["skipped"]) == (0, [])
     images = result["images"]
     goals = {goal["goal"].split(": ")[-1]: goal for goal in images["goals"]}
     assert 0 <= goals["relative error of the logits"]["measured"] <= 1e-2
     assert goals["top-1 as in float32"]["measured"] == 1.0
     assert 0 < goals["weights beside dense"]["measured"] <= 0.45
-    assert [list(row["statuses"]) for row in (*images["latency"], *images["workers"])] == [["200"]] * 3
+    assert [list(row["statuses"]) for row in (*images["latency"], *images["ingest"])] == [["200"]] * 3
     (latency,) = (goal for name, goal in goals.items() if name.startswith("latency of one image"))
     assert latency["measured"] == pytest.approx(images["latency"][0]["p50_ms"], rel=1e-3)
     assert [finding["name"] for finding in images["findings"]] == ["memory over 8 images"]

@@ -21,7 +21,7 @@ FAMILIES = ROOT / "docs" / "observability.md"
 
 # Grafana's own variables, and those of Prometheus and dcgm-exporter that no page of ours lists.
 BUILT_IN = {"__rate_interval"}
-PROCESS = {"process_cpu_seconds_total", "process_start_time_seconds"}
+PROCESS = {"process_cpu_seconds_total", "process_max_fds", "process_open_fds", "process_start_time_seconds"}
 # github.com/NVIDIA/dcgm-exporter, etc/default-counters.csv: exported where nobody chose others.
 DCGM = {
     "DCGM_FI_DEV_GPU_UTIL",

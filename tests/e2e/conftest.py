@@ -137,7 +137,7 @@ Serve = Callable[..., AbstractContextManager[Server]]
 def _serving(
     forker: Forker, bundles: dict[str, Path], prelude: str = "", fresh: bool = False, **settings: object
 ) -> Iterator[Server]:
-    server = Server(None if fresh or "http_workers" in settings else forker, bundles, settings, prelude)
+    server = Server(None if fresh else forker, bundles, settings, prelude)
     try:
         yield server
     finally:

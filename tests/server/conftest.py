@@ -234,7 +234,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def calm(app: Running) -> None:
     """Wait until the event loop has not lagged for a while: a deadline that its lag may outlast is 503, not 504."""
-    await until(lambda: app.service.lag_seconds() < 0.02)
+    await until(lambda: app.service.lag.seconds() < 0.02)
 
 
 def timings(response: httpx.Response) -> dict[str, float]:

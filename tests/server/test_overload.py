@@ -187,7 +187,7 @@ async def test_what_is_late_before_it_is_read_is_refused_at_once(
     running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with running() as app:
-        monkeypatch.setattr(app.service, "lag_seconds", lambda: 0.25)
+        monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
         async with kit.one_reason(app, "overloaded"):
             refused = await app.client.post("/classify", content=kit.encoded(), headers={"X-Request-Timeout-Ms": "400"})
         kit.check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
@@ -198,11 +198,11 @@ async def test_what_is_late_before_it_is_read_is_refused_at_once(
 async def test_the_loops_lag_is_seen_while_it_lasts(running: Any) -> None:
     async with running() as app:
         time.sleep(0.3)  # the loop stands still
-        assert app.service.lag_seconds() >= 0.15
+        assert app.service.lag.seconds() >= 0.15
         await settled(app)
 
 
 async def settled(app: Any) -> None:
     async with asyncio.timeout(10):
-        while app.service.lag_seconds() > 0.05:
+        while app.service.lag.seconds() > 0.05:
             await asyncio.sleep(0.01)

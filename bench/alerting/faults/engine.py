@@ -40,12 +40,11 @@ def restart(scene: Scene) -> None:
     scene.first.start()
 
 
-def kill_engine_process(scene: Scene, times: int = 2) -> None:
-    """SIGKILL the engine's process behind HTTP workers, again once its successor serves and was scraped."""
+def kill_again_and_again(scene: Scene, times: int = 2) -> None:
+    """SIGKILL the server and start it again, and once more when its successor serves and was scraped."""
     for starts in range(1, times + 1):
-        (engine,) = scene.first.children("workers.engine_process")
-        engine.kill()
-        engine.wait(BACK_SECONDS)
+        scene.first.kill()
+        scene.first.start()
         wait_until(partial(_was_scraped, scene, starts), BACK_SECONDS, "its successor is scraped")
         wait_until(partial(_is_ready, scene), BACK_SECONDS, "its successor is ready")
 
@@ -134,14 +133,13 @@ ENGINE_FAULTS = (
         settings={"device": ",".join(["cpu"] * ENGINES), "max_batch_size": 1},
     ),
     Fault(
-        name="engine-process-killed",
-        what="with --http-workers 1, the engine's process is killed twice",
-        undone="its supervisor has started it again",
+        name="server-killed-twice",
+        what="the server is killed and started again, twice",
+        undone="it goes on",
         fires=(ticket("ProcessRestarts"),),
-        make=kill_engine_process,
+        make=kill_again_and_again,
         undo=let_go,
         may_fire=(ticket("ModelNotReady"), *BUDGETS, *GONE),
-        settings={"http_workers": 1},
     ),
     Fault(
         name="decoder-lost",

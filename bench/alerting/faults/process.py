@@ -1,26 +1,11 @@
-"""Faults of processes: a server killed, all of them, an HTTP worker, memory near its limit."""
+"""Faults of processes: a server killed, all of them, memory near its limit."""
 
-from ..patience import wait_until
 from .cgroup import USUAL_SHARE
 from .dcgm import XID
 from .fault import BUDGETS, GONE, Fault, page, ticket
 from .scene import Scene
 
-WORKERS = 2
-BACK_SECONDS = 60.0
 LEAK_BYTES, LOCK_COUNT = 1_000_000, 5_000_000
-
-
-def kill_a_worker(scene: Scene) -> None:
-    """SIGKILL one of them."""
-    scene.first.children("workers.worker")[0].kill()
-
-
-def wait_for_workers(scene: Scene) -> None:
-    """The supervisor has started it again, and it is connected."""
-    wait_until(
-        lambda: scene.first.metric("milkweed_http_workers") == [float(WORKERS)], BACK_SECONDS, "both workers are there"
-    )
 
 
 def limit_memory(scene: Scene, share: float = USUAL_SHARE) -> None:
@@ -49,16 +34,6 @@ PROCESS_FAULTS = (
         make=lambda scene: scene.first.kill(),
         undo=lambda scene: scene.first.start(),
         may_fire=BUDGETS,
-    ),
-    Fault(
-        name="worker-killed",
-        what=f"one of {WORKERS} HTTP workers is killed",
-        undone="its supervisor has started it again",
-        fires=(ticket("HttpWorkerRestarts"),),
-        make=kill_a_worker,
-        undo=wait_for_workers,
-        may_fire=BUDGETS,
-        settings={"http_workers": WORKERS},
     ),
     Fault(
         name="memory-near-limit",

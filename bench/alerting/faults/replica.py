@@ -3,12 +3,10 @@
 import re
 import subprocess
 from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
-
-import psutil
 
 from ...http_overhead import running_server
 from ...serving.ports import free_port
@@ -62,14 +60,6 @@ class Replica:
             text = answer.read().decode()
         found = re.findall(rf"^{re.escape(name)}(?:\{{.*\}})? (\S+)$", text, re.MULTILINE)
         return [float(value) for value in found]
-
-    def children(self, module: str) -> list[Any]:
-        """Of a server with HTTP workers, the processes that run a module."""
-        found = []
-        for child in psutil.Process(self.pid).children():
-            with suppress(psutil.NoSuchProcess):  # it ends while it is looked at
-                found += [child] if any(module in part for part in child.cmdline()) else []
-        return found
 
 
 def post(url: str) -> None:

@@ -51,8 +51,7 @@ class Scene:
     def open(self, settings: Mapping[str, Any], replicas: int) -> None:
         """So many servers with these settings; with a repository they serve that, else the bundle."""
         bundle = None if "repository" in settings else self.bundle
-        # With HTTP workers the forward is in another process, which no prelude reaches.
-        prelude = "" if settings.get("http_workers") else obedient(self.levers, self.cgroup)
+        prelude = obedient(self.levers, self.cgroup)
         self.replicas = [Replica(bundle, settings, prelude) for _ in range(replicas)]
 
     @property

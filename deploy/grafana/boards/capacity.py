@@ -154,7 +154,6 @@ def _autoscaling() -> list[Panel]:
 
 def _cost() -> list[Panel]:
     process = total(rate("process_cpu_seconds_total"))
-    workers = f"({total(rate('milkweed_worker_cpu_seconds_total'))} or vector(0))"
     stages = total(rate("milkweed_stage_cpu_seconds_total"), "stage")
     return [
         lines(
@@ -175,8 +174,8 @@ def _cost() -> list[Panel]:
         lines(
             "CPU of an image, all of it",
             "s",
-            "CPU seconds of the whole server, HTTP workers included, for each answered image.",
-            Query(share(f"({process} + {workers})", _IMAGES), "CPU"),
+            "CPU seconds of the whole server for each answered image.",
+            Query(share(process, _IMAGES), "CPU"),
         ),
     ]
 

@@ -159,7 +159,6 @@ def _process_memory() -> list[Panel]:
             "bytes",
             "Of all chosen servers: with shared pages, with a share of them, without.",
             Query(total(series("milkweed_process_memory_bytes"), "kind"), "{{kind}}"),
-            Query(total(series("milkweed_worker_resident_bytes")), "rss of HTTP workers"),
         ),
         lines(
             "What is held for requests",

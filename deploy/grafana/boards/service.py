@@ -244,22 +244,8 @@ def _server() -> list[Panel]:
         lines(
             "Event loop lag p99",
             "s",
-            "How late the loop that speaks HTTP runs a timer. main: one process does both; http-N: an HTTP worker.",
-            Query(quantile(0.99, "milkweed_event_loop_lag_seconds", by="process"), "{{process}}"),
-        ),
-        lines(
-            "HTTP workers",
-            "none",
-            "Worker processes connected to the engine, of all chosen servers. Empty without http_workers.",
-            Query(total(series("milkweed_http_workers")), "connected"),
-            Query(total(f"increase({series('milkweed_http_worker_restarts_total')}[1h])"), "started again in an hour"),
-        ),
-        lines(
-            "CPU of HTTP workers",
-            "suffix: cores",
-            "Cores that the worker processes keep busy. Empty without http_workers.",
-            Query(total(rate("milkweed_worker_cpu_seconds_total"), "process"), "{{process}}"),
-            stacked=True,
+            "How late the loop that speaks HTTP runs a timer; the latest of all chosen servers.",
+            Query(quantile(0.99, "milkweed_event_loop_lag_seconds"), "p99"),
         ),
         lines(
             "Connections closed by the server",
@@ -280,6 +266,18 @@ def _server() -> list[Panel]:
             "Requests that are being answered now, by route.",
             Query(total(series("milkweed_http_requests_in_flight"), "route") + " > 0", "{{route}}"),
             stacked=True,
+        ),
+        lines(
+            "Cores in use",
+            "suffix: cores",
+            "CPU of the server's process, of all chosen servers.",
+            Query(total(rate("process_cpu_seconds_total")), "cores"),
+        ),
+        lines(
+            "Open files",
+            "percentunit",
+            "Share of the files that a process may have open; the most of all chosen servers. A connection is a file.",
+            Query(f"max({series('process_open_fds')} / {series('process_max_fds')})", "most"),
         ),
     ]
 

@@ -31,13 +31,12 @@ def test_there_is_time_for_the_whole_shutdown(
     manifests: Any, settings_of: Callable[[dict[str, str]], Any], constant: Callable[[str, str], float], root: Path
 ) -> None:
     settings = settings_of(manifests.settings)
-    ends = max(constant("workers/supervisor.py", "END_SECONDS"), constant("tracing/tracer.py", "FLUSH_SECONDS"))
     longest = (
         settings.drain_grace_seconds
         + settings.drain_seconds
         + constant("http_server.py", "LAST_REQUEST_SECONDS")
         + constant("http_server.py", "DRAIN_MARGIN_SECONDS")
-        + ends
+        + constant("tracing/tracer.py", "FLUSH_SECONDS")
     )
     given = manifests.pod["terminationGracePeriodSeconds"]
     assert given >= longest + 5

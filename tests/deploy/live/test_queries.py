@@ -37,7 +37,6 @@ FOUND_SECONDS = 90.0
 LOAD_SECONDS, HELD_SECONDS = 8.0, 4.0
 
 NO_CACHE = "there is no --cache-bytes"
-NO_WORKERS = "there are no --http-workers"
 NO_GRPC = "there is no --grpc-port"
 NO_GPU = "it runs on a CPU"
 NO_DCGM = "there is no dcgm-exporter"
@@ -50,14 +49,10 @@ EMPTY_QUERIES = {
     ("service", "Looked up", "A"): NO_CACHE,
     ("service", "Looked up", "B"): NO_CACHE,
     ("service", "Hit share", "A"): NO_CACHE,
-    ("service", "HTTP workers", "A"): NO_WORKERS,
-    ("service", "HTTP workers", "B"): NO_WORKERS,
-    ("service", "CPU of HTTP workers", "A"): NO_WORKERS,
     ("gpu", "GPU memory in use", "A"): NO_GPU,
     ("gpu", "Most of torch's tensors", "A"): NO_GPU,
     ("gpu", "Who holds it", "A"): NO_GPU,
     ("gpu", "In use by GPU", "A"): NO_GPU,
-    ("gpu", "RSS, PSS, USS", "B"): NO_WORKERS,
     ("gpu", "GPU utilisation", "A"): NO_DCGM,
     ("gpu", "Tensor cores", "A"): NO_DCGM,
     ("gpu", "JPEG and video decoder", "A"): NO_DCGM,
@@ -85,7 +80,6 @@ EMPTY_SERIES = {
     'milkweed_gpu_memory_bytes{kind!~"free|torch_cached"}': NO_GPU,
     'milkweed_gpu_memory_bytes{kind=~"torch_allocated|unaccounted"}': NO_GPU,
     "milkweed_file_reload_failing": NO_FILES,
-    "milkweed_http_worker_restarts_total": NO_WORKERS,
     "DCGM_FI_DEV_XID_ERRORS": NO_DCGM,
 }
 
