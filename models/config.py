@@ -64,6 +64,16 @@ class BundleConfig:
         """
         return hashlib.sha256(canonical_json(dict(self.files))).hexdigest()[:12]
 
+    def answers_digest(self, computed_by: str) -> bytes:
+        """16 bytes that differ between two bundles wherever their answers to an image may.
+
+        Args:
+            computed_by: what else answers depend on, such as the number type of the forward.
+        """
+        rest = ("provenance", "metrics", "golden")
+        said = {name: value for name, value in self.to_dict().items() if name not in rest}
+        return hashlib.sha256(canonical_json([said, computed_by])).digest()[:16]
+
     @property
     def num_classes(self) -> int:
         """Classes the model answers with."""

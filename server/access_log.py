@@ -50,7 +50,7 @@ class AccessLog:
             "code": code,
             "model": trace.model_name or None,
             "images": trace.images,
-            "cache": None if trace.cache is None else trace.cache.decode(),
+            "cache": trace.notes.get("cache"),
             "body_bytes": trace.body_bytes,
             "caller": caller,
             "stages_ms": trace.stages_ms(end),

@@ -1,7 +1,8 @@
-"""Response cache: the answers to images that were asked about before, by the images' own bytes.
+"""Response cache: a layer around the engine that gives known answers to images that come again.
 
-An entry is two strings of bytes, which the garbage collector need not walk: a keyed digest of the encoded image with
-the number of classes and the model's instance, and the classes with their probabilities, bit for bit.
+The layer has the shape of what it wraps (`ask.Answer`), so a service without it lacks nothing. An entry is found by a
+keyed digest of the encoded image, by the digest of everything in the model's bundle that an answer depends on, and by
+the number of classes. Equal images that come while one of them is computed wait for that one (single flight).
 """
 
 import asyncio
@@ -9,105 +10,142 @@ import hashlib
 import secrets
 import struct
 import sys
-import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor
 
-from ..loaders.info import ImageInfo
-from .metrics import Metrics
-from .outcome import Predictions
-from .settings import Settings
-from .ticket import Ticket
+from prometheus_client import CollectorRegistry, Counter, Gauge
+from starlette.types import Receive
+
+from .ask import Answer, CheckedImage
+from .outcome import Outcome, Predictions
+from .question import Question
 from .trace import Trace
-
-DIGEST_BYTES = 16
+from .waiting import watched
 
 INLINE_BYTES = 1 << 20
-"""Of a request; the digests of more (1 ms) are made on another thread, so that the event loop goes on."""
+"""Digests of more than this in one request (1 ms) are made on another thread, so that the event loop goes on."""
 
 ENTRY_BYTES = 112
-"""That the table itself takes for an entry, on average over its growth."""
+"""What the table itself takes for an entry, on average over its growth."""
 
-Wanted = list[tuple[int, bytes, ImageInfo]]
+Flight = asyncio.Future[Predictions | None]
+"""An answer that is being computed; None where it will not come from there."""
 
 
 class ResponseCache:
-    """The least recently used answers go first. Belongs to the event loop.
+    """Calls `answer` for the images whose answers it does not have. Belongs to the event loop.
 
     Args:
-        max_bytes: of all entries, as estimated by `cost`.
+        max_bytes: estimated memory of all entries, see `cost`; the least recently used ones go first.
+        answer: what is asked about the other images.
+        threads: where large digests are made.
+        registry: where the cache's metrics are shown.
     """
 
-    def __init__(self, max_bytes: int, metrics: Metrics) -> None:
+    def __init__(self, max_bytes: int, answer: Answer, threads: Executor, registry: CollectorRegistry) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._metrics = metrics
+        self._answer, self._threads = answer, threads
         self._secret = secrets.token_bytes(32)  # nobody can make two images of one digest, nor guess one
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
-        self._models: dict[str, bytes] = {}  # what stands for each instance in the keys
-        self._made = 0
-        metrics.cache_bytes.set_function(lambda: self.bytes)
-        metrics.cache_entries.set_function(lambda: len(self._entries))
-
-    @classmethod
-    def of(cls, settings: Settings, metrics: Metrics) -> "ResponseCache | None":
-        """As settings have it; None where it is off."""
-        return cls(settings.cache_bytes, metrics) if settings.cache_bytes else None
+        self._flights: dict[bytes, Flight] = {}
+        labels = ("model",)
+        self._hits = Counter("milkweed_cache_hits_total", "Images not computed again.", labels, registry=registry)
+        self._misses = Counter("milkweed_cache_misses_total", "Images computed.", labels, registry=registry)
+        self._evictions = Counter(
+            "milkweed_cache_evictions_total", "Answers dropped for newer ones.", registry=registry
+        )
+        size = Gauge("milkweed_cache_bytes", "Memory of the answers that are kept, estimated.", registry=registry)
+        size.set_function(lambda: self.bytes)
+        entries = Gauge("milkweed_cache_entries", "Answers that are kept.", registry=registry)
+        entries.set_function(lambda: len(self._entries))
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def answer(self, ticket: Ticket, wanted: Wanted, trace: Trace) -> Wanted:
-        """Put what is known into a request's places; the images that are not, whose answers `learn` will keep.
+    async def __call__(
+        self,
+        question: Question,
+        images: Sequence[CheckedImage],
+        trace: Trace,
+        source: str | None,
+        receive: Receive | None,
+    ) -> list[Outcome]:
+        """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
+        if _directives(trace.headers) & {b"no-cache", b"no-store"}:
+            trace.notes["cache"] = "MISS"
+            return await self._answer(question, images, trace, source, receive)
+        keys = await self._keys(question, images)
+        bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
+        answers: dict[bytes, Outcome] = {key: known for key in bodies if (known := self._known(key)) is not None}
+        flights = {key: self._flights[key] for key in bodies if key not in answers and key in self._flights}
+        computed = [key for key in bodies if key not in answers and key not in flights]
+        asking = (question, trace, source, receive)
+        answers |= await self._compute(computed, bodies, *asking)
+        for key, flight in flights.items():
+            landed = await _wait_for(flight, trace, receive)
+            if landed is not None:
+                answers[key] = landed
+        lost = [key for key in flights if key not in answers]  # whoever computed these gave up: our turn
+        answers |= await self._compute(lost, bodies, *asking)
+        self._count(question.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
+        return [answers[key] if key is not None else _refusal(image) for key, image in zip(keys, images, strict=True)]
 
-        The digests count as parsing. A request that says `Cache-Control: no-cache` is answered anew, one that says
-        `no-store` leaves nothing behind either; neither is counted.
-        """
-        said = _directives(trace.headers)
-        if b"no-store" in said:
-            trace.cache = b"MISS"
-            return wanted
-        if sum(len(data) for _, data, _ in wanted) > INLINE_BYTES:
-            digests = await asyncio.to_thread(self._digests, wanted)
+    async def _compute(
+        self,
+        keys: Sequence[bytes],
+        bodies: dict[bytes, CheckedImage],
+        question: Question,
+        trace: Trace,
+        source: str | None,
+        receive: Receive | None,
+    ) -> dict[bytes, Outcome]:
+        """Have the images of some keys answered; whoever asks about one of them meanwhile waits for it."""
+        if not keys:
+            return {}
+        flights: dict[bytes, Flight] = {key: asyncio.get_running_loop().create_future() for key in keys}
+        self._flights |= flights
+        answers: dict[bytes, Outcome] = {}
+        try:
+            outcomes = await self._answer(question, [bodies[key] for key in keys], trace, source, receive)
+            answers = dict(zip(keys, outcomes, strict=True))
+            return answers
+        finally:
+            for key, flight in flights.items():
+                outcome = answers.get(key)
+                predictions = outcome if isinstance(outcome, Predictions) else None
+                if predictions is not None:
+                    self._keep(key, predictions)
+                if self._flights.get(key) is flight:
+                    del self._flights[key]
+                flight.set_result(predictions)
+
+    async def _keys(self, question: Question, images: Sequence[CheckedImage]) -> list[bytes | None]:
+        """What finds each image's answer; None for what is no image."""
+        bodies = [image[0] if isinstance(image, tuple) else None for image in images]
+        if sum(len(body) for body in bodies if body is not None) > INLINE_BYTES:
+            loop = asyncio.get_running_loop()
+            digests = await loop.run_in_executor(self._threads, self._digests, bodies)
         else:
-            digests = self._digests(wanted)
-        tail = struct.pack("<I", ticket.top_k) + self._instance(ticket.model)
-        keys = {place: digest + tail for (place, _, _), digest in zip(wanted, digests, strict=True)}
-        if b"no-cache" in said:
-            rest, trace.cache = wanted, b"MISS"
-        else:
-            rest = [each for each in wanted if not self._found(ticket, each[0], keys)]
-            self._count(trace, len(wanted) - len(rest), len(rest))
-        ticket.unknown = {place: keys[place] for place, _, _ in rest}
-        trace.ends[-1:] = [time.perf_counter()]
-        return rest
+            digests = self._digests(bodies)
+        tail = question.model.digest + struct.pack("<I", question.top_k)
+        return [None if digest is None else digest + tail for digest in digests]
 
-    def learn(self, ticket: Ticket) -> None:
-        """Keep the answers of a request that were not known; errors are none."""
-        for place, key in ticket.unknown.items():
-            outcome = ticket.outcomes[place]
-            if isinstance(outcome, Predictions):
-                self._put(key, outcome)
+    def _digests(self, bodies: Iterable[bytes | None]) -> list[bytes | None]:
+        key = self._secret
+        return [None if body is None else hashlib.blake2b(body, digest_size=16, key=key).digest() for body in bodies]
 
-    def forget_model(self, key: str) -> None:
-        """Drop the answers of a model's instance, which will never be asked again."""
-        instance = self._models.pop(key, None)
-        if instance is None:
-            return
-        for entry in [entry for entry in self._entries if entry.endswith(instance)]:
-            self.bytes -= cost(entry, self._entries.pop(entry))
-
-    def _found(self, ticket: Ticket, place: int, keys: dict[int, bytes]) -> bool:
-        value = self._entries.get(keys[place])
+    def _known(self, key: bytes) -> Predictions | None:
+        value = self._entries.get(key)
         if value is None:
-            return False
-        self._entries.move_to_end(keys[place])
+            return None
+        self._entries.move_to_end(key)
         classes = len(value) // 12
         numbers = struct.unpack(f"<{classes}I{classes}d", value)
-        ticket.outcomes[place] = Predictions(numbers[:classes], numbers[classes:])
-        return True
+        return Predictions(numbers[:classes], numbers[classes:])
 
-    def _put(self, key: bytes, outcome: Predictions) -> None:
+    def _keep(self, key: bytes, outcome: Predictions) -> None:
         classes = len(outcome.index)
         value = struct.pack(f"<{classes}I{classes}d", *outcome.index, *outcome.score)
         if cost(key, value) > self.max_bytes:
@@ -119,32 +157,38 @@ class ResponseCache:
         self.bytes += cost(key, value)
         while self.bytes > self.max_bytes:
             self.bytes -= cost(*self._entries.popitem(last=False))
-            self._metrics.cache_evictions.inc()
+            self._evictions.inc()
 
-    def _digests(self, wanted: Sequence[tuple[int, bytes, ImageInfo]]) -> list[bytes]:
-        secret = self._secret
-        return [hashlib.blake2b(data, digest_size=DIGEST_BYTES, key=secret).digest() for _, data, _ in wanted]
-
-    def _instance(self, model: str) -> bytes:
-        """What stands for a model's instance; never the same for two."""
-        found = self._models.get(model)
-        if found is None:
-            self._made += 1
-            found = self._models[model] = struct.pack("<I", self._made)
-        return found
-
-    def _count(self, trace: Trace, hits: int, misses: int) -> None:
-        """In the metrics, and in the answer's X-Cache."""
-        if hits:
-            self._metrics.cache_hits.labels(trace.model_name).inc(hits)
-        if misses:
-            self._metrics.cache_misses.labels(trace.model_name).inc(misses)
-        trace.cache = b"PARTIAL" if hits and misses else b"HIT" if hits else b"MISS"
+    def _count(self, model: str, trace: Trace, images: int, misses: int) -> None:
+        """Count images, and say in the answer's X-Cache whether they had to be computed."""
+        hits = images - misses
+        self._hits.labels(model).inc(hits)
+        self._misses.labels(model).inc(misses)
+        if images:
+            trace.notes["cache"] = "PARTIAL" if hits and misses else "HIT" if hits else "MISS"
 
 
 def cost(key: bytes, value: bytes) -> int:
     """Bytes that an entry takes, about: its two strings as they are allocated, and its share of the table."""
     return ENTRY_BYTES + sum(-(-sys.getsizeof(each) // 16) * 16 for each in (key, value))
+
+
+async def _wait_for(flight: Flight, trace: Trace, receive: Receive | None) -> Predictions | None:
+    """The answer that another request computes, unless this request's client leaves before."""
+    waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    flight.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
+    if receive is None:
+        await waiter
+    else:
+        async with watched(waiter, receive, trace.departure):
+            await waiter
+    return flight.result()
+
+
+def _refusal(image: CheckedImage) -> Outcome:
+    """The error that stands in the place of an image."""
+    assert not isinstance(image, tuple)
+    return image
 
 
 def _directives(headers: dict[bytes, bytes]) -> frozenset[bytes]:

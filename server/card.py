@@ -19,6 +19,7 @@ class ModelCard(ABC):
         limits: to one image.
         number: of its version in a repository.
         key: what queue and engine call it: two versions of a name may serve at once.
+        digest: of everything in the bundle that an answer depends on, and of what computes it.
     """
 
     name: str
@@ -29,6 +30,7 @@ class ModelCard(ABC):
     limits: Limits
     number: str = ""
     key: str = ""
+    digest: bytes = b""
     # Made once from the above: each prediction up to its score, and the beginning of every answer.
     label_json: tuple[bytes, ...] = field(init=False, repr=False)
     head_json: bytes = field(init=False, repr=False)

@@ -128,11 +128,6 @@ class Metrics:
             "batch_padding_images_total", "Empty places computed to fill fixed batch shapes.", ("model",)
         )
         self.images = self._counter("images_total", "Images by how they ended.", ("model", "outcome"))
-        self.cache_hits = self._counter("cache_hits_total", "Images answered from the response cache.", ("model",))
-        self.cache_misses = self._counter("cache_misses_total", "Images it had no answer to.", ("model",))
-        self.cache_evictions = self._counter("cache_evictions_total", "Answers dropped for newer ones.")
-        self.cache_bytes = self._gauge("cache_bytes", "Memory of the answers that are kept, estimated.")
-        self.cache_entries = self._gauge("cache_entries", "Answers that are kept.")
         self.decode_backend = self._counter(
             "decode_backend_images_total", "Decoded images by decoder and format.", ("backend", "format")
         )

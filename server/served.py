@@ -60,6 +60,7 @@ class ServedModel(ModelCard):
             size=PreprocessSpec.from_dict(config.preprocess).size,
             limits=limits,
             number=number,
+            digest=config.answers_digest(f"{pipeline.engine.name} {pipeline.dtype}"),
             config=config,
             pipeline=pipeline,
             max_batch_size=max_batch_size,

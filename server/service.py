@@ -4,10 +4,14 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from ..loaders.info import ImageInfo
+from .ask import Answer, submit_and_wait
 from .batcher import Batcher
 from .body import HeldBytes
 from .cache import ResponseCache
@@ -33,6 +37,14 @@ from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
 
+T = TypeVar("T")
+
+INLINE_BYTES = 1 << 20
+"""A body of more is parsed on a thread of its own, so that the event loop goes on."""
+
+PARSERS = 2
+"""Threads that parse bodies and write answers; they are not those on which metrics are collected."""
+
 
 class Service:
     """Belongs to the event loop, where not said.
@@ -56,7 +68,10 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tickets: set[Ticket] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
-        self.cache = ResponseCache.of(settings, self.metrics)
+        self.parsers = ThreadPoolExecutor(PARSERS, "milkweed-parse")
+        self.answer: Answer = partial(submit_and_wait, self)
+        if settings.cache_bytes:
+            self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
         self.batcher = Batcher(
             max_queue_images=settings.max_queue_images,
@@ -145,6 +160,7 @@ class Service:
         if self.watch is not None:
             self.watch.stop()
         self.lag.stop()
+        self.parsers.shutdown(wait=False, cancel_futures=True)
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_accepting(self) -> None:
@@ -166,8 +182,9 @@ class Service:
 
     def check_time(self, timeout_seconds: float, priority: Priority) -> None:
         """Raises ServiceError `overloaded` where a request is late already, before any of it is read."""
-        # With a cache, what it knows need not wait; the queue refuses the rest.
-        late = 2 * self.lag.seconds() + (self.wait_seconds(priority) if self.cache is None else 0.0)
+        # What a cache knows need not wait; the queue refuses the rest.
+        wait = 0.0 if self.settings.cache_bytes else self.wait_seconds(priority)
+        late = 2 * self.lag.seconds() + wait
         if late > timeout_seconds:
             raise ServiceError(
                 "overloaded",
@@ -188,6 +205,16 @@ class Service:
             for pipeline in model.pipelines:
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
+
+    async def parse(self, work: Callable[[], T], size: int) -> T:
+        """Do what takes time with a body or an answer: here where it is small, else on a thread.
+
+        Args:
+            size: bytes that `work` goes through.
+        """
+        if size <= INLINE_BYTES:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self.parsers, work)
 
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
@@ -249,8 +276,6 @@ class Service:
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
-        if self.cache is not None:
-            self.cache.forget_model(model.key)
         if not any(other.version == model.version for other in self.models.versions(model.name)):
             forget_model(self.metrics, model)
 

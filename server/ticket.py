@@ -11,10 +11,6 @@ Priority = Literal["interactive", "bulk"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
 
 
-NOTHING: dict[int, bytes] = {}
-"""Of every request, as long as there is no cache: not to be changed."""
-
-
 class Waiter(Protocol):
     """What wakes the request when its last result is in; an asyncio future is one."""
 
@@ -49,7 +45,6 @@ class Ticket:
         "priority",
         "source",
         "top_k",
-        "unknown",
         "waiter",
     )
 
@@ -73,7 +68,6 @@ class Ticket:
         self.missing = 0
         self.last: BatchResult | None = None  # the batch that completed it
         self.foretold: float | None = None  # perf_counter seconds at which the answer should be there
-        self.unknown: dict[int, bytes] = NOTHING  # by place, what the cache calls an image whose answer it wants
         self.listener: Callable[[int, Outcome], None] | None = None  # hears of each outcome
 
     def put(self, place: int, outcome: Outcome, result: BatchResult | None) -> None:

@@ -28,7 +28,7 @@ class Trace:
     """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
 
     __slots__ = (
-        *("body_bytes", "cache", "code", "departure", "ends", "headers", "images", "model", "model_name"),
+        *("body_bytes", "code", "departure", "ends", "headers", "images", "model", "model_name", "notes"),
         *("request_id", "span", "started", "status"),
     )
 
@@ -45,7 +45,7 @@ class Trace:
         self.model_name = ""  # set with `images`, when they are about to be queued
         self.images = 0
         self.body_bytes = 0
-        self.cache: bytes | None = None  # HIT, MISS or PARTIAL, where there is a cache
+        self.notes: dict[str, str] = {}  # what a layer adds: headers `x-NAME`, and fields of log line and span
         self.span: SpanIds | None = None  # set where the request is traced
 
     def mark(self) -> None:

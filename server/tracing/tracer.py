@@ -111,8 +111,7 @@ class Tracer:
         if trace.images:
             attributes["milkweed.model"] = trace.model_name
             attributes["milkweed.images"] = trace.images
-        if trace.cache is not None:
-            attributes["milkweed.cache"] = trace.cache.decode()
+        attributes |= {f"milkweed.{name}": value for name, value in trace.notes.items()}
         code, failed = trace.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code

@@ -82,9 +82,7 @@ async def test_what_the_cache_answered_is_told(running: Any, kit: ModuleType, co
     told = [values(root)["milkweed.cache"] for root in roots]
     assert told == [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
     stages = [span for span in collector.spans if span.parent_span_id == roots[1].span_id]
-    assert [span.name for span in stages] == list(STAGES)
-    spent = sum(span.end_time_unix_nano - span.start_time_unix_nano for span in stages)
-    assert spent == pytest.approx(roots[1].end_time_unix_nano - roots[1].start_time_unix_nano, rel=0.02)
+    assert [span.name for span in stages] == ["receive", "parse"]  # a hit passes no others
 
 
 async def test_the_environment_names_the_service(
