@@ -1,45 +1,64 @@
 """Turns the messages of gRPC into requests to infer, and outputs into messages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ..card import ModelCard
 from ..errors import ServiceError
 from .describe import version_of
 from .grpc_messages import Messages
-from .rest_request import MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
+from .rest_request import MAX_HEAD_BYTES, MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
 
 # Values that a message may hold by themselves, for the types of our inputs. FP16 has none: it comes raw.
 _CONTENTS = {"BYTES": "bytes_contents", "UINT8": "uint_contents", "FP32": "fp32_contents"}
 
-# What a request may have at its top level: names, parameters, tensors.
 MAX_FIELDS = 256
+"""Fields of a message, and of an input in it: names, parameters, tensors."""
 
-# Bytes of memory that a byte of a message may become, where it is not a tensor's raw contents.
 PARSED_FACTOR = 16
+"""Bytes of memory that a byte of a message may become, where it is not a tensor's raw contents."""
 
-_RAW_CONTENTS = 7  # the field's number
+# Numbers of fields.
+_INPUTS, _RAW_CONTENTS, _INPUT_CONTENTS = 5, 7, 5
+
+_VARINT, _DELIMITED = 0, 2
 
 
 def parsed_bytes(payload: bytes) -> int:
-    """Memory that an infer request may take once parsed, told from its top level alone.
+    """Memory that an infer request may take once parsed, told from the outlines of its fields.
 
     Raises:
-        ServiceError: `bad_request` where it is no such message, or has more fields than any request needs.
+        ServiceError: `bad_request` where it is no such message, has more fields than any request needs, or more names,
+            shapes and parameters: a parser that makes millions of them keeps all threads waiting.
     """
-    at, fields, raw = 0, 0, 0
-    while at < len(payload):
-        tag, at = _varint(payload, at)
-        fields += 1
-        # Every field of this message is a text, bytes or a message: wire type 2, a length before them.
-        if tag & 7 != 2 or fields > MAX_FIELDS:
-            raise ServiceError("bad_request", f"the message is no ModelInferRequest of at most {MAX_FIELDS} fields")
-        length, at = _varint(payload, at)
-        at += length
-        if tag >> 3 == _RAW_CONTENTS:
-            raw += length
+    raw = data = 0
+    for number, start, end in _fields(payload, 0, len(payload), {_DELIMITED}):
+        if number == _RAW_CONTENTS:
+            raw += end - start
+        elif number == _INPUTS:
+            data += sum(
+                b - a for inner, a, b in _fields(payload, start, end, {_DELIMITED, _VARINT}) if inner == _INPUT_CONTENTS
+            )
+    head = len(payload) - raw - data
+    if head > MAX_HEAD_BYTES:
+        raise ServiceError("bad_request", f"the message has {head} bytes beside data: the limit is {MAX_HEAD_BYTES}")
     return raw + PARSED_FACTOR * (len(payload) - raw)
+
+
+def _fields(payload: bytes, at: int, end: int, kinds: Set[int]) -> Iterator[tuple[int, int, int]]:
+    """Number, start and end of the fields of a message that lies between two places; it has fields of these kinds."""
+    for _ in range(MAX_FIELDS):
+        if at == end:
+            return
+        tag, at = _varint(payload, at)
+        length, start = _varint(payload, at)
+        at = start + length if tag & 7 == _DELIMITED else start
+        if tag & 7 not in kinds or at > end:
+            break
+        yield tag >> 3, start, at
+    if at != end or tag & 7 not in kinds:
+        raise ServiceError("bad_request", f"the message is no ModelInferRequest of at most {MAX_FIELDS} fields")
 
 
 def read_infer_message(message: Any) -> InferRequest:

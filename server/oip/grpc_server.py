@@ -14,10 +14,12 @@ from ..errors import ServiceError, internal_error, status_of
 from ..metrics import SECONDS_BUCKETS
 from ..security.gate import Gate
 from ..service import Service
+from ..settings import Settings
 from ..trace import Trace
 from ..tracing.context import current_span
 from ..tracing.tracer import Tracer
 from .grpc_messages import PACKAGE
+from .grpc_reading import SLOW_PLACES, MessageReading
 from .grpc_service import PROBES, Call, GrpcService, Method
 from .grpc_tls import server_credentials
 
@@ -25,8 +27,8 @@ logger = logging.getLogger("milkweed.grpc")
 
 SERVICE_NAME = f"{PACKAGE}.GRPCInferenceService"
 
-MAX_CALLS = 1024
-"""At the same time; a call's message is in memory before anything can be asked about it."""
+MAX_STREAMS = 128
+"""Calls of one connection at the same time; a client's others wait there."""
 
 # What a status of HTTP is in gRPC; `overloaded` shares its own with `not_ready`.
 _STATUSES = {
@@ -66,6 +68,7 @@ class GrpcServer:
         self._grpc: Any = grpc
         self._service, self._gate, self._tracer = service, gate, tracer
         self._server: Any = None
+        self._reading = MessageReading(service.settings.body_timeout_ms / 1e3, grpc.aio.EOF)
         try:
             self._credentials = server_credentials(grpc, service.settings)
         except (OSError, ValueError) as error:
@@ -86,13 +89,18 @@ class GrpcServer:
         """
         grpc, settings = self._grpc, self._service.settings
         handlers = {
-            name: grpc.unary_unary_rpc_method_handler(self._handler(name, method))
+            # As a stream of one message: so it is we who ask for it, once we know who calls.
+            name: grpc.stream_unary_rpc_method_handler(self._handler(name, method))
             for name, method in self._calls.methods.items()
         }
         self._server = grpc.aio.server(
-            maximum_concurrent_rpcs=MAX_CALLS,
             options=(
-                ("grpc.max_receive_message_length", settings.max_body_bytes),
+                ("grpc.max_receive_message_length", max_message_bytes(settings)),
+                ("grpc.max_concurrent_streams", MAX_STREAMS),
+                ("grpc.max_connection_idle_ms", settings.keep_alive_seconds * 1000),
+                ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
+                # Else a client that sends much is let send megabytes that nobody has asked for.
+                ("grpc.http2.bdp_probe", 0),
                 ("grpc.max_send_message_length", -1),
                 ("grpc.so_reuseport", 0),
                 # A compressed message is refused: its limit would be that of the compressed bytes.
@@ -119,20 +127,22 @@ class GrpcServer:
             await self._server.stop(grace_seconds)
 
     def _handler(self, name: str, method: Method) -> Any:
-        """What gRPC calls with a message's bytes."""
+        """What gRPC calls before anything of a message is read."""
 
-        async def handle(payload: bytes, context: Any) -> bytes:
+        async def handle(_: Any, context: Any) -> bytes:
             headers = _headers(context.invocation_metadata())
             trace = Trace(headers)
             if self._tracer is not None:
                 trace.span = self._tracer.begin(headers)
                 current_span.set(trace.span)
-            trace.body_bytes = len(payload)
             answer, failure = b"", None
             try:
-                answer = (await method(payload, self._call(name, trace, context))).SerializeToString()
+                call = self._call(name, trace, context)
+                payload = [b""] if name in PROBES else [await self._reading.message(context)]
+                trace.body_bytes = len(payload[0])
+                answer = (await method(payload.pop(), call)).SerializeToString()
             except ServiceError as error:
-                failure = error
+                failure = error.with_traceback(None)  # its frames, this one among them, would keep the message
             except asyncio.CancelledError:
                 self._count_cancelled(name, trace, context)
                 raise
@@ -140,8 +150,7 @@ class GrpcServer:
                 logger.exception("a gRPC call failed", extra={"request_id": trace.request_id.decode()})
                 failure = internal_error()
             metadata: tuple[tuple[str, str], ...] = (("x-request-id", trace.request_id.decode()),)
-            if trace.cache is not None:
-                metadata = (*metadata, ("x-cache", trace.cache.decode()))
+            metadata += tuple((f"x-{name}", value) for name, value in trace.notes.items())
             if trace.span is not None:
                 name_of, value = trace.span.response_header
                 metadata = (*metadata, (name_of.decode(), value.decode()))
@@ -203,6 +212,11 @@ class GrpcServer:
         else:
             self._service.metrics.cancelled["wait"].inc()
         self._count(name, "DEADLINE_EXCEEDED" if late else "CANCELLED", trace)
+
+
+def max_message_bytes(settings: Settings) -> int:
+    """Bytes of one message: slow ones, which are there twice for a moment, take `max_held_bytes` together."""
+    return min(settings.max_body_bytes, settings.max_held_bytes // (2 * SLOW_PLACES))
 
 
 def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, bytes]]:

@@ -1,8 +1,8 @@
 """The calls of `inference.GRPCInferenceService`, without the wire: from a message to a message."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from ..card import ModelCard
@@ -15,11 +15,9 @@ from ..trace import Trace
 from . import describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
 from .grpc_messages import Messages
-from .infer import Prepared, before_deadline, find_version, infer, prepare, question_of
+from .infer import before_deadline, find_version, infer, prepare, question_of
 from .outputs import output_tensors
-
-# More than this is read on another thread, so that the event loop goes on.
-INLINE_BYTES = 1 << 20
+from .tensors import InferRequest
 
 # Asked by whoever starts, routes to or restarts the process: they have no key.
 PROBES = frozenset({"ServerLive", "ServerReady"})
@@ -68,24 +66,23 @@ class GrpcService:
         service.check_accepting()
         call.trace.mark()
         with service.held.hold() as hold:
-            cost, limit = parsed_bytes(payload), service.held.limit
-            if cost > limit:
-                raise ServiceError("too_large", f"the message takes {cost} bytes of memory: limit {limit}; send it raw")
+            size = len(payload)
+            cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
             hold.take(cost)
-            message = self._read("ModelInferRequest", payload)
+            message = await service.parse(partial(self._read, "ModelInferRequest", payload), size)
+            del payload
             model = find_version(service, message.model_name, message.model_version)
+            request = read_infer_message(message)
+            del message
+            hold.give_back(cost - 2 * size)
             with service.using(model):
-                return await self._answer(message, model, call, inline=len(payload) <= INLINE_BYTES)
+                return await self._answer(request, size, model, call)
 
-    async def _answer(self, message: Any, model: ModelCard, call: Call, *, inline: bool) -> Any:
+    async def _answer(self, request: InferRequest, size: int, model: ModelCard, call: Call) -> Any:
         service = self._service
-
-        def parse() -> Prepared:
-            return prepare(read_infer_message(message), model, service.settings)
-
         question, said = self._question(model, call)
         async with before_deadline(question, call.trace, said=said) as clock:
-            prepared = parse() if inline else await asyncio.to_thread(parse)
+            prepared = await service.parse(partial(prepare, request, model, service.settings), size)
             call.trace.mark()
             outcomes = await infer(
                 service,
@@ -102,7 +99,7 @@ class GrpcService:
                 outputs = output_tensors(model, outcomes, prepared.options)
                 return infer_response(self._messages, model, prepared.id, outputs)
 
-            return write() if prepared.is_small else await asyncio.to_thread(write)
+            return await service.parse(write, prepared.answer_bytes)
 
     def _question(self, model: ModelCard, call: Call) -> tuple[Question, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""

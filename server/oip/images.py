@@ -1,15 +1,16 @@
 """The images of an inference request: encoded ones, or pixels, which become bodies like those that were encoded."""
 
-import base64
 import binascii
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta, Raw
 
 from ...loaders.arrays import Dtype, array_images
 from ..card import ModelCard
+from ..client_json import decoded, elements, from_base64, is_array
 from ..errors import ServiceError
 from .tensors import InputTensor, split_bytes
 
@@ -20,8 +21,26 @@ _ENCODING = ("encoding", "content_encoding", "content_type")
 _PIXEL_TYPES: dict[str, Dtype] = {"UINT8": "uint8", "FP16": "float16", "FP32": "float32"}
 _NUMPY = {"uint8": "|u1", "float16": "<f2", "float32": "<f4"}
 
+_NUMBERS: dict[str, Any] = {
+    "uint8": list[Annotated[int, Meta(ge=0, le=255)]],
+    **dict.fromkeys(("float16", "float32"), list[float]),
+}
+
 # Longer sides than any picture's: the guard names the real limit.
 _MAX_SIDE = 1 << 20
+
+
+NUMBER_BYTES = 48
+"""A number of a JSON array while it is read: an object, its place in a list, and in two arrays."""
+
+
+def decoded_bytes(tensor: InputTensor) -> int:
+    """Memory that the images of an input take at most, beside the body that they came in."""
+    data = tensor.values
+    if isinstance(data, Raw):
+        size = len(memoryview(data))
+        return size if tensor.name == ENCODED else 2 * size + NUMBER_BYTES * min(size, math.prod(tensor.shape))
+    return len(data) if isinstance(data, memoryview) else 0
 
 
 def images_of(inputs: Sequence[InputTensor], model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
@@ -57,11 +76,20 @@ def _encoded(tensor: InputTensor, max_images: int) -> list[bytes | ServiceError]
     values = tensor.values
     if isinstance(values, memoryview):
         values = split_bytes(values, shape[0], f"input {ENCODED}")
-    elif len(shape) == 2 and all(isinstance(row, list) for row in values):
-        values = [value for row in values for value in row]
+    elif isinstance(values, Raw):
+        values = _strings(values, shape)
     if len(values) != shape[0]:
         raise ServiceError("bad_request", f"input {ENCODED} has {len(values)} elements: its shape is {_shown(shape)}")
     return [_element(value, in_base64) for value in values]
+
+
+def _strings(data: Raw, shape: tuple[int, ...]) -> list[Raw]:
+    """The elements of data in JSON, undecoded; the rows of two axes have one each."""
+    what = f"input {ENCODED}"
+    rows = elements(data, shape[0], what)
+    if len(shape) == 1 or not all(is_array(row) for row in rows):
+        return rows
+    return [element for row in rows for element in elements(row, 1, f"a row of {what}")]
 
 
 def _in_base64(tensor: InputTensor) -> bool:
@@ -75,16 +103,14 @@ def _in_base64(tensor: InputTensor) -> bool:
     return False
 
 
-def _element(value: Any, in_base64: bool) -> bytes | ServiceError:
+def _element(value: Raw | bytes, in_base64: bool) -> bytes | ServiceError:
     """An element; a string is base64, whether or not it says so: no encoded image is text. A bad one is an error."""
-    if isinstance(value, bytes) and not in_base64:
-        return value
-    if not isinstance(value, str | bytes):
-        return ServiceError("bad_request", f"an element is {type(value).__name__}: expected base64 text")
     try:
-        return base64.b64decode(value, validate=True)
-    except (binascii.Error, ValueError):
-        return ServiceError("bad_request", "an element is not base64")
+        if isinstance(value, Raw):
+            return from_base64(value)
+        return binascii.a2b_base64(value, strict_mode=True) if in_base64 else value
+    except (ValueError, ServiceError):
+        return ServiceError("bad_request", "an element is not base64 text")
 
 
 def _pixels(tensor: InputTensor, model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
@@ -116,16 +142,24 @@ def _pixels(tensor: InputTensor, model: ModelCard, max_images: int) -> list[byte
     return list(array_images(dtype, shape, data))
 
 
-def _numbers(values: list[Any], dtype: Dtype, shape: tuple[int, ...]) -> memoryview:
-    """Values that came as numbers, nested or flat, in the binary layout. Too large a float becomes no number."""
-    what = f"input {PIXELS}"
-    try:
-        array = np.asarray(values)
-    except (ValueError, TypeError, OverflowError):
-        raise ServiceError("bad_request", f"{what} is not a regular array of numbers") from None
-    if array.dtype.kind not in ("iu" if dtype == "uint8" else "iuf") or array.size != math.prod(shape):
-        kind = "whole numbers" if dtype == "uint8" else "numbers"
-        raise ServiceError("bad_request", f"{what} is not the {math.prod(shape)} {kind} of its shape {_shown(shape)}")
+def _numbers(values: Raw | list[Any], dtype: Dtype, shape: tuple[int, ...]) -> memoryview:
+    """Values that came as numbers, nested or flat, in the binary layout. Too large a float becomes no number.
+
+    Raises:
+        ServiceError: `bad_request`; they are not as many as the shape says, which is known before any is made.
+    """
+    what, count = f"input {PIXELS}", math.prod(shape)
+    if isinstance(values, Raw):
+        text = bytes(values)
+        lists = 1 + sum(math.prod(shape[:axis]) for axis in range(1, len(shape)))  # where they are nested
+        if text.count(b",") + 1 != count or text.count(b"[") not in (1, lists):
+            raise ServiceError(
+                "bad_request", f"{what} is not a regular array of {_shown(shape)}, which are {count} numbers"
+            )
+        values = decoded(b"[%b]" % text.translate(None, b"[]"), _NUMBERS[dtype], what)
+    if len(values) != count:
+        raise ServiceError("bad_request", f"{what} has {len(values)} numbers: its shape {_shown(shape)} has {count}")
+    array = np.array(values)
     if dtype == "uint8" and not 0 <= array.min() <= array.max() <= 255:
         raise ServiceError("bad_request", f"{what} has values {array.min()}..{array.max()}: UINT8 has 0..255")
     with np.errstate(over="ignore"):

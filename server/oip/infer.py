@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 
 from starlette.types import Receive
 
-from ..ask import Inspected, ask, count_images, inspect_image
+from ..ask import CheckedImage, ask, check_image, count_images
 from ..card import ModelCard
 from ..errors import ServiceError
 from ..outcome import Outcome, Predictions
-from ..question import Question, question_about
+from ..question import Question, check_scores, question_about
 from ..service import Service
 from ..settings import Settings
 from ..trace import Trace
@@ -20,8 +20,8 @@ from .images import images_of
 from .options import Options, read_options
 from .tensors import InferRequest
 
-INLINE_VALUES = 10_000
-"""Of an answer; more of them are written on another thread."""
+VALUE_BYTES = 100
+"""What a class and its probability take in an answer, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,13 +29,13 @@ class Prepared:
     """A request whose images were looked at and whose options were read."""
 
     id: str | None
-    images: list[Inspected]
+    images: list[CheckedImage]
     options: Options
 
     @property
-    def is_small(self) -> bool:
-        """Its answer is written so quickly that the event loop can do it."""
-        return len(self.images) * self.options.engine_top_k <= INLINE_VALUES
+    def answer_bytes(self) -> int:
+        """Size of its answer, about."""
+        return VALUE_BYTES * len(self.images) * self.options.engine_top_k
 
 
 def find_version(service: Service, name: str, version: str) -> ModelCard:
@@ -101,7 +101,8 @@ def prepare(request: InferRequest, model: ModelCard, settings: Settings) -> Prep
     settings = settings.of(model.name)
     options = read_options(request, model, settings)
     images = images_of(request.inputs, model, settings.max_images_per_request)
-    return Prepared(request.id, [inspect_image(image, model) for image in images], options)
+    check_scores(len(images), options.engine_top_k)
+    return Prepared(request.id, [check_image(image, model) for image in images], options)
 
 
 async def infer(
@@ -142,7 +143,7 @@ async def infer(
     return outcomes
 
 
-def _refuse_bad(service: Service, model: ModelCard, images: list[Inspected]) -> None:
+def _refuse_bad(service: Service, model: ModelCard, images: list[CheckedImage]) -> None:
     """An image that the guard refused fails the request before anything of it is computed."""
     bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from msgspec import Raw
 
 from ..errors import ServiceError
 
@@ -15,19 +16,23 @@ _DTYPES = {"INT64": "<i8", "FP32": "<f4"}
 _LENGTH = struct.Struct("<I")
 
 
+Parameters = dict[str, str | int | float | bool]
+
+
 @dataclass(frozen=True, slots=True)
 class InputTensor:
     """An input of a request.
 
     Args:
-        values: a list where they came as such (JSON may nest it); else the bytes of the binary layout.
+        values: a JSON array that is not decoded yet; or a list, where a message of gRPC has one; or the bytes of the
+            binary layout.
     """
 
     name: str
     datatype: str
     shape: tuple[int, ...]
     parameters: Mapping[str, Any]
-    values: list[Any] | memoryview
+    values: Raw | list[Any] | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """The REST half of the Open Inference Protocol: /v2 and what is below."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from pydantic_core import from_json
+from msgspec import Struct
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -12,24 +11,23 @@ from starlette.types import Receive, Scope, Send
 
 from ..body import Hold, read_body
 from ..card import ModelCard
+from ..client_json import decoded
 from ..errors import ServiceError
 from ..forms import form_of
 from ..oip import describe
+from ..oip.images import decoded_bytes
 from ..oip.infer import Prepared, before_deadline, find_version, infer, prepare, question_of
 from ..oip.outputs import output_tensors
 from ..oip.rest_answer import infer_answer
-from ..oip.rest_request import LENGTH_HEADER, json_length, parsed_bytes, read_infer_request
-from ..responses import error_response
+from ..oip.rest_request import LENGTH_HEADER, json_length, read_infer_request
+from ..responses import error_response, send_whole
 from ..security.gate import ACCOUNT_KEY, Gate
 from ..service import Service
 from ..trace import Trace, trace_of
 from ..waiting import source_of
 
-# More than this is parsed on another thread, so that the event loop goes on.
-INLINE_BYTES = 1 << 20
-
-# A parsed document may take so many times the memory of the largest body.
-PARSED_FACTOR = 2
+# What images take beside the body that they came in, of the largest body.
+DECODED_FACTOR = 2
 
 MAX_QUESTION_BYTES = 1 << 16
 
@@ -39,10 +37,14 @@ _VERSION = "/v2/models/{name}/versions/{version}"
 Answer = Callable[[Request], Awaitable[Response]]
 
 
+class _IndexQuestion(Struct):
+    ready: bool = False
+
+
 def oip_routes(service: Service, gate: Gate) -> list[Route]:
     """The routes of one service."""
     routes = [
-        Route("/v2", _said(describe.server_metadata)),
+        *(Route(path, _said(describe.server_metadata)) for path in ("/v2", "/v2/")),  # the latter is the document's own
         Route("/v2/health/live", _probe("live", service.check_alive)),
         Route("/v2/health/ready", _probe("ready", service.check_ready)),
         Route("/v2/repository/index", _index(service), methods=["POST"]),
@@ -74,27 +76,27 @@ class Infer:
         model = _model_of(service, scope)
         question = question_of(service, model, trace)
         said = b"x-request-timeout-ms" in trace.headers
-        async with before_deadline(question, trace, said=said) as clock:
-            with service.using(model), service.held.hold() as hold:
-                prepared = await self._read(model, trace, receive, hold)
-                outcomes = await infer(
-                    service,
-                    question,
-                    prepared,
-                    clock,
-                    trace,
-                    charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
-                    source=source_of(scope),
-                    receive=receive,
-                )
+        with service.held.hold() as hold:
+            async with before_deadline(question, trace, said=said) as clock:
+                with service.using(model):
+                    prepared = await self._read(model, trace, receive, hold)
+                    outcomes = await infer(
+                        service,
+                        question,
+                        prepared,
+                        clock,
+                        trace,
+                        charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
+                        source=source_of(scope),
+                        receive=receive,
+                    )
 
-            def write() -> tuple[bytes, list[tuple[bytes, bytes]]]:
-                return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
+                def write() -> tuple[bytes, list[tuple[bytes, bytes]]]:
+                    return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
 
-            body, headers = write() if prepared.is_small else await asyncio.to_thread(write)
-        headers += [(b"content-length", b"%d" % len(body)), (b"server-timing", trace.server_timing())]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+                body, headers = await service.parse(write, prepared.answer_bytes)
+            hold.become(len(body))  # until the client has read it
+            await send_whole(send, trace, body, headers)
 
     async def _read(self, model: ModelCard, trace: Trace, receive: Receive, hold: Hold) -> Prepared:
         """The body, parsed, each image's header looked at."""
@@ -104,17 +106,14 @@ class Infer:
         body = await read_body(receive, trace.content_length(), settings.max_body_bytes, hold)
         trace.mark()
         length = json_length(body, trace.headers.get(LENGTH_HEADER))
-        large = len(body) > INLINE_BYTES
-        cost = await asyncio.to_thread(parsed_bytes, body, length) if large else parsed_bytes(body, length)
-        if cost > PARSED_FACTOR * settings.max_body_bytes:
-            limit = PARSED_FACTOR * settings.max_body_bytes
-            raise ServiceError("too_large", f"the JSON takes {cost} bytes of memory: limit {limit}; send it in binary")
+        request = await self._service.parse(lambda: read_infer_request(body, length), length)
+        cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
+        if cost > limit:
+            raise ServiceError(
+                "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
+            )
         hold.take(cost)
-
-        def parse() -> Prepared:
-            return prepare(read_infer_request(body, length), model, settings)
-
-        prepared = await asyncio.to_thread(parse) if large else parse()
+        prepared = await self._service.parse(lambda: prepare(request, model, settings), len(body))
         trace.mark()
         return prepared
 
@@ -177,13 +176,7 @@ def _index(service: Service) -> Answer:
         with service.held.hold() as hold:
             declared = trace_of(request.scope).content_length()
             body = await read_body(request.receive, declared, MAX_QUESTION_BYTES, hold)
-        try:
-            document = from_json(body) if body else {}
-        except ValueError as error:
-            raise ServiceError("bad_request", f"the body is not JSON: {error}") from None
-        ready = document.get("ready", False) if isinstance(document, dict) else None
-        if not isinstance(ready, bool):
-            raise ServiceError("bad_request", 'the body must be {} or {"ready": true}')
-        return JSONResponse(describe.repository_index(service, ready_only=ready))
+        question = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
+        return JSONResponse(describe.repository_index(service, ready_only=question.ready))
 
     return answer

@@ -23,7 +23,8 @@ class Client:
 
     def __init__(self, port: int) -> None:
         self.messages = Messages()
-        self.channel = grpc.aio.insecure_channel(f"127.0.0.1:{port}")
+        self.address = f"127.0.0.1:{port}"
+        self.channel = grpc.aio.insecure_channel(self.address)
 
     def start(self, method: str, message: Any, **options: Any) -> Any:
         call = self.channel.unary_unary(SERVICE + method)

@@ -70,14 +70,17 @@ async def test_faults_say_nothing_but_that_they_are_ours(running: Any, kit: Modu
 
 
 async def test_limits_of_a_message(running: Any, kit: ModuleType) -> None:
-    async with running(settings=settings(max_body_bytes=4096, max_held_bytes=6000)) as app, calling(app) as client:
-        async with refused("RESOURCE_EXHAUSTED", "4096"):
-            await client.ask("ModelInfer", client.infer(bytes(5000)))
+    limits = settings(max_body_bytes=4096, max_held_bytes=65_536)  # of which a message may have a 32nd
+    async with running(settings=limits) as app, calling(app) as client:
+        async with refused("RESOURCE_EXHAUSTED", "2048"):
+            await client.ask("ModelInfer", client.infer(bytes(3000)))
+        app.service.held.add(50_000)
         typed = client.infer(kit.encoded())
-        typed.inputs[0].contents.bytes_contents.append(bytes(500))
+        typed.inputs[0].contents.bytes_contents.append(bytes(1500))
         del typed.raw_input_contents[:]
-        async with kit.one_reason(app, "too_large"), refused("INVALID_ARGUMENT", "send it raw"):
+        async with kit.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
             await client.ask("ModelInfer", typed)
+        app.service.held.add(-50_000)
         async with refused("UNIMPLEMENTED", "gzip"):
             await client.ask("ModelInfer", client.infer(kit.encoded()), compression=grpc.Compression.Gzip)
 
@@ -122,7 +125,7 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Any, kit: 
         await kit.entered(app.model)
         async with kit.one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
-                await client.ask("ModelInfer", client.infer(kit.encoded()), timeout=0.05)
+                await client.ask("ModelInfer", client.infer(kit.encoded()), timeout=0.5)
             while app.service.batcher.depth:
                 await asyncio.sleep(0.001)
             while not app.value("requests_rejected_total", reason="deadline"):

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import tracemalloc
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from pathlib import Path
@@ -28,19 +29,53 @@ async def test_long_body_is_refused_before_it_is_read(running: Any, kit: ModuleT
 
 
 @pytest.mark.parametrize(
-    ("bomb", "words"),
+    ("bomb", "code", "words"),
     [
-        (b'{"inputs": [' + b"1," * 30_000 + b"1]}", "in binary"),
-        (b'{"inputs": ["' + "\U0001f600".encode() + b"a" * 60_000 + b'"]}', "in binary"),
-        (b'{"inputs": [' + b"[]," * 250 + b"[]]}", "253 lists and objects"),
+        (b'{"inputs": [' + b"1," * 1_000_000 + b"1]}", "bad_request", "more than 16"),
+        (b'{"inputs": [' + b"[]," * 1_000_000 + b"[]]}", "bad_request", "more than 16"),
+        (b'{"id": ["' + "\U0001f600".encode() + b"a" * 2_000_000 + b'"]}', "bad_request", "65536"),
+        (b'{"inputs": [], "parameters": {' + b'"a":1,' * 500_000 + b'"b":1}}', "bad_request", "65536"),
+        (b'{"inputs": [{"name": "image", "x": [' + b"[]," * 1_000_000 + b"[]]}]}", "bad_request", "65536"),
+        (b'{"inputs": [{"data": [' + b"[]," * 1_000_000 + b"[]]}]}", "bad_request", "name"),
     ],
 )
-async def test_json_that_would_fill_memory_is_refused_unparsed(
-    running: Any, kit: ModuleType, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, bomb: bytes, words: str
+async def test_json_that_would_fill_memory_makes_no_objects(
+    running: Any, kit: ModuleType, oip: SimpleNamespace, bomb: bytes, code: str, words: str
 ) -> None:
-    monkeypatch.setattr("milkweed.server.oip.rest_request.MAX_CONTAINERS", 250)
-    async with running(settings={"max_body_bytes": 70_000}) as app, kit.one_reason(app, "too_large"):
-        oip.check_refusal(await app.client.post(oip.url, content=bomb), 413, words)
+    async with running() as app, kit.one_reason(app, code):
+        tracemalloc.start()
+        answer = await app.client.post(oip.url, content=bomb)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        oip.check_refusal(answer, 400, words)
+    assert peak < 2.5 * len(bomb) + (1 << 20)
+
+
+@pytest.mark.parametrize(("element", "words"), [("1", "too_many"), ('"' + "x" * 8_000_000 + '"', "regular")])
+async def test_pixels_of_json_are_counted_before_they_are_read(
+    running: Any, oip: SimpleNamespace, element: str, words: str
+) -> None:
+    """One long text among numbers had numpy make an array of texts, as long as that one each."""
+    numbers = ",".join(["1"] * (8 * 8 * 3 - 1) + [element])
+    body = f'{{"inputs": [{{"name": "pixels", "datatype": "UINT8", "shape": [1, 8, 8, 3], "data": [{numbers}]}}]}}'
+    async with running() as app:
+        tracemalloc.start()
+        answer = await app.client.post(oip.url, content=body.encode())
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert answer.status_code == (200 if element == "1" else 400), words
+    assert peak < 6 * len(body) + (1 << 20)
+
+
+async def test_numbers_of_json_have_a_limit_that_is_told_with_what_they_take(
+    running: Any, kit: ModuleType, oip: SimpleNamespace
+) -> None:
+    values = ("1," * (64 * 64 * 3))[:-1].encode()
+    body = b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [1, 64, 64, 3], "data": [%b]}]}' % values
+    cost = 2 * (len(values) + 2) + 48 * 64 * 64 * 3
+    limits = {"max_body_bytes": len(body), "max_image_bytes": 20_000}
+    async with running(settings=limits) as app, kit.one_reason(app, "too_large"):
+        oip.check_refusal(await app.client.post(oip.url, content=body), 413, str(cost), str(2 * len(body)), "binary")
 
 
 async def test_bodies_in_memory_are_bounded(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
@@ -52,7 +87,7 @@ async def test_bodies_in_memory_are_bounded(running: Any, kit: ModuleType, oip: 
         await kit.entered(app.model)
         assert app.service.held.total > len(body)  # the parsed JSON is counted too
         async with kit.one_reason(app, "overloaded"):
-            oip.check_refusal(await app.client.post(oip.url, content=body + bytes(2000), headers=headers), 503, "4000")
+            oip.check_refusal(await app.client.post(oip.url, content=body + bytes(3000), headers=headers), 503, "4000")
         app.model.gate.set()
         assert (await first).status_code == 200
         assert app.service.held.total == 0

@@ -1,0 +1,90 @@
+"""Reads the messages of gRPC calls so that what they hold before they are whole has a bound.
+
+gRPC hands a message over once it is whole, and tells nothing of its size before. Until a server asks for a call's
+message, flow control keeps all but 64 KiB of it with the client; from then on all of it may come. So only some calls
+are asked at the same time, and fewer may take long: of those, the one that has taken longest makes room.
+"""
+
+import asyncio
+from typing import Any
+
+from ..errors import ServiceError
+
+PLACES = 128
+"""Calls whose messages may come at the same time."""
+
+QUICK_SECONDS = 0.25
+"""A message that takes longer is slow."""
+
+SLOW_PLACES = 16
+"""Slow messages that may come at the same time."""
+
+MAX_WAITING = 1024
+"""Calls that may wait for a place; what comes then is refused."""
+
+
+class MessageReading:
+    """Belongs to the event loop.
+
+    Args:
+        seconds: that a message may take, waiting included.
+        end_of_file: what a context's `read` gives where the client sends no message.
+    """
+
+    def __init__(self, seconds: float, end_of_file: object) -> None:
+        self._seconds, self._end_of_file = seconds, end_of_file
+        self._places = asyncio.Semaphore(PLACES)
+        self._waiting = 0
+        self._slow: dict[asyncio.Task[Any], None] = {}  # the oldest first
+        self._ended: set[asyncio.Task[Any]] = set()  # of these, to make room
+
+    async def message(self, context: Any) -> bytes:
+        """The message of a call.
+
+        Args:
+            context: of a call that is handled as `stream_unary`, which leaves it to us when to ask.
+
+        Raises:
+            ServiceError: `overloaded`, `request_timeout`; `bad_request` where there is no message.
+        """
+        if self._waiting >= MAX_WAITING:
+            raise _overloaded(f"{MAX_WAITING} calls wait for their messages")
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._seconds), self._places:
+                message = await self._read(context)
+        except TimeoutError:
+            raise ServiceError("request_timeout", f"the message did not come within {self._seconds:g} s") from None
+        finally:
+            self._waiting -= 1
+        if message is self._end_of_file:
+            raise ServiceError("bad_request", "the call has no message")
+        return bytes(message)
+
+    async def _read(self, context: Any) -> Any:
+        loop = asyncio.get_running_loop()
+        reading = loop.create_task(context.read())
+        timer = loop.call_later(QUICK_SECONDS, self._grow_slow, reading)
+        try:
+            return await reading
+        except asyncio.CancelledError:
+            if reading not in self._ended:
+                raise  # the call itself has ended
+            raise _overloaded(f"the message took longest of more than {SLOW_PLACES} slow ones") from None
+        finally:
+            timer.cancel()
+            reading.cancel()
+            self._slow.pop(reading, None)
+            self._ended.discard(reading)
+
+    def _grow_slow(self, reading: "asyncio.Task[Any]") -> None:
+        self._slow[reading] = None
+        if len(self._slow) > SLOW_PLACES:
+            oldest = next(iter(self._slow))
+            del self._slow[oldest]
+            self._ended.add(oldest)
+            oldest.cancel()
+
+
+def _overloaded(why: str) -> ServiceError:
+    return ServiceError("overloaded", why, retry_after_seconds=1)

@@ -1,0 +1,136 @@
+"""What gRPC callers cannot do to others: send no message, send without a key, or only keep a parser busy."""
+
+import asyncio
+from hashlib import sha256
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from milkweed.server.errors import ServiceError
+from milkweed.server.oip import grpc_reading
+from milkweed.server.oip.grpc_reading import MessageReading
+
+from .grpc_client import SERVICE, calling, grpc, refused, settings
+
+pytestmark = pytest.mark.anyio
+
+END = object()
+
+
+class Reading:
+    """A call's context: its message comes when it is told."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self._message: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def send(self, message: object) -> None:
+        self._message.set_result(message)
+
+    async def read(self) -> Any:
+        self.asked.set()
+        return await self._message
+
+
+def silent(channel: Any, count: int) -> list[Any]:
+    """So many calls that send no message."""
+    return [channel.stream_unary(SERVICE + "ModelInfer")() for _ in range(count)]
+
+
+async def test_calls_that_send_no_message_do_not_close_the_port(running: Any, kit: ModuleType) -> None:
+    """1,024 of them did: each had one of the slots, for ever."""
+    async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
+        channels = [
+            grpc.aio.insecure_channel(client.address, options=[("grpc.use_local_subchannel_pool", 1)])
+            for _ in range(10)
+        ]
+        calls = [call for channel in channels for call in silent(channel, 128)]  # as many as a connection may have
+        try:
+            for _ in range(3):
+                answer = client.messages.parse(
+                    "ModelInferResponse", await client.start("ModelInfer", client.infer(kit.encoded()), timeout=20)
+                )
+                assert answer.model_name == "held"
+            assert (await client.ask("ServerReady", client.messages["ServerReadyRequest"]())).ready
+        finally:
+            for call in calls:
+                call.cancel()
+            for channel in channels:
+                await channel.close()
+
+
+async def test_a_message_that_never_comes_ends_its_call(running: Any, kit: ModuleType) -> None:
+    async with running(settings=settings(body_timeout_ms=50)) as app, calling(app) as client:
+        async with kit.one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "0.05 s"):
+            await silent(client.channel, 1)[0]
+        (call,) = silent(client.channel, 1)
+        await call.done_writing()
+        async with kit.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "no message"):
+            await call
+
+
+async def test_no_message_is_asked_for_without_a_key(
+    running: Any, kit: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def message(self: MessageReading, context: Any) -> bytes:
+        raise AssertionError("whoever has no key was let send")
+
+    monkeypatch.setattr(MessageReading, "message", message)
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{sha256(b"k" * 40).hexdigest()}"\n')
+    with_keys = settings(api_keys=str(file))
+    async with running(settings=with_keys) as app, calling(app) as client, refused("UNAUTHENTICATED"):
+        await client.ask("ModelInfer", client.infer(bytes(1 << 20)))
+
+
+@pytest.mark.parametrize("where", ["inputs", "outputs", "id"])
+async def test_names_and_parameters_have_a_limit(running: Any, kit: ModuleType, where: str) -> None:
+    async with running(settings=settings()) as app, calling(app) as client:
+        request = client.infer(kit.encoded())
+        if where == "id":
+            request.id = "x" * (1 << 20)
+        else:
+            tensor = request.inputs[0] if where == "inputs" else request.outputs.add(name="label")
+            for number in range(100 if where == "inputs" else 10_000):
+                tensor.parameters[f"{number:01000}"].bool_param = True
+        async with kit.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "65536"):
+            await client.ask("ModelInfer", request)
+
+
+async def test_of_slow_messages_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_reading, "SLOW_PLACES", 2)
+    monkeypatch.setattr(grpc_reading, "QUICK_SECONDS", 0.01)
+    reading = MessageReading(30.0, END)
+    contexts = [Reading() for _ in range(3)]
+    tasks = []
+    for context in contexts:
+        tasks.append(asyncio.create_task(reading.message(context)))
+        await context.asked.wait()
+    with pytest.raises(ServiceError, match="longest of more than 2 slow ones"):
+        await tasks[0]
+    for context, task in zip(contexts[1:], tasks[1:], strict=True):
+        context.send(b"slow")
+        assert await task == b"slow"
+    assert not reading._slow
+    assert not reading._ended
+
+
+async def test_more_than_may_come_wait_and_more_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grpc_reading, "PLACES", 1)
+    monkeypatch.setattr(grpc_reading, "MAX_WAITING", 3)
+    reading = MessageReading(30.0, END)
+    contexts = [Reading() for _ in range(3)]
+    tasks = [asyncio.create_task(reading.message(context)) for context in contexts]
+    await contexts[0].asked.wait()
+    with pytest.raises(ServiceError, match="3 calls wait"):
+        await reading.message(Reading())
+    assert not contexts[1].asked.is_set()
+    tasks[1].cancel()  # whoever leaves while he waits takes nobody's place
+    contexts[0].send(b"first")
+    assert await tasks[0] == b"first"
+    await contexts[2].asked.wait()
+    contexts[2].send(b"third")
+    assert await tasks[2] == b"third"
+    assert reading._waiting == 0
