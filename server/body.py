@@ -1,5 +1,6 @@
 """Reads a request's body in chunks, never more than a limit, and bounds what all bodies hold together."""
 
+from io import BytesIO
 from types import TracebackType
 
 from starlette.types import Receive
@@ -63,6 +64,15 @@ class Hold:
         self._held.add(count)
         self._bytes += count
 
+    def give_back(self, count: int) -> None:
+        """Hold `count` bytes less, before the request ends."""
+        self._held.add(-count)
+        self._bytes -= count
+
+    def become(self, count: int) -> None:
+        """Hold `count` bytes instead, even above the limit: an answer that is there is not thrown away."""
+        self.give_back(self._bytes - count)
+
 
 async def read_body(receive: Receive, declared: int | None, limit: int, hold: Hold) -> bytes:
     """The whole body.
@@ -76,7 +86,7 @@ async def read_body(receive: Receive, declared: int | None, limit: int, hold: Ho
     """
     if declared is not None and declared > limit:
         raise _too_large(f"{declared} bytes", limit)
-    chunks: list[bytes] = []
+    body = BytesIO()  # grows in place, and gives its bytes away without a copy
     size = 0
     while True:
         message = await receive()
@@ -87,9 +97,11 @@ async def read_body(receive: Receive, declared: int | None, limit: int, hold: Ho
         if size > limit:
             raise _too_large(f"at least {size} bytes", limit)
         hold.take(len(chunk))
-        chunks.append(chunk)
+        if not size - len(chunk) and not message.get("more_body"):
+            return chunk
+        body.write(chunk)
         if not message.get("more_body"):
-            return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+            return body.getvalue()
 
 
 def _too_large(what: str, limit: int) -> ServiceError:

@@ -127,7 +127,7 @@ class RequestMiddleware:
             self._metrics.cancelled[gone.stage].inc()
             return
         except ServiceError as error:
-            refusal = error
+            refusal = error.with_traceback(None)  # its frames, this one among them, would keep the body
         except asyncio.CancelledError:
             if trace.status or not self._service.draining:
                 raise
@@ -137,14 +137,14 @@ class RequestMiddleware:
             logger.exception("a request failed", extra={"request_id": trace.request_id.decode()})
             refusal = internal_error()
         if trace.status:  # the answer has begun: nothing can be said any more
-            raise refusal
+            raise refusal from None
         trace.code = refusal.code
         await _refuse(refusal, receive, send, trace)
 
     def _headers(self, headers: Iterable[tuple[bytes, bytes]], trace: Trace) -> list[tuple[bytes, bytes]]:
         out = [*headers, (b"x-request-id", trace.request_id), NO_SNIFFING]
-        if trace.cache is not None:
-            out.append((b"x-cache", trace.cache))
+        for name, value in trace.notes.items():
+            out.append((b"x-" + name.encode(), value.encode()))
         if trace.span is not None:
             out.append(trace.span.response_header)
         if self._service.draining and not any(name == b"connection" for name, _ in out):

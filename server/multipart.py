@@ -11,6 +11,9 @@ from .errors import ServiceError
 
 MAX_PART_HEADER_BYTES = 16_384
 
+MAX_FIELDS = 64
+"""Parts of a body that are no files; nobody reads them."""
+
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
 _FILENAME = re.compile(rb";\s*filename\*?=", re.IGNORECASE)
 
@@ -33,13 +36,16 @@ def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
     Args:
         max_parts: more file parts than this are refused.
     Raises:
-        ServiceError: `bad_request` for a body that is broken off or malformed, `too_many_images`.
+        ServiceError: `bad_request` for a body that is broken off, malformed, or has more than `MAX_FIELDS` other parts;
+            `too_many_images`.
     """
     files: list[bytes] = []
-    for start, end in _spans(body, b"--" + boundary):
+    for parts, (start, end) in enumerate(_spans(body, b"--" + boundary)):
+        if parts - len(files) > MAX_FIELDS:
+            raise _broken(f"more than {MAX_FIELDS} parts are no files")
+        if end < start or body.startswith(b"\r\n", start):
+            continue  # an empty part, or one without headers: a text field without a name
         header_end = body.find(b"\r\n\r\n", start, min(end, start + MAX_PART_HEADER_BYTES))
-        if body.startswith(b"\r\n", start):
-            continue  # no headers: a text field without a name
         if header_end < 0:
             raise _broken(f"part {len(files)} has no end of headers within {MAX_PART_HEADER_BYTES} bytes")
         if not _is_file(body[start:header_end]):
@@ -51,7 +57,7 @@ def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
 
 
 def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
-    """Where each part's headers begin and its data ends."""
+    """Where each part's headers begin and its data ends; of an empty part, it ends before it begins."""
     here = 0 if body.startswith(delimiter) else body.find(b"\r\n" + delimiter) + 2
     if here == 1:
         raise _broken("the body has no boundary")
@@ -66,8 +72,7 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
         following = body.find(b"\r\n" + delimiter, line_end)
         if following < 0:
             raise _broken("the body ends inside a part; the closing boundary is missing")
-        if following > line_end:
-            yield line_end + 2, following
+        yield line_end + 2, following
         here = following + 2
 
 

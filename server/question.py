@@ -11,6 +11,9 @@ from .ticket import PRIORITIES, Priority
 
 PARAMETERS = ("model", "top_k")
 
+MAX_SCORES = 100_000
+"""Classes that all images of a request are answered with together: some 10 MB of JSON."""
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
@@ -58,6 +61,13 @@ def question_about(
     else:
         timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
     return Question(model, classes, timeout_ms / 1e3, _priority(headers))
+
+
+def check_scores(images: int, top_k: int) -> None:
+    """Raises ServiceError `bad_request` where an answer would have more classes than `MAX_SCORES`."""
+    if images * top_k > MAX_SCORES:
+        message = f"{images} images with {top_k} classes each are {images * top_k} scores: the limit is {MAX_SCORES}"
+        raise ServiceError("bad_request", message)
 
 
 def _priority(headers: dict[bytes, bytes]) -> Priority:

@@ -2,9 +2,25 @@
 
 from fastapi import Request
 from fastapi.responses import Response
+from starlette.types import Send
 
 from .errors import ServiceError, error_body, error_headers
-from .trace import trace_of
+from .trace import Trace, trace_of
+
+BUFFERED_BYTES = 1 << 16
+"""An answer of at most so many bytes is left to the socket's buffer."""
+
+
+async def send_whole(
+    send: Send, trace: Trace, body: bytes, headers: list[tuple[bytes, bytes]], *, status: int = 200
+) -> None:
+    """Send an answer; returns once the client has taken nearly all of it, so that its bytes are held for so long."""
+    length, timing = (b"content-length", b"%d" % len(body)), (b"server-timing", trace.server_timing())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length, timing]})
+    large = len(body) > BUFFERED_BYTES
+    await send({"type": "http.response.body", "body": body, "more_body": large})
+    if large:
+        await send({"type": "http.response.body", "body": b""})  # uvicorn waits here until its buffer is empty
 
 
 def error_response(request: Request, error: ServiceError, *, status: int | None = None) -> Response:
