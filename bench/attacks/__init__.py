@@ -1,0 +1,1 @@
+"""Attacks on a live server, and what good requests notice of them."""
