@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ..models.json_document import canonical_json
 from .device import DeviceError
 from .served import OpenModel, ServedModel
 from .settings import Settings
@@ -38,6 +39,7 @@ def open_on_all(
             where = f"device {devices[place]}: " if len(settings) > 1 else ""
             opened[place] = _open(open_model, name, path, own, where)
         model = next(iter(opened.values()))
+        canonical_json(model.describe())  # raises here what would fail /v1/models for all
         dtypes = {devices[place]: each.dtype for place, each in opened.items()}
         if len(set(dtypes.values())) > 1:
             what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())

@@ -77,3 +77,18 @@ def test_devices_that_would_answer_in_different_numbers_are_refused(kit: ModuleT
 
     with pytest.raises(DeviceError, match="cuda:0 in bfloat16, cuda:1 in float32: set --dtype"):
         open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})
+
+
+def test_a_model_that_cannot_be_described_is_refused(kit: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+
+    def open_held(name: str, path: Path, settings: Settings) -> Any:
+        model = held(kit, settings)
+        model.pipeline.close = lambda: closed.append(1)
+        return model
+
+    assert open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"}).name == "held"
+    monkeypatch.setattr(kit.ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
+    with pytest.raises(ValueError, match="JSON"):
+        open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"})
+    assert closed == [1]

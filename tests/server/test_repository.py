@@ -132,6 +132,19 @@ async def test_a_name_that_is_no_text_breaks_no_listing(tmp_path: Path, put: Put
         assert (await app.client.get("/metrics")).status_code == 200
 
 
+@pytest.mark.parametrize("value", ["1e999", '"\\ud800"', "[" * 900 + "]" * 900], ids=["infinite", "surrogate", "deep"])
+async def test_metrics_that_json_cannot_say_fail_their_bundle_alone(tmp_path: Path, put: Put, value: str) -> None:
+    put("a")
+    async with serving(tmp_path) as app:
+        put("b", seed=1)
+        config = tmp_path / "b" / "config.json"
+        config.write_text(config.read_text().replace('"metrics": {}', f'"metrics": {{"top1": {value}}}'))
+        [line] = await app.service.watch.look()
+        assert line.startswith(f"failed b: bundle {tmp_path / 'b'}: config.json: ")
+        listed = await app.client.get("/v1/models")
+        assert [each["name"] for each in listed.json()["models"]] == ["a"]
+
+
 async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Path, put: Put, kit: ModuleType) -> None:
     put("a/1")
     a2, b = put("a/2", seed=1), put("b", seed=2)
