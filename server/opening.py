@@ -30,6 +30,8 @@ def open_on_all(
             which begins with the device's name where there are several. What another library says is in the log alone,
             with its traceback. Nothing stays open.
     """
+    if not settings:
+        raise DeviceError(f"model {name} cannot be opened: every engine has ended")
     opened: dict[int, ServedModel] = {}
     try:
         for place, own in settings.items():

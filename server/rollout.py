@@ -234,11 +234,16 @@ class Rollout:
         model = self._by_key.pop(key)
         with self._lock:
             del self.costs[key], self._retired[key], self._holders[key]
-        self._forget(model)
-        on_gpu = model.pipeline.device.type == "cuda"
-        del model
-        _give_memory_back(on_gpu)
-        logger.info("a model was let go", extra={"event": {"model": key}})
+        try:
+            self._forget(model)
+            on_gpu = model.pipeline.device.type == "cuda"
+            del model
+            _give_memory_back(on_gpu)
+            logger.info("a model was let go", extra={"event": {"model": key}})
+        except (
+            Exception
+        ):  # a device that is lost: whoever waits for the end, and holds the turn, must not wait for ever
+            logger.exception("a model was let go, but not all that it held", extra={"event": {"model": key}})
         if not future.done():
             future.set_result(None)
 

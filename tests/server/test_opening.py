@@ -67,6 +67,11 @@ def test_what_another_library_raises_is_said_in_words_of_ours(
     assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [failure]
 
 
+def test_without_an_engine_nothing_is_opened() -> None:
+    with pytest.raises(DeviceError, match=r"^model held cannot be opened: every engine has ended$"):
+        open_on_all(lambda *_: None, "held", Path("x"), {}, {})  # type: ignore[arg-type, return-value]
+
+
 def test_devices_that_would_answer_in_different_numbers_are_refused(kit: ModuleType) -> None:
     numbers = iter((torch.bfloat16, torch.float32))
 
