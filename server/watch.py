@@ -162,6 +162,7 @@ class Watch:
             ValueError: (BundleError, DeviceError) it cannot be served; what served goes on.
         """
         async with self._turn:
+            self._forget_let_go()  # before: that was not replaced by what comes
             versions = (await asyncio.to_thread(scan, self.root)).get(name, [])
             chosen = [each for each in versions if number in (None, each.number)][:1]
             if not chosen:

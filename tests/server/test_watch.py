@@ -130,9 +130,10 @@ async def test_a_version_that_was_loaded_by_hand_stays_until_a_newer_one_comes(
 
 
 async def test_a_version_that_an_alias_let_go_can_serve_again(tmp_path: Path, put: Put, kit: ModuleType) -> None:
-    one, _ = put("a/1"), put("a/2", seed=1)
+    one, _, _ = put("a/1"), put("a/2", seed=1), put("b", seed=2)
     async with serving(tmp_path, aliases={"old": "a@1"}) as app:
         assert (await app.admin.delete("/v1/aliases/old")).status_code == 200
+        assert (await app.admin.post("/v1/models/b/load")).status_code == 200
         assert numbers(app) == ["2"]
         shutil.rmtree(tmp_path / "a" / "2")
         assert await app.service.watch.look() == [f"serves a/1 ({one})", "serves a/2 no more"]
