@@ -240,9 +240,8 @@ class Rollout:
             del model
             _give_memory_back(on_gpu)
             logger.info("a model was let go", extra={"event": {"model": key}})
-        except (
-            Exception
-        ):  # a device that is lost: whoever waits for the end, and holds the turn, must not wait for ever
+        except Exception:
+            # Of a device that is lost. Whoever waits for the end holds the turn, and must not wait for ever.
             logger.exception("a model was let go, but not all that it held", extra={"event": {"model": key}})
         if not future.done():
             future.set_result(None)
