@@ -1,11 +1,11 @@
-# syntax=docker/dockerfile:1
 # milkweed in a container: built in some stages, run in one without compiler, pip, shell scripts or root.
 #   docker build --tag milkweed:cuda .                              # CUDA kernels, DALI
 #   docker build --build-arg VARIANT=cpu --tag milkweed:cpu .
 #   docker build --target sbom --output type=local,dest=. .         # sbom.cdx.json, CycloneDX
 ARG VARIANT=cuda
 ARG PYTHON=3.11
-# Debian with Python; any that has `python` will do.
+# Debian with Python; any that has `python` will do. By a tag it is whatever is there today: for builds that come out alike,
+# and from what you have looked at, name a digest, python:3.11-slim-bookworm@sha256:...
 ARG BASE=python:${PYTHON}-slim-bookworm
 
 # What is installed is named by version and hash in deploy/image (`make lock`). PyTorch's CPU build is not on PyPI: its

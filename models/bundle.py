@@ -17,7 +17,7 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from .config import BundleConfig, check_preprocess
-from .durable import sync
+from .durable import exchange, sync
 from .errors import BundleError, quoted
 from .golden import golden_record
 from .json_document import MAX_JSON_BYTES, parse_json, readable_json
@@ -272,9 +272,13 @@ def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
 
 
 def _move(folder: Path, path: Path) -> None:
-    """Put the finished folder in place; an old bundle is moved aside first and removed last."""
+    """Put the finished folder in place; that of an old bundle it takes at once where the file system can."""
     sync(folder)
-    if path.exists():
+    if not path.exists():
+        folder.rename(path)
+    elif exchange(folder, path):
+        _remove(folder)
+    else:
         old = folder.with_suffix(".old")
         path.rename(old)
         try:
@@ -282,10 +286,12 @@ def _move(folder: Path, path: Path) -> None:
         except OSError:
             old.rename(path)
             raise
-        old.unlink() if old.is_symlink() else shutil.rmtree(old)
-    else:
-        folder.rename(path)
+        _remove(old)
     sync(path.parent)
+
+
+def _remove(old: Path) -> None:
+    old.unlink() if old.is_symlink() else shutil.rmtree(old)
 
 
 def _one_line(error: BaseException) -> str:

@@ -20,6 +20,8 @@ INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
 MAX_SIZE_PX = 4096
 MAX_FILES = 64
 MAX_LAYERS = 10_000
+MAX_METRICS_BYTES = 1 << 20
+"""A server says them to whoever asks what it serves."""
 
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -120,6 +122,7 @@ class BundleConfig:
             type(classes) is int and 1 <= classes <= MAX_CLASSES,
             f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}",
         )
+        _check_metrics(document["metrics"])
         _check_files(document["files"])
         check_preprocess(document["preprocess"])
         _check_storage(document.get("storage", {}))
@@ -190,6 +193,11 @@ def _check_format(number: Any) -> None:
     if type(number) is int and number > FORMAT:
         raise BundleError(f"format {number} is newer than the {FORMAT} this milkweed reads: update milkweed")
     _require(type(number) is int and number == FORMAT, f"format {quoted(number)} must be {FORMAT}")
+
+
+def _check_metrics(metrics: Mapping[str, Any]) -> None:
+    size = len(canonical_json(metrics))
+    _require(size <= MAX_METRICS_BYTES, f"metrics: {size} bytes of JSON, the limit is {MAX_METRICS_BYTES}")
 
 
 def _check_files(files: Mapping[str, Any]) -> None:

@@ -1,5 +1,6 @@
 """The admin API: what the repository has, to load and unload it, and aliases. On a port of its own, off by default."""
 
+import asyncio
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -49,7 +50,7 @@ def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
         watch = _watch(service)
         names = [
             {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
-            for versions in scan(watch.root).values()
+            for versions in (await asyncio.to_thread(scan, watch.root)).values()
             for each in versions
         ]
         return JSONResponse({"models": names})

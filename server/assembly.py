@@ -50,25 +50,31 @@ def build_pipeline(
         options=forward,
         int8_layers=config.int8_layers,
     )
-    return Pipeline(
-        form.model,
-        num_classes=config.num_classes,
-        size=spec.size,
-        loader=create_loader(
-            loader,
-            spec,
-            limits,
-            num_threads=decode_threads or usable_cores(),
-            device="gpu" if where.type == "cuda" else "cpu",
-            device_id=where.index or 0,
-            dali=replace(dali, dtype=numbers, max_batch=max_batch_size or GPU_BATCH_SIZE),
-        ),
-        plan=plan_lanes(where, cost, micro_batch=micro_batch, lanes=lanes, threads=threads_per_lane),
-        device=where,
-        dtype=numbers,
-        dense_bytes=dense_bytes,
-        fusion=form.report,
-        graph_batch_sizes=form.graph_batch_sizes,
-        cpu_graphs=forward.cpu_graphs,
-        max_batch_size=max_batch_size,
+    plan = plan_lanes(where, cost, micro_batch=micro_batch, lanes=lanes, threads=threads_per_lane)
+    decoder = create_loader(
+        loader,
+        spec,
+        limits,
+        num_threads=decode_threads or usable_cores(),
+        device="gpu" if where.type == "cuda" else "cpu",
+        device_id=where.index or 0,
+        dali=replace(dali, dtype=numbers, max_batch=max_batch_size or GPU_BATCH_SIZE),
     )
+    try:
+        return Pipeline(
+            form.model,
+            num_classes=config.num_classes,
+            size=spec.size,
+            loader=decoder,
+            plan=plan,
+            device=where,
+            dtype=numbers,
+            dense_bytes=dense_bytes,
+            fusion=form.report,
+            graph_batch_sizes=form.graph_batch_sizes,
+            cpu_graphs=forward.cpu_graphs,
+            max_batch_size=max_batch_size,
+        )
+    except BaseException:  # no memory on the device: the decoder has threads already
+        decoder.close()
+        raise

@@ -71,7 +71,11 @@ def choose_engine(pipeline: "Pipeline", bundle: Path, version: str, wanted: Want
         return
     choice = EngineChoice("onnxruntime")
     if wanted == "auto":
-        choice = _faster(pipeline, lanes, batch_sizes)
+        try:
+            choice = _faster(pipeline, lanes, batch_sizes)
+        except BaseException:
+            lanes.close()
+            raise
         logger.info("engine %s: %s", choice.name, choice.reason, extra={"event": {"ratio": choice.ratio}})
     if choice.name == "torch":
         lanes.close()

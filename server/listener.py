@@ -67,7 +67,7 @@ def accept_all(listener: socket.socket) -> list[socket.socket]:
     listener.setblocking(False)
     listener.listen(0)  # from here on the kernel takes hardly anybody in: who comes between now and the close is reset
     accepted = []
-    with contextlib.suppress(BlockingIOError):
+    with contextlib.suppress(OSError):  # nobody waits any more, or no file is left to accept into
         while True:
             accepted.append(listener.accept()[0])
     return accepted

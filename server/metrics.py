@@ -1,5 +1,6 @@
 """Every series the service exports, on one registry an app; names are stable, label sets closed."""
 
+import logging
 from collections.abc import Callable, Iterable
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal, cast
@@ -11,6 +12,8 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.registry import Collector
 
 from .errors import KINDS
+
+logger = logging.getLogger("milkweed.metrics")
 
 # The stages of a request, in order; they meet without gaps, so they add up to the whole.
 STAGES = ("receive", "parse", "queue", "decode", "ready", "forward", "postprocess", "deliver", "respond")
@@ -204,7 +207,11 @@ class _Live(Collector):
         self._collect = collect
 
     def collect(self) -> Iterable[Metric]:
-        return self._collect()
+        try:
+            return list(self._collect())
+        except Exception:  # a device that is lost says nothing of its memory: the scrape has to say that it is lost
+            logger.exception("a scrape is without some of its series")
+            return []
 
     def describe(self) -> Iterable[Any]:
         return cast(Iterable[Any], ())  # nothing is collected at registration

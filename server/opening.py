@@ -6,6 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+from ..models.json_document import canonical_json
 from .device import DeviceError
 from .served import OpenModel, ServedModel
 from .settings import Settings
@@ -25,21 +26,22 @@ def open_on_all(
         settings, devices: what to open it with and what the device is called, by the engine's place.
 
     Raises:
-        ValueError: (BundleError, DeviceError) it cannot be loaded or answers wrongly; where there are several devices,
-            the line begins with the one's name. Nothing stays open.
+        ValueError: (BundleError, DeviceError) it cannot be opened, whatever was raised: one line in words of ours,
+            which begins with the device's name where there are several. What another library says is in the log alone,
+            with its traceback. Nothing stays open.
     """
+    if not settings:
+        raise DeviceError(f"model {name} cannot be opened: every engine has ended")
     opened: dict[int, ServedModel] = {}
     try:
         for place, own in settings.items():
             if opened:  # measured once: answers must not depend on who computed them
                 first = next(iter(opened.values()))
                 own = own.model_copy(update={"engine": first.pipeline.engine.name})
-            opened[place] = (
-                open_model(name, path, own)
-                if len(settings) == 1
-                else _open(open_model, name, path, own, devices[place])
-            )
+            where = f"device {devices[place]}: " if len(settings) > 1 else ""
+            opened[place] = _open(open_model, name, path, own, where)
         model = next(iter(opened.values()))
+        canonical_json(model.describe())  # raises here what would fail /v1/models for all
         dtypes = {devices[place]: each.dtype for place, each in opened.items()}
         if len(set(dtypes.values())) > 1:
             what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())
@@ -58,12 +60,19 @@ def open_on_all(
     )
 
 
-def _open(open_model: OpenModel, name: str, path: Path, settings: Settings, device: str) -> ServedModel:
+def _open(open_model: OpenModel, name: str, path: Path, settings: Settings, where: str) -> ServedModel:
     try:
         return open_model(name, path, settings)
-    except (ValueError, OSError) as error:
-        raise DeviceError(f"device {device}: {error}") from error
     except Exception as error:
-        logger.exception("model %s could not be opened on %s", name, device)
-        first = str(error).partition("\n")[0]
-        raise DeviceError(f"device {device}: model {name} cannot be opened: {type(error).__name__}: {first}") from error
+        if _is_ours(error):
+            if not where:
+                raise
+            raise DeviceError(f"{where}{error}") from error
+        logger.exception("%smodel %s cannot be opened", where, name)
+        raise DeviceError(f"{where}model {name} cannot be opened: an unexpected error, the log has it") from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is a line for the user: a ValueError, unless another library made a class of its own of it."""
+    kind = type(error)
+    return kind is ValueError or (isinstance(error, ValueError) and kind.__module__.startswith("milkweed."))

@@ -5,12 +5,19 @@ models/vitae/1/config.json ...         two; the highest number answers who asks 
 models/vitae/2/config.json ...
 """
 
-from collections.abc import Callable, Collection, Mapping
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-CONFIG = "config.json"
+from ..models.bundle import CONFIG, LABELS, WEIGHTS
+
 MAX_NAMES = 1000
+
+MISSING = (FileNotFoundError, NotADirectoryError, PermissionError)
+"""What says that no bundle is there for us (`lost+found` is nobody's); any other error may pass."""
+
+Stamp = tuple[tuple[int, int, int] | None, ...]
 
 
 class RepositoryError(ValueError):
@@ -19,17 +26,17 @@ class RepositoryError(ValueError):
 
 @dataclass(frozen=True)
 class Found:
-    """A bundle in the repository, and how its config stood: a bundle that is written again is another one.
+    """A bundle in the repository, and how its files stood: a bundle that is written again is another one.
 
     Args:
         number: of its version; "" where there is only one.
-        stamp: of its config, which holds the hashes of all else.
+        stamp: of config, labels and weights, None for a file that is not there; empty where they cannot be looked at.
     """
 
     name: str
     number: str
     path: Path
-    stamp: tuple[int, int, int]
+    stamp: Stamp
 
     @property
     def spoken(self) -> str:
@@ -40,17 +47,27 @@ class Found:
 def scan(root: Path) -> dict[str, list[Found]]:
     """By name, the versions found, newest first. Folders that are no bundles, or not yet, are passed over.
 
+    A name that is not UTF-8 has its odd bytes as \\xff: metrics and JSON could not say it.
+
     Raises:
         RepositoryError: the folder cannot be read, or holds too many names.
     """
     try:
-        folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+        folders = sorted(path for path in root.iterdir() if not path.name.startswith(".") and _is_folder(path))
     except OSError as error:
         raise RepositoryError(f"repository {root}: {error.strerror}") from None
     if len(folders) > MAX_NAMES:
         raise RepositoryError(f"repository {root}: {len(folders)} folders, the limit is {MAX_NAMES}")
-    found = {folder.name: _versions(folder) for folder in folders}
-    return {name: versions for name, versions in found.items() if versions}
+    found = {os.fsencode(folder.name).decode("utf-8", "backslashreplace"): folder for folder in folders}
+    return by_name(each for name, folder in found.items() for each in _versions(name, folder))
+
+
+def by_name(bundles: Iterable[Found]) -> dict[str, list[Found]]:
+    """Bundles by name, newest first."""
+    found: dict[str, list[Found]] = {}
+    for each in sorted(bundles, key=lambda each: (each.name, -int(each.number or 0))):
+        found.setdefault(each.name, []).append(each)
+    return found
 
 
 def newest(
@@ -70,23 +87,39 @@ def newest(
     return wanted
 
 
-def _versions(folder: Path) -> list[Found]:
-    whole = _found(folder.name, "", folder)
+def _versions(name: str, folder: Path) -> list[Found]:
+    whole = _found(name, "", folder)
     if whole is not None:
         return [whole]
     try:
-        numbers = sorted(
-            (p for p in folder.iterdir() if p.name.isascii() and p.name.isdigit()), key=lambda p: int(p.name)
-        )
-    except OSError:
+        numbers = [path for path in folder.iterdir() if path.name.isascii() and path.name.isdigit()]
+    except MISSING:
         return []
-    versions = [_found(folder.name, path.name, path) for path in reversed(numbers)]
+    except OSError:
+        return [Found(name, "", folder, ())]
+    versions = (_found(name, path.name, path) for path in numbers)
     return [version for version in versions if version is not None]
 
 
 def _found(name: str, number: str, path: Path) -> Found | None:
+    """A bundle; also one that cannot be looked at: it is not gone, and who opens it says what is wrong."""
     try:
-        stat = (path / CONFIG).stat()
+        stamp = tuple(_stamp(path / file) for file in (CONFIG, LABELS, WEIGHTS))
     except OSError:
+        return Found(name, number, path, ())
+    return None if stamp[0] is None else Found(name, number, path, stamp)
+
+
+def _stamp(file: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = file.stat()
+    except MISSING:
         return None
-    return Found(name, number, path, (stat.st_mtime_ns, stat.st_size, stat.st_ino))
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+def _is_folder(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:
+        return True  # whatever it is, it is there

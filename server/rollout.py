@@ -54,8 +54,6 @@ class Rollout:
         self.costs: dict[str, list[BatchCosts]] = {}  # on each engine
         self._settings, self._batcher, self._open_model = settings, batcher, open_model
         self._introduce, self._forget = introduce, forget
-        self.changed: Callable[[], None] = lambda: None
-        """Called on the event loop when something else serves, before what it replaced is let go."""
         self._engines: Engines | None = None
         self._by_key: dict[str, ServedModel] = {}
         self._numbers = itertools.count(1)
@@ -125,11 +123,14 @@ class Rollout:
         if key in self._retired:
             self._batcher.remove_model(key)
 
-    async def bring_in(self, name: str, path: Path, number: str = "", *, first: bool = True) -> ServedModel:
+    async def bring_in(
+        self, name: str, path: Path, number: str = "", *, first: bool = True, keep: int | None = None
+    ) -> ServedModel:
         """Load a bundle and put it in place; returns once it serves. What it replaces is let go behind.
 
         Args:
             first: it answers who asks for no version; else the highest number does.
+            keep: versions of the name that stay, where not as many as the settings say.
 
         Raises:
             ValueError: (BundleError, DeviceError, AliasError) it cannot be loaded, answers wrongly or an alias forbids
@@ -139,7 +140,7 @@ class Rollout:
         async with self._turn:
             model = await loop.run_in_executor(self._opener, self.open, name, path, number)
             try:
-                catalogue, old = self.catalogue.with_model(model, self._settings.keep_versions, first=first)
+                catalogue, old = self.catalogue.with_model(model, keep or self._settings.keep_versions, first=first)
             except AliasError:
                 for pipeline in model.pipelines:
                     pipeline.close()
@@ -149,7 +150,6 @@ class Rollout:
             for place in model.replicas.keys() - self._engines.add(model.key, model.replicas):
                 self.removed(model.key, place)  # that engine has ended meanwhile
             self.catalogue = catalogue
-        self.changed()
         for each in old:
             self._retire(each)
         return model
@@ -163,7 +163,6 @@ class Rollout:
         """
         async with self._turn:
             self.catalogue, old = self.catalogue.without(name, version)
-        self.changed()
         await asyncio.gather(*(self._retire(each) for each in old))
         return old
 
@@ -181,7 +180,6 @@ class Rollout:
         if before is not None:
             catalogue, old = catalogue.trimmed(before.model, self._settings.keep_versions)
         self.catalogue = catalogue
-        self.changed()
         for each in old:
             self._retire(each)
         return before
@@ -236,11 +234,15 @@ class Rollout:
         model = self._by_key.pop(key)
         with self._lock:
             del self.costs[key], self._retired[key], self._holders[key]
-        self._forget(model)
-        on_gpu = model.pipeline.device.type == "cuda"
-        del model
-        _give_memory_back(on_gpu)
-        logger.info("a model was let go", extra={"event": {"model": key}})
+        try:
+            self._forget(model)
+            on_gpu = model.pipeline.device.type == "cuda"
+            del model
+            _give_memory_back(on_gpu)
+            logger.info("a model was let go", extra={"event": {"model": key}})
+        except Exception:
+            # Of a device that is lost. Whoever waits for the end holds the turn, and must not wait for ever.
+            logger.exception("a model was let go, but not all that it held", extra={"event": {"model": key}})
         if not future.done():
             future.set_result(None)
 

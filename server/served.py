@@ -18,7 +18,7 @@ from ..models.onnx.session import runtime_version
 from .assembly import build_pipeline
 from .card import ModelCard
 from .costs import BatchCosts
-from .engine_choice import EngineError, choose_engine
+from .engine_choice import choose_engine
 from .forward import ForwardOptions
 from .image_limits import image_limits
 from .memory import trim_heap
@@ -189,7 +189,7 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
 
     Raises:
         ValueError: (BundleError, DeviceError, EngineError) one line that says what is wrong, a wrong answer to its
-            golden images among it.
+            golden images among it. Whatever is raised, nothing stays open.
     """
     started = time.perf_counter()
     model, config = load_bundle(path)
@@ -210,28 +210,33 @@ def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
         limits=limits,
     )
     loaded = time.perf_counter()
-    batch_size = pipeline.max_batch_size
     del model  # or it would stay until the end of the function, beside what takes its place
-    pipeline.warm_up((1, batch_size))
     try:
-        choose_engine(pipeline, path, config.version, settings.engine, (1, batch_size))
-        pipeline.check_golden(config.golden)
-    except EngineError:
+        _make_ready(pipeline, path, config, settings)
+        trim_heap()  # weights as they were read, before they were packed: as much as the model again
+        return ServedModel.of(
+            name,
+            config,
+            pipeline,
+            limits,
+            pipeline.max_batch_size,
+            load_seconds=loaded - started,
+            warmup_seconds=time.perf_counter() - loaded,
+        )
+    except BaseException:
         pipeline.close()
         raise
-    except ValueError as error:
-        pipeline.close()
+
+
+def _make_ready(pipeline: Pipeline, path: Path, config: BundleConfig, settings: Settings) -> None:
+    """Warm it up, choose what computes it, hold it against its golden images. Raises as `open_model`."""
+    batch_sizes = (1, pipeline.max_batch_size)
+    pipeline.warm_up(batch_sizes)
+    choose_engine(pipeline, path, config.version, settings.engine, batch_sizes)
+    try:
+        pipeline.check_golden(config.golden)
+    except BundleError as error:
         raise BundleError(f"bundle {path}: {error}") from None
-    trim_heap()  # weights as they were read, before they were packed: as much as the model again
-    return ServedModel.of(
-        name,
-        config,
-        pipeline,
-        limits,
-        batch_size,
-        load_seconds=loaded - started,
-        warmup_seconds=time.perf_counter() - loaded,
-    )
 
 
 def forward_options(settings: Settings) -> ForwardOptions:

@@ -133,11 +133,14 @@ class Service:
         self._on_ended = on_ended
         loop = self._loop = asyncio.get_running_loop()
         self.lag.start()
-        self.engines.prepared.add_done_callback(
-            lambda done: loop.call_soon_threadsafe(on_prepared or _log_failure, done.exception())
-        )
-        if self.watch is not None and self.settings.repository_seconds:
-            self.watch.start(self.settings.repository_seconds)
+
+        def prepared(error: BaseException | None) -> None:
+            # Not before: a look would open what is being opened, and serve it before the rest is there.
+            if self.watch is not None and self.settings.repository_seconds and error is None and self._accepting:
+                self.watch.start(self.settings.repository_seconds)
+            (on_prepared or _log_failure)(error)
+
+        self.engines.prepared.add_done_callback(lambda done: loop.call_soon_threadsafe(prepared, done.exception()))
         self.engines.start()
 
     def begin_drain(self) -> None:

@@ -43,7 +43,7 @@ class FileWatch:
 
         Args:
             what: one or two words for log and metric.
-            reload: keeps what it had where it raises ValueError or OSError. Later calls are on another thread.
+            reload: keeps what it had where it raises. Later calls are on another thread.
         """
         seen = _look(files)  # before reading: a change in between is seen as one
         reload()
@@ -71,9 +71,15 @@ class FileWatch:
             watched.seen = seen
             try:
                 watched.reload()
-            except (ValueError, OSError) as error:
+            except Exception as error:  # whatever it is, the other files are looked at, too
                 self._failing.labels(watched.what).set(1)
-                logger.error("%s: the new file is not used, the old one stays in force: %s", watched.what, error)
+                foreign = None if isinstance(error, ValueError | OSError) else error
+                logger.error(
+                    "%s: the new file is not used, the old one stays in force: %s",
+                    watched.what,
+                    error,
+                    exc_info=foreign,
+                )
             else:
                 self._failing.labels(watched.what).set(0)
                 logger.info("%s: read again", watched.what)

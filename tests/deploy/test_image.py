@@ -6,6 +6,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "deploy" / "image"
@@ -56,6 +57,35 @@ def test_all_that_the_server_needs_is_locked(lock: str, extras: tuple[str, ...])
     locked = set(pins((LOCKS / f"{lock}.txt").read_text()))
     # PyTorch's CPU build comes from its own index, by version.
     assert needed - locked == ({"torch"} if lock == "cpu" else set())
+
+
+@pytest.mark.parametrize(("lock", "extras"), [("cuda", ("dali", "grpc", "nvml", "otel")), ("cpu", ("grpc", "otel"))])
+def test_what_is_locked_is_what_the_package_takes(lock: str, extras: tuple[str, ...]) -> None:
+    found = project()
+    wanted = [*found["dependencies"]]  # type: ignore[misc]
+    for extra in extras:
+        wanted += found["optional-dependencies"][extra]  # type: ignore[index]
+    locked = pins((LOCKS / f"{lock}.txt").read_text())
+    for each in map(Requirement, wanted):
+        version = locked.get(normal(each.name))
+        assert version is None or each.specifier.contains(version), (each, version)
+
+
+def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
+    """Its protocol and its server are extended by what is not promised to stay: another one has to be tried first."""
+    [taken] = [each for each in map(Requirement, project()["dependencies"]) if each.name == "uvicorn"]  # type: ignore[arg-type, call-overload]
+    tested = pins((ROOT / "constraints.txt").read_text().lower())["uvicorn"]
+    major, minor, _ = map(int, tested.split("."))
+    assert taken.specifier.contains(tested)
+    assert not taken.specifier.contains(f"{major}.{minor + 1}.0")
+    assert not taken.specifier.contains(f"{major}.{minor - 1}.99")
+
+
+def test_the_base_is_all_that_a_tag_decides_on() -> None:
+    stages = re.findall(r"^FROM (\S+)(?: AS (\S+))?$", DOCKERFILE, re.MULTILINE)
+    known = {name for _, name in stages} | {"${BASE}", "scratch", "kernels-${VARIANT}"}
+    assert {base for base, _ in stages} <= known
+    assert "# syntax=" not in DOCKERFILE  # a frontend by a tag would be a program that builds what it likes
 
 
 def test_what_needs_a_compiler_is_not_there() -> None:

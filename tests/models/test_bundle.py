@@ -13,7 +13,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from milkweed.models import BundleConfig, Label, create_model, load_bundle, read_config, save_bundle
+from milkweed.models import BundleConfig, Label, bundle, create_model, load_bundle, read_config, save_bundle
+from milkweed.models.durable import exchange
 from milkweed.models.errors import BundleError
 from milkweed.models.registry import default_preprocess
 from milkweed.models.structure import structure_of
@@ -107,6 +108,46 @@ def test_a_bundle_is_replaced_only_when_asked(tiny_bundle: Path, tiny_config: Bu
     after = save_bundle(tiny_bundle, model, tiny_config, overwrite=True)
     assert after.version == read_config(tiny_bundle).version != before.version
     assert [path.name for path in tiny_bundle.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_bundle_is_there_while_it_is_replaced(
+    tiny_bundle: Path, tiny_config: BundleConfig, monkeypatch: pytest.MonkeyPatch, atomic: bool, linked: bool
+) -> None:
+    place = tiny_bundle
+    if linked:
+        place = tiny_bundle.parent / "link"
+        place.symlink_to(tiny_bundle)
+    if not atomic:
+        monkeypatch.setattr(bundle, "exchange", lambda one, other: False)
+    elif not exchange(tiny_bundle / "config.json", tiny_bundle / "labels.json"):
+        pytest.skip("this file system cannot exchange two paths")
+    else:
+        assert exchange(tiny_bundle / "config.json", tiny_bundle / "labels.json")
+    there: list[bool] = []
+    rename = Path.rename
+
+    def seen(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        there.append(place.exists())
+        return done
+
+    monkeypatch.setattr(Path, "rename", seen)
+    model = build(tiny_config)
+    with torch.no_grad():
+        model.get_parameter("head.bias")[0] += 1
+    after = save_bundle(place, model, tiny_config, overwrite=True)
+    assert there == ([] if atomic else [False, True])
+    assert read_config(place).version == after.version
+    assert not place.is_symlink()
+    assert {path.name for path in place.parent.iterdir()} == {place.name, tiny_bundle.name}
+
+
+def test_paths_that_are_not_there_are_not_exchanged(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    assert not exchange(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "one").read_text() == "1"
 
 
 def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, tiny_config: BundleConfig) -> None:

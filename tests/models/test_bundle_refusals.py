@@ -3,7 +3,8 @@
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -225,7 +226,33 @@ def test_bad_preprocess(tiny_bundle: Path, values: dict[str, Any], message: str)
 def test_infinite_number_that_json_lets_through(tiny_bundle: Path) -> None:
     text = (tiny_bundle / "config.json").read_text()
     (tiny_bundle / "config.json").write_text(text.replace('"crop_pct": 0.9', '"crop_pct": 1e999'))
-    refuse(tiny_bundle, "crop_pct inf must be")
+    refuse(tiny_bundle, "config.json: not strict JSON: '1e999' is beyond the range of a double")
+
+
+def leaves(value: Any, *where: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a document."""
+    yield where
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from leaves(value[key], *where, key)
+
+
+ODD = (None, True, -1, 0, 10**308, 10**400, -1.5, "", "x" * 2000, "\x00\n", [], [[]], {}, {"": []}, [None] * 3)
+
+
+def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path) -> None:
+    """Whatever stands in the place of whatever value."""
+    text = (tiny_bundle / "config.json").read_text()
+    for where in leaves(json.loads(text)):
+        for odd in ODD:
+            document = json.loads(text)
+            inner = document
+            for key in where[:-1]:
+                inner = inner[key]
+            if where:
+                inner[where[-1]] = odd
+            (tiny_bundle / "config.json").write_text(json.dumps(document if where else odd))
+            with suppress(BundleError):  # anything else fails
+                read_config(tiny_bundle)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +282,7 @@ def test_infinite_number_that_json_lets_through(tiny_bundle: Path) -> None:
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(in_features=17), "the model has 16"),
         (lambda d: d["structure"].pop("layers.1.NC.0.mlp.fc1"), "layers.1.NC.0.mlp.fc1.weight is missing"),
         (lambda d: d.update(extra=1), "unknown member 'extra'"),
+        (lambda d: d["metrics"].update(x="x" * (1 << 20)), "metrics: 1048595 bytes of JSON, the limit is 1048576"),
         (lambda d: d.pop("provenance"), "member 'provenance' is missing"),
     ],
 )

@@ -4,6 +4,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from milkweed.server.metrics import STAGES, Metrics
@@ -159,6 +160,25 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Any, kit: Module
         await request
         assert app.value("http_requests_in_flight", route="/classify") == 0
         assert app.value("http_held_body_bytes") == 0
+
+
+async def test_figures_that_cannot_be_read_are_missing_and_no_others(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    async with running() as app:
+        for name, said in (("is_available", True), ("is_initialized", True), ("device_count", 1)):
+            monkeypatch.setattr(torch.cuda, name, lambda said=said: said)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 1)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+        answer = await app.client.get("/metrics")
+        monkeypatch.undo()
+    assert answer.status_code == 200
+    assert 'milkweed_engine_up{device="cpu"} 1.0' in answer.text
+    assert "milkweed_gpu_memory_bytes{" not in answer.text
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
 
 
 async def test_each_app_has_its_own_registry() -> None:

@@ -1,8 +1,10 @@
 """A repository of bundles: what it holds is served, changes are taken over whole or not at all, the admin API acts."""
 
 import asyncio
+import errno
 import gc
 import json
+import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -96,6 +98,51 @@ def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
     assert [each.number for each in newest(found, 2)["many"]] == ["9", "10"]
     with pytest.raises(RepositoryError, match=r"repository .*/nowhere: No such file"):
         scan(tmp_path / "nowhere")
+
+
+def test_a_folder_that_may_not_be_read_is_passed_over_and_one_that_cannot_is_there(
+    tmp_path: Path, put: Put, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put("a")
+    for name in ("lost+found", "stale"):
+        (tmp_path / name).mkdir()
+    look_at = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if "lost+found" in path.parts[:-1]:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        if "stale" in path.parts:
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return look_at(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert {name: [each.stamp for each in versions] == [()] for name, versions in scan(tmp_path).items()} == {
+        "a": False,
+        "stale": True,
+    }
+
+
+async def test_a_name_that_is_no_text_breaks_no_listing(tmp_path: Path, put: Put) -> None:
+    put(os.fsdecode(b"a\xff"))
+    async with serving(tmp_path) as app:
+        assert [each["name"] for each in (await app.client.get("/v1/models")).json()["models"]] == ["a\\xff"]
+        break_golden(tmp_path / os.fsdecode(b"a\xff"))
+        assert len(await app.service.watch.look()) == 1
+        assert app.value("model_load_failures_total", model="a\\xff") == 1
+        assert (await app.client.get("/metrics")).status_code == 200
+
+
+@pytest.mark.parametrize("value", ["1e999", '"\\ud800"', "[" * 900 + "]" * 900], ids=["infinite", "surrogate", "deep"])
+async def test_metrics_that_json_cannot_say_fail_their_bundle_alone(tmp_path: Path, put: Put, value: str) -> None:
+    put("a")
+    async with serving(tmp_path) as app:
+        put("b", seed=1)
+        config = tmp_path / "b" / "config.json"
+        config.write_text(config.read_text().replace('"metrics": {}', f'"metrics": {{"top1": {value}}}'))
+        [line] = await app.service.watch.look()
+        assert line.startswith(f"failed b: bundle {tmp_path / 'b'}: config.json: ")
+        listed = await app.client.get("/v1/models")
+        assert [each["name"] for each in listed.json()["models"]] == ["a"]
 
 
 async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Path, put: Put, kit: ModuleType) -> None:

@@ -158,6 +158,38 @@ async def test_a_name_is_added_and_taken_out(running: Any, kit: ModuleType) -> N
         assert await version(app, kit)
 
 
+async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
+    running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(on_gpu: bool) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    async with running() as app:
+        Openers(app, kit)
+        await app.service.rollout.bring_in("other", Path("x"))
+        monkeypatch.setattr("milkweed.server.rollout._give_memory_back", lost)
+        async with asyncio.timeout(10):
+            assert len(await app.service.rollout.take_out("other")) == 1
+            await app.service.rollout.settled()
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+        assert await version(app, kit)
+
+
+async def test_no_key_is_given_twice(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        keys = [app.service.models["held"].key]
+        openers = Openers(app, kit)
+        for _ in range(3):
+            keys.append((await app.service.rollout.bring_in("held", Path("x"))).key)
+            openers.failure = BundleError("not sound")
+            with pytest.raises(BundleError):
+                await app.service.rollout.bring_in("held", Path("x"))
+            openers.failure = None
+            keys.append((await app.service.rollout.bring_in("other", Path("x"))).key)
+            await app.service.rollout.take_out("other")
+        assert len(set(keys)) == len(keys) == 7
+
+
 async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any, kit: ModuleType) -> None:
     async with running(settings={"overlap": "on"}) as app:
         Openers(app, kit)

@@ -22,6 +22,8 @@ COMBINATIONS = [
     *(("gpu", *components) for components in (*MODELS, *SCALING[1:])),
     ("gpu-mig",),
     ("kserve",),
+    ("cpu", "grpc"),
+    ("gpu", "grpc", "models-objectstore", "kserve"),
     # The dashboards are large: they meet each other component once.
     ("cpu", "monitoring", "models-oci", "hpa"),
     ("gpu", "monitoring", "dcgm", "models-pvc", "autoscale"),

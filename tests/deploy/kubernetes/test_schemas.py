@@ -120,6 +120,7 @@ def test_every_document_fits_its_schema(kustomize: Any) -> None:
         kustomize("gpu", "monitoring", "dcgm", "models-pvc", "autoscale"),
         kustomize("gpu-mig"),
         kustomize("cpu", "models-objectstore"),
+        kustomize("cpu", "grpc"),
         kustomize("kserve"),
     ]
     documents = [each for render in renders for each in render.documents if each["kind"] not in CUSTOM]

@@ -8,6 +8,7 @@ from typing import Any
 from milkweed.server.settings import Settings
 
 CONTAINER_FILES = {"/tmp", "/cache"}
+ANY_POD = {"namespaceSelector": {}}
 
 
 def test_every_setting_is_one(manifests: Any, settings_of: Callable[[dict[str, str]], Any]) -> None:
@@ -26,12 +27,21 @@ def test_every_setting_is_in_the_docs(manifests: Any, root: Path) -> None:
 def test_the_ports_are_those_of_the_settings(manifests: Any, settings_of: Callable[[dict[str, str]], Any]) -> None:
     settings = settings_of(manifests.settings)
     ports = {port["name"]: port["containerPort"] for port in manifests.server["ports"]}
-    assert ports == {"http": settings.port, "metrics": settings.metrics_port}
-    assert ports == {"http": Settings().port, "metrics": Settings().metrics_port}, "not the defaults of docs and image"
+    grpc = {"grpc": settings.grpc_port} if settings.grpc_port else {}
+    assert ports == {"http": settings.port, "metrics": settings.metrics_port, **grpc}
+    defaults = Settings()
+    assert (ports["http"], ports["metrics"]) == (defaults.port, defaults.metrics_port), "not those of docs and image"
     service = {port["name"]: (port["port"], port["targetPort"]) for port in manifests.one("Service")["spec"]["ports"]}
-    assert service == {"http": (8000, "http"), "metrics": (8001, "metrics")}
-    assert not settings.grpc_port
+    assert service == {name: (number, name) for name, number in ports.items()}
     assert not settings.admin_port
+
+
+def test_grpc_is_open_where_it_is_asked_for(kustomize: Any) -> None:
+    assert "MILKWEED_GRPC_PORT" not in kustomize("cpu").settings
+    made = kustomize("cpu", "grpc")
+    assert made.settings["MILKWEED_GRPC_PORT"] == "8003"
+    open_to_all = [each for each in made.one("NetworkPolicy")["spec"]["ingress"] if each["from"] == [ANY_POD]]
+    assert [[port["port"] for port in each["ports"]] for each in open_to_all] == [["http", "grpc"]]
 
 
 def test_the_command_leaves_the_address_to_the_settings(manifests: Any) -> None:

@@ -113,6 +113,7 @@ def test_the_ray_service_is_the_same_config() -> None:
     assert yaml.safe_load(service["spec"]["serveConfigV2"]) == CONFIG
     cluster = service["spec"]["rayClusterConfig"]
     assert f"ray[serve]=={cluster['rayVersion']}" in (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    assert cluster["authOptions"] == {"mode": "token"}, "who reaches Ray's ports could run anything"
     [workers] = cluster["workerGroupSpecs"]
     pod = workers["template"]["spec"]
     assert pod["enableServiceLinks"] is False

@@ -222,6 +222,28 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
     assert ring.find(b"two")
 
 
+def test_a_file_that_crashes_its_reader_fails_alone(
+    tmp_path: Path, watch: FileWatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    read: list[str] = []
+    for name in ("tls", "api_keys"):
+        (tmp_path / name).write_text("1")
+
+    def crash() -> None:
+        if (tmp_path / "tls").read_text() != "1":
+            raise RuntimeError("of a library")
+
+    watch.add("tls", [tmp_path / "tls"], crash)
+    watch.add("api_keys", [tmp_path / "api_keys"], lambda: read.append((tmp_path / "api_keys").read_text()))
+    for name in ("tls", "api_keys"):
+        (tmp_path / name).write_text("22")
+    watch.check()
+    assert read == ["1", "22"]
+    assert watch._failing.labels("tls")._value.get() == 1
+    assert failing(watch) == 0
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
 def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path, watch: FileWatch) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
