@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY", "JPEG2000"]
-FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY")
+FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "NPY", "BMP", "TIFF", "PPM", "GIF", "AVIF")
 OPT_IN_FORMATS: tuple[Format, ...] = ("JPEG2000",)
 """Accepted only where `Limits.formats` names them."""
 
