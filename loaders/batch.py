@@ -15,6 +15,8 @@ from .errors import InputError
 from .guard import Limits, inspect
 from .info import ImageInfo
 from .pillow_door import decoding_errors
+from .sandbox.sandbox import Sandbox
+from .spec import PreprocessSpec
 
 
 @dataclass
@@ -48,8 +50,9 @@ def load_batch(
     load_one: LoadOne,
     items: Sequence[bytes],
     infos: Sequence[ImageInfo | None] | None,
-    size: int,
+    spec: PreprocessSpec,
     limits: Limits,
+    sandbox: Sandbox,
     pool: Executor | None,
     workers: int = 1,
     pin_memory: bool = False,
@@ -58,23 +61,26 @@ def load_batch(
     """Run `load_one` for every item; each writes its own row.
 
     Args:
+        sandbox: makes the crops of the formats that only it may decode; `load_one` gets them `cropped`.
         pool, workers: see `spread`.
         is_small: whether an image costs less than sharing it out: the calling thread loads it while the pool works.
         pin_memory: pixels in page-locked memory, from which a GPU copies while others work.
 
     Raises:
         ValueError: there are not as many infos as items.
+        LoaderError: the sandbox cannot be started here, or a crop is not of this model.
     """
     infos = [None] * len(items) if infos is None else infos
     if len(infos) != len(items):
         raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
-    pixels = torch.empty(len(items), 3, size, size, pin_memory=pin_memory)
+    pixels = torch.empty(len(items), 3, spec.size, spec.size, pin_memory=pin_memory)
 
     def run(index: int) -> tuple[InputError | None, Stopwatch]:
         watch = Stopwatch()
         try:
             with decoding_errors("image"):
-                _load_slot(load_one, items[index], infos[index], pixels[index], limits, watch)
+                item, info = _cropped(items[index], infos[index], spec, limits, sandbox, watch)
+                load_one(item, info, pixels[index], watch)
         except InputError as error:
             return error, watch
         return None, watch
@@ -86,7 +92,7 @@ def load_batch(
 def spread(
     run: Callable[[T], R], items: Sequence[T], pool: Executor | None, workers: int, here: Sequence[bool] = ()
 ) -> list[R]:
-    """`run` for every item, results in order; `run` must not raise.
+    """`run` for every item, results in order; where `run` raises, so does this.
 
     Args:
         pool: where it runs; the calling thread when None.
@@ -112,13 +118,22 @@ def spread(
     return [results[index] for index in range(len(items))]
 
 
-def _load_slot(
-    load_one: LoadOne, item: bytes, info: ImageInfo | None, out: Tensor, limits: Limits, watch: Stopwatch
-) -> None:
+def _cropped(
+    item: bytes,
+    info: ImageInfo | None,
+    spec: PreprocessSpec,
+    limits: Limits,
+    sandbox: Sandbox,
+    watch: Stopwatch,
+) -> tuple[bytes, ImageInfo]:
+    """The image with its header, or the crop of one that only the sandbox may decode."""
     if info is None:
         with watch.stage("inspect"):
             info = inspect(item, limits)
-    load_one(item, info, out, watch)
+    if not info.sandboxed:
+        return item, info
+    with watch.stage("decode"):
+        return sandbox.crop(item, info, spec)
 
 
 def _gather(pixels: Tensor, outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:

@@ -20,8 +20,10 @@ from .batch import R, Stopwatch, T, load_batch, spread
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits
 from .normalise import Normaliser
 from .orientation import stored_geometry, upright_levels
-from .pillow_door import decode, decoding_errors, to_rgb
+from .pillow_door import decode, decoding_errors
 from .resize import resize_crop
+from .sandbox.child import to_rgb
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec, geometry
 from .turbo import decode_jpeg
 
@@ -47,6 +49,7 @@ class CpuLoader:
         num_threads: int = 1,
         *,
         pin_memory: bool = False,
+        sandbox: Sandbox | None = None,
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: expected at least 1")
@@ -56,6 +59,7 @@ class CpuLoader:
         self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
         self._pin_memory = pin_memory
         self._normaliser = Normaliser(spec)
+        self._sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
         self._pool = _start_pool(num_threads)
 
     def load(
@@ -66,7 +70,7 @@ class CpuLoader:
     ) -> LoadResult:
         """See `Loader.load`. May be called from several threads; they share the pool."""
         return load_batch(
-            *(self._load_one, items, infos, self.spec.size, self.limits),
+            *(self._load_one, items, infos, self.spec, self.limits, self._sandbox),
             pool=self._pool,
             workers=self.num_threads,
             pin_memory=self._pin_memory,
@@ -77,12 +81,14 @@ class CpuLoader:
         """Nothing that a first call would have to do."""
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`run` for every item on this loader's threads; `run` must not raise."""
+        """`run` for every item on this loader's threads; where `run` raises, so does this."""
         return spread(run, items, self._pool, self.num_threads)
 
     def close(self) -> None:
-        """Let the running images end and give the threads back."""
+        """Let the running images end, give the threads back, and end the children of its own sandbox."""
         self._pool.shutdown()
+        if self._owns_sandbox:
+            self._sandbox.close()
 
     def _is_small(self, data: bytes, info: ImageInfo) -> bool:
         """Whether handing an image to another thread costs more than loading it."""
@@ -90,6 +96,10 @@ class CpuLoader:
         return pixels <= _SMALL_PIXELS and len(data) <= _SMALL_BYTES and info.cost in _SMALL_COSTS
 
     def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
+        if info.cropped:
+            with watch.stage("normalise"):
+                self._normaliser.write_crop(data, out)
+            return
         with watch.stage("decode"):
             if info.array is not None and info.array.is_input:
                 write_input(data, info, out)

@@ -26,6 +26,7 @@ from .dali_route import Slot, batches_of, slot_of, worth_it
 from .dali_rows import Rows
 from .errors import InputError
 from .guard import DEFAULT_LIMITS, ImageInfo, Limits, inspect
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec
 from .suspects import Suspects
 from .turbo import check_jpeg
@@ -59,8 +60,8 @@ class DaliLoader:
         max_batch, max_batch_pixels: of one run of the graph.
         min_pixels: smaller images are the fast loader's, unless a batch has at least `min_batch` for DALI.
         strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
-            half of a decode; without it, DALI answers some damaged pictures with what it made of them, and takes
-            JPEG 2000 as well, of which no such check is known.
+            half of a decode; without it, DALI answers some damaged pictures with what it made of them.
+        sandbox: of the fast loader; its own where None.
         hw_decoder_load, resample, dtype, channels_last, device_id: as `DaliGraph`.
 
     Raises:
@@ -86,6 +87,7 @@ class DaliLoader:
         resample: Resample = "exact",
         dtype: torch.dtype = torch.float32,
         channels_last: bool = False,
+        sandbox: Sandbox | None = None,
     ) -> None:
         self.spec, self.limits, self.counts = spec, limits, DaliCounts()
         self._max_batch, self._max_pixels = max_batch, max_batch_pixels
@@ -104,7 +106,7 @@ class DaliLoader:
         )
         self._suspects = Suspects()
         self._lock = threading.Lock()
-        self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu")
+        self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="milkweed-beside-dali")
         engine = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
         self.description = (
@@ -176,7 +178,7 @@ class DaliLoader:
             try:
                 with watch.stage("inspect"):
                     known[index] = inspect(body, self.limits) if info is None else info
-                    slot = slot_of(self.spec, index, body, known[index], jpeg2000=not self._strict)
+                    slot = slot_of(self.spec, index, body, known[index])
             except InputError as error:
                 rows.errors[index] = error
                 continue

@@ -21,13 +21,9 @@ class Slot:
     orientation: int
 
 
-def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo, *, jpeg2000: bool = False) -> Slot | None:
-    """The image as DALI is to see it; None where the fast loader does it better or alone can.
-
-    Args:
-        jpeg2000: send colour JPEG 2000 and HTJ2K there, too, where they are accepted at all.
-    """
-    if not (_plain_jpeg(body, info) or (jpeg2000 and info.format == "JPEG2000" and info.mode == "RGB")):
+def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo) -> Slot | None:
+    """The image as DALI is to see it; None where the fast loader does it better or alone can."""
+    if not _plain_jpeg(body, info):
         return None
     orientation = info.orientation if spec.orientation == "apply" else 1
     upright = geometry(spec, *info.upright_size(spec.orientation == "apply"))

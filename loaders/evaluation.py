@@ -11,6 +11,7 @@ from .augmentation import Levels
 from .errors import InputError
 from .folder import read_levels
 from .guard import DEFAULT_LIMITS, Limits
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec
 from .training import CACHE_BYTES, Sample
 
@@ -34,7 +35,8 @@ class PreparedImages:
         cache_bytes: int = CACHE_BYTES,
         limits: Limits = DEFAULT_LIMITS,
     ) -> None:
-        self.samples, self.spec, self.batch_size, self.limits = list(samples), spec, batch_size, limits
+        self.samples, self.spec, self.batch_size = list(samples), spec, batch_size
+        self._sandbox = Sandbox(limits)
         self.skipped: dict[Path, InputError] = {}
         self._cache: dict[Path, Levels] = {}
         self._room = cache_bytes
@@ -59,7 +61,7 @@ class PreparedImages:
         if found is not None:
             return found
         try:
-            image = read_levels(path, self.spec, whole=False, limits=self.limits)
+            image = read_levels(path, self.spec, whole=False, sandbox=self._sandbox)
         except InputError as error:
             self.skipped[path] = error
             return None

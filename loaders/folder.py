@@ -8,25 +8,31 @@ import torch
 from numpy.typing import NDArray
 
 from .errors import InputError
-from .guard import DEFAULT_LIMITS, Limits, inspect
+from .guard import inspect
 from .orientation import stored_geometry, upright_levels
-from .pillow_door import decode, decoding_errors, to_rgb
+from .pillow_door import decode, decoding_errors
 from .resize import resize_crop
+from .sandbox.child import to_rgb
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec, geometry
 from .turbo import decode_jpeg
 
 
-def read_levels(path: Path, spec: PreprocessSpec, whole: bool, limits: Limits = DEFAULT_LIMITS) -> NDArray[np.uint8]:
+def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox) -> NDArray[np.uint8]:
     """Decode an image file to RGB levels, upright as `spec` says.
 
     Args:
         whole: the whole image (H, W, 3), else what the model sees in evaluation, (size, size, 3).
+        sandbox: decodes the formats that only it may; its limits are those of every image.
 
     Raises:
         InputError: it cannot be read, the guard refuses it, or it cannot be decoded.
+        LoaderError: the sandbox cannot be started here.
     """
-    data = read_file(path, limits.max_bytes)
-    info = inspect(data, limits)
+    data = read_file(path, sandbox.limits.max_bytes)
+    info = inspect(data, sandbox.limits)
+    if info.sandboxed:
+        return sandbox.read(data, info, spec, whole)[0]
     with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
         pixels = decode_jpeg(data, info) if info.turbo else np.array(to_rgb(decode(data, info)))
     orientation = info.orientation if spec.orientation == "apply" else 1

@@ -1,16 +1,26 @@
 """What the header of an encoded image says, before anything is decoded."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 Format = Literal["JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY", "JPEG2000"]
-FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY")
+FORMATS: tuple[Format, ...] = ("JPEG", "PNG", "WEBP", "NPY", "BMP", "TIFF", "PPM", "GIF", "AVIF")
 OPT_IN_FORMATS: tuple[Format, ...] = ("JPEG2000",)
 """Accepted only where `Limits.formats` names them."""
+SANDBOXED: Mapping[Format, "CostClass"] = {
+    "BMP": "bmp",
+    "TIFF": "tiff",
+    "PPM": "ppm",
+    "GIF": "gif",
+    "AVIF": "avif",
+    "JPEG2000": "jpeg2000",
+}
+"""Formats whose headers only the children of a `Sandbox` read, and the class that each has its limits from."""
 
 # What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,
-# png_deep = 16 bits a sample, interpreted = what Pillow decodes in Python (run-length BMP, plain PPM).
+# png_deep = 16 bits a sample.
 CostClass = Literal[
     "jpeg",
     "jpeg_scans",
@@ -23,7 +33,6 @@ CostClass = Literal[
     "gif",
     "bmp",
     "ppm",
-    "interpreted",
     "npy",
     "jpeg2000",
 ]
@@ -55,7 +64,8 @@ class ImageInfo:
 
     Args:
         format: one of `FORMATS` or `OPT_IN_FORMATS`, from the magic bytes, never from a file name or a Content-Type.
-        width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself.
+        width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself. 0 where `inspect` does not read
+            the header (`sandboxed`): the size is not known yet.
         mode: Pillow's name of the pixel layout, as far as the header tells.
         orientation: EXIF orientation, 1..8; 1 is upright.
         progressive: the JPEG needs several passes over its coefficients.
@@ -64,6 +74,7 @@ class ImageInfo:
         scans: number of JPEG scans, counted only where it matters (`progressive`).
         turbo: simplejpeg decodes this JPEG exactly as Pillow does.
         array: of an NPY.
+        cropped: the bytes that come with this are the model's crop already, RGB levels (size, size, 3).
     """
 
     format: Format
@@ -77,10 +88,16 @@ class ImageInfo:
     scans: int = 1
     turbo: bool = False
     array: ArrayHeader | None = None
+    cropped: bool = False
+
+    @property
+    def sandboxed(self) -> bool:
+        """Whether only a `Sandbox` may decode the bytes that come with this."""
+        return self.format in SANDBOXED and not self.cropped
 
     @property
     def pixels(self) -> int:
-        """Number of pixels that a full decode makes."""
+        """Number of pixels that a full decode makes; 0 where it is not known yet."""
         return self.width * self.height
 
     def upright_size(self, apply_orientation: bool) -> tuple[int, int]:

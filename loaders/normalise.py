@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from .errors import LoaderError
 from .spec import PreprocessSpec
 
 
@@ -12,6 +13,18 @@ class Normaliser:
     def __init__(self, spec: PreprocessSpec) -> None:
         self._mean = torch.tensor(spec.mean, dtype=torch.float32).view(3, 1, 1)
         self._std = torch.tensor(spec.std, dtype=torch.float32).view(3, 1, 1)
+
+    def write_crop(self, levels: bytes, out: Tensor) -> None:
+        """Normalise a crop that a `Sandbox` made, RGB levels (S, S, 3), into `out`, float32 (3, S, S).
+
+        Raises:
+            LoaderError: it is of another size than `out`, which is no fault of the image's.
+        """
+        size = out.shape[-1]
+        if len(levels) != 3 * size**2:
+            raise LoaderError(f"the crop has {len(levels)} bytes: the model takes {size}x{size} px of 3 bytes")
+        pixels = torch.frombuffer(bytearray(levels), dtype=torch.uint8)
+        self.write(pixels.view(size, size, 3).permute(2, 0, 1), out)
 
     def write(self, levels: Tensor, out: Tensor) -> None:
         """Normalise into `out`.

@@ -9,24 +9,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
 
-import numpy as np
-from PIL import AvifImagePlugin, Image
+from PIL import Image
 
 from .arrays import picture_levels
-from .errors import InputError, undecodable, unsupported
+from .errors import InputError, LoaderError, undecodable
 from .headers.jpeg import segments_without_metadata
-from .headers.jpeg2000 import codestream
 from .headers.png import pixel_chunks
 from .info import Format, ImageInfo
 
 # What decoders raise for broken bytes. Everything else is answered in the same way but also logged.
 EXPECTED: tuple[type[Exception], ...] = (OSError, ValueError, SyntaxError, EOFError, LookupError)
-# libavif reports everything as RuntimeError, a track without a clock as a division by zero.
 EXPECTED += (TypeError, OverflowError, struct.error, zlib.error, Image.DecompressionBombError)
-EXPECTED += (RuntimeError, ZeroDivisionError)
 
 _QUIET = ("ignore", None, Warning, re.compile(r"PIL\."), 0)  # as `warnings` stores it
-_EXACT_MODES = frozenset(("1", "L", "P", "RGB", "RGBA", "RGBX", "LA", "PA", "CMYK", "YCbCr", "I;16", "I;16B"))
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +34,9 @@ def open_image(data: bytes, format: Format) -> Image.Image:
 
 
 def decode(data: bytes, info: ImageInfo) -> Image.Image:
-    """Decode the first frame of an inspected body, as stored (only TIFF turned upright).
+    """Decode the first frame of an inspected body that is not `sandboxed`, as stored.
 
-    Modes are Pillow's own; `to_rgb` makes RGB of any of them.
+    Modes are Pillow's own; `sandbox.child.to_rgb` makes RGB of any of them.
     """
     with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
         if info.format == "NPY":
@@ -50,32 +45,21 @@ def decode(data: bytes, info: ImageInfo) -> Image.Image:
         if image.size != (info.width, info.height):
             raise undecodable(f"{info.format} is {image.width}x{image.height} px: its header says otherwise")
         image.load()
-        if image.mode not in _EXACT_MODES and not (image.mode == "I" and info.format == "PPM"):
-            raise unsupported(f"{info.format} of mode {image.mode} is not accepted: expected 8 or 16 bit samples")
         return image
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Pillow's convert("RGB") (alpha dropped), with 16-bit grey scaled to 8 bits instead of saturated."""
-    if image.mode == "RGB":
-        return image
-    if image.mode.startswith("I"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-    # a transparent colour of a palette would only cause a warning: alpha is dropped
-    image.info.pop("transparency", None)
-    return image.convert("RGB")
 
 
 @contextmanager
 def decoding_errors(what: str) -> Iterator[None]:
     """Turn every exception of a decoder into InputError "undecodable"; the message holds no bytes.
 
+    A LoaderError passes: that is no fault of the image's.
+
     Args:
         what: format and size, for the message.
     """
     try:
         yield
-    except InputError:
+    except (InputError, LoaderError):
         raise
     except EXPECTED as error:
         raise undecodable(f"{what} cannot be decoded: truncated or corrupt ({type(error).__name__})") from None
@@ -88,8 +72,6 @@ def _pixels_only(data: bytes, info: ImageInfo) -> bytes:
     """The body without the metadata that Pillow would parse and nobody needs."""
     if info.format == "JPEG":
         return segments_without_metadata(data)
-    if info.format == "JPEG2000":
-        return codestream(data)
     return pixel_chunks(data) if info.format == "PNG" else data
 
 
@@ -97,8 +79,7 @@ def _silence_pillow() -> None:
     """Keep Pillow's warnings (odd EXIF, many pixels) from stderr and from -W error; limits are the guard's.
 
     `warnings.catch_warnings` is not safe among threads, so the filter is put in front for good, and again
-    whenever somebody has put another before it. libavif would take every core for one image: one is allowed.
+    whenever somebody has put another before it.
     """
-    AvifImagePlugin.DEFAULT_MAX_THREADS = 1
     if not warnings.filters or warnings.filters[0] != _QUIET:
         warnings.filterwarnings("ignore", module=_QUIET[3].pattern)

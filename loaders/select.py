@@ -12,6 +12,7 @@ from .cpu_loader import CpuLoader
 from .errors import LoaderError
 from .guard import DEFAULT_LIMITS, Limits
 from .pillow_loader import PillowLoader
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec
 
 logger = logging.getLogger("milkweed.loaders")
@@ -49,6 +50,7 @@ def create_loader(
     device: Literal["cpu", "gpu"] = "cpu",
     device_id: int = 0,
     dali: DaliOptions = DEFAULT_DALI,
+    sandbox: Sandbox | None = None,
 ) -> Loader:
     """Make a loader; its `description` says in words what was chosen, and why.
 
@@ -57,13 +59,14 @@ def create_loader(
             a GPU and DALI can be built for it, else the fast loader.
         num_threads: of the fast loader and of DALI's pool.
         device: where DALI decodes, and where its pixels are; the others' are on the CPU.
+        sandbox: decodes the formats that only it may, for several loaders where they share it; None makes one.
 
     Raises:
         LoaderError: "dali", and it is not installed, or cannot be built here.
         ValueError: another name.
     """
     if name == "auto":
-        return _fastest(spec, limits, num_threads, device, device_id, dali)
+        return _fastest(spec, limits, num_threads, device, device_id, dali, sandbox)
     if name == "dali":
         from .dali_loader import DaliLoader
 
@@ -81,11 +84,12 @@ def create_loader(
             hw_decoder_load=dali.hw_decoder_load,
             resample=dali.resample,
             dtype=dali.dtype if device == "gpu" else torch.float32,
+            sandbox=sandbox,
         )
     if name == "pillow":
-        return PillowLoader(spec, limits)
+        return PillowLoader(spec, limits, sandbox=sandbox)
     if name == "cpu":
-        return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu")
+        return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
 
 
@@ -96,13 +100,16 @@ def _fastest(
     device: Literal["cpu", "gpu"],
     device_id: int,
     dali: DaliOptions,
+    sandbox: Sandbox | None,
 ) -> Loader:
     name, why = fastest(device)
     try:
-        loader = create_loader(name, spec, limits, num_threads, device=device, device_id=device_id, dali=dali)
+        loader = create_loader(
+            *(name, spec, limits, num_threads), device=device, device_id=device_id, dali=dali, sandbox=sandbox
+        )
     except LoaderError as error:
         logger.warning("loader auto: %s", error)
-        loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True), str(error)
+        loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)
     loader.description += f" (auto: {why})"
     return loader
 

@@ -15,6 +15,7 @@ from .draws import draw_bits, draw_uniform, epoch_order
 from .errors import InputError
 from .folder import read_levels
 from .guard import DEFAULT_LIMITS, Limits
+from .sandbox.sandbox import Sandbox
 from .spec import PreprocessSpec
 
 Sample = tuple[Path, int | None]
@@ -130,7 +131,7 @@ class _BatchMaker:
         self, samples: list[Sample], spec: PreprocessSpec, augmenter: Augmenter, seed: int, limits: Limits
     ) -> None:
         self.samples, self.spec, self.augmenter = samples, spec, augmenter
-        self.seed, self.limits = seed, limits
+        self.seed, self.sandbox = seed, Sandbox(limits)
         self.cache: list[Levels] | None = None
 
     def fill_cache(self, most: int, progress: Callable[[int, int], None] | None) -> list[Refused]:
@@ -183,7 +184,7 @@ class _BatchMaker:
         raise ValueError(f"none of {len(self.samples)} images can be read")
 
     def _read(self, path: Path) -> Levels:
-        return read_levels(path, self.spec, self.augmenter.whole_images, self.limits)
+        return read_levels(path, self.spec, self.augmenter.whole_images, self.sandbox)
 
 
 def _unchanged(made: Any) -> Any:

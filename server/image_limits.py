@@ -9,5 +9,6 @@ from .settings import Settings
 
 def image_limits(settings: Settings) -> Limits:
     """What one image may be."""
-    formats = FORMATS + OPT_IN_FORMATS if settings.jpeg2000 else FORMATS
+    named = settings.formats.upper().split(",")
+    formats = tuple(format for format in FORMATS + OPT_IN_FORMATS if format in named)
     return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from ..loaders.info import FORMATS, OPT_IN_FORMATS
 from .aliases import read_aliases
 from .model_limits import ModelLimits, contradictions, read_model_limits
 
@@ -14,6 +15,7 @@ ENV_PREFIX = "MILKWEED_"
 MIB = 1 << 20
 
 _SIZE = TypeAdapter(ByteSize)
+_FORMAT = "|".join(FORMATS + OPT_IN_FORMATS).lower()
 
 
 def _without_unit(value: object) -> object:
@@ -125,7 +127,11 @@ class Settings(BaseSettings):
     )
     max_body_bytes: Bytes = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
     max_image_bytes: Bytes = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
-    jpeg2000: bool = Field(default=False, description="accept JPEG 2000 and HTJ2K as well")
+    formats: str = Field(
+        default=",".join(FORMATS).lower(),
+        pattern=rf"^({_FORMAT})(,({_FORMAT}))*$",
+        description="image formats accepted, of " + _FORMAT.replace("|", ", "),
+    )
     max_held_bytes: Bytes = Field(
         default=512 * MIB,
         ge=1024,

@@ -1,7 +1,7 @@
 """Which accepted format a body is, from its magic bytes alone."""
 
 from ..errors import unsupported
-from ..info import FORMATS, OPT_IN_FORMATS, Format
+from ..info import FORMATS, Format
 from .npy import MAGIC as NPY_MAGIC
 
 _BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
@@ -28,8 +28,6 @@ def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
         return found
     name = "JPEG 2000" if found == "JPEG2000" else found or _foreign_name(head)
     said = f"{name} is not accepted" if name else "the body is not an accepted image"
-    if found in OPT_IN_FORMATS:
-        said += " (it can be turned on)"
     raise unsupported(f"{said}: expected one of {', '.join(accepted)}")
 
 

@@ -14,15 +14,15 @@ from PIL import Image, ImageOps
 
 from milkweed.client import ImageRefused, images
 from milkweed.client.images import encode, in_batches
-from milkweed.loaders import CpuLoader, PreprocessSpec
+from milkweed.loaders import CpuLoader, PillowLoader, PreprocessSpec
 
 SPEC = {"size": 24, "crop_pct": 0.9, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.25] * 3}
 
 
 @pytest.fixture(scope="module")
 def pixels() -> Any:
-    """Encoded images to model input, by the server's loader."""
-    loader = CpuLoader(PreprocessSpec.from_dict(SPEC))
+    """Encoded images to model input, by the server's reference loader, which resizes files and arrays alike."""
+    loader = PillowLoader(PreprocessSpec.from_dict(SPEC))
 
     def load(*encoded: bytes) -> torch.Tensor:
         found = loader.load(encoded)

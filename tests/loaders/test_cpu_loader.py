@@ -57,7 +57,7 @@ def test_jpeg_equals_reference(options, picture, encoded, levels):
     compare(levels, encoded(picture(500, 375), "JPEG", **options), PreprocessSpec())
 
 
-@pytest.mark.parametrize("format", ["PNG", "WEBP", "BMP", "TIFF", "PPM", "GIF", "AVIF", "NPY"])
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "NPY"])  # the others: sandbox/test_formats.py
 def test_formats_equal_reference(format, picture, encoded, levels):
     compare(levels, encoded(picture(90, 70), format), SPEC)
 
@@ -66,19 +66,14 @@ def test_formats_equal_reference(format, picture, encoded, levels):
     ("mode", "format"),
     [
         *((mode, "PNG") for mode in ("1", "L", "P", "LA", "RGBA", "I;16")),
-        *((mode, "TIFF") for mode in ("1", "L", "P", "LA", "RGBA", "CMYK", "I;16", "I;16B")),
         *((mode, "JPEG") for mode in ("L", "CMYK")),
         ("RGBA", "WEBP"),
-        ("RGBA", "AVIF"),
-        ("L", "PPM"),
-        ("1", "PPM"),
     ],
 )
 def test_modes_equal_reference(mode, format, picture, encoded, levels):
     image = picture(90, 70)
-    if mode.startswith("I;16"):
-        wide = (np.asarray(image.convert("L")).astype(np.uint16) << 8) + 77
-        image = Image.frombytes(mode, image.size, wide.astype(">u2" if mode.endswith("B") else "<u2").tobytes())
+    if mode == "I;16":
+        image = Image.fromarray((np.asarray(image.convert("L")).astype(np.uint16) << 8) + 77)
     else:
         image = image.convert(mode)
     compare(levels, encoded(image, format), SPEC)
@@ -90,8 +85,6 @@ def test_16_bit_grey_is_scaled_not_saturated(encoded, levels):
     spec = PreprocessSpec(size=64, crop_pct=1.0)
     for loader in (PillowLoader(spec), CpuLoader(spec)):
         assert np.array_equal(levels(loader, body, spec)[0], ramp >> 8)
-    header = b"P5 64 64 65535\n" + ramp.astype(">u2").tobytes()
-    assert np.array_equal(levels(CpuLoader(spec), header, spec)[2], ramp >> 8)
 
 
 def test_palette_with_transparency_raises_no_warning(picture, encoded, levels):
@@ -100,20 +93,13 @@ def test_palette_with_transparency_raises_no_warning(picture, encoded, levels):
     compare(levels, body, SPEC)
 
 
-@pytest.mark.parametrize("sample_type", ["F", "I"])
-def test_samples_without_a_range_are_unsupported(sample_type, encoded):
-    body = encoded(Image.new(sample_type, (8, 8)), "TIFF")
-    assert CpuLoader(SPEC).load([body]).errors[0].code == "unsupported_format"
-
-
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("value", range(1, 9))
 def test_orientation_is_applied(format, value, picture, encoded, levels):
     exif = Image.Exif()
     exif[0x0112] = value
     options = {"lossless": True} if format == "WEBP" else {}
-    tag = {"tiffinfo": {0x0112: value}} if format == "TIFF" else {"exif": exif}
-    body = encoded(picture(147, 90), format, **tag, **options)
+    body = encoded(picture(147, 90), format, exif=exif, **options)
     upright = ImageOps.exif_transpose(Image.open(BytesIO(body)))
     expected = compare(levels, body, SPEC)
     assert np.array_equal(expected, levels(PillowLoader(SPEC), encoded(upright, "PNG"), SPEC))

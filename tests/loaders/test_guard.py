@@ -9,7 +9,7 @@ from PIL import Image
 
 from milkweed.loaders import CODES, FORMATS, InputError, Limits, inspect
 from milkweed.loaders.headers.exif import orientation
-from milkweed.loaders.info import OPT_IN_FORMATS
+from milkweed.loaders.info import OPT_IN_FORMATS, SANDBOXED
 
 EVERY = Limits(formats=FORMATS + OPT_IN_FORMATS)
 
@@ -52,7 +52,9 @@ def refusal_code(body: bytes) -> str | None:
 @pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
 def test_inspect_tells_format_and_size(format, picture, encoded):
     info = inspect(encoded(picture(37, 23), format), EVERY)
-    assert (info.format, info.width, info.height, info.frames, info.orientation) == (format, 37, 23, 1, 1)
+    size = (0, 0) if format in SANDBOXED else (37, 23)  # only a sandbox reads those headers
+    assert (info.format, info.width, info.height, info.frames, info.orientation) == (format, *size, 1, 1)
+    assert info.sandboxed == (format in SANDBOXED)
 
 
 @pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
@@ -68,15 +70,11 @@ def test_inspect_survives_every_cut(format, picture, encoded):
         (b"", "empty"),
         (b"hello, this is no picture", "unsupported_format"),
         (b"BMW builds cars, not bitmaps, and this is text", "unsupported_format"),
-        (b"GIF89a", "undecodable"),
         (b"\xff\xd8\xff\xe0", "undecodable"),
         (b"\x89PNG\r\n\x1a\n", "undecodable"),
         (b"RIFF\x20\0\0\0WEBPVP8 ", "undecodable"),
-        (b"II*\0\x08\0\0\0", "undecodable"),
-        (b"P6 12", "undecodable"),
         (b"P7\nWIDTH 1\n", "unsupported_format"),
         (b"\0\0\0\x18ftypheic\0\0\0\0mif1heic", "unsupported_format"),
-        (b"\0\0\0\x1cftypavif\0\0\0\0avifmif1", "undecodable"),
         (jpeg_header(8, 8, sof=0xF7), "unsupported_format"),
         (jpeg_header(8, 8, sof=0xC9), "unsupported_format"),
         (jpeg_header(8, 8, bits=12), "unsupported_format"),
@@ -102,8 +100,8 @@ def test_inspect_refuses(body, code):
         (jpeg_header(10000, 5001), None, "too_many_pixels", "10000x5001 px: limit 50 megapixels"),
         (jpeg_header(5000, 4001, sof=0xC2), None, "too_many_pixels", "20 megapixels for progressive JPEG"),
         (jpeg_header(4000, 3001, components=4), None, "too_many_pixels", "CMYK or lossless JPEG"),
-        (b"P3 1001 1000 255\n", None, "too_many_pixels", "limit 1 megapixels"),
-        (b"P3 10 10 255\n" + bytes(1 << 20), None, "too_large", "limit 1048576 bytes"),
+        (b"\0\0\0\x1cftypavif" + bytes(8 << 20), None, "too_large", "8388620 bytes: limit 8388608 bytes for AVIF"),
+        (b"P3 10 10 255\n" + bytes(20 << 20), None, "too_large", "limit 20971520 bytes"),
         (png(5, 5), Limits(max_bytes=60), "too_large", "limit 60 bytes"),
         (png(5, 5), Limits(max_pixels=24), "too_many_pixels", "5x5 px"),
     ],
@@ -125,7 +123,7 @@ def test_a_format_can_be_turned_on(form, picture, encoded):
     body = encoded(picture(8, 8), "JPEG2000", no_jp2=form == "codestream")
     error = refusal(body)
     assert error.code == "unsupported_format"
-    assert error.message.startswith("JPEG 2000 is not accepted (it can be turned on): expected one of JPEG, PNG, ")
+    assert error.message.startswith("JPEG 2000 is not accepted: expected one of JPEG, PNG, ")
     assert inspect(body, EVERY).format == "JPEG2000"
 
 
@@ -152,7 +150,7 @@ def test_scans_are_bounded_by_pixels(picture, encoded):
     assert refusal(body, Limits(max_scan_pixels=2_999_999)).code == "too_many_pixels"
 
 
-@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "AVIF"])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("value", range(1, 9))
 def test_orientation_is_read(format, value, picture, encoded):
     exif = Image.Exif()
@@ -170,18 +168,16 @@ def test_broken_exif_means_upright(block):
 
 def test_frames_are_counted_where_the_header_tells(picture, encoded):
     more = [picture(20, 20, seed) for seed in (1, 2)]
-    for format in ("PNG", "WEBP", "AVIF"):
+    for format in ("PNG", "WEBP"):
         assert inspect(encoded(picture(20, 20), format, save_all=True, append_images=more)).frames == 3
 
 
 def _hostile_headers(picture, encoded):
-    jpeg, gif = encoded(picture(8, 8), "JPEG"), encoded(picture(8, 8).quantize(4), "GIF")
-    first = gif.index(b",")
+    jpeg = encoded(picture(8, 8), "JPEG")
     yield "jpeg segments", jpeg[:2] + b"\xff\xfe\0\2" * 4_000_000 + jpeg[2:]
     yield "jpeg padding", jpeg[:2] + b"\xff" * 16_000_000 + jpeg[2:]
     yield "jpeg junk", jpeg[:20] + bytes(16_000_000) + jpeg[20:]
     yield "png chunks", png(8, 8, between=chunk(b"tEXt", b"") * 1_300_000)
-    yield "gif blocks", gif[:first] + b"!\xfe" + b"\1a" * 8_000_000 + b"\0" + gif[first:]
     yield (
         "webp chunks",
         b"RIFF"
@@ -191,12 +187,6 @@ def _hostile_headers(picture, encoded):
         + bytes(4)
         + b"\7\0\0\7\0\0"
         + (b"abcd" + bytes(4)) * 2_000_001,
-    )
-    yield "ppm comments", b"P3 # a\n" + b"8 8 255\n" + b"#\n" * 500_000
-    yield "tiff entries", b"II*\0\x08\0\0\0\xff\xff" + bytes(12 * 0xFFFF + 4)
-    yield (
-        "tiff values",
-        b"II*\0\x08\0\0\0\1\0" + struct.pack("<HHII", 273, 4, 4_000_000, 8) + bytes(16_000_000),
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from milkweed.loaders import CODES, CpuLoader, InputError, Limits, PillowLoader, PreprocessSpec, create_loader, inspect
 from milkweed.loaders.arrays import LARGEST_INPUT, array_images, count_images, split_images
 from milkweed.loaders.folder import read_levels
+from milkweed.loaders.sandbox.sandbox import Sandbox
 
 SPEC = PreprocessSpec(size=48)
 LOADERS = (CpuLoader, PillowLoader)
@@ -88,8 +89,8 @@ def test_an_input_is_no_picture_of_a_data_set(tmp_path, picture):
     (tmp_path / "a.npy").write_bytes(npy(np.zeros((3, 48, 48), "f4")))
     (tmp_path / "b.npy").write_bytes(npy(np.asarray(picture(40, 30))))
     with pytest.raises(InputError, match="is a model's input: expected a picture of uint8"):
-        read_levels(tmp_path / "a.npy", SPEC, whole=True)
-    assert np.array_equal(read_levels(tmp_path / "b.npy", SPEC, whole=True), np.asarray(picture(40, 30)))
+        read_levels(tmp_path / "a.npy", SPEC, True, Sandbox())
+    assert np.array_equal(read_levels(tmp_path / "b.npy", SPEC, True, Sandbox()), np.asarray(picture(40, 30)))
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])

@@ -7,6 +7,7 @@ import pytest
 
 from milkweed.loaders import CpuLoader, PreprocessSpec, create_loader, select
 from milkweed.loaders.errors import LoaderError
+from milkweed.loaders.sandbox.sandbox import Sandbox
 from milkweed.loaders.select import DaliOptions
 
 SPEC = PreprocessSpec(size=32)
@@ -15,8 +16,8 @@ SPEC = PreprocessSpec(size=32)
 class Pinless(CpuLoader):
     """The fast loader where there is no CUDA to page-lock memory for."""
 
-    def __init__(self, *arguments: object, pin_memory: bool = False) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]
+    def __init__(self, *arguments: object, pin_memory: bool = False, sandbox: Sandbox | None = None) -> None:
+        super().__init__(*arguments, sandbox=sandbox)  # type: ignore[arg-type]
         self.pinned = pin_memory
 
 

@@ -45,11 +45,16 @@ async def test_a_batch_may_be_larger_than_an_image_but_no_image_of_it(running: A
         kit.check_error(await app.client.post("/classify", content=more, headers=ARRAY), 413, "too_large", "20000")
 
 
-async def test_jpeg_2000_is_a_setting(running: Any, kit: ModuleType) -> None:
+async def test_formats_are_a_setting(running: Any, kit: ModuleType) -> None:
     out = io.BytesIO()
     Image.new("RGB", (20, 20), (200, 10, 30)).save(out, "JPEG2000")
     async with running() as app:
         refused = await app.client.post("/classify", content=out.getvalue())
-        kit.check_error(refused, 415, "unsupported_format", "JPEG 2000", "turned on")
-    async with running(settings={"jpeg2000": True}) as app:
+        kit.check_error(refused, 415, "unsupported_format", "JPEG 2000", "one of JPEG, PNG, WEBP, NPY, BMP, TIFF")
+    async with running(settings={"formats": "jpeg2000,png"}) as app:
         assert (await app.client.post("/classify", content=out.getvalue())).status_code == 200
+        array = await app.client.post("/classify", content=npy(np.zeros((2, 9, 9, 3), np.uint8)), headers=ARRAY)
+        assert array.status_code == 415
+        assert [each["error"]["code"] for each in array.json()["results"]] == ["unsupported_format"] * 2
+        said = array.json()["results"][0]["error"]["message"]
+        assert said == "image 0: NPY is not accepted: expected one of PNG, JPEG2000"

@@ -2,6 +2,8 @@
 
 import pytest
 
+from milkweed.loaders.info import FORMATS
+from milkweed.server.image_limits import image_limits
 from milkweed.server.settings import Settings
 from milkweed.server.settings_source import SettingsError, load_settings
 
@@ -35,6 +37,26 @@ def test_devices_that_cannot_be_are_one_line(device: str, words: str) -> None:
         load_settings({"device": device})
     assert "\n" not in str(caught.value)
     assert repr(device) in str(caught.value)
+
+
+@pytest.mark.parametrize("formats", ["jpeg", "png,jpeg2000", "jpeg,png,webp,npy,bmp,tiff,ppm,gif,avif,jpeg2000"])
+def test_formats_that_can_be(formats: str) -> None:
+    limits = image_limits(load_settings({"formats": formats}))
+    assert sorted(limits.formats) == sorted(formats.upper().split(","))
+
+
+@pytest.mark.parametrize("formats", ["", "jpg", "jpeg,", ",png", "jpeg, png", "JPEG", "all", "jpeg;png"])
+def test_formats_that_cannot_be_are_one_line_with_the_list(formats: str) -> None:
+    with pytest.raises(SettingsError, match="--formats") as caught:
+        load_settings({"formats": formats})
+    assert "\n" not in str(caught.value)
+    assert repr(formats) in str(caught.value)
+    assert "jpeg, png, webp, npy, bmp, tiff, ppm, gif, avif, jpeg2000" in str(caught.value)
+
+
+def test_all_formats_but_jpeg_2000_are_accepted_by_default() -> None:
+    assert image_limits(Settings()).formats == FORMATS
+    assert Settings().formats == "jpeg,png,webp,npy,bmp,tiff,ppm,gif,avif"
 
 
 @pytest.mark.parametrize(

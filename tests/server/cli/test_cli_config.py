@@ -41,12 +41,12 @@ def test_show_says_where_each_value_is_from(milkweed: Milkweed, file: Path, monk
 
 
 def test_toml_can_be_fed_back(milkweed: Milkweed, file: Path, tmp_path: Path) -> None:
-    arguments = ("--tuning-cache", 'a "b" \\ ü', "--drain-seconds", "0.25", "--jpeg2000", "true")
+    arguments = ("--tuning-cache", 'a "b" \\ ü', "--drain-seconds", "0.25", "--formats", "png,jpeg2000")
     shown = milkweed("config", "show", "--config", file, "--toml", *arguments).out
     again = tmp_path / "again.toml"
     again.write_text(shown)
     assert load_settings({}, again) == load_settings(
-        {"tuning_cache": 'a "b" \\ ü', "drain_seconds": "0.25", "jpeg2000": "true"}, file
+        {"tuning_cache": 'a "b" \\ ü', "drain_seconds": "0.25", "formats": "png,jpeg2000"}, file
     )
 
 

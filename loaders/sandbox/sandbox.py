@@ -1,0 +1,182 @@
+"""The sandbox: images of formats that no reader of our own has bounded, decoded in processes of their own."""
+
+import math
+import os
+import re
+import threading
+import time
+import weakref
+from collections import Counter, deque
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InputError, undecodable, unsupported
+from ..guard import DEFAULT_LIMITS, Limits, check_size
+from ..info import ImageInfo
+from ..orientation import pillow_crop
+from ..spec import PreprocessSpec
+from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE, Crop
+from .process import Child, DeathReason, DiedError
+
+MEMORY_BYTES = 256 << 20
+CPU_SECONDS = 2.0
+ANSWER_SECONDS = 10.0
+
+_MODES = frozenset(("1", "L", "P", "RGB", "RGBA", "RGBX", "LA", "PA", "CMYK", "YCbCr", "I;16", "I;16B"))
+
+
+class Sandbox:
+    """Children that decode: one for each thread that asks, started when needed, then kept. Safe among threads.
+
+    No child is trusted: one that ends, is late, or answers what was not asked is killed, its image is "undecodable",
+    and the next image has another child. A process forked from this one starts children of its own.
+
+    Args:
+        limits: of the pictures that children find.
+        memory_bytes: that a child may map beyond what its start took.
+        cpu_seconds: of a child for one image.
+        answer_seconds: wall time for one image, and for the start of a child.
+    """
+
+    def __init__(
+        self,
+        limits: Limits = DEFAULT_LIMITS,
+        memory_bytes: int = MEMORY_BYTES,
+        cpu_seconds: float = CPU_SECONDS,
+        answer_seconds: float = ANSWER_SECONDS,
+    ) -> None:
+        self.limits, self.memory_bytes = limits, memory_bytes
+        self.cpu_seconds, self.answer_seconds = cpu_seconds, answer_seconds
+        self.images: Counter[Literal["ok", "refused", "died"]] = Counter()
+        self.deaths: Counter[DeathReason] = Counter()
+        self._idle: deque[Child] = deque()
+        self._owner, self._lock = os.getpid(), threading.Lock()
+        self._end = weakref.finalize(self, _end_all, self._idle)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Sandbox, (self.limits, self.memory_bytes, self.cpu_seconds, self.answer_seconds)
+
+    def crop(self, data: bytes, info: ImageInfo, spec: PreprocessSpec) -> tuple[bytes, ImageInfo]:
+        """What loaders take in place of an encoded image and its header: the levels of `read`, and what is known."""
+        levels, found = self.read(data, info, spec)
+        return levels.tobytes(), replace(found, cropped=True)
+
+    def read(
+        self, data: bytes, info: ImageInfo, spec: PreprocessSpec, whole: bool = False
+    ) -> tuple[NDArray[np.uint8], ImageInfo]:
+        """Decode one image.
+
+        Args:
+            data: encoded.
+            info: what `inspect` said of it.
+
+        Returns:
+            RGB levels, and what is known of the picture. Levels are what the model sees, (size, size, 3), those of
+            `PillowLoader` to the bit; with `whole` all of the picture, (height, width, 3), upright as `spec` says.
+
+        Raises:
+            InputError: it is beyond the limits, cannot be decoded, or takes more than a child may.
+            LoaderError: no child can be started here.
+        """
+        child, in_step = self._child(), False
+        try:
+            answer = self._ask(child, data, info, spec, whole)
+            in_step = True
+            self._count("ok")
+            return answer
+        except InputError:
+            in_step = True
+            self._count("refused")
+            raise
+        except DiedError as death:
+            self._count("died", death.reason)
+            raise undecodable(f"{info.format} cannot be decoded: {self._words(death.reason)}") from None
+        finally:
+            if in_step and self._end.alive:
+                self._idle.append(child)
+            else:
+                child.end()
+
+    def close(self) -> None:
+        """End the children; those that decode now end with their image."""
+        self._end()
+
+    def _child(self) -> Child:
+        """One that waits, or a new one."""
+        if self._owner != os.getpid():  # this is a fork: those that wait are its parent's
+            _end_all(self._idle)
+            self._owner, self._lock = os.getpid(), threading.Lock()
+        while True:
+            try:
+                child = self._idle.pop()
+            except IndexError:
+                return Child(self.memory_bytes, self.cpu_seconds, self.answer_seconds)
+            if child.is_waiting():
+                return child
+            child.end()
+
+    def _ask(
+        self, child: Child, data: bytes, info: ImageInfo, spec: PreprocessSpec, whole: bool
+    ) -> tuple[NDArray[np.uint8], ImageInfo]:
+        """The conversation with one child; after an InputError it waits for the next image."""
+        child.deadline = time.monotonic() + self.answer_seconds
+        child.send(ASK.pack(info.format.encode(), len(data)), data)
+        found = _header(child, info)
+        try:
+            check_size(found, self.limits)
+            _check_mode(found)
+        except InputError:
+            child.send(WANT.pack(NOTHING, *Crop(1)))
+            raise
+        turned = spec.orientation == "apply"
+        orientation, (width, height) = found.orientation if turned else 1, found.upright_size(turned)
+        crop = Crop(orientation) if whole else pillow_crop(spec, width, height, orientation)
+        shape = (height, width, 3) if whole else (spec.size, spec.size, 3)
+        child.send(WANT.pack(WHOLE if whole else CROP, *crop))
+        made, size = MADE.unpack(child.receive(MADE.size))
+        if not made:
+            what = f"{found.format} of {found.width}x{found.height} px cannot be decoded"
+            raise undecodable(f"{what}: truncated, corrupt, or it takes more than {self.memory_bytes / 1e6:.0f} MB")
+        if size != math.prod(shape):
+            raise DiedError("nonsense")
+        return np.frombuffer(child.receive(size), np.uint8).reshape(shape), found
+
+    def _count(self, outcome: Literal["ok", "refused", "died"], reason: DeathReason | None = None) -> None:
+        with self._lock:
+            self.images[outcome] += 1
+            if reason is not None:
+                self.deaths[reason] += 1
+
+    def _words(self, reason: DeathReason) -> str:
+        """Why a child died, with the limit."""
+        return {
+            "cpu": f"it takes more than {self.cpu_seconds:g} s of CPU",
+            "late": f"no answer within {self.answer_seconds:g} s",
+            "crash": "its decoder crashed",
+            "nonsense": "its decoder gave no sound answer",
+        }[reason]
+
+
+def _header(child: Child, info: ImageInfo) -> ImageInfo:
+    """What a child has read of an image's header."""
+    opened, mode, width, height, orientation, frames = FOUND.unpack(child.receive(FOUND.size))
+    if not opened:
+        raise undecodable(f"{info.format} header is broken or cut off")
+    mode = mode.rstrip(b"\0").decode("latin-1")
+    if re.fullmatch(r"[\w;]+", mode, re.ASCII) is None or orientation not in range(1, 9):
+        raise DiedError("nonsense")
+    return replace(info, width=width, height=height, mode=mode, orientation=orientation, frames=frames)
+
+
+def _check_mode(found: ImageInfo) -> None:
+    # Pillow has 16-bit PPM in mode I; of other formats, samples of that mode have no known range.
+    if found.mode not in _MODES and (found.format, found.mode) != ("PPM", "I"):
+        raise unsupported(f"{found.format} of mode {found.mode} is not accepted: expected 8 or 16 bit samples")
+
+
+def _end_all(children: deque[Child]) -> None:
+    while children:
+        children.pop().end()

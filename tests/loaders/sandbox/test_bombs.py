@@ -1,0 +1,301 @@
+"""Bodies that were made to cost: the parent hardly notices any, a child ends what is too dear, and the dearest picture
+within the limits is decoded."""
+
+import resource
+import struct
+import time
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, inspect
+from milkweed.loaders.info import OPT_IN_FORMATS
+from milkweed.loaders.sandbox.sandbox import CPU_SECONDS, Sandbox
+
+LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
+SPEC = PreprocessSpec()
+MOST_PARENT_MB = 60
+MOST_CPU_SECONDS = CPU_SECONDS + 0.5
+"""With the start of the child, and what the kernel's clock may be late."""
+
+
+def saved(image: Image.Image, format: str, **options: object) -> bytes:
+    body = BytesIO()
+    image.save(body, format, **options)
+    return body.getvalue()
+
+
+def noise(width: int, height: int, channels: int = 3) -> Image.Image:
+    tile = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, channels), np.uint8)
+    return Image.fromarray(np.tile(tile, (4, 4, 1)))
+
+
+# --- AVIF: sizes that lie, grids, hidden frames, EXIF ---
+
+
+def said_to_be(body: bytes, width: int, height: int) -> bytes:
+    """The body with another size in every `ispe` box."""
+    at = body.find(b"ispe")
+    while at >= 0:
+        body = body[: at + 8] + struct.pack(">II", width, height) + body[at + 16 :]
+        at = body.find(b"ispe", at + 4)
+    return body
+
+
+def grid(tile: bytes, tile_size: tuple[int, int], rows: int, columns: int) -> bytes:
+    """A grid that shows the same tile at each place; the grid itself lies in idat, the tiles behind."""
+    size = (tile_size[0] * columns, tile_size[1] * rows)
+    stream = tile[tile.index(b"mdat") + 4 :]
+    config = _box(b"av1C", tile[tile.index(b"av1C") + 4 :][:4])
+    tiles = range(2, 2 + rows * columns)
+    shape = struct.pack(">BBBBII", 0, 1, rows - 1, columns - 1, *size)
+    infe = [
+        _full(b"infe", struct.pack(">HH4s", number, 0, kind) + b"\0", version=2)
+        for number, kind in [(1, b"grid"), *((tile, b"av01") for tile in tiles)]
+    ]
+    ispe = [_full(b"ispe", struct.pack(">II", *each)) for each in (size, tile_size)]
+    properties = _box(b"ipco", b"".join(ispe) + _full(b"pixi", b"\3\x08\x08\x08") + config)
+    associations = struct.pack(">IHBBB", 1 + len(tiles), 1, 2, 1, 3)
+    associations += b"".join(struct.pack(">HBBBB", tile, 3, 2, 3, 0x84) for tile in tiles)
+
+    def meta(offset: int) -> bytes:
+        places = struct.pack(">HHHHII", 1, 1, 0, 1, 0, len(shape))
+        places += b"".join(struct.pack(">HHHHII", tile, 0, 0, 1, offset, len(stream)) for tile in tiles)
+        return _full(
+            b"meta",
+            _full(b"hdlr", bytes(4) + b"pict" + bytes(13))
+            + _full(b"pitm", struct.pack(">H", 1))
+            + _full(b"iloc", struct.pack(">HH", 0x4400, 1 + len(tiles)) + places, version=1)
+            + _full(b"iinf", struct.pack(">H", len(infe)) + b"".join(infe))
+            + _full(b"iref", _box(b"dimg", struct.pack(f">HH{len(tiles)}H", 1, len(tiles), *tiles)))
+            + _box(b"iprp", properties + _full(b"ipma", associations))
+            + _box(b"idat", shape),
+        )
+
+    head = _box(b"ftyp", b"avif" + bytes(4) + b"avifmif1miaf")
+    return head + meta(len(head) + len(meta(0)) + 8) + _box(b"mdat", stream)
+
+
+def animation_of_many(copies: int) -> bytes:
+    """The first sample of an animation of two becomes itself and many copies of the second, none shown."""
+    frames = [Image.new("RGB", (1000, 1000), (shade, 0, 0)) for shade in (10, 200)]
+    body = saved(frames[0], "AVIF", speed=10, save_all=True, append_images=frames[1:], duration=40)
+    sizes = body.index(b"stsz") + 16
+    first, second = struct.unpack(">II", body[sizes : sizes + 8])
+    chunks = body.index(b"stco") + 12
+    start = int.from_bytes(body[chunks : chunks + 4], "big")
+    key, inter = body[start : start + first], body[start + first : start + first + second]
+    stream = key + inter * copies
+    patched = bytearray(body)
+    patched[sizes : sizes + 4] = len(stream).to_bytes(4, "big")
+    patched[chunks : chunks + 4] = (len(body) + 8).to_bytes(4, "big")
+    return bytes(patched) + _box(b"mdat", stream + inter)
+
+
+def with_exif(tags: int, size: int) -> bytes:
+    """An EXIF block whose tags all refer to the same `size` bytes."""
+    exif = Image.Exif()
+    exif[0x010E] = "a" * 1_000_000
+    body = saved(Image.new("RGB", (8, 8)), "AVIF", speed=10, exif=exif)
+    at = body.rindex(b"MM\0*")
+    entries = b"".join(struct.pack(">HHII", i, 7, size, 8) for i in range(tags))
+    block = b"MM\0*" + struct.pack(">IH", 8, tags) + entries
+    return body[:at] + block + body[at + len(block) :]
+
+
+def _box(name: bytes, content: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(content), name) + content
+
+
+def _full(name: bytes, content: bytes, version: int = 0) -> bytes:
+    return _box(name, bytes([version, 0, 0, 0]) + content)
+
+
+# --- JPEG 2000: claims of bit planes, tiles, code-blocks, precincts and packets that are not there ---
+
+
+class Bits:
+    """The bits of a packet header: a byte after 0xff has seven (ISO/IEC 15444-1, B.10.1)."""
+
+    def __init__(self) -> None:
+        self.bytes = bytearray()
+        self.value, self.count, self.room = 0, 0, 8
+
+    def put(self, value: int, count: int) -> None:
+        for place in range(count - 1, -1, -1):
+            self.value = self.value << 1 | (value >> place & 1)
+            self.count += 1
+            if self.count == self.room:
+                self.bytes.append(self.value)
+                self.room = 7 if self.value == 0xFF else 8
+                self.value = self.count = 0
+
+    def done(self) -> bytes:
+        while self.count:
+            self.put(0, 1)
+        return bytes(self.bytes)
+
+
+def claiming(width: int, height: int, components: int, planes: int) -> bytes:
+    """A picture whose every block of 64x64 samples claims all passes of `planes` bit planes and has one byte."""
+    across, down = -(-width // 64), -(-height // 64)
+    header = Bits()
+    header.put(1, 1)
+    for nodes in _new_nodes(across, down):
+        header.put((1 << 2 * nodes) - 1, 2 * nodes)  # included, and without empty planes
+        passes = 3 * planes - 2
+        header.put(0b1111 << 5 | passes - 6, 9) if passes < 37 else header.put(0b111111111 << 7 | passes - 37, 16)
+        header.put(0, 1)
+        header.put(1, 3 + passes.bit_length() - 1)
+    packet = header.done() + b"U" * across * down
+    return declaring(width, height, components, planes=planes, blocks=(6, 6), data=packet * components)
+
+
+def _new_nodes(across: int, down: int) -> Iterator[int]:
+    """How many nodes of a tag tree each leaf is the first to reach (B.10.2)."""
+    seen: set[tuple[int, int, int]] = set()
+    depth = max(across - 1, down - 1).bit_length()
+    for y in range(down):
+        for x in range(across):
+            path = {(level, x >> level, y >> level) for level in range(depth + 1)}
+            yield len(path - seen)
+            seen |= path
+
+
+def declaring(
+    width: int,
+    height: int,
+    components: int = 1,
+    *,
+    tile: tuple[int, int] | None = None,
+    layers: int = 1,
+    levels: int = 0,
+    blocks: tuple[int, int] = (6, 6),
+    precincts: tuple[int, int] | None = None,
+    planes: int = 9,
+    data: bytes = b"\0",
+) -> bytes:
+    """A codestream of these parameters whose every tile has the same data; zeros are empty packets."""
+    tile = tile or (width, height)
+    tiles = -(-width // tile[0]) * -(-height // tile[1])
+    size = struct.pack(">HIIIIIIIIH", 0, width, height, 0, 0, *tile, 0, 0, components) + b"\7\1\1" * components
+    coding = struct.pack(">BBHB", precincts is not None, 0, layers, components >= 3)
+    coding += bytes([levels, blocks[0] - 2, blocks[1] - 2, 0, 1])
+    coding += bytes([precincts[0] | precincts[1] << 4] * (levels + 1)) if precincts else b""
+    quantisation = bytes([1 << 5]) + bytes([planes << 3]) * (3 * levels + 1)
+    head = b"".join(
+        struct.pack(">HH", marker, len(body) + 2) + body
+        for marker, body in ((0xFF51, size), (0xFF52, coding), (0xFF5C, quantisation))
+    )
+    parts = (
+        struct.pack(">HHHIBB", 0xFF90, 10, number, 14 + len(data), 0, 1) + b"\xff\x93" + data for number in range(tiles)
+    )
+    return b"\xff\x4f" + head + b"".join(parts) + b"\xff\xd9"
+
+
+# --- headers that go on and on ---
+
+
+def gif_of_blocks() -> bytes:
+    gif = saved(noise(8, 8).quantize(4), "GIF")
+    first = gif.index(b",")
+    return gif[:first] + b"!\xfe" + b"\1a" * 8_000_000 + b"\0" + gif[first:]
+
+
+def run_length_bmp(width: int, height: int, pairs: int) -> bytes:
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, 0, 0, 0, 0, 0)
+    return (
+        struct.pack("<2sIHHI", b"BM", 0, 0, 0, 1078) + header + bytes(range(256)) * 4 + b"\xff\0" * pairs + b"\0\0\0\1"
+    )
+
+
+def tiff_of_values() -> bytes:
+    return b"II*\0\x08\0\0\0\1\0" + struct.pack("<HHII", 273, 4, 4_000_000, 8) + bytes(16_000_000)
+
+
+DECODED: dict[str, Callable[[], bytes]] = {
+    "tiff of one strip, turned": lambda: saved(
+        Image.new("RGBA", (5000, 4000)), "TIFF", compression="tiff_lzw", tiffinfo={0x0112: 6}, strip_size=1 << 30
+    ),
+    "tiff of deflated RGBA": lambda: saved(Image.new("RGBA", (5000, 4000)), "TIFF", compression="tiff_deflate"),
+    "gif": lambda: saved(noise(5000, 4000).convert("L").point(lambda level: level // 16 * 16), "GIF"),
+    "bmp": lambda: saved(noise(5000, 4000).convert("1"), "BMP"),
+    "ppm": lambda: saved(noise(5000, 4000).convert("L"), "PPM"),
+    "plain ppm": lambda: b"P3 400 400 255\n" + b"7 " * 500_000,
+    "ppm of 200 levels": lambda: b"P6 590 590 200\n" + bytes(3 * 590 * 590),
+    "avif": lambda: saved(noise(4000, 3120), "AVIF", speed=10, quality=45, subsampling="4:4:4"),
+    "avif with alpha": lambda: saved(noise(4000, 3120, 4), "AVIF", speed=10, quality=20, subsampling="4:4:4"),
+    "avif as a grid": lambda: grid(saved(noise(64, 64), "AVIF", speed=10), (64, 64), 2, 3),
+    "jpeg2000": lambda: saved(noise(1460, 1400), "JPEG2000"),
+    "jpeg2000 of 8 MP": lambda: saved(Image.new("RGB", (4000, 2000)), "JPEG2000"),
+    "jpeg2000 with precincts": lambda: declaring(250, 250, precincts=(0, 0), data=bytes(62_500)),
+}
+# Some are pictures, only dear ones: what they cost is bounded all the same.
+BOMBS: dict[str, Callable[[], bytes]] = {
+    "bmp of run lengths": lambda: run_length_bmp(5000, 4000, 10_000_000),
+    "ppm of 200 levels": lambda: b"P6 2600 2600 200\n" + bytes(3 * 2600 * 2600),
+    "plain ppm of comments": lambda: b"P3 # a\n8 8 255\n" + b"#\n" * 9_000_000,
+    "plain ppm in one line": lambda: b"P3 4000 4000 255\n" + b"7 " * 10_000_000,
+    "gif of blocks": gif_of_blocks,
+    "tiff of entries": lambda: b"II*\0\x08\0\0\0\xff\xff" + bytes(12 * 0xFFFF + 4),
+    "tiff of values": tiff_of_values,
+    "avif far larger than it says": lambda: said_to_be(
+        saved(Image.new("RGB", (9000, 9000)), "AVIF", speed=10, subsampling="4:4:4"), 64, 64
+    ),
+    "avif grid of large tiles": lambda: grid(saved(Image.new("RGB", (1000, 750)), "AVIF", speed=10), (1000, 750), 4, 4),
+    "avif of hidden frames": lambda: animation_of_many(400),
+    "avif exif of copies": lambda: with_exif(tags=65_000, size=200_000),
+    "jpeg2000 of planes": lambda: claiming(1500, 1500, 3, 30),
+    "jpeg2000 of blocks": lambda: declaring(2800, 2800, planes=4, blocks=(2, 2)),
+    "jpeg2000 of tiles": lambda: declaring(255, 255, tile=(1, 1)),
+    "jpeg2000 of precincts": lambda: declaring(2000, 2000, precincts=(0, 0)),
+    "jpeg2000 of layers": lambda: declaring(64, 64, 4, layers=65535),
+    "jpeg2000 of comments": lambda: declaring(64, 64).replace(
+        b"\xff\x90", b"\xff\x64\0\2" * 2_000_000 + b"\xff\x90", 1
+    ),
+    "jpeg2000 of boxes": lambda: b"\0\0\0\x0cjP  \r\n\x87\n" + b"\0\0\0\x08free" * 1_000_000,
+}
+
+
+def status_mb(key: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
+
+
+def cost(body: bytes) -> tuple[str, float, float]:
+    """What becomes of a body in a sandbox of its own, the child's CPU seconds, and how far this process grew, MB."""
+    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest memory
+    memory, spent = status_mb("VmRSS"), resource.getrusage(resource.RUSAGE_CHILDREN)
+    sandbox, said = Sandbox(LIMITS), "ok"
+    try:
+        sandbox.crop(body, inspect(body, LIMITS), SPEC)
+    except InputError as error:
+        said = f"{error.code}: {error.message}"
+    sandbox.close()
+    now = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = now.ru_utime + now.ru_stime - spent.ru_utime - spent.ru_stime
+    return said, cpu_seconds, status_mb("VmHWM") - memory
+
+
+@pytest.mark.parametrize("name", DECODED)
+def test_the_dearest_pictures_within_the_limits_are_decoded(name: str) -> None:
+    said, cpu_seconds, memory = cost(DECODED[name]())
+    print(f"{name}: {said}, {cpu_seconds:.2f} s, {memory:.0f} MB")
+    assert said == "ok"
+    assert cpu_seconds < MOST_CPU_SECONDS
+    assert memory < MOST_PARENT_MB
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_no_bomb_costs_more_than_a_child_may(name: str) -> None:
+    body = BOMBS[name]()
+    start = time.monotonic()
+    said, cpu_seconds, memory = cost(body)
+    print(f"{name}: {said}, {cpu_seconds:.2f} s, {time.monotonic() - start:.2f} s, {memory:.0f} MB")
+    assert said.partition(":")[0] in ("ok", "undecodable", "too_many_pixels")
+    assert cpu_seconds < MOST_CPU_SECONDS
+    assert memory < MOST_PARENT_MB

@@ -1,0 +1,281 @@
+"""What the sandbox makes of each format: the reference's crop to the bit, the accepted kinds, the refused ones."""
+
+import base64
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from io import BytesIO
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageOps
+
+from milkweed.loaders import FORMATS, ImageInfo, InputError, Limits, PillowLoader, PreprocessSpec, inspect
+from milkweed.loaders.info import OPT_IN_FORMATS, SANDBOXED
+from milkweed.loaders.sandbox.sandbox import Sandbox
+
+LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
+SPEC = PreprocessSpec(size=64)
+MODES = [
+    *(("TIFF", mode) for mode in ("1", "L", "P", "LA", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "I;16", "I;16B")),
+    *(("BMP", mode) for mode in ("1", "L", "P", "RGB", "RGBA")),
+    *(("PPM", mode) for mode in ("1", "L", "RGB", "I;16")),
+    *(("GIF", mode) for mode in ("1", "L", "P", "RGB")),
+    *(("AVIF", mode) for mode in ("L", "RGB", "RGBA")),
+    *(("JPEG2000", mode) for mode in ("L", "LA", "RGB", "RGBA", "I;16")),
+]
+TEN_BIT_AVIF = base64.b64decode(
+    "AAAAIGZ0eXBhdmlmAAAAAGF2aWZtaWYxbWlhZk1BMUIAAADrbWV0YQAAAAAAAAAhaGRscgAAAAAAAAAAcGljdAAAAAAAAAAAAAAA"
+    "AAAAAAAOcGl0bQAAAAAAAQAAAB5pbG9jAAAAAEQAAAEAAQAAAAEAAAETAAAAIQAAAChpaW5mAAAAAAABAAAAGmluZmUCAAAAAAEA"
+    "AGF2MDFDb2xvcgAAAABqaXBycAAAAEtpcGNvAAAAFGlzcGUAAAAAAAAAEAAAABAAAAAQcGl4aQAAAAADCgoKAAAADGF2MUOBAEwA"
+    "AAAAE2NvbHJuY2x4AAIAAgAGgAAAABdpcG1hAAAAAAAAAAEAAQQBAoMEAAAAKW1kYXQSAAoJGAz/26BAQNCAMhIcR4eF3cAALAAA"
+    "AHV9Wb3JYoA="
+)
+
+Picture = Callable[..., Image.Image]
+Encoded = Callable[..., bytes]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    made = Sandbox(LIMITS)
+    yield made
+    made.close()
+
+
+def crop(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> tuple[np.ndarray, ImageInfo]:
+    return sandbox.read(body, inspect(body, LIMITS), spec)
+
+
+def in_mode(image: Image.Image, mode: str) -> Image.Image:
+    """The image in a mode; of 16 bits, with something in the lower ones."""
+    if not mode.startswith("I;16"):
+        return image.convert(mode)
+    wide = (np.asarray(image.convert("L")).astype(np.uint16) << 8) + 77
+    return Image.frombytes(mode, image.size, wide.astype(">u2" if mode.endswith("B") else "<u2").tobytes())
+
+
+def reference(body: bytes, spec: PreprocessSpec) -> np.ndarray:
+    """The crop of a PNG of what Pillow makes of the body in this process: what timm's transform says of it."""
+    with Image.open(BytesIO(body)) as image:
+        if spec.orientation == "apply":
+            image = ImageOps.exif_transpose(image)
+        if image.mode.startswith("I"):
+            image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+        image.info.pop("transparency", None)
+        out = BytesIO()
+        image.convert("RGB").save(out, "PNG")
+    plain = PreprocessSpec(spec.size, spec.crop_pct, spec.interpolation, mean=(0, 0, 0), std=(1, 1, 1))
+    pixels = PillowLoader(plain).load([out.getvalue()]).pixels[0]
+    return (pixels * 255).round().byte().permute(1, 2, 0).numpy()
+
+
+@pytest.mark.parametrize(("format", "mode"), MODES)
+def test_every_mode_is_the_references(
+    format: str, mode: str, sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    for size in ((147, 90), (90, 300), (31, 20), (1, 1)):
+        body = encoded(in_mode(picture(*size), mode), format)
+        found, info = crop(sandbox, body)
+        assert (info.format, info.width, info.height, info.orientation) == (format, *size, 1)
+        assert (info.frames, info.cost) == (1, SANDBOXED[info.format])
+        assert np.array_equal(found, reference(body, SPEC)), size
+
+
+@pytest.mark.parametrize("spec", [{"crop_pct": 1.4}, {"interpolation": "bilinear"}, {"size": 224}])
+@pytest.mark.parametrize("size", [(640, 480), (300, 900), (2000, 900)])
+def test_every_geometry_is_the_references(
+    spec: dict, size: tuple[int, int], sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    wanted = PreprocessSpec(**{"size": 64, **spec})
+    body = encoded(picture(*size), "BMP")
+    assert np.array_equal(crop(sandbox, body, wanted)[0], reference(body, wanted))
+
+
+@pytest.mark.parametrize("format", ["TIFF", "AVIF"])
+@pytest.mark.parametrize("value", range(1, 9))
+def test_every_orientation_is_the_references(
+    format: str, value: int, sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    for size in ((147, 90), (90, 300)):
+        exif = Image.Exif()
+        exif[0x0112] = value
+        options = {"tiffinfo": {0x0112: value}} if format == "TIFF" else {"exif": exif}
+        body = encoded(picture(*size), format, **options)
+        found, info = crop(sandbox, body)
+        assert info.upright_size(True) == (size if value < 5 else size[::-1])
+        assert info.orientation == (1 if format == "TIFF" else value)  # Pillow turns TIFF itself
+        assert np.array_equal(found, reference(body, SPEC))
+    ignoring = PreprocessSpec(size=64, orientation="ignore")
+    if format == "AVIF":
+        assert np.array_equal(crop(sandbox, body, ignoring)[0], reference(body, ignoring))
+
+
+def test_16_bit_grey_is_scaled_not_saturated(sandbox: Sandbox, encoded: Encoded) -> None:
+    ramp = np.linspace(0, 65535, 64 * 64).reshape(64, 64).astype(np.uint16)
+    spec = PreprocessSpec(size=64, crop_pct=1.0)
+    for body in (
+        encoded(Image.fromarray(ramp), "TIFF"),
+        encoded(Image.fromarray(ramp), "JPEG2000"),
+        b"P5 64 64 65535\n" + ramp.astype(">u2").tobytes(),
+    ):
+        assert np.array_equal(crop(sandbox, body, spec)[0], np.repeat(ramp[..., None] >> 8, 3, 2))
+
+
+@pytest.mark.parametrize("mode", ["F", "I", "LAB"])
+def test_samples_without_a_range_are_unsupported(mode: str, sandbox: Sandbox, encoded: Encoded) -> None:
+    with pytest.raises(InputError, match=f"TIFF of mode {mode} is not accepted") as caught:
+        crop(sandbox, encoded(Image.new(mode, (8, 8)), "TIFF"))
+    assert caught.value.code == "unsupported_format"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"compression": name} for name in ("tiff_lzw", "tiff_deflate", "packbits", "jpeg", "zstd", "lzma")),
+        {"compression": "tiff_lzw", "strip_size": 1 << 20},
+    ],
+)
+def test_tiff_compressions(options: dict, sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+    body = encoded(picture(90, 70), "TIFF", **options)
+    assert np.array_equal(crop(sandbox, body)[0], reference(body, SPEC))
+
+
+def test_bilevel_tiff(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+    for compression in ("group3", "group4", "tiff_ccitt"):
+        body = encoded(picture(90, 70).convert("1"), "TIFF", compression=compression)
+        assert np.array_equal(crop(sandbox, body)[0], reference(body, SPEC))
+
+
+@pytest.mark.parametrize(
+    ("body", "levels"),
+    [
+        (b"P3 # a comment\n2 2 255\n" + b"7 8 9 " * 4, [[[7, 8, 9]] * 2] * 2),
+        (b"P1 2 2\n01 10", [[[255] * 3, [0] * 3], [[0] * 3, [255] * 3]]),
+        (b"P6 2 2 51\n" + bytes((1, 2, 3)) * 4, [[[5, 10, 15]] * 2] * 2),
+        (b"P5 2 2 511\n" + b"\0\xff\1\xff" * 2, [[[127] * 3, [255] * 3]] * 2),
+    ],
+)
+def test_kinds_of_ppm(body: bytes, levels: list, sandbox: Sandbox) -> None:
+    found, _ = crop(sandbox, body, PreprocessSpec(size=2, crop_pct=1.0))
+    assert found.tolist() == levels
+
+
+def test_run_length_bmp(sandbox: Sandbox) -> None:
+    header = struct.pack("<2sIHHI", b"BM", 0, 0, 0, 1078) + struct.pack(
+        "<IiiHHIIiiII", 40, 100, 100, 1, 8, 1, 0, 0, 0, 0, 0
+    )
+    palette = b"".join(bytes((shade, 0, 0, 0)) for shade in range(256))
+    body = header + palette + b"\x64\x07\0\0" * 100 + b"\0\1"
+    found, _ = crop(sandbox, body)
+    assert np.array_equal(found, np.full((64, 64, 3), (0, 0, 7)))
+
+
+def test_first_frames_of_several(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+    first, *more = (picture(80, 60, seed) for seed in range(3))
+    for format in ("GIF", "TIFF", "AVIF"):
+        body = encoded(first, format, save_all=True, append_images=more)
+        found, info = crop(sandbox, body)
+        assert info.frames == (3 if format == "AVIF" else 1)  # others would have to be gone through to the end
+        assert np.array_equal(found, reference(body, SPEC))
+
+
+@pytest.mark.parametrize("format", SANDBOXED)
+def test_every_cut_is_refused_or_the_whole_picture(
+    format: str, sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    body = encoded(picture(90, 70), format)
+    whole, _ = crop(sandbox, body)
+    for share in (0.05, 0.3, 0.6, 0.9, 0.99):
+        with suppress(InputError):
+            assert np.array_equal(crop(sandbox, body[: int(len(body) * share)])[0], whole), share
+    assert not sandbox.deaths
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0", "4:0:0"])
+@pytest.mark.parametrize("size", [(1, 1), (2, 3), (63, 65), (640, 427)])
+def test_avif_samplings(
+    subsampling: str, size: tuple[int, int], sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    image = picture(*size)
+    image.putalpha(image.convert("L"))  # libavif writes no alpha where all is opaque
+    body = encoded(image, "AVIF", speed=10, subsampling=subsampling)
+    assert np.array_equal(crop(sandbox, body)[0], reference(body, SPEC))
+
+
+def test_avif_with_metadata_and_tiles(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x010E] = "a description"
+    exif.get_ifd(0x8769)[0x9003] = "2024:01:01 00:00:00"
+    for options in (
+        {"exif": exif, "xmp": b"<x/>", "icc_profile": b"\0" * 200},
+        {"tile_rows": 1, "tile_cols": 1},
+        {"range": "limited", "quality": 1},
+    ):
+        body = encoded(picture(300, 200), "AVIF", speed=10, **options)
+        found, info = crop(sandbox, body)
+        assert info.orientation == (6 if "exif" in options else 1)
+        assert np.array_equal(found, reference(body, SPEC))
+
+
+def test_avif_of_ten_bits(sandbox: Sandbox) -> None:
+    assert np.array_equal(crop(sandbox, TEN_BIT_AVIF)[0], reference(TEN_BIT_AVIF, SPEC))
+
+
+JPEG2000_LAYOUTS = [
+    {"no_jp2": True},
+    {"num_resolutions": 1},
+    {"tile_size": (64, 64), "tile_offset": (3, 2), "offset": (10, 20)},
+    {"quality_layers": [40, 10, 1]},
+    {"precinct_size": (64, 64), "codeblock_size": (16, 32)},
+    {"progression": "CPRL", "tile_size": (96, 96)},
+    {"mct": 0},
+    {"plt": True},
+    {"comment": "a" * 3000},
+]
+
+
+@pytest.mark.parametrize("options", JPEG2000_LAYOUTS)
+def test_jpeg2000_without_loss_is_what_was_encoded(
+    options: dict, sandbox: Sandbox, picture: Picture, encoded: Encoded
+) -> None:
+    image = picture(201, 150)
+    body = encoded(image, "JPEG2000", **options)
+    info = inspect(body, LIMITS)
+    assert np.array_equal(sandbox.read(body, info, SPEC, whole=True)[0], np.asarray(image))
+    assert np.array_equal(crop(sandbox, body)[0], reference(encoded(image, "PNG"), SPEC))
+
+
+def test_jpeg2000_with_tile_data_cut_short_is_refused(sandbox: Sandbox, picture: Picture, encoded: Encoded) -> None:
+    body = encoded(picture(150, 100), "JPEG2000", no_jp2=True)
+    start = body.index(b"\xff\x90")
+    for share in (0.3, 0.9, 0.99):
+        kept = body[start + 12 : start + int((len(body) - start) * share)]
+        cut = body[: start + 6] + struct.pack(">I", 12 + len(kept)) + body[start + 10 : start + 12] + kept + b"\xff\xd9"
+        with pytest.raises(InputError, match="cannot be decoded"):
+            crop(sandbox, cut)
+
+
+CHANGED = [("AVIF", {"speed": 10}), ("TIFF", {"compression": "tiff_lzw"}), ("JPEG2000", {}), ("GIF", {}), ("BMP", {})]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    kind=st.sampled_from(CHANGED),
+    changes=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.binary(min_size=1, max_size=4)), min_size=1, max_size=4
+    ),
+)
+def test_changed_bytes_are_an_input_error_or_a_picture(
+    sandbox: Sandbox, picture: Picture, encoded: Encoded, kind: tuple[str, dict], changes: list[tuple[float, bytes]]
+) -> None:
+    format, options = kind
+    body = bytearray(encoded(picture(24, 16), format, **options))
+    for where, what in changes:
+        at = int(where * min(len(body), 2000))
+        body[at : at + len(what)] = what
+    with suppress(InputError):
+        assert crop(sandbox, bytes(body))[0].shape == (64, 64, 3)
