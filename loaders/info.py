@@ -97,8 +97,8 @@ class ImageInfo:
 
     @property
     def pixels(self) -> int:
-        """Number of pixels that a full decode makes; 0 where it is not known yet."""
-        return self.width * self.height
+        """Number of pixels that a full decode makes; 0 where it is not known yet, or done already."""
+        return 0 if self.cropped else self.width * self.height
 
     def upright_size(self, apply_orientation: bool) -> tuple[int, int]:
         """Width and height as seen by a person (apply_orientation) or as stored."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..loaders.limits import Limits
+from ..loaders.spec import PreprocessSpec
 from ..models.labels import Label
 from .outcome import Outcome, Predictions
 
@@ -15,7 +16,7 @@ class ModelCard(ABC):
     """One model behind a name.
 
     Args:
-        size: side of its input, px.
+        spec: how a picture becomes its input.
         limits: to one image.
         number: of its version in a repository.
         key: what queue and engine call it: two versions of a name may serve at once.
@@ -26,7 +27,7 @@ class ModelCard(ABC):
     version: str
     labels: tuple[Label, ...]
     num_classes: int
-    size: int
+    spec: PreprocessSpec
     limits: Limits
     number: str = ""
     key: str = ""

@@ -264,4 +264,4 @@ def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]
     """Decoder and format of the images that were decoded, where the guard told."""
     for info, decoder in zip(infos, decoders, strict=bool(decoders)):
         if info is not None and decoder is not None:
-            yield decoder, info.format
+            yield "sandbox" if info.cropped else decoder, info.format

@@ -57,7 +57,7 @@ class ServedModel(ModelCard):
             version=config.version,
             labels=config.labels,
             num_classes=pipeline.num_classes,
-            size=PreprocessSpec.from_dict(config.preprocess).size,
+            spec=PreprocessSpec.from_dict(config.preprocess),
             limits=limits,
             number=number,
             digest=config.answers_digest(f"{pipeline.engine.name} {pipeline.dtype}"),

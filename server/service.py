@@ -22,11 +22,13 @@ from .device import resolve_devices
 from .engines import Engines, Pipelines
 from .errors import ServiceError
 from .exposition import exposition
+from .image_limits import image_limits
 from .live_metrics import collect_decoders, collect_engines
 from .loop_lag import LoopLag
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
+from .rare_images import RareImages
 from .record import forget_model, record_batch, record_model
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
@@ -69,6 +71,7 @@ class Service:
         self._tickets: set[Ticket] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers = ThreadPoolExecutor(PARSERS, "milkweed-parse")
+        self.rare_images = RareImages(image_limits(settings))
         self.answer: Answer = partial(submit_and_wait, self)
         if settings.cache_bytes:
             self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
@@ -105,7 +108,7 @@ class Service:
         for collect in (
             *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),
-            lambda: collect_decoders(self.models),
+            *(lambda: collect_decoders(self.models), self.rare_images.collect),
         ):
             self.metrics.collect_with(collect)
 
@@ -164,6 +167,7 @@ class Service:
             self.watch.stop()
         self.lag.stop()
         self.parsers.shutdown(wait=False, cancel_futures=True)
+        self.rare_images.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_accepting(self) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..body import Hold
 from ..card import ModelCard
 from ..errors import ServiceError
 from ..question import Question
@@ -76,20 +77,20 @@ class GrpcService:
             del message
             hold.give_back(cost - 2 * size)
             with service.using(model):
-                return await self._answer(request, size, model, call)
+                return await self._answer(request, size, hold, model, call)
 
-    async def _answer(self, request: InferRequest, size: int, model: ModelCard, call: Call) -> Any:
+    async def _answer(self, request: InferRequest, size: int, hold: Hold, model: ModelCard, call: Call) -> Any:
         service = self._service
         question, said = self._question(model, call)
         async with before_deadline(question, call.trace, said=said) as clock:
             prepared = await service.parse(partial(prepare, request, model, service.settings), size)
-            call.trace.mark()
             outcomes = await infer(
                 service,
                 question,
                 prepared,
                 clock,
                 call.trace,
+                hold,
                 charge=lambda images: self._gate.charge_images(call.account, images),
                 source=call.source,
                 receive=None,

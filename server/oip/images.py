@@ -122,7 +122,7 @@ def _pixels(tensor: InputTensor, model: ModelCard, max_images: int) -> list[byte
     if tensor.parameters:
         raise ServiceError("bad_request", f"input {PIXELS} has no parameters: got {next(iter(tensor.parameters))}")
     shape = tensor.shape
-    size = model.size
+    size = model.spec.size
     picture = dtype == "uint8"
     fits = len(shape) == 4 and (shape[3] == 3 if picture else shape[1:] == (3, size, size))
     if not fits or not all(1 <= length <= _MAX_SIDE for length in shape[1:]):

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from starlette.types import Receive
 
 from ..ask import CheckedImage, ask, check_image, count_images
+from ..body import Hold
 from ..card import ModelCard
 from ..errors import ServiceError
 from ..outcome import Outcome, Predictions
@@ -111,6 +112,7 @@ async def infer(
     prepared: Prepared,
     clock: Clock,
     trace: Trace,
+    hold: Hold,
     *,
     charge: Callable[[int], None],
     source: str | None,
@@ -119,6 +121,7 @@ async def infer(
     """What became of each image: all are predictions, or some where the request takes partial answers.
 
     Args:
+        hold: of the request.
         charge: told how many images there are; may raise ServiceError.
         source, receive: see `ask`.
 
@@ -136,7 +139,11 @@ async def infer(
         raise
     if not options.partial:
         _refuse_bad(service, question.model, prepared.images)
-    outcomes = await ask(service, question, prepared.images, trace, source=source, receive=receive)
+    images = await service.rare_images.decode(prepared.images, question.model.spec, hold, clock.left())
+    trace.mark()
+    if not options.partial:
+        _refuse_bad(service, question.model, images)
+    outcomes = await ask(service, question, images, trace, source=source, receive=receive)
     bad = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
     if bad and (not options.partial or len(bad) == len(outcomes)):
         raise _located(outcomes[bad[0]], bad[0], len(outcomes))

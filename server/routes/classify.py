@@ -16,6 +16,7 @@ from ..outcome import Outcome, Predictions
 from ..question import Question, check_scores, read_question
 from ..responses import send_whole
 from ..security.gate import ACCOUNT_KEY, Gate
+from ..security.keyring import Account
 from ..service import Service
 from ..trace import Trace, trace_of
 from ..waiting import source_of
@@ -42,8 +43,7 @@ class Classify:
             with service.using(question.model):
                 try:
                     async with asyncio.timeout(question.timeout_seconds):
-                        images = await self._images(question, trace, receive, hold)
-                        self._gate.charge_images(scope.get(ACCOUNT_KEY), len(images))
+                        images = await self._images(question, trace, receive, hold, scope.get(ACCOUNT_KEY))
                         if not streamed:
                             outcomes = await ask(service, question, images, trace, source=source, receive=receive)
                             answer = await self._answer(question, outcomes, trace)
@@ -58,8 +58,10 @@ class Classify:
             headers = [(b"content-type", b"application/json")]
             await send_whole(send, trace, answer.body, headers, status=answer.status)
 
-    async def _images(self, question: Question, trace: Trace, receive: Receive, hold: Hold) -> list[CheckedImage]:
-        """The request's images, each past the guard or with its error."""
+    async def _images(
+        self, question: Question, trace: Trace, receive: Receive, hold: Hold, account: Account | None
+    ) -> list[CheckedImage]:
+        """The request's images, each past the guard, and the sandbox where it needs that, or with its error."""
         form = form_of(trace.headers)
         service, model, limits = self._service, question.model, question.model.limits
         settings = service.settings
@@ -78,8 +80,11 @@ class Classify:
         hold.take(copies)
         images = await service.parse(parse, len(body))
         hold.give_back(copies)
-        trace.mark()
         check_scores(len(images), question.top_k)
+        self._gate.charge_images(account, len(images))
+        left = trace.started + question.timeout_seconds - time.perf_counter()
+        images = await service.rare_images.decode(images, model.spec, hold, left)
+        trace.mark()
         return images
 
     async def _stream(

@@ -86,6 +86,7 @@ class Infer:
                         prepared,
                         clock,
                         trace,
+                        hold,
                         charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
                         source=source_of(scope),
                         receive=receive,
@@ -113,9 +114,7 @@ class Infer:
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
         hold.take(cost)
-        prepared = await self._service.parse(lambda: prepare(request, model, settings), len(body))
-        trace.mark()
-        return prepared
+        return await self._service.parse(lambda: prepare(request, model, settings), len(body))
 
 
 def _model_of(service: Service, scope: Scope) -> ModelCard:

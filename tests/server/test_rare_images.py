@@ -1,0 +1,134 @@
+"""Images of rare formats through the whole service: decoded before they are queued, nobody's batch waits for them."""
+
+import asyncio
+import base64
+import io
+import json
+import threading
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from milkweed.loaders.sandbox.sandbox import Sandbox
+from milkweed.server.rare_images import RareImages
+
+pytestmark = pytest.mark.anyio
+
+RARE = ("BMP", "TIFF", "GIF", "PPM", "AVIF")
+
+
+def encoded(format: str, seed: int = 0) -> bytes:
+    levels = np.random.default_rng(seed).integers(0, 256, (40, 30, 1), np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(np.repeat(levels, 3, 2)).save(out, format, **({"lossless": True} if format == "WEBP" else {}))
+    return out.getvalue()
+
+
+def parts(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
+    return [("image", ("x", image)) for image in images]
+
+
+async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Any, kit: ModuleType) -> None:
+    png, tiff = encoded("PNG"), encoded("TIFF")
+    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(tiff).decode()]}
+    async with running() as app:
+        (wanted,) = (await app.client.post("/classify", content=png)).json()["results"]
+        answers = [
+            await app.client.post("/classify", content=tiff),
+            await app.client.post("/classify", files=parts(tiff)),
+            await app.client.post("/classify", json={"images": [base64.b64encode(tiff).decode()]}),
+        ]
+        assert [answer.json()["results"] for answer in answers] == [[wanted]] * 3
+        assert set(kit.timings(answers[0])) >= {"parse", "queue", "decode"}
+        lines = await app.client.post("/classify", content=tiff, headers={"accept": "application/x-ndjson"})
+        assert json.loads(lines.text.splitlines()[0])["predictions"] == wanted["predictions"]
+        inferred = (await app.client.post("/v2/models/held/infer", json={"inputs": [tensor]})).json()
+        label = next(output["data"] for output in inferred["outputs"] if output["name"] == "label")
+        assert label == [each["label"] for each in wanted["predictions"]]
+        assert app.value("decode_backend_images_total", backend="sandbox", format="TIFF") == 5
+        assert app.value("sandbox_images_total", outcome="ok") == 5
+        assert app.service.held.total == 0
+
+
+@pytest.mark.parametrize("format", RARE)
+async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, kit: ModuleType, format: str) -> None:
+    good, rare = kit.encoded(), encoded(format)
+    broken = rare[: len(rare) // 2]
+    async with running() as app:
+        alone = (await app.client.post("/classify", files=parts(good, rare))).json()["results"]
+        answer = (await app.client.post("/classify", files=parts(good, broken, rare, good))).json()["results"]
+        assert [answer[0], answer[2], answer[3]] == [alone[0], alone[1], alone[0]]
+        assert answer[1]["error"]["code"] == "undecodable"
+        kit.check_error(await app.client.post("/classify", content=broken), 422, "undecodable", format)
+        inferred = await app.client.post(
+            "/v2/models/held/infer", content=broken, headers={"inference-header-content-length": "0"}
+        )
+        assert inferred.status_code == 422
+        assert app.service.held.total == 0
+
+
+async def test_others_are_answered_while_one_is_decoded(
+    running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoding, done = threading.Event(), threading.Event()
+    crop = Sandbox.crop
+
+    def held(self: Sandbox, *given: Any) -> Any:
+        decoding.set()
+        assert done.wait(10)
+        return crop(self, *given)
+
+    monkeypatch.setattr(Sandbox, "crop", held)
+    async with running() as app:
+        slow = asyncio.create_task(app.client.post("/classify", content=encoded("BMP")))
+        await asyncio.to_thread(decoding.wait, 10)
+        assert (await app.client.post("/classify", content=kit.encoded())).status_code == 200
+        assert app.value("sandbox_waiting_images") == 1
+        assert app.service.batcher.depth == 0
+        assert not slow.done()
+        late = await app.client.post("/classify", content=encoded("BMP"), headers={"x-request-timeout-ms": "300"})
+        assert late.status_code in (503, 504)
+        done.set()
+        assert (await slow).status_code == 200
+        assert app.value("sandbox_waiting_images") == 0
+
+
+async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Any, kit: ModuleType) -> None:
+    async with running() as app:
+        rare: RareImages = app.service.rare_images
+        rare._seconds = 1000.0
+        async with kit.one_reason(app, "overloaded"):
+            answer = await app.client.post("/classify", content=encoded("GIF"))
+        kit.check_error(answer, 503, "overloaded", "the sandbox")
+        assert int(answer.headers["retry-after"]) >= 1
+        assert (await app.client.post("/classify", content=kit.encoded())).status_code == 200
+        assert app.service.held.total == 0
+
+
+async def test_crops_count_as_held(running: Any, kit: ModuleType) -> None:
+    image = encoded("GIF")
+    most = 0
+    async with running() as app:
+        held = app.service.held
+        add = held.add
+
+        def watched(count: int) -> None:
+            nonlocal most
+            add(count)
+            most = max(most, held.total)
+
+        held.add = watched
+        answer = await app.client.post("/classify", content=image)
+        assert answer.status_code == 200
+        assert most == max(len(image) + 3 * kit.SIZE**2, len(answer.content))
+
+
+async def test_formats_that_are_not_accepted_start_no_process(running: Any, kit: ModuleType) -> None:
+    async with running(settings={"formats": "jpeg,png,webp"}) as app:
+        for format in RARE:
+            kit.check_error(await app.client.post("/classify", content=encoded(format)), 415, "unsupported_format")
+        assert (await app.client.post("/classify", content=encoded("WEBP"))).status_code == 200
+        assert not app.service.rare_images._sandbox._idle
