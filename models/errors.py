@@ -2,7 +2,13 @@
 
 
 class BundleError(ValueError):
-    """A bundle that cannot be read or written."""
+    """A bundle that cannot be read or written.
+
+    Its text can be logged and sent as UTF-8 whatever the folder's name: bytes that are not UTF-8 read as `\\xff` there.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message.encode("utf-8", "backslashreplace").decode())
 
 
 class CheckpointError(ValueError):

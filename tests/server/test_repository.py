@@ -127,7 +127,9 @@ async def test_a_name_that_is_no_text_breaks_no_listing(tmp_path: Path, put: Put
     async with serving(tmp_path) as app:
         assert [each["name"] for each in (await app.client.get("/v1/models")).json()["models"]] == ["a\\xff"]
         break_golden(tmp_path / os.fsdecode(b"a\xff"))
-        assert len(await app.service.watch.look()) == 1
+        [line] = await app.service.watch.look()
+        assert line.startswith("failed a\\xff: bundle ")
+        assert line.encode()
         assert app.value("model_load_failures_total", model="a\\xff") == 1
         assert (await app.client.get("/metrics")).status_code == 200
 
