@@ -1,6 +1,7 @@
 """The sockets a server listens on, and the files it may have open for what comes through them."""
 
 import contextlib
+import errno
 import logging
 import os
 import resource
@@ -10,16 +11,21 @@ logger = logging.getLogger("milkweed.serve")
 
 BACKLOG = 2048
 
-# Files that are open beside the connections: models, caches, logs, the metrics port.
+# Files that are open beside the connections: models, caches, logs, the other ports, connections on their way out.
 OTHER_FILES = 256
 
 
 class PortError(OSError):
     """A port that cannot be listened on; the message is one line."""
 
+    in_use = False
 
-def listen(host: str, port: int) -> socket.socket:
+
+def listen(host: str, port: int, what: str = "port") -> socket.socket:
     """A bound, listening socket that nobody accepts from yet.
+
+    Args:
+        what: the port is for, in the error.
 
     Raises:
         PortError: names the address and what is wrong with it.
@@ -28,7 +34,9 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
     except OSError as error:
-        raise PortError(f"cannot listen on {host} port {port}: {reason_of(error)}") from None
+        failure = PortError(f"cannot listen on {host} {what} {port}: {reason_of(error)}")
+        failure.in_use = error.errno == errno.EADDRINUSE
+        raise failure from None
 
 
 def url_of(listener: socket.socket, tls: bool) -> str:
@@ -50,16 +58,24 @@ def files_for(connections: int) -> int:
     return connections + OTHER_FILES
 
 
-def allow_files(connections: int) -> None:
-    """Let the process have a file for each connection, as far as it may decide that itself."""
+def allow_files(connections: int) -> int:
+    """Let the process have a file for each connection, as far as it may decide that itself.
+
+    Returns:
+        for how many connections there are files. One more than that could be neither accepted nor refused, and whoever
+        else opens a file would fail.
+    """
     wanted = files_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
+        return connections
     possible = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (possible, hard))
-    if possible < wanted:
-        logger.warning("only %s files may be open: fewer than max_connections = %s needs", possible, connections)
+    if possible == wanted:
+        return connections
+    most = max(possible - OTHER_FILES, possible // 4)
+    logger.warning("max_connections is %s, not %s: only %s files may be open", most, connections, possible)
+    return most
 
 
 def accept_all(listener: socket.socket) -> list[socket.socket]:

@@ -1,6 +1,7 @@
 """One HTTP connection: uvicorn's, with limits to what a client may send and how long it may take."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Literal
 
 import httptools
@@ -9,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from ..errors import ServiceError
 from ..waiting import DEPARTURE_KEY, Departure
 from .connections import Connections, raw_answer
+from .unread import Unread
 
 REFUSAL_KEY = "milkweed.refusal"
 """Where a request's scope says why the rest of its body will never come; a ServiceError."""
@@ -16,16 +18,16 @@ REFUSAL_KEY = "milkweed.refusal"
 # Requests sent ahead of their answers on one connection; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
 
-# For so long a client may read nothing of an answer, and a closing connection still takes what is sent to it: a
-# reset would destroy the answer in the client's hands.
-NOT_READING_SECONDS = 30.0
+# For so long a closing connection still takes what is sent to it: a reset would destroy the answer in the client's
+# hands.
 LINGER_SECONDS = 2.0
 
 Phase = Literal["none", "head", "body"]
 
 _VERSIONS = ("1.1", "1.0")  # the parser also takes 0.9 and 2.0
 
-_MALFORMED = ServiceError("bad_request", "this is not HTTP/1.1 as RFC 9112 has it", close=True)
+
+def _nothing() -> None: ...
 
 
 class _Refused(Exception):
@@ -51,24 +53,29 @@ class Connection(HttpToolsProtocol):
         self._phase: Phase = "none"
         self._since = 0.0
         self._body_bytes = 0
+        self._next_step = 0  # bytes of a body at which it has made progress again
         self._deadline: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
+        self.begun: Callable[[], None] = _nothing  # over TLS the handshake is told that it is over
 
     # What the transport calls.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._unread = Unread(self._books, self, transport)
+        self.begun()
         if not self._books.opened(self):
+            self._books.count_closed("refused")
             self._deaf = True
-            self._say(ServiceError("overloaded", "too many connections", retry_after_seconds=1))
+            text = f"max_connections = {self._books.most} are open, and all of them wait for their answers"
+            self._say(ServiceError("overloaded", text, retry_after_seconds=1))
             return
-        self._keep_for(self.timeout_keep_alive)
+        # Before its first request a connection may be silent for as long as after any other.
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._books.closed(self)
-        for timer in (self._deadline, self._stall):
-            if timer is not None:
-                timer.cancel()
+        self._unread.rest()
+        self._stop_listening()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
@@ -86,7 +93,8 @@ class Connection(HttpToolsProtocol):
             self._stay_with_http()
             return
         except httptools.HttpParserError:
-            self._give_up(self._refusal or _MALFORMED, "too_large" if self._refusal else "malformed")
+            error = self._refusal or ServiceError("bad_request", "this is not HTTP/1.1 as RFC 9112 has it")
+            self._give_up(error, "too_large" if error.code == "headers_too_large" else "malformed")
             return
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
@@ -99,13 +107,19 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stall = self.loop.call_later(NOT_READING_SECONDS, self._abort, "not_reading")
+        self._unread.watch()
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
+        if not self.transport.is_closing():
+            self._unread.rest()
+            self._book()
+
+    def shutdown(self) -> None:
+        """uvicorn's: the server ends."""
+        super().shutdown()
+        if self.transport.is_closing():
+            self._unread.watch()
 
     # What the parser calls.
 
@@ -138,10 +152,12 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
-        self._books.asked(self)
+        self._next_step = self._limits.body_bytes_per_second
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self._busy:
+            self._books.served(self)
         # uvicorn stops reading at a large piece of a body until the app asks for more, which it never does after the
         # last one: nobody would see the client leave.
         if not self.pipeline:
@@ -150,26 +166,45 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            self._abort_later()
-        elif self.timeout_keep_alive_task is not None:
-            self._books.answered(self)
+            self._unread.watch()
+        elif not self.flow.write_paused:
+            self._book()
 
     # Ours.
 
     def evict(self) -> None:
-        """Make room for another connection."""
-        self._deaf = True
-        self.transport.close()
-        self._abort_later()
+        """Make room for another connection; who is in the middle of a body is told, if no answer has begun."""
+        if self._unread.stalled or self.transport.is_closing():
+            self.abort()
+        elif self._owes_body and not self._deaf and not self.cycle.response_started:
+            text = f"max_connections = {self._books.most} are open, and of this body nothing came for longest"
+            self._break_off(ServiceError("overloaded", text, retry_after_seconds=1))
+        else:
+            self._close()
+
+    def abort(self) -> None:
+        """Be gone at once, whatever is still to be sent."""
+        self.transport.abort()
 
     def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._abort_later()
+        self._close()
 
     @property
     def _busy(self) -> bool:
         """Whether a request is being answered."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def _owes_body(self) -> bool:
+        """Whether the request being answered has a body that is not there yet."""
+        return self._busy and self.cycle.more_body and not self.pipeline
+
+    def _book(self) -> None:
+        """Write down who waits for whom now."""
+        if self._busy and not self._owes_body:
+            self._books.served(self)
+        else:
+            self._books.waits(self)
 
     def _set_deadline(self) -> None:
         """Give what is still to come its time, once for a head and once for a body."""
@@ -178,8 +213,13 @@ class Connection(HttpToolsProtocol):
         else:
             phase = "body" if self.cycle.more_body else "none"
         if phase == self._phase:
+            if phase == "body" and self._body_bytes >= self._next_step and self._owes_body:
+                self._next_step = self._body_bytes + self._limits.body_bytes_per_second
+                self._books.progressed(self)
             return
         self._phase = phase
+        if phase == "body":
+            self._book()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -211,7 +251,7 @@ class Connection(HttpToolsProtocol):
             self._give_up(ServiceError("request_timeout", text, close=True), "head_timeout")
         else:  # the rest of a body that nobody wants, or blank lines
             self._books.count_closed("head_timeout")
-            self.evict()
+            self._close()
 
     def _stay_with_http(self) -> None:
         """Answer a request for another protocol in this one, as the last on this connection.
@@ -236,43 +276,41 @@ class Connection(HttpToolsProtocol):
 
     def _give_up(self, error: ServiceError, reason: str) -> None:
         """Read no more of this connection; whoever can still be answered is."""
-        self._deaf = True
         self._books.count_closed(reason)
-        if self._deadline is not None:
-            self._deadline.cancel()
         if self._busy:
-            self.cycle.keep_alive = False
-            if self.cycle.more_body and not self._in_head:  # it is this request that is broken: it answers itself
-                refusal = ServiceError(error.code, error.message, close=True)
-                self.scope[REFUSAL_KEY] = refusal  # type: ignore[literal-required]
-                self.cycle.message_event.set()
+            self._break_off(error)
         elif self.cycle is not None and self.cycle.more_body and not self._in_head:
-            self.evict()  # it has its answer already
+            self._close()  # it has its answer already
         else:
+            self._stop_listening()
             self._books.count_refused(error)
             self._say(error)
+
+    def _break_off(self, error: ServiceError) -> None:
+        """Read no more while a request is being answered; it gets the error where it is its body that is broken."""
+        self._stop_listening()
+        self.cycle.keep_alive = False
+        if self.cycle.more_body and not self._in_head:
+            error.close = True
+            self.scope[REFUSAL_KEY] = error  # type: ignore[literal-required]
+            self.cycle.message_event.set()
 
     def _say(self, error: ServiceError) -> None:
         """Answer in place of the app, and close once the client has had a chance to read it."""
         self.transport.write(raw_answer(error, self.server_state.default_headers, STATUS_LINE.__getitem__))
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self._end)
+        self.loop.call_later(LINGER_SECONDS, self._close)
 
-    def _end(self) -> None:
+    def _close(self) -> None:
+        """Take nothing more, and close once the client has read what waits for it."""
+        self._stop_listening()
         if not self.transport.is_closing():
             self.transport.close()
-            self._abort_later()
+            self._unread.watch()
 
-    def _keep_for(self, seconds: float) -> None:
-        """Let a connection be silent for so long."""
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def _abort_later(self) -> None:
-        """A closing transport waits until all is sent, which a client that does not read can put off for ever."""
-        if self._stall is None:
-            self._stall = self.loop.call_later(NOT_READING_SECONDS, self._abort, "not_reading")
-
-    def _abort(self, reason: str) -> None:
-        self._books.count_closed(reason)
-        self.transport.abort()
+    def _stop_listening(self) -> None:
+        """Throw away what still comes."""
+        self._deaf = True
+        if self._deadline is not None:
+            self._deadline.cancel()
