@@ -8,6 +8,7 @@ from .listener import PortError, listen
 from .metrics_port import MetricsPort
 from .oip.grpc_server import GrpcServer
 from .security.gate import Gate
+from .security.tls import Tls
 from .service import Service
 from .tracing.tracer import Tracer
 
@@ -17,13 +18,16 @@ class Beside:
 
     Args:
         registry: what /metrics shows.
+        tls: what the admin port speaks, as the service's does; None: plain HTTP.
 
     Raises:
         PortError: a port is not to be had.
         GrpcError: gRPC cannot be served.
     """
 
-    def __init__(self, service: Service, gate: Gate, tracer: Tracer | None, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, service: Service, gate: Gate, tracer: Tracer | None, registry: CollectorRegistry, tls: Tls | None
+    ) -> None:
         settings = self._settings = service.settings
         self._service, self._registry = service, registry
         self._metrics: MetricsPort | None = None
@@ -32,7 +36,7 @@ class Beside:
             self._grpc = GrpcServer(service, gate, tracer)
             # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
             listen(settings.host, settings.grpc_port).close()
-        self._admin = AdminServer(settings, service, gate) if settings.admin_port else None
+        self._admin = AdminServer(service, gate, tls) if settings.admin_port else None
 
     def open_metrics(self) -> None:
         """/metrics on its own port and thread: a scrape gets through when the event loop does not."""

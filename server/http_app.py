@@ -88,10 +88,26 @@ class _App(FastAPI):
     classify: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/classify" and scope["method"] == "POST":
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        if scope.get("root_path"):
+            scope = _without_root(scope)
+        if scope["path"] == "/classify" and scope["method"] == "POST":
             await self.classify(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+def _without_root(scope: Scope) -> Scope:
+    """The request as it is where the app is mounted: what needs a key, and what is counted, is told by the path.
+
+    The path of a scope has the prefix of a mount in it (`root_path`), and so could look like one that needs no key.
+    """
+    root, path = scope["root_path"].rstrip("/"), scope["path"]
+    if path.startswith(root + "/"):
+        path = path[len(root) :]
+    return {**scope, "path": path, "root_path": ""}
 
 
 async def _http_error(request: Request, exception: Exception) -> Response:
