@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .aliases import Target, describe_alias
 from .errors import ServiceError, error_headers
 from .repository import RepositoryError, scan
-from .security.connection import REFUSAL_KEY
+from .security.counted import REFUSAL_KEY
 from .security.gate import Gate
 from .served import ServedModel
 from .service import Service

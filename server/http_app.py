@@ -75,6 +75,7 @@ def http_app(
         app.include_router(router)
     around = partial(RequestMiddleware, service=service, gate=gate, routes=templates, tracer=tracer)
     app.classify = around(classify)
+    app.whole = around(_options)
     app.add_middleware(around)
     app.add_middleware(ErrorForm)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
@@ -86,6 +87,7 @@ class _App(FastAPI):
     """FastAPI, with a way past it for the path that must be cheap and needs none of its layers."""
 
     classify: ASGIApp
+    whole: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,8 +97,15 @@ class _App(FastAPI):
             scope = _without_root(scope)
         if scope["path"] == "/classify" and scope["method"] == "POST":
             await self.classify(scope, receive, send)
+        elif scope["path"] == "*":
+            await self.whole(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+async def _options(scope: Scope, receive: Receive, send: Send) -> None:
+    """`OPTIONS *`: what the server as a whole takes."""
+    await Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})(scope, receive, send)
 
 
 def _without_root(scope: Scope) -> Scope:

@@ -1,86 +1,45 @@
 """One HTTP connection: uvicorn's, with limits to what a client may send and how long it may take."""
 
-import asyncio
-from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import ServiceError
 from ..waiting import DEPARTURE_KEY, Departure
-from .connections import Connections, raw_answer
-from .unread import Unread
-
-REFUSAL_KEY = "milkweed.refusal"
-"""Where a request's scope says why the rest of its body will never come; a ServiceError."""
+from .connections import Connections
+from .counted import REFUSAL_KEY, CountedProtocol
+from .request_head import check_headers, head_too_large, read_target
 
 # Requests sent ahead of their answers on one connection; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
-
-# For so long a closing connection still takes what is sent to it: a reset would destroy the answer in the client's
-# hands.
-LINGER_SECONDS = 2.0
 
 Phase = Literal["none", "head", "body"]
 
 _VERSIONS = ("1.1", "1.0")  # the parser also takes 0.9 and 2.0
 
 
-def _nothing() -> None: ...
-
-
 class _Refused(Exception):
     """Ends the parsing from within a callback of the parser."""
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for httptools, and four things it has not: limits for a request's head, deadlines for
-    head and body, an answer in our shape to what is no request, and an end for clients that do not read.
+class Connection(CountedProtocol):
+    """Limits for a request's head, and deadlines for head and body, which uvicorn has not.
 
     A request that comes whole costs no timer.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
-        super().__init__(**uvicorn)
-        self._books = connections
+        super().__init__(connections, **uvicorn)
         self._limits = connections.limits
-        self._in_head = False
         self._head_bytes = 0  # of an unfinished head, those of whole chunks
         self._trailers = 0
-        self._deaf = False  # what still comes is thrown away
         self._refusal: ServiceError | None = None
         self._phase: Phase = "none"
         self._since = 0.0
         self._body_bytes = 0
         self._next_step = 0  # bytes of a body at which it has made progress again
-        self._deadline: asyncio.TimerHandle | None = None
-        self.begun: Callable[[], None] = _nothing  # over TLS the handshake is told that it is over
 
     # What the transport calls.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._unread = Unread(self._books, self, transport)
-        self.begun()
-        if not self._books.opened(self):
-            self._books.count_closed("refused")
-            self._deaf = True
-            text = f"max_connections = {self._books.most} are open, and all of them wait for their answers"
-            self._say(ServiceError("overloaded", text, retry_after_seconds=1))
-            return
-        # Before its first request a connection may be silent for as long as after any other.
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._books.closed(self)
-        self._unread.rest()
-        self._stop_listening()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                cycle.scope[DEPARTURE_KEY].happen()  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -99,27 +58,11 @@ class Connection(HttpToolsProtocol):
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
             if self._head_bytes > self._limits.max_header_bytes:
-                self._give_up(self._head_too_large(), "too_large")
+                self._give_up(head_too_large(self._limits.max_header_bytes), "too_large")
                 return
         else:
             self._body_bytes += len(data)
         self._set_deadline()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._unread.watch()
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if not self.transport.is_closing():
-            self._unread.rest()
-            self._book()
-
-    def shutdown(self) -> None:
-        """uvicorn's: the server ends."""
-        super().shutdown()
-        if self.transport.is_closing():
-            self._unread.watch()
 
     # What the parser calls.
 
@@ -141,13 +84,16 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url)
-        for name, value in self.headers:
-            size += len(name) + len(value)
-        if size > self._limits.max_header_bytes:
-            self._refuse(self._head_too_large())
-        if len(self.pipeline) >= MAX_PIPELINED or self.parser.get_http_version() not in _VERSIONS:
+        version = self.parser.get_http_version()
+        if len(self.pipeline) >= MAX_PIPELINED or version not in _VERSIONS:
             raise _Refused
+        try:
+            check_headers(self.url, self.headers, version, self._limits.max_header_bytes)
+            self.url, host = read_target(self.parser.get_method(), self.url)
+        except ServiceError as error:
+            self._refuse(error)
+        if host is not None:
+            self.headers[:] = [(b"host", host), *(header for header in self.headers if header[0] != b"host")]
         self.scope[DEPARTURE_KEY] = Departure()  # type: ignore[literal-required]
         super().on_headers_complete()
         self._in_head = False
@@ -163,48 +109,7 @@ class Connection(HttpToolsProtocol):
         if not self.pipeline:
             self.flow.resume_reading()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._unread.watch()
-        elif not self.flow.write_paused:
-            self._book()
-
     # Ours.
-
-    def evict(self) -> None:
-        """Make room for another connection; who is in the middle of a body is told, if no answer has begun."""
-        if self._unread.stalled or self.transport.is_closing():
-            self.abort()
-        elif self._owes_body and not self._deaf and not self.cycle.response_started:
-            text = f"max_connections = {self._books.most} are open, and of this body nothing came for longest"
-            self._break_off(ServiceError("overloaded", text, retry_after_seconds=1))
-        else:
-            self._close()
-
-    def abort(self) -> None:
-        """Be gone at once, whatever is still to be sent."""
-        self.transport.abort()
-
-    def timeout_keep_alive_handler(self) -> None:
-        self._close()
-
-    @property
-    def _busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
-
-    @property
-    def _owes_body(self) -> bool:
-        """Whether the request being answered has a body that is not there yet."""
-        return self._busy and self.cycle.more_body and not self.pipeline
-
-    def _book(self) -> None:
-        """Write down who waits for whom now."""
-        if self._busy and not self._owes_body:
-            self._books.served(self)
-        else:
-            self._books.waits(self)
 
     def _set_deadline(self) -> None:
         """Give what is still to come its time, once for a head and once for a body."""
@@ -265,14 +170,9 @@ class Connection(HttpToolsProtocol):
                 text = "a request with a body cannot ask for another protocol: send it without Upgrade"
                 self.scope[REFUSAL_KEY] = ServiceError("bad_request", text, close=True)  # type: ignore[literal-required]
 
-    def _refuse(self, error: ServiceError) -> None:
+    def _refuse(self, error: ServiceError) -> NoReturn:
         self._refusal = error
         raise _Refused
-
-    def _head_too_large(self) -> ServiceError:
-        return ServiceError(
-            "headers_too_large", f"target and headers have more bytes than the limit of {self._limits.max_header_bytes}"
-        )
 
     def _give_up(self, error: ServiceError, reason: str) -> None:
         """Read no more of this connection; whoever can still be answered is."""
@@ -285,32 +185,3 @@ class Connection(HttpToolsProtocol):
             self._stop_listening()
             self._books.count_refused(error)
             self._say(error)
-
-    def _break_off(self, error: ServiceError) -> None:
-        """Read no more while a request is being answered; it gets the error where it is its body that is broken."""
-        self._stop_listening()
-        self.cycle.keep_alive = False
-        if self.cycle.more_body and not self._in_head:
-            error.close = True
-            self.scope[REFUSAL_KEY] = error  # type: ignore[literal-required]
-            self.cycle.message_event.set()
-
-    def _say(self, error: ServiceError) -> None:
-        """Answer in place of the app, and close once the client has had a chance to read it."""
-        self.transport.write(raw_answer(error, self.server_state.default_headers, STATUS_LINE.__getitem__))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self._close)
-
-    def _close(self) -> None:
-        """Take nothing more, and close once the client has read what waits for it."""
-        self._stop_listening()
-        if not self.transport.is_closing():
-            self.transport.close()
-            self._unread.watch()
-
-    def _stop_listening(self) -> None:
-        """Throw away what still comes."""
-        self._deaf = True
-        if self._deadline is not None:
-            self._deadline.cancel()

@@ -88,7 +88,7 @@ def test_silence_is_patiently_borne_and_makes_room(small: Any) -> None:
         silent = [stack.enter_context(dial(small)) for _ in range(MAX_CONNECTIONS)]
         check_others(small)
         assert read_end(silent[0]) == b""  # the first one made room
-        silent[-1].sendall(WHOLE.replace(b"Host: x", b"Connection: close"))
+        silent[-1].sendall(WHOLE.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert statuses(read_end(silent[-1])) == [200]
     assert small.metric('milkweed_http_connections_closed_total{reason="evicted"}') > 0
 
