@@ -12,7 +12,7 @@ from typing import Protocol
 from fastapi import FastAPI
 
 from .http_port import HttpPort
-from .listener import accept_all
+from .listener import accept_all, drop_newcomers
 from .security.connections import ConnectionLimits, Connections
 from .security.tls import Tls
 from .service import Service
@@ -20,7 +20,8 @@ from .service import Service
 # The server waits this much longer than the service, so that the service has the last word to each client.
 DRAIN_MARGIN_SECONDS = 2
 
-# After the listener is closed, connections that are open may still bring a request for so long.
+# When nobody new is let in any more, whoever has connected may still bring a request for so long. Half of it is for who
+# is half-way through connecting: a round trip to anywhere.
 LAST_REQUEST_SECONDS = 1.0
 
 
@@ -91,16 +92,20 @@ class HttpServer(HttpPort):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let nobody connect any more, answer who already has, then close what is idle."""
+        listeners = sockets or []
         others_ended = asyncio.create_task(self._life.ending())
-        connected = [peer for listener in sockets or [] for peer in accept_all(listener)]
+        last = min(LAST_REQUEST_SECONDS, self._life.grace_seconds)
+        end = time.monotonic() + last
+        if all(map(drop_newcomers, listeners)):
+            await asyncio.sleep(last / 2)
+        connected = [peer for listener in listeners for peer in accept_all(listener)]
         for server in self.servers:
             server.close()
-        for listener in sockets or []:
+        for listener in listeners:
             listener.close()
         for peer in connected:
             await asyncio.get_running_loop().connect_accepted_socket(self._accepted, peer)
         # A request may be on its way in every open connection; closing now would reset it.
-        end = time.monotonic() + min(LAST_REQUEST_SECONDS, self._life.grace_seconds)
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._front.stop_accepting()

@@ -1,11 +1,13 @@
 """The sockets a server listens on, and the files it may have open for what comes through them."""
 
 import contextlib
+import ctypes
 import errno
 import logging
 import os
 import resource
 import socket
+import struct
 
 logger = logging.getLogger("milkweed.serve")
 
@@ -13,6 +15,19 @@ BACKLOG = 2048
 
 # Files that are open beside the connections: models, caches, logs, the other ports, connections on their way out.
 OTHER_FILES = 256
+
+
+_SO_ATTACH_FILTER = 26  # of Linux
+
+# Classic BPF, which here sees a segment from its TCP header on; the flags are byte 13 of that. Dropped is what has SYN
+# and not ACK. It needs no privilege. Accepted sockets inherit it, and never get such a segment.
+_DROP_SYN = (
+    (0x30, 0, 0, 13),  # load the byte
+    (0x54, 0, 0, 0x12),  # and it with SYN | ACK
+    (0x15, 0, 1, 0x02),  # is it SYN?
+    (0x06, 0, 0, 0),  # then take nothing of it
+    (0x06, 0, 0, 0xFFFFFFFF),  # else all
+)
 
 
 class PortError(OSError):
@@ -76,6 +91,22 @@ def allow_files(connections: int) -> int:
     most = max(possible - OTHER_FILES, possible // 4)
     logger.warning("max_connections is %s, not %s: only %s files may be open", most, connections, possible)
     return most
+
+
+def drop_newcomers(listener: socket.socket) -> bool:
+    """Have the kernel drop whoever begins to connect from now on, as if it had not heard it: it is tried again a second
+    later, by when the port is closed or another server has it. Who has begun goes on, and can be accepted.
+
+    Returns:
+        False where the kernel does not do that.
+    """
+    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _DROP_SYN))
+    try:
+        filter_ = struct.pack("@HP", len(_DROP_SYN), ctypes.addressof(program))
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+    except OSError:
+        return False
+    return True
 
 
 def accept_all(listener: socket.socket) -> list[socket.socket]:
