@@ -132,9 +132,6 @@ class _Request(WSGIRequestHandler):
         self.server.answering(self.request)
         return super().get_environ()
 
-    def address_string(self) -> str:
-        return str(self.client_address[0])
-
     def log_message(self, format: str, *args: Any) -> None:
         """A line a request is how one client fills a disk."""
 

@@ -63,8 +63,8 @@ class Unread:
 
     def _count(self) -> int:
         """Bytes in our buffers, and in the kernel's until the client's system has acknowledged them."""
-        sent = bytes(4)
-        with contextlib.suppress(OSError):  # the socket is closed, or of a kind that does not tell
-            file = self._transport.get_extra_info("socket").fileno()
-            sent = fcntl.ioctl(file, termios.TIOCOUTQ, sent)
+        sent, sock = bytes(4), self._transport.get_extra_info("socket")
+        if sock is not None:  # else the connection is gone, and we are about to hear of it
+            with contextlib.suppress(OSError):  # a kind of socket that does not tell
+                sent = fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, sent)
         return int.from_bytes(sent, sys.byteorder) + self._transport.get_write_buffer_size()

@@ -48,7 +48,7 @@ def test_idle_connections_take_nothing_from_the_service(serving: Any) -> None:
         assert "milkweed_http_connections " in httpx.get(server.metrics_url + "/metrics").text
         for probe in ("/livez", "/readyz"):
             assert httpx.get(server.metrics_url + probe).text == "ok\n"
-        assert process.num_threads() <= threads + 33
+        assert process.num_threads() <= threads + 40  # with some of the event loop
         assert cpu_seconds(server, 1.0) < 0.3
         for _ in range(10):
             stack.enter_context(dial_metrics(server))
