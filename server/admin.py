@@ -6,14 +6,20 @@ from typing import Any
 from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .aliases import Target, describe_alias
-from .errors import ServiceError, status_of
+from .errors import ServiceError, error_headers
 from .repository import RepositoryError, scan
+from .security.counted import REFUSAL_KEY
 from .security.gate import Gate
 from .served import ServedModel
 from .service import Service
 from .watch import Watch
+
+# Bytes of a body that is read; an alias needs a few dozen.
+MAX_BODY_BYTES = 1 << 16
 
 ADMIN = "admin"
 """The caller that alone may ask here, where API keys are on."""
@@ -31,7 +37,7 @@ class AliasBody(BaseModel):
 def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
     """The app of one service; `POST` changes what it serves and answers once that is done."""
 
-    def check(request: Request) -> None:
+    async def check(request: Request) -> None:  # on the event loop: that is where rates are counted
         # A page in a browser on this machine can post to any port, but not without telling where it is from.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
@@ -41,6 +47,7 @@ def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
     app = FastAPI(
         title="milkweed admin", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(check)]
     )
+    app.add_middleware(_WholeBodies)
     app.add_exception_handler(ServiceError, _refused)
     app.add_exception_handler(ValueError, _failed)
 
@@ -80,7 +87,7 @@ def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
     async def set_alias(name: str, request: Request) -> JSONResponse:
         """Let a name stand for a model, or one version of it, for whoever asks next."""
         _check_loaded(service)
-        target = _target(await request.body())
+        target = _target(await _body(request))
         before = service.rollout.set_alias(name, target)
         return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
 
@@ -92,6 +99,35 @@ def create_admin_app(service: Service, gate: Gate | None = None) -> FastAPI:
         return JSONResponse({"deleted": name, "before": str(before)})
 
     return app
+
+
+class _WholeBodies:
+    """An ASGI layer that tells who reads a body why the rest of it will never come."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def receive_or_raise() -> Message:
+            message = await receive()
+            if REFUSAL_KEY in scope:
+                raise scope[REFUSAL_KEY]
+            return message
+
+        await self._app(scope, receive_or_raise, send)
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    try:
+        async for piece in request.stream():
+            body += piece
+            if len(body) > MAX_BODY_BYTES:
+                text = f"the body has at least {len(body)} bytes; the limit is {MAX_BODY_BYTES}"
+                raise ServiceError("too_large", text)  # the rest is thrown away, for as long as headers may take
+    except ClientDisconnect:  # nobody will read this
+        raise ServiceError("bad_request", "the client left in the middle of its body", close=True) from None
+    return body
 
 
 def _target(body: bytes) -> Target:
@@ -127,7 +163,8 @@ def _described(model: ServedModel) -> dict[str, Any]:
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    return JSONResponse({"error": {"code": error.code, "message": error.message}}, status_of(error.code))
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return JSONResponse({"error": {"code": error.code, "message": error.message}}, error.status, headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:

@@ -1,46 +1,46 @@
-"""The admin API's own server, on the event loop of the service: its port, its start, its end."""
+"""The admin API's own port, on the event loop of the service: its start, its end."""
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Iterator
-
-import uvicorn
 
 from .admin import create_admin_app
+from .http_port import HttpPort
 from .listener import listen
+from .security.connections import ConnectionLimits, Connections
 from .security.gate import Gate
+from .security.tls import Tls
 from .service import Service
-from .settings import Settings
+
+# At once; of the service's own limit where that is lower.
+MOST_CONNECTIONS = 32
+
+# What still runs when the process ends has so long; over TLS, idle clients are waited for a little less.
+END_SECONDS = 3
 
 
-class AdminServer(uvicorn.Server):
+class AdminServer(HttpPort):
     """Listens from the start on, so that a port that is taken is told before the models are loaded.
+
+    Args:
+        tls: of the service's port; None: plain HTTP.
 
     Raises:
         PortError: the port is in use or not ours to take.
     """
 
-    def __init__(self, settings: Settings, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Gate, tls: Tls | None) -> None:
+        settings = service.settings
         self._listener: socket.socket = listen(settings.admin_host, settings.admin_port)
         self._task: asyncio.Task[None] | None = None
+        most = min(settings.max_connections, MOST_CONNECTIONS)
         super().__init__(
-            uvicorn.Config(
-                create_admin_app(service, gate),
-                ws="none",
-                lifespan="off",
-                access_log=False,
-                proxy_headers=False,
-                log_config=None,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
+            create_admin_app(service, gate),
+            Connections(ConnectionLimits.of(settings), most, service.metrics),
+            tls,
+            lifespan="off",
+            timeout_keep_alive=settings.keep_alive_seconds,
+            timeout_graceful_shutdown=END_SECONDS,
         )
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Signals are the service's."""
-        yield
 
     def begin(self) -> None:
         """Answer from now on."""

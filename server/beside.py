@@ -1,16 +1,14 @@
 """The ports beside the service's own: metrics, gRPC, admin."""
 
-from typing import cast
-from wsgiref.simple_server import WSGIServer
-
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 
 from .admin_server import AdminServer
 from .http_server import DRAIN_MARGIN_SECONDS
-from .listener import PortError, listen, reason_of
+from .listener import PortError, listen
+from .metrics_port import MetricsPort
 from .oip.grpc_server import GrpcServer
-from .probe_port import WsgiApp, with_probes
 from .security.gate import Gate
+from .security.tls import Tls
 from .service import Service
 from .tracing.tracer import Tracer
 
@@ -20,22 +18,25 @@ class Beside:
 
     Args:
         registry: what /metrics shows.
+        tls: what the admin port speaks, as the service's does; None: plain HTTP.
 
     Raises:
         PortError: a port is not to be had.
         GrpcError: gRPC cannot be served.
     """
 
-    def __init__(self, service: Service, gate: Gate, tracer: Tracer | None, registry: CollectorRegistry) -> None:
+    def __init__(
+        self, service: Service, gate: Gate, tracer: Tracer | None, registry: CollectorRegistry, tls: Tls | None
+    ) -> None:
         settings = self._settings = service.settings
         self._service, self._registry = service, registry
-        self._metrics: WSGIServer | None = None
+        self._metrics: MetricsPort | None = None
         self._grpc: GrpcServer | None = None
         if settings.grpc_port:
             self._grpc = GrpcServer(service, gate, tracer)
             # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
             listen(settings.host, settings.grpc_port).close()
-        self._admin = AdminServer(settings, service, gate) if settings.admin_port else None
+        self._admin = AdminServer(service, gate, tls) if settings.admin_port else None
 
     def open_metrics(self) -> None:
         """/metrics on its own port and thread: a scrape gets through when the event loop does not."""
@@ -43,20 +44,16 @@ class Beside:
         if not settings.metrics_port:
             return
         try:
-            server, _ = start_http_server(settings.metrics_port, settings.host, registry=self._registry)
-            server.set_app(with_probes(cast(WsgiApp, server.get_app()), self._service))
-        except OSError as error:
-            raise PortError(
-                f"cannot listen on {settings.host} metrics port {settings.metrics_port}: "
-                f"{reason_of(error)} (--metrics-port 0 turns it off)"
-            ) from None
-        self._metrics = server
+            listener = listen(settings.host, settings.metrics_port, "metrics port")
+        except PortError as error:
+            raise PortError(f"{error} (--metrics-port 0 turns it off)") from None
+        self._metrics = MetricsPort(listener, self._service, self._registry)
+        self._metrics.start()
 
     def close_metrics(self) -> None:
         """The last one to go: how an end goes on can be seen there."""
         if self._metrics is not None:
-            self._metrics.shutdown()
-            self._metrics.server_close()
+            self._metrics.stop()
 
     async def begin(self) -> None:
         """Answer on the other ports. Raises GrpcError."""

@@ -75,6 +75,7 @@ def http_app(
         app.include_router(router)
     around = partial(RequestMiddleware, service=service, gate=gate, routes=templates, tracer=tracer)
     app.classify = around(classify)
+    app.whole = around(_options)
     app.add_middleware(around)
     app.add_middleware(ErrorForm)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
@@ -86,12 +87,36 @@ class _App(FastAPI):
     """FastAPI, with a way past it for the path that must be cheap and needs none of its layers."""
 
     classify: ASGIApp
+    whole: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] == "/classify" and scope["method"] == "POST":
+        if scope["type"] != "http":
+            await super().__call__(scope, receive, send)
+            return
+        if scope.get("root_path"):
+            scope = _without_root(scope)
+        if scope["path"] == "/classify" and scope["method"] == "POST":
             await self.classify(scope, receive, send)
+        elif scope["path"] == "*":
+            await self.whole(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
+
+
+async def _options(scope: Scope, receive: Receive, send: Send) -> None:
+    """`OPTIONS *`: what the server as a whole takes."""
+    await Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})(scope, receive, send)
+
+
+def _without_root(scope: Scope) -> Scope:
+    """The request as it is where the app is mounted: what needs a key, and what is counted, is told by the path.
+
+    The path of a scope has the prefix of a mount in it (`root_path`), and so could look like one that needs no key.
+    """
+    root, path = scope["root_path"].rstrip("/"), scope["path"]
+    if path.startswith(root + "/"):
+        path = path[len(root) :]
+    return {**scope, "path": path, "root_path": ""}
 
 
 async def _http_error(request: Request, exception: Exception) -> Response:

@@ -12,7 +12,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .access_log import AccessLog
 from .errors import ClientGone, ServiceError, error_body, error_headers, internal_error
 from .metrics import METHODS, Metrics
-from .security.connection import REFUSAL_KEY
+from .security.counted import REFUSAL_KEY
 from .security.gate import Gate
 from .service import Service
 from .trace import SCOPE_KEY, Trace

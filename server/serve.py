@@ -61,11 +61,12 @@ class _Run:
         self.service: Service = self.app.state.service
         self.tls = Tls.of(settings, self.app.state.watch)
         state = self.app.state
-        self._beside = Beside(self.service, state.gate, state.tracer, self.service.metrics.registry)
-        self._server = HttpServer(self.app, self.service, self, self.tls)
+        self._beside = Beside(self.service, state.gate, state.tracer, self.service.metrics.registry, self.tls)
+        self._server = HttpServer(
+            self.app, self.service, self, most=allow_files(settings.max_connections), tls=self.tls
+        )
 
     def run(self) -> int:
-        allow_files(self._settings.max_connections)
         self._beside.open_metrics()
         logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
         try:

@@ -154,7 +154,10 @@ class Settings(BaseSettings):
     )
     keep_alive_seconds: int = Field(default=75, ge=1, le=3600, description="seconds an idle connection is kept")
     max_connections: int = Field(
-        default=4096, ge=1, le=1_000_000, description="connections open at most; beyond it the longest idle is closed"
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="connections open at most; beyond it who owes bytes for longest makes room",
     )
     max_headers: int = Field(default=100, ge=8, le=10_000, description="headers of one request at most; beyond it 431")
     max_header_bytes: Bytes = Field(

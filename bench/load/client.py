@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 
 from .connection import Answer, Connection, ConnectionFailed, connect
-from .endpoints import Endpoints
+from .endpoints import Endpoints, host_of
 from .plan import Plan, Shot
 from .samples import NO_CONNECTION, OK, TIMEOUT, Samples
 from .schedule import arrivals
@@ -165,7 +165,7 @@ class Client:
     def _wire(self, shot: Shot, target: tuple[str, int]) -> bytes:
         key = id(shot), target
         if key not in self._wires:
-            self._wires[key] = shot.wire(f"{target[0]}:{target[1]}", self._plan.path, self._plan.headers)
+            self._wires[key] = shot.wire(host_of(target), self._plan.path, self._plan.headers)
         return self._wires[key]
 
     def _is_wrong(self, shot: Shot, answer: Answer) -> bool:

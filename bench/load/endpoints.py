@@ -71,7 +71,7 @@ async def ask_ready(host: str, port: int) -> bool:
     connection: Connection | None = None
     try:
         connection = await connect(host, port, ASK_SECONDS)
-        request = f"GET /readyz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
+        request = f"GET /readyz HTTP/1.1\r\nHost: {host_of((host, port))}\r\nConnection: close\r\n\r\n".encode()
         answer = await connection.post(request, ASK_SECONDS)
     except (ConnectionFailed, TimeoutError):
         return False
@@ -91,3 +91,9 @@ def target_of(url: str) -> tuple[str, int]:
     if found is None:
         raise ValueError(f"url {url!r}: expected http://HOST:PORT")
     return found[1].strip("[]"), int(found[2] or 80)
+
+
+def host_of(target: tuple[str, int]) -> str:
+    """What the header Host says of a server."""
+    host, port = target
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 from .connection import ConnectionFailed, connect
+from .endpoints import host_of
 from .plan import Plan, Shot
 
 RETRY_SECONDS = 0.05
@@ -50,7 +51,9 @@ async def _post(plan: Plan, shot: Shot) -> tuple[str, bytes]:
     host, port = plan.targets[0]
     connection = await connect(host, port, plan.timeout_seconds)
     try:
-        answer = await connection.post(shot.wire(f"{host}:{port}", plan.path, plan.headers), plan.timeout_seconds)
+        answer = await connection.post(
+            shot.wire(host_of(plan.targets[0]), plan.path, plan.headers), plan.timeout_seconds
+        )
     finally:
         connection.close()
     return answer.status, answer.body

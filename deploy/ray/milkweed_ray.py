@@ -7,9 +7,8 @@ what lies between the two: settings that mean nothing behind a proxy, a metrics 
 """
 
 import asyncio
-import errno
 import logging
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from ray import serve
 
@@ -17,7 +16,6 @@ from ray import serve
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from milkweed.server.probe_port import WsgiApp
     from milkweed.server.service import Service
     from milkweed.server.settings import Settings
 
@@ -86,13 +84,10 @@ def open_metrics(service: "Service") -> None:
     Through Ray's proxy a scrape would meet another replica each time. The port is closed with the process.
 
     Raises:
-        PortError: all are in use.
-        OSError: the address cannot be listened on.
+        PortError: all are in use, or the address cannot be listened on.
     """
-    from prometheus_client import start_http_server
-
-    from milkweed.server.listener import PortError
-    from milkweed.server.probe_port import with_probes
+    from milkweed.server.listener import PortError, listen
+    from milkweed.server.metrics_port import MetricsPort
 
     host, first = service.settings.host, service.settings.metrics_port
     if not first:
@@ -100,12 +95,12 @@ def open_metrics(service: "Service") -> None:
     ports = range(first, min(first + METRICS_PORTS, 65536))
     for port in ports:
         try:
-            server, _ = start_http_server(port, host, registry=service.metrics.registry)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
+            listener = listen(host, port, "metrics port")
+        except PortError as error:
+            if not error.in_use:
                 raise
             continue
-        server.set_app(with_probes(cast("WsgiApp", server.get_app()), service))
+        MetricsPort(listener, service, service.metrics.registry).start()
         logger.info("metrics", extra={"event": {"port": port}})
         return
     raise PortError(f"cannot listen on {host}: metrics ports {first} to {ports[-1]} are all in use")

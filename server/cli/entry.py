@@ -1,10 +1,13 @@
 """Entry point of the `milkweed` command: runs it, turns what goes wrong into one line and an exit code."""
 
+import contextlib
 import io
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
 DEBUG = "--debug"
 
@@ -16,6 +19,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: without the program's name; that of the process when None.
     """
     args = list(sys.argv[1:] if argv is None else argv)
+    with _stoppable() if _command(args) == "serve" else contextlib.nullcontext():
+        return _main(args)
+
+
+def _main(args: list[str]) -> int:
     # --debug may stand anywhere: who adds it does so to the end of the line that failed.
     debug = DEBUG in args
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
@@ -34,13 +42,35 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, debug)
 
 
+@contextlib.contextmanager
+def _stoppable() -> Iterator[None]:
+    """End with 0, as a server does that has served, at a signal that comes before the server handles it itself.
+
+    The imports take seconds, and to process 1 of a container the kernel sends no signal that it does not handle.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        os._exit(0)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _command(args: Sequence[str]) -> str:
+    return next((arg for arg in args if not arg.startswith("-")), "")
+
+
 def _run(args: list[str]) -> int:
     # Here, so that who interrupts while they are imported sees no traceback either.
     import typer
 
     from .app import build_app
 
-    command = typer.main.get_command(build_app(next((arg for arg in args if not arg.startswith("-")), "")))
+    command = typer.main.get_command(build_app(_command(args)))
     try:
         code = command.main(args=args, prog_name="milkweed", standalone_mode=False)
     except typer.Abort:

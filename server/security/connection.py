@@ -1,79 +1,45 @@
 """One HTTP connection: uvicorn's, with limits to what a client may send and how long it may take."""
 
-import asyncio
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import httptools
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ..errors import ServiceError
 from ..waiting import DEPARTURE_KEY, Departure
-from .connections import Connections, raw_answer
-
-REFUSAL_KEY = "milkweed.refusal"
-"""Where a request's scope says why the rest of its body will never come; a ServiceError."""
+from .connections import Connections
+from .counted import REFUSAL_KEY, CountedProtocol
+from .request_head import check_headers, head_too_large, read_target
 
 # Requests sent ahead of their answers on one connection; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
 
-# For so long a client may read nothing of an answer, and a closing connection still takes what is sent to it: a
-# reset would destroy the answer in the client's hands.
-NOT_READING_SECONDS = 30.0
-LINGER_SECONDS = 2.0
-
 Phase = Literal["none", "head", "body"]
 
 _VERSIONS = ("1.1", "1.0")  # the parser also takes 0.9 and 2.0
-
-_MALFORMED = ServiceError("bad_request", "this is not HTTP/1.1 as RFC 9112 has it", close=True)
 
 
 class _Refused(Exception):
     """Ends the parsing from within a callback of the parser."""
 
 
-class Connection(HttpToolsProtocol):
-    """uvicorn's protocol for httptools, and four things it has not: limits for a request's head, deadlines for
-    head and body, an answer in our shape to what is no request, and an end for clients that do not read.
+class Connection(CountedProtocol):
+    """Limits for a request's head, and deadlines for head and body, which uvicorn has not.
 
     A request that comes whole costs no timer.
     """
 
     def __init__(self, connections: Connections, **uvicorn: Any) -> None:
-        super().__init__(**uvicorn)
-        self._books = connections
+        super().__init__(connections, **uvicorn)
         self._limits = connections.limits
-        self._in_head = False
         self._head_bytes = 0  # of an unfinished head, those of whole chunks
         self._trailers = 0
-        self._deaf = False  # what still comes is thrown away
         self._refusal: ServiceError | None = None
         self._phase: Phase = "none"
         self._since = 0.0
         self._body_bytes = 0
-        self._deadline: asyncio.TimerHandle | None = None
-        self._stall: asyncio.TimerHandle | None = None
+        self._next_step = 0  # bytes of a body at which it has made progress again
 
     # What the transport calls.
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if not self._books.opened(self):
-            self._deaf = True
-            self._say(ServiceError("overloaded", "too many connections", retry_after_seconds=1))
-            return
-        self._keep_for(self.timeout_keep_alive)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._books.closed(self)
-        for timer in (self._deadline, self._stall):
-            if timer is not None:
-                timer.cancel()
-        super().connection_lost(exc)
-        self._unset_keepalive_if_required()
-        for cycle in (self.cycle, *(cycle for cycle, _ in self.pipeline)):
-            if cycle is not None and not cycle.response_complete:
-                cycle.scope[DEPARTURE_KEY].happen()  # type: ignore[literal-required]
 
     def data_received(self, data: bytes) -> None:
         if self._deaf:
@@ -86,26 +52,17 @@ class Connection(HttpToolsProtocol):
             self._stay_with_http()
             return
         except httptools.HttpParserError:
-            self._give_up(self._refusal or _MALFORMED, "too_large" if self._refusal else "malformed")
+            error = self._refusal or ServiceError("bad_request", "this is not HTTP/1.1 as RFC 9112 has it")
+            self._give_up(error, "too_large" if error.code == "headers_too_large" else "malformed")
             return
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
             if self._head_bytes > self._limits.max_header_bytes:
-                self._give_up(self._head_too_large(), "too_large")
+                self._give_up(head_too_large(self._limits.max_header_bytes), "too_large")
                 return
         else:
             self._body_bytes += len(data)
         self._set_deadline()
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stall = self.loop.call_later(NOT_READING_SECONDS, self._abort, "not_reading")
-
-    def resume_writing(self) -> None:
-        super().resume_writing()
-        if self._stall is not None:
-            self._stall.cancel()
-            self._stall = None
 
     # What the parser calls.
 
@@ -127,49 +84,32 @@ class Connection(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        size = len(self.url)
-        for name, value in self.headers:
-            size += len(name) + len(value)
-        if size > self._limits.max_header_bytes:
-            self._refuse(self._head_too_large())
-        if len(self.pipeline) >= MAX_PIPELINED or self.parser.get_http_version() not in _VERSIONS:
+        version = self.parser.get_http_version()
+        if len(self.pipeline) >= MAX_PIPELINED or version not in _VERSIONS:
             raise _Refused
+        try:
+            check_headers(self.url, self.headers, version, self._limits.max_header_bytes)
+            self.url, host = read_target(self.parser.get_method(), self.url)
+        except ServiceError as error:
+            self._refuse(error)
+        if host is not None:
+            self.headers[:] = [(b"host", host), *(header for header in self.headers if header[0] != b"host")]
         self.scope[DEPARTURE_KEY] = Departure()  # type: ignore[literal-required]
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
-        self._books.asked(self)
+        self._next_step = self._limits.body_bytes_per_second
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        if self._busy:
+            self._books.served(self)
         # uvicorn stops reading at a large piece of a body until the app asks for more, which it never does after the
         # last one: nobody would see the client leave.
         if not self.pipeline:
             self.flow.resume_reading()
 
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        if self.transport.is_closing():
-            self._abort_later()
-        elif self.timeout_keep_alive_task is not None:
-            self._books.answered(self)
-
     # Ours.
-
-    def evict(self) -> None:
-        """Make room for another connection."""
-        self._deaf = True
-        self.transport.close()
-        self._abort_later()
-
-    def timeout_keep_alive_handler(self) -> None:
-        super().timeout_keep_alive_handler()
-        self._abort_later()
-
-    @property
-    def _busy(self) -> bool:
-        """Whether a request is being answered."""
-        return self.cycle is not None and not self.cycle.response_complete
 
     def _set_deadline(self) -> None:
         """Give what is still to come its time, once for a head and once for a body."""
@@ -178,8 +118,13 @@ class Connection(HttpToolsProtocol):
         else:
             phase = "body" if self.cycle.more_body else "none"
         if phase == self._phase:
+            if phase == "body" and self._body_bytes >= self._next_step and self._owes_body:
+                self._next_step = self._body_bytes + self._limits.body_bytes_per_second
+                self._books.progressed(self)
             return
         self._phase = phase
+        if phase == "body":
+            self._book()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
@@ -211,7 +156,7 @@ class Connection(HttpToolsProtocol):
             self._give_up(ServiceError("request_timeout", text, close=True), "head_timeout")
         else:  # the rest of a body that nobody wants, or blank lines
             self._books.count_closed("head_timeout")
-            self.evict()
+            self._close()
 
     def _stay_with_http(self) -> None:
         """Answer a request for another protocol in this one, as the last on this connection.
@@ -225,54 +170,18 @@ class Connection(HttpToolsProtocol):
                 text = "a request with a body cannot ask for another protocol: send it without Upgrade"
                 self.scope[REFUSAL_KEY] = ServiceError("bad_request", text, close=True)  # type: ignore[literal-required]
 
-    def _refuse(self, error: ServiceError) -> None:
+    def _refuse(self, error: ServiceError) -> NoReturn:
         self._refusal = error
         raise _Refused
 
-    def _head_too_large(self) -> ServiceError:
-        return ServiceError(
-            "headers_too_large", f"target and headers have more bytes than the limit of {self._limits.max_header_bytes}"
-        )
-
     def _give_up(self, error: ServiceError, reason: str) -> None:
         """Read no more of this connection; whoever can still be answered is."""
-        self._deaf = True
         self._books.count_closed(reason)
-        if self._deadline is not None:
-            self._deadline.cancel()
         if self._busy:
-            self.cycle.keep_alive = False
-            if self.cycle.more_body and not self._in_head:  # it is this request that is broken: it answers itself
-                refusal = ServiceError(error.code, error.message, close=True)
-                self.scope[REFUSAL_KEY] = refusal  # type: ignore[literal-required]
-                self.cycle.message_event.set()
+            self._break_off(error)
         elif self.cycle is not None and self.cycle.more_body and not self._in_head:
-            self.evict()  # it has its answer already
+            self._close()  # it has its answer already
         else:
+            self._stop_listening()
             self._books.count_refused(error)
             self._say(error)
-
-    def _say(self, error: ServiceError) -> None:
-        """Answer in place of the app, and close once the client has had a chance to read it."""
-        self.transport.write(raw_answer(error, self.server_state.default_headers, STATUS_LINE.__getitem__))
-        if self.transport.can_write_eof():
-            self.transport.write_eof()
-        self.loop.call_later(LINGER_SECONDS, self._end)
-
-    def _end(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
-            self._abort_later()
-
-    def _keep_for(self, seconds: float) -> None:
-        """Let a connection be silent for so long."""
-        self.timeout_keep_alive_task = self.loop.call_later(seconds, self.timeout_keep_alive_handler)
-
-    def _abort_later(self) -> None:
-        """A closing transport waits until all is sent, which a client that does not read can put off for ever."""
-        if self._stall is None:
-            self._stall = self.loop.call_later(NOT_READING_SECONDS, self._abort, "not_reading")
-
-    def _abort(self, reason: str) -> None:
-        self._books.count_closed(reason)
-        self.transport.abort()

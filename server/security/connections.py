@@ -1,6 +1,7 @@
-"""What all connections share: their limits, how many are open, and which of them owe us a request."""
+"""What all connections of a port share: their limits, how many are open, and which of them makes room."""
 
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,11 +10,21 @@ from ..errors import ServiceError, error_body, error_headers
 from ..metrics import Metrics
 from ..settings import Settings
 
+# An upload that has brought a second's worth of its body goes after whoever is new within so many seconds.
+STEADY_SECONDS = 2.0
 
-class Waiting(Protocol):
-    """A connection that may be closed to make room, because no request of it is being answered."""
+# So many connections that have to go may still be told why; beyond that the first of them is cut off.
+MOST_LEAVING = 32
 
-    def evict(self) -> None: ...
+
+class Counted(Protocol):
+    """A connection, from its accept on."""
+
+    def evict(self) -> None:
+        """Make room for another one; it may take a moment to tell the client."""
+
+    def abort(self) -> None:
+        """Be gone at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,46 +50,83 @@ class ConnectionLimits:
 
 
 class Connections:
-    """The books of one server; on its event loop.
+    """The books of one port; on its event loop.
 
-    At the limit the connection that has owed a request for longest makes room: with slow or silent clients one
-    can take up connections, but not keep others out.
+    At the limit the connection that has owed us bytes for longest makes room, whatever they are: a handshake, a
+    request, the rest of a body, the reading of an answer. One line for all of them, since with a line for each kind
+    whoever fills the other one with slow clients would leave the honest ones to push each other out. Steady uploads
+    stand apart and go last: an honest one would otherwise be lost to a flood of new connections. What makes one
+    steady costs an attacker as many bytes a second for every connection.
+
+    Args:
+        most: that may be open at once; up to MOST_LEAVING more may be on their way out.
+        clock: monotonic seconds.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics) -> None:
-        self.limits = ConnectionLimits.of(settings)
-        self._most = settings.max_connections
-        self._metrics = metrics
-        self._waiting: dict[Waiting, None] = {}  # in the order in which they began to wait
+    def __init__(
+        self, limits: ConnectionLimits, most: int, metrics: Metrics, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.limits = limits
+        self.most = most
         self.open = 0
-        metrics.connections.set_function(lambda: self.open)
+        self._metrics = metrics
+        self._clock = clock
+        # Each in the order of its times: since when it has owed us bytes, and when it brought some last.
+        self._waiting: dict[Counted, float] = {}
+        self._steady: dict[Counted, float] = {}
+        self._leaving: dict[Counted, None] = {}
 
-    def opened(self, connection: Waiting) -> bool:
-        """A connection is there; False where there is no room and nobody who could make some."""
+    def opened(self, connection: Counted) -> bool:
+        """A connection is there, and owes a request; False where there is no room and nobody who could make some."""
         self.open += 1
-        if self.open > self._most:
-            oldest = next(iter(self._waiting), None)
-            if oldest is None:
-                self.count_closed("refused")
+        if self.open - len(self._leaving) > self.most:
+            first = self._first_to_go()
+            self._leave(connection if first is None else first)
+            if first is None:
                 return False
-            del self._waiting[oldest]
             self.count_closed("evicted")
-            oldest.evict()
-        self._waiting[connection] = None
+            first.evict()
+        self.waits(connection)
         return True
 
-    def closed(self, connection: Waiting) -> None:
+    def closed(self, connection: Counted) -> None:
         """A connection has gone."""
         self.open -= 1
-        self._waiting.pop(connection, None)
+        self.served(connection)
+        self._leaving.pop(connection, None)
 
-    def asked(self, connection: Waiting) -> None:
-        """A request of it has arrived: it waits for us now."""
-        self._waiting.pop(connection, None)
+    def waits(self, connection: Counted) -> None:
+        """From now on it owes us bytes."""
+        self.served(connection)
+        if connection not in self._leaving:
+            self._waiting[connection] = self._clock()
 
-    def answered(self, connection: Waiting) -> None:
-        """All its requests are answered: we wait for it again."""
-        self._waiting[connection] = None
+    def progressed(self, connection: Counted) -> None:
+        """It owes us the rest of a body and has brought a second's worth of it."""
+        self.served(connection)
+        if connection not in self._leaving:
+            self._steady[connection] = self._clock()
+
+    def served(self, connection: Counted) -> None:
+        """It owes us nothing: it waits for us."""
+        self._waiting.pop(connection, None)
+        self._steady.pop(connection, None)
+
+    def _first_to_go(self) -> Counted | None:
+        waiting = next(iter(self._waiting.items()), None)
+        steady = next(iter(self._steady.items()), None)
+        if waiting is None or steady is None:
+            found = waiting or steady
+            return None if found is None else found[0]
+        return steady[0] if steady[1] + STEADY_SECONDS < waiting[1] else waiting[0]
+
+    def _leave(self, connection: Counted) -> None:
+        self.served(connection)
+        self._leaving[connection] = None
+        if len(self._leaving) > MOST_LEAVING:
+            first = next(iter(self._leaving))
+            del self._leaving[first]
+            first.abort()
 
     def count_closed(self, reason: str) -> None:
         """One closed by us, see `metrics.CLOSE_REASONS`."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from milkweed.bench.load.client import run_client
-from milkweed.bench.load.endpoints import Endpoints, target_of
+from milkweed.bench.load.endpoints import Endpoints, host_of, target_of
 from milkweed.bench.load.plan import Plan, Shot, Watch
 from milkweed.bench.load.processes import Clients
 from milkweed.bench.load.samples import Samples
@@ -216,10 +216,16 @@ def test_servers_take_turns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "target"), [("http://a:8000", ("a", 8000)), ("http://a/", ("a", 80)), ("http://[::1]:9", ("::1", 9))]
+    ("url", "target", "host"),
+    [
+        ("http://a:8000", ("a", 8000), "a:8000"),
+        ("http://a/", ("a", 80), "a:80"),
+        ("http://[::1]:9", ("::1", 9), "[::1]:9"),
+    ],
 )
-def test_urls(url: str, target: tuple[str, int]) -> None:
+def test_urls(url: str, target: tuple[str, int], host: str) -> None:
     assert target_of(url) == target
+    assert host_of(target) == host
 
 
 @pytest.mark.parametrize("url", ["https://a:8000", "a:8000", "http://", "http://a:8000/classify"])

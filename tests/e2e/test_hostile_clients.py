@@ -88,7 +88,7 @@ def test_silence_is_patiently_borne_and_makes_room(small: Any) -> None:
         silent = [stack.enter_context(dial(small)) for _ in range(MAX_CONNECTIONS)]
         check_others(small)
         assert read_end(silent[0]) == b""  # the first one made room
-        silent[-1].sendall(WHOLE.replace(b"Host: x", b"Connection: close"))
+        silent[-1].sendall(WHOLE.replace(b"Host: x", b"Host: x\r\nConnection: close"))
         assert statuses(read_end(silent[-1])) == [200]
     assert small.metric('milkweed_http_connections_closed_total{reason="evicted"}') > 0
 
@@ -98,19 +98,6 @@ def test_slow_headers_on_all_connections_keep_nobody_out(small: Any) -> None:
         for _ in range(2 * MAX_CONNECTIONS):
             stack.enter_context(dial(small)).sendall(HEAD + b"X-Slow: ")
         check_others(small)
-
-
-def test_when_all_are_being_answered_a_new_one_is_503(small: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        busy = [stack.enter_context(dial(small)) for _ in range(MAX_CONNECTIONS)]
-        for client in busy:
-            client.sendall(HEAD + b"Content-Length: 9000000\r\n\r\n" + bytes(1_000_000))
-        late = stack.enter_context(dial(small))
-        received = read_end(late)
-        assert received == b"" or error_of(received) == (503, "overloaded")
-        for client in busy:
-            assert set(statuses(read_end(client))) <= {408}
-    check_others(small)
 
 
 def test_a_flood_of_pipelined_requests_is_cut(small: Any) -> None:

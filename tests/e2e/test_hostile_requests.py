@@ -75,6 +75,7 @@ def test_lies_about_the_body_are_400(small: Any, head: bytes, body: bytes) -> No
         b"CONNECT elsewhere:443 HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET /\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n",
         b"GET http:// HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET /%00 HTTP/1.1\r\nHost: x\r\n\r\n",
     ],
 )
 def test_what_is_no_request_is_400(small: Any, data: bytes) -> None:
@@ -83,23 +84,110 @@ def test_what_is_no_request_is_400(small: Any, data: bytes) -> None:
         assert error_of(read_end(client)) == (400, "bad_request")
 
 
-@pytest.mark.parametrize(
-    "target", [b"*", b"//", b"/%00%0a%ff", b"/../../etc/passwd", b"http://elsewhere/x", b"/" + b"a" * 9000]
-)
+def ask(server: Any, head: bytes) -> bytes:
+    """All that is answered to one head, to which the end of the connection is added."""
+    with dial(server) as client:
+        client.sendall(head + b"Connection: close\r\n\r\n")
+        return read_end(client)
+
+
+@pytest.mark.parametrize("target", [b"//", b"/../../etc/passwd", b"http://elsewhere/x", b"/" + b"a" * 9000])
 def test_any_target_is_answered(small: Any, target: bytes) -> None:
-    with dial(small) as client:
-        client.sendall(b"OPTIONS %b HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n" % target)
-        assert error_of(read_end(client)) == (404, "not_found")
+    assert error_of(ask(small, b"OPTIONS %b HTTP/1.1\r\nHost: x\r\n" % target)) == (404, "not_found")
 
 
-@pytest.mark.parametrize("host", [b"[", b"]", b"a b", b"%", b"x:99999", b"\xff", b"<script>", b""])
-@pytest.mark.parametrize("path", [b"/", b"/nowhere", b"/docs", b"/livez"])
-def test_any_host_is_answered(small: Any, host: bytes, path: bytes) -> None:
-    with dial(small) as client:
-        client.sendall(b"GET %b HTTP/1.1\r\nHost: %b\r\nConnection: close\r\n\r\n" % (path, host))
-        received = read_end(client)
-    assert statuses(received) == [404 if path == b"/nowhere" else 200]
-    assert b"<script>" not in received  # of a host; the page has its own, with attributes
+@pytest.mark.parametrize(
+    "target",
+    [
+        *(b"/%00", b"/%0a", b"/livez%0d", b"/%7f", b"/%c2%85", b"/classify?model=%00", b"/?a=%0A"),
+        *(b"/%ff", b"/%c0%af", b"/%e0%80%af", b"/%ed%a0%80", b"/%f4%90%80%80", b"/livez?a=%ff", b"/%e2%82"),
+        *(b"/%", b"/%zz", b"/livez%2", b"/a#b", b"/livez#", b"*", b"*/livez"),
+        *(b"http://u@x/livez", b"http://u:p@x/livez", b"http:///livez", b"ftp://x/livez", b"http://x:99999/livez"),
+        *(b"http://a,b/livez", b"x:80", b"http://x/%00", b"http://[::1/livez"),
+    ],
+)
+def test_a_target_that_is_none_is_400(small: Any, target: bytes) -> None:
+    assert error_of(ask(small, b"GET %b HTTP/1.1\r\nHost: x\r\n" % target)) == (400, "bad_request")
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [
+        (b"http://elsewhere/livez", "livez"),
+        (b"HTTPS://elsewhere:443/livez?a=b", "livez"),
+        (b"http://[::1]:80/livez", "livez"),
+        (b"http://x%2dy/%6civez", "livez"),
+        (b"http://elsewhere", "page"),
+        (b"http://elsewhere?a=/livez", "page"),
+        (b"/?a=%C3%A9&b[]=<>", "page"),
+        (b"/v2/models/%e2%82%ac", "unknown"),
+    ],
+)
+def test_a_target_is_read_as_it_is_meant(small: Any, target: bytes, path: str) -> None:
+    received = ask(small, b"GET %b HTTP/1.1\r\nHost: x\r\n" % target)
+    if path == "unknown":
+        assert statuses(received) == [404]
+        assert "model €".encode() in received or b"\\u20ac" in received
+    else:
+        assert statuses(received) == [200]
+        assert (b'"ok"' in received) == (path == "livez")
+
+
+@pytest.mark.parametrize("target", [b"*", b"http://elsewhere", b"http://elsewhere:80"])
+def test_the_server_as_a_whole_has_options(small: Any, target: bytes) -> None:
+    received = ask(small, b"OPTIONS %b HTTP/1.1\r\nHost: x\r\n" % target)
+    assert statuses(received) == [204]
+    assert b"\r\nallow: GET, HEAD, OPTIONS, POST\r\n" in received
+    assert b"x-request-id: " in received
+    assert received.endswith(b"\r\n\r\n")
+
+
+NO_HOSTS = [
+    *(b"", b"Host:\r\n", b"Host: x\r\nHost: x\r\n", b"Host: x\r\nhost: y\r\n"),
+    *(
+        b"Host: %b\r\n" % value
+        for value in (
+            *(b"[", b"]", b"[]", b"[::1", b"a b", b"%", b"%zz", b"x:99999", b"x:65536", b"x:-1", b"x:http", b"x:8 0"),
+            *(
+                b"\xff",
+                b"<script>",
+                b"a,b",
+                b"u@x",
+                b"u:p@x",
+                b"x/y",
+                b"x?y",
+                b"http://x",
+                b":80",
+                b"[::1]x",
+                b"a" * 300,
+            ),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+@pytest.mark.parametrize("path", [b"/livez", b"/nowhere", b"http://x/livez"])
+def test_a_host_that_is_none_is_400(small: Any, host: bytes, path: bytes) -> None:
+    received = ask(small, b"GET %b HTTP/1.1\r\n%b" % (path, host))
+    assert error_of(received) == (400, "bad_request")
+    assert b"<script>" not in received
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *(b"x", b"x:", b"x:80", b"x:65535", b"127.0.0.1:8000", b"[::1]", b"[::1]:8000", b"my_service.ns.svc", b"x%2Dy"),
+        *(b"  x  ", b"\tx:80\t", b"EXAMPLE.org.", b"xn--bcher-kva.example"),
+    ],
+)
+def test_a_host_is_a_name_or_an_address(small: Any, host: bytes) -> None:
+    assert statuses(ask(small, b"GET /livez HTTP/1.1\r\nHost:%b\r\n" % host)) == [200]
+
+
+def test_http_1_0_need_not_say_its_host(small: Any) -> None:
+    assert statuses(ask(small, b"GET /livez HTTP/1.0\r\n")) == [200]
+    assert error_of(ask(small, b"GET /livez HTTP/1.0\r\nHost: a b\r\n")) == (400, "bad_request")
 
 
 def test_a_hundred_thousand_headers_are_431(small: Any) -> None:
@@ -122,7 +210,7 @@ def test_a_huge_header_or_target_is_431(small: Any, start: bytes) -> None:
 
 def test_as_many_headers_as_may_be_are_served(small: Any) -> None:
     with dial(small) as client:
-        client.sendall(b"GET /livez HTTP/1.1\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(99)))
+        client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\n" + b"".join(b"X-%d: y\r\n" % n for n in range(98)))
         client.sendall(b"Connection: close\r\n\r\n")
         assert statuses(read_end(client)) == [200]
 

@@ -1,14 +1,20 @@
 """TLS over real sockets: certificates made here, versions, clients with and without one, and new files in place."""
 
+import contextlib
 import shutil
 import socket
 import ssl
 import subprocess
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+
+from .raw_client import IMAGE, read_end
+from .test_hostile_crowds import BIG, BIG_LENGTH, HELD, IN_FLIGHT, OPEN, crowded, wait_for
 
 OPENSSL = shutil.which("openssl")
 
@@ -126,6 +132,77 @@ def test_only_clients_with_a_certificate(serving: Any, authority: Authority, tmp
                 pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError)),
             ):
                 client.get(url + "/livez")
+
+
+def test_who_has_not_shaken_hands_counts_and_makes_room(serving: Any, authority: Authority) -> None:
+    cert, key = authority.issue("server")
+    with (
+        crowded(serving, 6, tls_cert=cert, tls_key=key, header_timeout_ms=60_000) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        host, port = server.url.removeprefix("https://").split(":")
+        silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(6)]
+        silent[1].sendall(b"\x16\x03\x01\x02\x00")  # begins, and goes no further
+        wait_for(server, OPEN, 6)
+        with httpx.Client(verify=trusting(authority), timeout=20) as client:
+            assert client.get(server.url + "/livez").status_code == 200
+        assert read_end(silent[0]) == b""
+        assert server.metric('milkweed_http_connections_closed_total{reason="evicted"}', server.metrics_url) == 1
+        wait_for(server, OPEN, 5)
+        silent[1].close()
+        wait_for(server, OPEN, 4)
+
+
+def test_where_there_is_no_room_it_is_said_over_tls(serving: Any, authority: Authority, tmp_path: Path) -> None:
+    cert, key = authority.issue("server")
+    hold = tmp_path / "hold"
+    with crowded(serving, 1, tls_cert=cert, tls_key=key, prelude=HELD.format(path=str(hold))) as server:
+        hold.touch()
+        verify = trusting(authority)
+        with httpx.Client(verify=verify, timeout=20) as busy, httpx.Client(verify=verify, timeout=20) as late:
+            answers: list[int] = []
+            asking = threading.Thread(
+                target=lambda: answers.append(busy.post(server.url + "/classify", content=IMAGE).status_code)
+            )
+            asking.start()
+            wait_for(server, IN_FLIGHT, 1)
+            assert late.get(server.url + "/livez").json()["error"]["code"] == "overloaded"
+            hold.unlink()
+            asking.join()
+            assert answers == [200]
+
+
+def test_who_reads_slowly_over_tls_gets_the_whole_answer(serving: Any, authority: Authority) -> None:
+    cert, key = authority.issue("server")
+    never = threading.Event()
+    received, begun = 0, time.monotonic()
+    with crowded(serving, 8, tls_cert=cert, tls_key=key, prelude=BIG) as server:
+        host, port = server.url.removeprefix("https://").split(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            trusting(authority).wrap_socket(plain, server_hostname=host) as client,
+        ):
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: close\r\n\r\n")
+            while data := client.recv(16_384):
+                received += len(data)
+                never.wait(0.002)
+    assert received > BIG_LENGTH
+    assert time.monotonic() - begun > 1.0  # twice as long as it may read nothing
+
+
+def test_the_end_does_not_wait_for_idle_connections(serving: Any, authority: Authority) -> None:
+    """TLS has each side say that it closes; who is idle may never hear it."""
+    cert, key = authority.issue("server")
+    with serving(tls_cert=cert, tls_key=key) as server:
+        host, port = server.wait_ready().removeprefix("https://").split(":")
+        with (
+            socket.create_connection((host, int(port)), timeout=20) as plain,
+            trusting(authority).wrap_socket(plain, server_hostname=host),
+        ):
+            begun = time.monotonic()
+            server.terminate()
+            assert server.exit() == 0
+            assert time.monotonic() - begun < 15  # the time to drain is 30 s
 
 
 @pytest.mark.parametrize("case", ["missing", "no pem", "other key", "encrypted key", "no authority"])

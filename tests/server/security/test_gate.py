@@ -3,8 +3,11 @@
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote
 
+import httpx
 import pytest
+from fastapi import FastAPI
 
 from milkweed.server.security.keys import key_block, new_key
 
@@ -147,3 +150,74 @@ async def test_the_document_says_where_a_key_is_needed(running: Any, keys: Path)
     async with running(wait=False) as app:
         document = (await app.client.get("/openapi.json")).json()
     assert "401" not in document["paths"]["/classify"]["post"]["responses"]
+
+
+SPELLINGS = [
+    *("/v1/models/", "//v1/models", "/v1//models", "/V1/models", "/./v1/models", "/x/../v1/models", "/v1/models;x"),
+    *(
+        "/livez/../v1/models",
+        "/page/../v1/models",
+        "/page/%2e%2e/v1/models",
+        "/page/..%2fv1%2fmodels",
+        "/page//v1/models",
+    ),
+    *("/v1%2fmodels", "/v1/%6dodels", "%2fv1/models", "/livez%2f..%2fv1%2fmodels", "/v1/models%20", "/v1/models%2f"),
+    *(
+        "/livez?/v1/models",
+        "/livez%3f/../v1/models",
+        "/v1\\models",
+        "/%2fv1/models",
+        "/docs/../metrics",
+        "/page/%2fmetrics",
+    ),
+]
+
+
+@pytest.mark.parametrize("target", SPELLINGS)
+async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path, target: str) -> None:
+    """Each of these is refused, unless it is a path that is open to everybody."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    path = unquote(target.partition("?")[0])
+    async with running(settings={"api_keys": str(keys)}) as app:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
+        await app.app(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert (sent[0]["status"] == 200) == (path == "/livez"), body
+    assert b'"models"' not in body
+    assert b"milkweed_" not in body
+
+
+@pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
+async def test_behind_a_prefix_the_same_is_open_and_closed(running: Any, keys: Path, prefix: str) -> None:
+    """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
+    async with running(settings={"api_keys": str(keys)}) as app:
+        outer = FastAPI()
+        outer.mount(prefix, app.app)
+        transport = httpx.ASGITransport(app=outer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://outer") as client:
+            for path in ("/livez", "/readyz", "/v2/health/ready", "/", "/page/main.js", "/docs"):
+                assert (await client.get(prefix + path)).status_code == 200, path
+            for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/"):
+                assert (await client.get(prefix + path)).status_code == 401, path
+                assert (await client.get(prefix + path, headers=bearer(KEY))).status_code in (200, 404), path
+            answer = await client.post(prefix + "/classify", content=b"no image", headers=bearer(KEY))
+            assert answer.json()["error"]["code"] == "unsupported_format"
+            assert (await client.post(prefix + "/classify", content=b"no image")).status_code == 401
+            missing = await client.get(prefix + "/v2/models/x", headers=bearer(KEY))
+            assert isinstance(missing.json()["error"], str)  # in the protocol's form
+        assert app.value("http_request_duration_seconds_count", route="/livez", method="GET", code="200") == 1
+        assert app.value("http_request_duration_seconds_count", route="/classify", method="POST", code="415") == 1

@@ -1,0 +1,103 @@
+"""The admin port keeps the rules of the service's port: TLS, limits, deadlines, and who makes room."""
+
+import contextlib
+import json
+import shutil
+import socket
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from milkweed.bench.serving.ports import free_port
+
+from .raw_client import LITTLE_PATIENCE, read_end, statuses, trickling
+from .test_tls import Authority, trusting
+
+PUT = b"PUT /v1/aliases/a HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.fixture(scope="module")
+def admin(serving: Any) -> Iterator[Any]:
+    """A server of little patience; `url` is its admin port's."""
+    port = free_port()
+    with serving(admin_port=port, **LITTLE_PATIENCE) as server:
+        server.wait_ready()
+        server.url = f"http://127.0.0.1:{port}"
+        yield server
+
+
+def dial(server: Any) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
+
+
+def code_of(received: bytes) -> tuple[int, str]:
+    return statuses(received)[0], json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
+def test_slow_and_greedy_clients_are_refused(admin: Any) -> None:
+    with dial(admin) as client:
+        client.sendall(PUT + b"X-Slow: ")
+        with trickling(client, b"a"):
+            assert code_of(read_end(client)) == (408, "request_timeout")
+    with dial(admin) as client:
+        client.sendall(PUT + b"Content-Length: 1000\r\n\r\n{")
+        with trickling(client, b" "):
+            assert code_of(read_end(client)) == (408, "request_timeout")
+    with dial(admin) as client:
+        client.sendall(PUT + b"".join(b"X-%d: y\r\n" % number for number in range(200)) + b"\r\n")
+        assert code_of(read_end(client)) == (431, "headers_too_large")
+    with dial(admin) as client:
+        client.sendall(b"GET / HTTP/9.9\r\n\r\n")
+        assert code_of(read_end(client)) == (400, "bad_request")
+    answer = httpx.put(admin.url + "/v1/aliases/a", content=bytes(100_000))
+    assert answer.status_code == 413
+    assert "the limit is 65536" in answer.json()["error"]["message"]
+    assert httpx.get(admin.url + "/v1/aliases").json() == {"aliases": []}
+
+
+def test_a_client_that_leaves_in_its_body_is_not_logged(admin: Any) -> None:
+    with dial(admin) as client:
+        client.sendall(PUT + b"Content-Length: 1000\r\n\r\n{")
+    assert httpx.put(admin.url + "/v1/aliases/a", json={"model": "tiny"}).status_code == 200
+    assert httpx.delete(admin.url + "/v1/aliases/a").status_code == 200
+    assert [line for line in admin.log if '"level": "info"' not in line] == []
+
+
+def test_whoever_owes_a_request_for_longest_makes_room(admin: Any) -> None:
+    with contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(dial(admin)) for _ in range(40)]
+        assert httpx.get(admin.url + "/v1/aliases").status_code == 200
+        assert read_end(silent[0]) == b""
+
+
+def test_it_speaks_tls_as_the_service_does(
+    serving: Any, tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path, tmp_path: Path
+) -> None:
+    if shutil.which("openssl") is None:
+        pytest.skip("needs the openssl command")
+    authority = Authority(tmp_path_factory.mktemp("tls"), "authority")
+    cert, key = authority.issue("server")
+    port = free_port()
+    shutil.copytree(tiny_bundle, tmp_path / "tiny")
+    settings = {"tls_cert": cert, "tls_key": key, "tls_client_ca": authority.cert}
+    with serving(bundles={}, repository=tmp_path, admin_port=port, **settings) as server:
+        server.wait_ready()
+        url = f"https://127.0.0.1:{port}"
+        verify = trusting(authority, authority.issue("client"))
+        with httpx.Client(verify=verify, base_url=url, timeout=20) as client:
+            assert client.get("/v1/repository").json()["models"][0]["serves"]
+            assert client.post("/v1/models/tiny/load").status_code == 200
+            with pytest.raises(httpx.RemoteProtocolError):
+                httpx.get(f"http://127.0.0.1:{port}/v1/repository")
+            with (
+                httpx.Client(verify=trusting(authority), base_url=url, timeout=20) as stranger,
+                pytest.raises((httpx.ReadError, httpx.ConnectError, httpx.RemoteProtocolError, ssl.SSLError)),
+            ):
+                stranger.get("/v1/repository")
+            server.terminate()
+            assert server.exit() == 0
+        assert [line for line in server.log if '"level": "error"' in line or "Traceback" in line] == []
