@@ -1,11 +1,20 @@
 """Reads a request's body in chunks, never more than a limit, and bounds what all bodies hold together."""
 
+import asyncio
 from io import BytesIO
 from types import TracebackType
 
 from starlette.types import Receive
 
 from .errors import ClientGone, ServiceError
+
+# A body gives way to what else the event loop has to do after each of so many bytes.
+PIECE_BYTES = 1 << 20
+
+# It waits at least for the first, s, and then so many times longer than that took too long, up to the last.
+PAUSE_SECONDS = 0.001
+PAUSE_FACTOR = 10
+MOST_PAUSE_SECONDS = 0.02
 
 
 class HeldBytes:
@@ -14,6 +23,7 @@ class HeldBytes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
+        self._turn = asyncio.Lock()
 
     def hold(self) -> "Hold":
         """The share of one request, given back at the end of a `with`."""
@@ -26,6 +36,20 @@ class HeldBytes:
     def add(self, count: int) -> None:
         """Hold so many bytes more, or less."""
         self.total += count
+
+    async def give_way(self) -> None:
+        """Wait before the next piece of a large body is read, one body at a time: longer where the event loop is busy.
+
+        Reading bodies of tens of MiB as fast as they come takes half of a core, and as much of the lock under which
+        Python runs: whoever sends nothing else would slow down everybody's small requests tenfold.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            began = loop.time()
+            await asyncio.sleep(PAUSE_SECONDS)
+            late = loop.time() - began - PAUSE_SECONDS
+            if late > PAUSE_SECONDS / 2:
+                await asyncio.sleep(min(PAUSE_FACTOR * late, MOST_PAUSE_SECONDS))
 
     def _check(self, total: int, count: int) -> None:
         if total + count > self.limit:
@@ -64,6 +88,10 @@ class Hold:
         self._held.add(count)
         self._bytes += count
 
+    async def give_way(self) -> None:
+        """As `HeldBytes.give_way`."""
+        await self._held.give_way()
+
     def give_back(self, count: int) -> None:
         """Hold `count` bytes less, before the request ends."""
         self._held.add(-count)
@@ -100,6 +128,8 @@ async def read_body(receive: Receive, declared: int | None, limit: int, hold: Ho
         if not size - len(chunk) and not message.get("more_body"):
             return chunk
         body.write(chunk)
+        if size // PIECE_BYTES > (size - len(chunk)) // PIECE_BYTES:
+            await hold.give_way()
         if not message.get("more_body"):
             return body.getvalue()
 

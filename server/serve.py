@@ -27,6 +27,10 @@ from .settings import Settings
 
 logger = logging.getLogger("milkweed.serve")
 
+# How long a thread may go on running Python while others wait to; CPython's own 5 ms are as long as a whole request.
+# Whenever one thread is busy for long (a large body or answer), each step of all others began with such a wait.
+SWITCH_SECONDS = 0.0001
+
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
     """Serve until SIGTERM or SIGINT; the process's exit code.
@@ -42,6 +46,7 @@ def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
         PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
+    sys.setswitchinterval(SWITCH_SECONDS)
     with contextlib.suppress(OSError, ValueError):  # stderr may be no file
         faulthandler.enable()  # a crash of a native library says at least in which thread and call
     with listen(settings.host, settings.port) as listener:

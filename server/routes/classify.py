@@ -73,14 +73,15 @@ class Classify:
         most = settings.of(model.name).max_images_per_request
 
         def parse() -> list[CheckedImage]:
-            return [check_image(image, model) for image in images_in(body, form, content_type, max_images=most)]
+            encoded = images_in(body, form, content_type, max_images=most)
+            check_scores(len(encoded), question.top_k)
+            return [check_image(image, model) for image in encoded]
 
         # The images of other forms are copies: for a moment they are there beside the body, later in its place.
         copies = 0 if form == "raw" else len(body)
         hold.take(copies)
         images = await service.parse(parse, len(body))
         hold.give_back(copies)
-        check_scores(len(images), question.top_k)
         self._gate.charge_images(account, len(images))
         left = trace.started + question.timeout_seconds - time.perf_counter()
         images = await service.rare_images.decode(images, model.spec, hold, left)

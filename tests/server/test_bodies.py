@@ -4,6 +4,7 @@ import asyncio
 import base64
 import io
 import threading
+import time
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from milkweed.server.ask import check_image
+from milkweed.server.body import MOST_PAUSE_SECONDS, PAUSE_SECONDS, PIECE_BYTES, HeldBytes, read_body
 
 pytestmark = pytest.mark.anyio
 
@@ -111,3 +113,31 @@ async def test_scores_of_one_answer_have_a_limit(
         if status == 400:
             kit.check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
             assert app.model.sizes == []
+
+
+@pytest.mark.parametrize(("pieces", "turns"), [(1, 0), (4, 3)])
+async def test_a_large_body_gives_way_after_each_of_its_pieces(pieces: int, turns: int) -> None:
+    """One that comes as fast as it is read would keep the event loop from everybody else until it is there."""
+    chunk, seen = bytes(PIECE_BYTES // 16), 0
+    chunks = 16 * pieces - 1
+    others: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal seen
+        seen += 1
+        if seen % 16 == 0:
+            loop.call_soon(others.append, seen)
+        return {"type": "http.request", "body": chunk, "more_body": seen < chunks}
+
+    with HeldBytes(1 << 30).hold() as hold:
+        assert await read_body(receive, None, 1 << 30, hold) == chunk * chunks
+    assert len(others) == turns
+
+
+async def test_a_large_body_waits_longer_where_the_loop_is_busy() -> None:
+    held, loop = HeldBytes(1), asyncio.get_running_loop()
+    loop.call_later(PAUSE_SECONDS / 2, time.sleep, MOST_PAUSE_SECONDS)  # it wakes up behind somebody who takes long
+    began = loop.time()
+    await held.give_way()
+    assert loop.time() - began >= 2 * MOST_PAUSE_SECONDS
