@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from milkweed.server import multipart
 from milkweed.server.errors import ServiceError
 from milkweed.server.multipart import MAX_FIELDS, boundary_of, file_parts
 
@@ -53,6 +54,14 @@ def test_boundary_missing_or_too_long_is_refused(content_type: bytes) -> None:
 def test_delimiter_like_data_stays_in_its_part() -> None:
     data = b"\r\n--x\r\n-xx--\r\n\r\n--"
     assert split(b"--xx\r\n" + PART + data + b"\r\n--xx--\r\n") == [data]
+
+
+@pytest.mark.parametrize("step", [1, 3, 7, 64])
+def test_delimiters_are_found_wherever_a_step_of_the_search_ends(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    monkeypatch.setattr(multipart, "_SEARCHED_BYTES", step)
+    for size in range(12):
+        body = b"--xx\r\n" + PART + b"a" * size + b"\r\n--xx\r\n" + PART + b"b\r\n--xx--"
+        assert split(body) == [b"a" * size, b"b"]
 
 
 def test_preamble_padding_and_epilogue_are_skipped() -> None:
