@@ -49,6 +49,8 @@ EMPTY_QUERIES = {
     ("service", "Looked up", "A"): NO_CACHE,
     ("service", "Looked up", "B"): NO_CACHE,
     ("service", "Hit share", "A"): NO_CACHE,
+    ("service", "Size", "A"): NO_CACHE,
+    ("gpu", "What is held for requests", "C"): NO_CACHE,
     ("gpu", "GPU memory in use", "A"): NO_GPU,
     ("gpu", "Most of torch's tensors", "A"): NO_GPU,
     ("gpu", "Who holds it", "A"): NO_GPU,
