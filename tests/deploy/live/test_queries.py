@@ -1,7 +1,6 @@
 """Every query of the dashboards and every rule, asked of a real Prometheus that scrapes a real server under load."""
 
 import contextlib
-import importlib
 import json
 import math
 import socket
@@ -27,9 +26,10 @@ from milkweed.bench.alerting.programs import Programs
 from milkweed.bench.serving.bodies import jpegs, pictures, shots
 
 from ..test_prometheus import RECORDS, RULES, Selector, parse
+from .dashboards import Grafana, filled
 
-GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
-BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (GRAFANA / "dashboards").glob("*.json")}
+DASHBOARDS = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "dashboards"
+BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")}
 
 FOUND_SECONDS = 90.0
 """Until Prometheus has found its targets: it looks every few seconds."""
@@ -49,6 +49,8 @@ EMPTY_QUERIES = {
     ("service", "Looked up", "A"): NO_CACHE,
     ("service", "Looked up", "B"): NO_CACHE,
     ("service", "Hit share", "A"): NO_CACHE,
+    ("service", "Size", "A"): NO_CACHE,
+    ("gpu", "What is held for requests", "C"): NO_CACHE,
     ("gpu", "GPU memory in use", "A"): NO_GPU,
     ("gpu", "Most of torch's tensors", "A"): NO_GPU,
     ("gpu", "Who holds it", "A"): NO_GPU,
@@ -104,15 +106,13 @@ class Live:
     """What is asked.
 
     Args:
-        source: as dashboards are drawn from; `span`: the time of the load.
+        grafana: asks for the time of the load.
         variables: of each dashboard, as in one that was just opened.
     """
 
     prometheus: Prometheus
-    source: Any
-    span: Any
+    grafana: Grafana
     variables: dict[str, dict[str, str]]
-    filled: Any
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,6 @@ def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFact
         wait_until(lambda: [*running.prometheus.targets().values()] == ["up"], FOUND_SECONDS, "the server is scraped")
         began = time.time()
         load(replica)
-        patch = stack.enter_context(pytest.MonkeyPatch.context())
-        patch.syspath_prepend(str(GRAFANA))
         yield asked(running, began)
 
 
@@ -167,12 +165,8 @@ def asked(running: Monitoring, began: float) -> Live:
     """The dashboards' variables, once every rule was evaluated."""
     rules = running.prometheus.rules
     wait_until(lambda: all(rule.health != "unknown" for rule in rules()), FOUND_SECONDS, "all rules are evaluated")
-    drawing = {name: importlib.import_module(f"drawing.{name}") for name in ("prometheus", "variables")}
-    source = drawing["prometheus"].Prometheus(running.prometheus.url)
-    span = drawing["prometheus"].Span(began, time.time(), float(EVERY_SECONDS))
-    chosen = drawing["variables"].chosen
-    variables = {name: chosen(board, source, span, float(EVERY_SECONDS), {}) for name, board in BOARDS.items()}
-    return Live(running.prometheus, source, span, variables, drawing["variables"].filled)
+    grafana = Grafana(running.prometheus.url, began, time.time(), float(EVERY_SECONDS))
+    return Live(running.prometheus, grafana, {name: grafana.variables(board) for name, board in BOARDS.items()})
 
 
 @pytest.mark.parametrize(
@@ -181,9 +175,8 @@ def asked(running: Monitoring, began: float) -> Live:
 def test_a_query_of_a_dashboard_is_answered(
     live: Live, name: str, title: str, letter: str, target: dict[str, Any]
 ) -> None:
-    expr = live.filled(target["expr"], live.variables[name])
-    found = live.source.at(expr, live.span.end) if target.get("instant") else live.source.over(expr, live.span)
-    values = [value for series in found for value in series.values if not math.isnan(value)]
+    expr = filled(target["expr"], live.variables[name])
+    values = live.grafana.values(expr, instant=bool(target.get("instant")))
     reason = EMPTY_QUERIES.get((name, title, letter))
     if reason is None:
         assert values, f"No data: {expr}"

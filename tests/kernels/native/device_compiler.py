@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.launches import Launch
 from milkweed.kernels.native.stamp import SOURCES
 from milkweed.kernels.native.toolchain import BuildError, find_toolchain
+
+from .launches import Launch
 
 # What returns `const char*` launches kernels: host code, with which a compiler would compile them all.
 _LAUNCHERS = re.compile(
