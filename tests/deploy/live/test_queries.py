@@ -9,24 +9,16 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from dataclasses import replace as changed
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milkweed.bench.alerting.answers import Prometheus
-from milkweed.bench.alerting.faults.cgroup import Cgroup
-from milkweed.bench.alerting.faults.levers import Levers
-from milkweed.bench.alerting.faults.replica import Replica
-from milkweed.bench.alerting.faults.scene import obedient
-from milkweed.bench.alerting.faults.traffic import plan, traffic
-from milkweed.bench.alerting.monitoring import EVERY_SECONDS, Monitoring, monitoring
-from milkweed.bench.alerting.patience import wait_until
-from milkweed.bench.alerting.programs import Programs
-from milkweed.bench.serving.bodies import jpegs, pictures, shots
+from milkweed.server.container import container_memory
 
 from ..test_prometheus import RECORDS, RULES, Selector, parse
+from .monitoring import EVERY_SECONDS, Programs, Prometheus, monitoring, wait_until
+from .servers import Replica, traffic
 
 GRAFANA = Path(__file__).resolve().parents[3] / "deploy" / "grafana"
 BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (GRAFANA / "dashboards").glob("*.json")}
@@ -46,9 +38,11 @@ NO_FILES = "there is neither --api-keys nor --tls-cert"
 # Queries without an answer on this server, and why; all others must have one, and these must have none.
 EMPTY_QUERIES = {
     ("service", "Requests by code", "B"): NO_GRPC,
+    ("service", "Size", "A"): NO_CACHE,
     ("service", "Looked up", "A"): NO_CACHE,
     ("service", "Looked up", "B"): NO_CACHE,
     ("service", "Hit share", "A"): NO_CACHE,
+    ("gpu", "What is held for requests", "C"): NO_CACHE,
     ("gpu", "GPU memory in use", "A"): NO_GPU,
     ("gpu", "Most of torch's tensors", "A"): NO_GPU,
     ("gpu", "Who holds it", "A"): NO_GPU,
@@ -82,6 +76,11 @@ EMPTY_SERIES = {
     "milkweed_file_reload_failing": NO_FILES,
     "DCGM_FI_DEV_XID_ERRORS": NO_DCGM,
 }
+if container_memory() is None:
+    NO_LIMIT = "nothing limits this machine's memory"
+    EMPTY_QUERIES["gpu", "Resident memory by server", "B"] = NO_LIMIT
+    EMPTY_SERIES["milkweed_container_memory_working_set_bytes"] = NO_LIMIT
+    EMPTY_SERIES["milkweed_container_memory_limit_bytes"] = NO_LIMIT
 
 
 def written(selector: Selector) -> str:
@@ -119,29 +118,22 @@ class Live:
 def live(programs: Programs, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A Prometheus with the rules as they are shipped, after some seconds of everything that a client may do."""
     folder = tmp_path_factory.mktemp("monitoring")
-    stand_ins = tmp_path_factory.mktemp("stand-ins")
-    levers, cgroup = Levers(stand_ins / "levers"), Cgroup(stand_ins / "cgroup")
-    replica = Replica(bundle, {}, obedient(levers, cgroup))
+    replica = Replica(bundle, {})
     with ExitStack() as stack:
-        pods = {"milkweed-0": replica.metrics_address}
-        running = stack.enter_context(monitoring(programs, folder, pods=pods))
+        prometheus, _ = stack.enter_context(monitoring(programs, folder / "running", [replica.metrics_address]))
         stack.callback(replica.stop)
         replica.start()
-        assert replica.pid is not None
-        cgroup.limit(replica.pid)
-        wait_until(lambda: [*running.prometheus.targets().values()] == ["up"], FOUND_SECONDS, "the server is scraped")
+        wait_until(lambda: prometheus.targets() == ["up"], FOUND_SECONDS, "the server is scraped")
         began = time.time()
         load(replica)
         patch = stack.enter_context(pytest.MonkeyPatch.context())
         patch.syspath_prepend(str(GRAFANA))
-        yield asked(running, began)
+        yield asked(prometheus, began)
 
 
 def load(replica: Replica) -> None:
     """Good and bad requests, one whose client leaves in the middle, one that is no HTTP."""
-    wanted = plan(replica.url, seconds=60.0, rate=20.0)
-    wanted = changed(wanted, shots=shots("raw", jpegs(pictures(48))), malformed_share=0.2)
-    with traffic(wanted) as end:
+    with traffic([replica], rate=20.0, malformed_share=0.2) as end:
         time.sleep(LOAD_SECONDS)
         with dial(replica) as client:
             client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 9000\r\n\r\nhalf")
@@ -163,16 +155,16 @@ def dial(replica: Replica) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-def asked(running: Monitoring, began: float) -> Live:
+def asked(prometheus: Prometheus, began: float) -> Live:
     """The dashboards' variables, once every rule was evaluated."""
-    rules = running.prometheus.rules
-    wait_until(lambda: all(rule.health != "unknown" for rule in rules()), FOUND_SECONDS, "all rules are evaluated")
+    rules = prometheus.rules
+    wait_until(lambda: all(rule["health"] != "unknown" for rule in rules()), FOUND_SECONDS, "all rules are evaluated")
     drawing = {name: importlib.import_module(f"drawing.{name}") for name in ("prometheus", "variables")}
-    source = drawing["prometheus"].Prometheus(running.prometheus.url)
+    source = drawing["prometheus"].Prometheus(prometheus.url)
     span = drawing["prometheus"].Span(began, time.time(), float(EVERY_SECONDS))
     chosen = drawing["variables"].chosen
     variables = {name: chosen(board, source, span, float(EVERY_SECONDS), {}) for name, board in BOARDS.items()}
-    return Live(running.prometheus, source, span, variables, drawing["variables"].filled)
+    return Live(prometheus, source, span, variables, drawing["variables"].filled)
 
 
 @pytest.mark.parametrize(
@@ -200,8 +192,8 @@ def test_what_may_be_empty_is_a_query_a_record_or_a_series() -> None:
 def test_every_rule_is_evaluated_without_error(live: Live) -> None:
     rules = live.prometheus.rules()
     assert len(rules) == len(RULES)
-    assert {(rule.health, rule.error) for rule in rules} == {("ok", "")}
-    assert "firing" not in live.prometheus.alerts().values()  # it is a healthy server
+    assert {(rule["health"], rule.get("lastError", "")) for rule in rules} == {("ok", "")}
+    assert live.prometheus.firing() == set()  # it is a healthy server
 
 
 @pytest.mark.parametrize("record", RECORDS)
