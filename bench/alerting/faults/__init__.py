@@ -1,1 +1,0 @@
-"""What can be done to a server, and which alerts must tell of it."""
