@@ -29,7 +29,7 @@ logger = logging.getLogger("milkweed.serve")
 
 # How long a thread may go on running Python while others wait to; CPython's own 5 ms are as long as a whole request.
 # Whenever one thread is busy for long (a large body or answer), each step of all others began with such a wait.
-SWITCH_SECONDS = 0.0001
+SWITCH_SECONDS = 0.001
 
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
