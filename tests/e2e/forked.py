@@ -1,5 +1,6 @@
 """Server processes without the seconds that their imports take: forked from a process that has done them."""
 
+import contextlib
 import json
 import os
 import signal
@@ -80,7 +81,8 @@ class Forked:
 
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # it has ended, and we are about to be told
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
