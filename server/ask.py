@@ -6,6 +6,7 @@ Every protocol that brings images asks here, so that deadlines, departed callers
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Receive
@@ -29,22 +30,34 @@ CheckedImage = tuple[bytes, ImageInfo] | InputError | ServiceError
 """An image that passed the header guard, or why it did not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Requester:
+    """Who sent a request and waits for its answer.
+
+    Args:
+        source: the key's name or the client's address, as far as anybody knows.
+        receive: where it is seen that the client leaves; None where its leaving cancels the task.
+    """
+
+    trace: Trace
+    source: str | None
+    receive: Receive | None
+
+    async def wait(self, waiter: "asyncio.Future[None]") -> None:
+        """Wait until `waiter` is resolved.
+
+        Raises:
+            ClientGone: the client left first.
+        """
+        async with watched(waiter, self.receive, self.trace.departure):
+            await waiter
+
+
 class Answer(Protocol):
     """What becomes of each of the images, in order; `Service.answer` is one."""
 
-    async def __call__(
-        self,
-        question: Question,
-        images: Sequence[CheckedImage],
-        trace: Trace,
-        source: str | None,
-        receive: Receive | None,
-    ) -> list[Outcome]:
+    async def __call__(self, question: Question, images: Sequence[CheckedImage], requester: Requester) -> list[Outcome]:
         """Answer one request.
-
-        Args:
-            source: who asks, as far as anybody knows.
-            receive: where it is seen that the client leaves; None where its leaving cancels the task.
 
         Raises:
             ServiceError: `overloaded`, `draining`, `not_ready`.
@@ -65,18 +78,12 @@ def check_image(image: bytes | ServiceError, model: ModelCard) -> CheckedImage:
 
 
 async def ask(
-    service: "Service",
-    question: Question,
-    images: Sequence[CheckedImage],
-    trace: Trace,
-    *,
-    source: str | None,
-    receive: Receive | None,
+    service: "Service", question: Question, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
-    """What becomes of each image, counted; arguments and errors as `Answer`."""
-    trace.asks(question.model.name, len(images))
+    """What becomes of each image, counted; raises what `Answer` raises."""
+    requester.trace.asks(question.model.name, len(images))
     try:
-        outcomes = await service.answer(question, images, trace, source, receive)
+        outcomes = await service.answer(question, images, requester)
     except BaseException as error:
         count_images(service, question.model, {word_for(error): len(images)})
         raise
@@ -85,26 +92,17 @@ async def ask(
 
 
 async def submit_and_wait(
-    service: "Service",
-    question: Question,
-    images: Sequence[CheckedImage],
-    trace: Trace,
-    source: str | None,
-    receive: Receive | None,
+    service: "Service", question: Question, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
     """Queue the images and wait for the engine; the innermost `Answer`. Marks the stages in the engine."""
-    ticket, waiter, wanted = make_ticket(question, images, trace, source)
+    ticket, waiter, wanted = make_ticket(question, images, requester)
     if wanted:
         service.submit(ticket, wanted)
         try:
-            if receive is None:
-                await waiter
-            else:
-                async with watched(waiter, receive, trace.departure):
-                    await waiter
+            await requester.wait(waiter)
         finally:
             service.forget(ticket)
-        _mark_engine(service, question.model, ticket, trace)
+        _mark_engine(service, question.model, ticket, requester.trace)
     return [outcome for outcome in ticket.outcomes if outcome is not None]
 
 
@@ -116,12 +114,14 @@ def count_images(service: "Service", model: ModelCard, outcomes: Mapping[str, in
 
 
 def make_ticket(
-    question: Question, images: Sequence[CheckedImage], trace: Trace, source: str | None
+    question: Question, images: Sequence[CheckedImage], requester: Requester
 ) -> tuple[Ticket, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
     """A request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = trace.started + question.timeout_seconds
-    ticket = Ticket(question.model.key, question.top_k, deadline, waiter, len(images), source, question.priority)
+    deadline = requester.trace.started + question.timeout_seconds
+    ticket = Ticket(
+        *(question.model.key, question.top_k, deadline, waiter, len(images), requester.source, question.priority)
+    )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for place, image in enumerate(images):
         if isinstance(image, tuple):

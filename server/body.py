@@ -89,7 +89,7 @@ class Hold:
         self._bytes += count
 
     async def give_way(self) -> None:
-        """As `HeldBytes.give_way`."""
+        """Let others go first before more of the body is read; see `HeldBytes.give_way`."""
         await self._held.give_way()
 
     def give_back(self, count: int) -> None:
@@ -125,13 +125,14 @@ async def read_body(receive: Receive, declared: int | None, limit: int, hold: Ho
         if size > limit:
             raise _too_large(f"at least {size} bytes", limit)
         hold.take(len(chunk))
-        if not size - len(chunk) and not message.get("more_body"):
-            return chunk
+        last = not message.get("more_body")
+        if last and size == len(chunk):
+            return chunk  # the whole body in one piece, as most photographs come
         body.write(chunk)
+        if last:
+            return body.getvalue()
         if size // PIECE_BYTES > (size - len(chunk)) // PIECE_BYTES:
             await hold.give_way()
-        if not message.get("more_body"):
-            return body.getvalue()
 
 
 def _too_large(what: str, limit: int) -> ServiceError:

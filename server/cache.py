@@ -12,19 +12,14 @@ import struct
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
-from starlette.types import Receive
 
-from .ask import Answer, CheckedImage
+from .ask import Answer, CheckedImage, Requester
 from .outcome import Outcome, Predictions
+from .parsers import Parsers
 from .question import Question
 from .trace import Trace
-from .waiting import watched
-
-INLINE_BYTES = 1 << 20
-"""Digests of more than this in one request (1 ms) are made on another thread, so that the event loop goes on."""
 
 ENTRY_BYTES = 112
 """What the table itself takes for an entry, on average over its growth."""
@@ -39,14 +34,14 @@ class ResponseCache:
     Args:
         max_bytes: estimated memory of all entries, see `cost`; the least recently used ones go first.
         answer: what is asked about the other images.
-        threads: where large digests are made.
+        parsers: where large digests are made.
         registry: where the cache's metrics are shown.
     """
 
-    def __init__(self, max_bytes: int, answer: Answer, threads: Executor, registry: CollectorRegistry) -> None:
+    def __init__(self, max_bytes: int, answer: Answer, parsers: Parsers, registry: CollectorRegistry) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
-        self._answer, self._threads = answer, threads
+        self._answer, self._parsers = answer, parsers
         self._secret = secrets.token_bytes(32)  # nobody can make two images of one digest, nor guess one
         self._entries: OrderedDict[bytes, bytes] = OrderedDict()
         self._flights: dict[bytes, Flight] = {}
@@ -64,42 +59,29 @@ class ResponseCache:
     def __len__(self) -> int:
         return len(self._entries)
 
-    async def __call__(
-        self,
-        question: Question,
-        images: Sequence[CheckedImage],
-        trace: Trace,
-        source: str | None,
-        receive: Receive | None,
-    ) -> list[Outcome]:
+    async def __call__(self, question: Question, images: Sequence[CheckedImage], requester: Requester) -> list[Outcome]:
         """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
+        trace = requester.trace
         if _directives(trace.headers) & {b"no-cache", b"no-store"}:
             trace.notes["cache"] = "MISS"
-            return await self._answer(question, images, trace, source, receive)
+            return await self._answer(question, images, requester)
         keys = await self._keys(question, images)
         bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
         answers: dict[bytes, Outcome] = {key: known for key in bodies if (known := self._known(key)) is not None}
         flights = {key: self._flights[key] for key in bodies if key not in answers and key in self._flights}
         computed = [key for key in bodies if key not in answers and key not in flights]
-        asking = (question, trace, source, receive)
-        answers |= await self._compute(computed, bodies, *asking)
+        answers |= await self._compute(computed, bodies, question, requester)
         for key, flight in flights.items():
-            landed = await _wait_for(flight, trace, receive)
+            landed = await _wait_for(flight, requester)
             if landed is not None:
                 answers[key] = landed
         lost = [key for key in flights if key not in answers]  # whoever computed these gave up: our turn
-        answers |= await self._compute(lost, bodies, *asking)
+        answers |= await self._compute(lost, bodies, question, requester)
         self._count(question.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
         return [answers[key] if key is not None else _refusal(image) for key, image in zip(keys, images, strict=True)]
 
     async def _compute(
-        self,
-        keys: Sequence[bytes],
-        bodies: dict[bytes, CheckedImage],
-        question: Question,
-        trace: Trace,
-        source: str | None,
-        receive: Receive | None,
+        self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], question: Question, requester: Requester
     ) -> dict[bytes, Outcome]:
         """Have the images of some keys answered; whoever asks about one of them meanwhile waits for it."""
         if not keys:
@@ -108,7 +90,7 @@ class ResponseCache:
         self._flights |= flights
         answers: dict[bytes, Outcome] = {}
         try:
-            outcomes = await self._answer(question, [bodies[key] for key in keys], trace, source, receive)
+            outcomes = await self._answer(question, [bodies[key] for key in keys], requester)
             answers = dict(zip(keys, outcomes, strict=True))
             return answers
         finally:
@@ -124,11 +106,8 @@ class ResponseCache:
     async def _keys(self, question: Question, images: Sequence[CheckedImage]) -> list[bytes | None]:
         """What finds each image's answer; None for what is no image."""
         bodies = [image[0] if isinstance(image, tuple) else None for image in images]
-        if sum(len(body) for body in bodies if body is not None) > INLINE_BYTES:
-            loop = asyncio.get_running_loop()
-            digests = await loop.run_in_executor(self._threads, self._digests, bodies)
-        else:
-            digests = self._digests(bodies)
+        size = sum(len(body) for body in bodies if body is not None)
+        digests = await self._parsers.run(lambda: self._digests(bodies), size)
         tail = question.model.digest + struct.pack("<I", question.top_k)
         return [None if digest is None else digest + tail for digest in digests]
 
@@ -141,13 +120,11 @@ class ResponseCache:
         if value is None:
             return None
         self._entries.move_to_end(key)
-        classes = len(value) // 12
-        numbers = struct.unpack(f"<{classes}I{classes}d", value)
-        return Predictions(numbers[:classes], numbers[classes:])
+        middle = len(value) // 2
+        return Predictions(struct.unpack(f"<{middle // 4}I", value[:middle]), value[middle:])
 
     def _keep(self, key: bytes, outcome: Predictions) -> None:
-        classes = len(outcome.index)
-        value = struct.pack(f"<{classes}I{classes}d", *outcome.index, *outcome.score)
+        value = struct.pack(f"<{len(outcome.index)}I", *outcome.index) + outcome.float32
         if cost(key, value) > self.max_bytes:
             return
         before = self._entries.pop(key, None)
@@ -173,15 +150,11 @@ def cost(key: bytes, value: bytes) -> int:
     return ENTRY_BYTES + sum(-(-sys.getsizeof(each) // 16) * 16 for each in (key, value))
 
 
-async def _wait_for(flight: Flight, trace: Trace, receive: Receive | None) -> Predictions | None:
+async def _wait_for(flight: Flight, requester: Requester) -> Predictions | None:
     """The answer that another request computes, unless this request's client leaves before."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     flight.add_done_callback(lambda _: None if waiter.done() else waiter.set_result(None))
-    if receive is None:
-        await waiter
-    else:
-        async with watched(waiter, receive, trace.departure):
-            await waiter
+    await requester.wait(waiter)
     return flight.result()
 
 

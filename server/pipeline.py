@@ -237,7 +237,7 @@ class Pipeline:
             rows = [row for row, wanted in enumerate(top_k) if wanted == k]
             part = probabilities if len(rows) == len(top_k) else probabilities[rows]
             scores, indices = part.topk(k)
-            # One copy to the host each; numpy prints float32 in its shortest exact form.
+            # One copy to the host each.
             for row, index, score in zip(rows, indices.tolist(), scores.cpu().numpy(), strict=True):
                 answers[row] = _predictions(index, score)
         return [internal_error() if answer is None else answer for answer in answers]
@@ -252,12 +252,11 @@ def _completed(batch: Loaded, answers: Iterator[Outcome]) -> list[Outcome]:
 
 
 def _predictions(index: list[int], score: "np.ndarray[tuple[int], np.dtype[np.float32]]") -> Outcome:
-    """Predictions of a row. A score is the double that prints as the float32 does: 0.93, not 0.930000007."""
-    values = tuple(float(str(value)) for value in score)
-    if not math.isfinite(values[0]):
+    """Predictions of a row."""
+    if not math.isfinite(score[0]):
         logger.error("the model gave probabilities that are not finite numbers")
         return internal_error()
-    return Predictions(tuple(index), values)
+    return Predictions(tuple(index), score.tobytes())
 
 
 def decoded_by(infos: Sequence[ImageInfo | None], decoders: Sequence[str | None]) -> Iterator[tuple[str, str]]:

@@ -6,7 +6,7 @@ model sees: small, and of a known size.
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -45,7 +45,7 @@ class RareImages:
         self._seconds = FIRST_GUESS_SECONDS
 
     async def decode(
-        self, images: Sequence[CheckedImage], spec: PreprocessSpec, hold: Hold, seconds_left: float
+        self, images: list[CheckedImage], spec: PreprocessSpec, hold: Hold, seconds_left: float
     ) -> list[CheckedImage]:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
@@ -56,13 +56,14 @@ class RareImages:
         Raises:
             ServiceError: `overloaded` where they cannot be decoded in time, or bodies hold too much memory.
         """
-        decoded = list(images)
         rare = {place: image for place, image in enumerate(images) if isinstance(image, tuple) and image[1].sandboxed}
+        if not rare:
+            return images
         wait = (self._waiting + len(rare)) * self._seconds / self._children
-        if rare and wait > seconds_left:
+        if wait > seconds_left:
             text = f"the images before these and they themselves would take the sandbox {wait * 1e3:.0f} ms"
             raise ServiceError("overloaded", f"{text}, {seconds_left * 1e3:.0f} ms are left", retry_after_seconds=1)
-        loop, crop_bytes = asyncio.get_running_loop(), 3 * spec.size**2
+        decoded, loop, crop_bytes = list(images), asyncio.get_running_loop(), 3 * spec.size**2
         self._waiting += len(rare)
         try:
             hold.take(crop_bytes * len(rare))

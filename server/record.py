@@ -1,5 +1,6 @@
-"""What is served, and each batch, written into the metrics."""
+"""Writes models that begin to serve, and each batch, into the metrics and the estimates of what a batch takes."""
 
+from .costs import BatchCosts
 from .metrics import Metrics
 from .outcome import BatchResult
 from .pipeline import decoded_by
@@ -50,3 +51,14 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
     bound.batches["full" if full else batch.release].inc()
     bound.padding.inc(forward.padding)
     metrics.engine_busy.labels(engine).inc(forward.busy_seconds)
+
+
+def observe_batch(costs: BatchCosts, batch: Batch, result: BatchResult) -> None:
+    """Learn what a batch took on its engine, and by how much its answers were later than foretold."""
+    costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
+    for item in batch.items:
+        ticket = item.ticket
+        if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
+            costs.observe_promise(result.finished - ticket.foretold)
+    if result.forward is not None and result.forward.computed:
+        costs.observe(result.forward.computed, result.forwarded - result.launched)

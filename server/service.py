@@ -4,11 +4,9 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from ..loaders.info import ImageInfo
 from .ask import Answer, submit_and_wait
@@ -28,8 +26,9 @@ from .loop_lag import LoopLag
 from .memory import StageCpu, collect_gpu_memory, collect_process_memory
 from .metrics import CPU_STAGES, Metrics
 from .outcome import BatchResult
+from .parsers import Parsers
 from .rare_images import RareImages
-from .record import forget_model, record_batch, record_model
+from .record import forget_model, observe_batch, record_batch, record_model
 from .rollout import Rollout
 from .served import OpenModel, ServedModel, open_model
 from .settings import OFF, Settings
@@ -38,14 +37,6 @@ from .ticket import Batch, Priority, Ticket
 from .watch import Watch
 
 logger = logging.getLogger("milkweed.service")
-
-T = TypeVar("T")
-
-INLINE_BYTES = 1 << 20
-"""A body of more is parsed on a thread of its own, so that the event loop goes on."""
-
-PARSERS = 2
-"""Threads that parse bodies and write answers; they are not those on which metrics are collected."""
 
 
 class Service:
@@ -70,7 +61,7 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tickets: set[Ticket] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
-        self.parsers = ThreadPoolExecutor(PARSERS, "milkweed-parse")
+        self.parsers = Parsers()
         self.rare_images = RareImages(image_limits(settings))
         self.answer: Answer = partial(submit_and_wait, self)
         if settings.cache_bytes:
@@ -81,8 +72,9 @@ class Service:
             max_queue_pixels=settings.max_queue_pixels,
             engines=len(devices),
         )
+        introduce = partial(record_model, self.metrics, settings)
         self.rollout = Rollout(
-            settings, self.batcher, open_model=open_model, introduce=self._record_model, forget=self._forget_model
+            settings, self.batcher, open_model=open_model, introduce=introduce, forget=self._forget_model
         )
         self.engines = Engines(
             settings,
@@ -166,7 +158,7 @@ class Service:
         if self.watch is not None:
             self.watch.stop()
         self.lag.stop()
-        self.parsers.shutdown(wait=False, cancel_futures=True)
+        self.parsers.close()
         self.rare_images.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
@@ -213,16 +205,6 @@ class Service:
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
-    async def parse(self, work: Callable[[], T], size: int) -> T:
-        """Do what takes time with a body or an answer: here where it is small, else on a thread.
-
-        Args:
-            size: bytes that `work` goes through.
-        """
-        if size <= INLINE_BYTES:
-            return work()
-        return await asyncio.get_running_loop().run_in_executor(self.parsers, work)
-
     def submit(self, ticket: Ticket, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
 
@@ -264,10 +246,8 @@ class Service:
 
     async def statistics(self) -> dict[str, ModelStatistics]:
         """What each model has answered."""
-        of = self.metrics
-        return count_answers(
-            family for each in (of.stage_duration, of.batch_size, of.images) for family in each.collect()
-        )
+        counted = (self.metrics.stage_duration, self.metrics.batch_size, self.metrics.images)
+        return count_answers(family for each in counted for family in each.collect())
 
     def _open_models(self) -> Mapping[str, Pipelines]:
         """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
@@ -277,9 +257,6 @@ class Service:
         if self.watch is not None:
             models += self.watch.open_first(found)
         return self.rollout.publish(models)
-
-    def _record_model(self, model: ServedModel) -> None:
-        record_model(self.metrics, self.settings, model)
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
@@ -291,7 +268,11 @@ class Service:
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._arrived, batch, result)
         if result is not None:
-            self._account(batch, result)
+            for stage, spent in result.cpu_seconds.items():
+                self._cpu.add(stage, spent)
+            observe_batch(self.rollout.costs[batch.model][batch.engine], batch, result)
+            model, engine = self.rollout.by_key(batch.model), self.engines.names[batch.engine]
+            record_batch(self.metrics, model, engine, batch, result)
 
     def _arrived(self, batch: Batch, result: BatchResult | None) -> None:
         for ticket in batch.expired:
@@ -299,19 +280,6 @@ class Service:
         if result is not None:
             for item, outcome in zip(batch.items, result.outcomes, strict=True):
                 item.ticket.put(item.place, outcome, result)
-
-    def _account(self, batch: Batch, result: BatchResult) -> None:
-        for stage, spent in result.cpu_seconds.items():
-            self._cpu.add(stage, spent)
-        costs = self.rollout.costs[batch.model][batch.engine]
-        costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
-        for item in batch.items:
-            ticket = item.ticket
-            if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
-                costs.observe_promise(result.finished - ticket.foretold)
-        if result.forward is not None and result.forward.computed:
-            costs.observe(result.forward.computed, result.forwarded - result.launched)
-        record_batch(self.metrics, self.rollout.by_key(batch.model), self.engines.names[batch.engine], batch, result)
 
     def _engines_ended(self) -> None:
         """On the last engine's thread: nobody who waits shall wait for nothing."""

@@ -39,11 +39,12 @@ class Departure:
 
 @asynccontextmanager
 async def watched(
-    waiter: "asyncio.Future[None]", receive: Receive, departure: Departure | None = None
+    waiter: "asyncio.Future[None]", receive: Receive | None, departure: Departure | None = None
 ) -> AsyncIterator[None]:
     """Within, the waiter fails with ClientGone once the client has closed its connection.
 
     Args:
+        receive: where it is seen that the client leaves; None where its leaving cancels the task.
         departure: where the connection tells it, at once and for nothing; else `receive` is asked, after a while.
     """
 
@@ -57,6 +58,9 @@ async def watched(
             yield
         finally:
             departure.listen(None)
+        return
+    if receive is None:
+        yield
         return
     loop = asyncio.get_running_loop()
     watchers: list[asyncio.Task[None]] = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from ..ask import Requester
 from ..body import Hold
 from ..card import ModelCard
 from ..errors import ServiceError
@@ -70,7 +71,7 @@ class GrpcService:
             size = len(payload)
             cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
             hold.take(cost)
-            message = await service.parse(partial(self._read, "ModelInferRequest", payload), size)
+            message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
             del payload
             model = find_version(service, message.model_name, message.model_version)
             request = read_infer_message(message)
@@ -83,24 +84,22 @@ class GrpcService:
         service = self._service
         question, said = self._question(model, call)
         async with before_deadline(question, call.trace, said=said) as clock:
-            prepared = await service.parse(partial(prepare, request, model, service.settings), size)
+            prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
             outcomes = await infer(
                 service,
                 question,
                 prepared,
                 clock,
-                call.trace,
+                Requester(call.trace, call.source, receive=None),
                 hold,
                 charge=lambda images: self._gate.charge_images(call.account, images),
-                source=call.source,
-                receive=None,
             )
 
             def write() -> Any:
                 outputs = output_tensors(model, outcomes, prepared.options)
                 return infer_response(self._messages, model, prepared.id, outputs)
 
-            return await service.parse(write, prepared.answer_bytes)
+            return await service.parsers.run(write, prepared.answer_cost)
 
     def _question(self, model: ModelCard, call: Call) -> tuple[Question, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""

@@ -6,13 +6,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from starlette.types import Receive
-
-from ..ask import CheckedImage, ask, check_image, count_images
+from ..ask import CheckedImage, Requester, ask, check_image, count_images
 from ..body import Hold
 from ..card import ModelCard
 from ..errors import ServiceError
-from ..outcome import Outcome, Predictions
+from ..outcome import SCORE_COST, Outcome, Predictions
 from ..question import Question, check_scores, question_about
 from ..service import Service
 from ..settings import Settings
@@ -20,9 +18,6 @@ from ..trace import Trace
 from .images import images_of
 from .options import Options, read_options
 from .tensors import InferRequest
-
-VALUE_BYTES = 100
-"""What a class and its probability take in an answer, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +29,9 @@ class Prepared:
     options: Options
 
     @property
-    def answer_bytes(self) -> int:
-        """Size of its answer, about."""
-        return VALUE_BYTES * len(self.images) * self.options.engine_top_k
+    def answer_cost(self) -> int:
+        """What writing its answer takes, in bytes of a body that would take as long to parse."""
+        return SCORE_COST * len(self.images) * self.options.engine_top_k
 
 
 def find_version(service: Service, name: str, version: str) -> ModelCard:
@@ -111,19 +106,16 @@ async def infer(
     question: Question,
     prepared: Prepared,
     clock: Clock,
-    trace: Trace,
+    requester: Requester,
     hold: Hold,
     *,
     charge: Callable[[int], None],
-    source: str | None,
-    receive: Receive | None,
 ) -> list[Outcome]:
     """What became of each image: all are predictions, or some where the request takes partial answers.
 
     Args:
         hold: of the request.
         charge: told how many images there are; may raise ServiceError.
-        source, receive: see `ask`.
 
     Raises:
         ServiceError: the first image's that is bad, where the request does not take partial answers or none is good.
@@ -140,10 +132,10 @@ async def infer(
     if not options.partial:
         _refuse_bad(service, question.model, prepared.images)
     images = await service.rare_images.decode(prepared.images, question.model.spec, hold, clock.left())
-    trace.mark()
+    requester.trace.mark()
     if not options.partial:
         _refuse_bad(service, question.model, images)
-    outcomes = await ask(service, question, images, trace, source=source, receive=receive)
+    outcomes = await ask(service, question, images, requester)
     bad = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
     if bad and (not options.partial or len(bad) == len(outcomes)):
         raise _located(outcomes[bad[0]], bad[0], len(outcomes))

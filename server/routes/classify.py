@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from ..ask import CheckedImage, ask, check_image, count_images, make_ticket
+from ..ask import CheckedImage, Requester, ask, check_image, count_images, make_ticket
 from ..body import Hold, read_body
 from ..card import ModelCard
 from ..errors import ServiceError, status_of
 from ..forms import form_of, images_in
-from ..outcome import Outcome, Predictions
+from ..outcome import SCORE_COST, Outcome, Predictions
 from ..question import Question, check_scores, read_question
 from ..responses import send_whole
 from ..security.gate import ACCOUNT_KEY, Gate
@@ -22,9 +22,6 @@ from ..trace import Trace, trace_of
 from ..waiting import source_of
 from .outcomes import word_for
 from .stream import Stream, wants_stream
-
-# Of an answer; what is written about a class and its probability takes about so many bytes.
-SCORE_BYTES = 100
 
 
 class Classify:
@@ -38,20 +35,20 @@ class Classify:
         service.check_accepting()
         question = read_question(scope["query_string"], trace.headers, service.models, service.settings)
         service.check_time(question.timeout_seconds, question.priority)
-        source, streamed = source_of(scope), wants_stream(trace.headers)
+        requester, streamed = Requester(trace, source_of(scope), receive), wants_stream(trace.headers)
         with service.held.hold() as hold:
             with service.using(question.model):
                 try:
                     async with asyncio.timeout(question.timeout_seconds):
                         images = await self._images(question, trace, receive, hold, scope.get(ACCOUNT_KEY))
                         if not streamed:
-                            outcomes = await ask(service, question, images, trace, source=source, receive=receive)
+                            outcomes = await ask(service, question, images, requester)
                             answer = await self._answer(question, outcomes, trace)
                 except TimeoutError:
                     milliseconds = round(question.timeout_seconds * 1e3)
                     raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
                 if streamed:
-                    await self._stream(question, images, trace, receive, send, source)
+                    await self._stream(question, images, requester, send)
                     return
             del images
             hold.become(len(answer.body))  # until the client has read it
@@ -80,7 +77,7 @@ class Classify:
         # The images of other forms are copies: for a moment they are there beside the body, later in its place.
         copies = 0 if form == "raw" else len(body)
         hold.take(copies)
-        images = await service.parse(parse, len(body))
+        images = await service.parsers.run(parse, len(body))
         hold.give_back(copies)
         self._gate.charge_images(account, len(images))
         left = trace.started + question.timeout_seconds - time.perf_counter()
@@ -88,19 +85,11 @@ class Classify:
         trace.mark()
         return images
 
-    async def _stream(
-        self,
-        question: Question,
-        images: list[CheckedImage],
-        trace: Trace,
-        receive: Receive,
-        send: Send,
-        source: str | None,
-    ) -> None:
+    async def _stream(self, question: Question, images: list[CheckedImage], requester: Requester, send: Send) -> None:
         """Answer image by image."""
-        service, model = self._service, question.model
+        service, model, trace = self._service, question.model, requester.trace
         trace.asks(model.name, len(images))
-        ticket, waiter, wanted = make_ticket(question, images, trace, source)
+        ticket, waiter, wanted = make_ticket(question, images, requester)
         try:
             if wanted:
                 service.submit(ticket, wanted)
@@ -108,9 +97,9 @@ class Classify:
             service.forget(ticket)
             count_images(service, model, {word_for(error): len(images)})
             raise
-        stream = Stream(question, ticket, trace, send)
+        stream = Stream(question, ticket, requester, send)
         try:
-            await stream.run(waiter, receive, ticket.deadline - time.perf_counter())
+            await stream.run(waiter, ticket.deadline - time.perf_counter())
         finally:
             waiter.cancel()
             service.forget(ticket)
@@ -118,8 +107,8 @@ class Classify:
 
     async def _answer(self, question: Question, outcomes: list[Outcome], trace: Trace) -> "_Answer":
         """Predictions and errors in order; the first error's status when nothing succeeded."""
-        size = SCORE_BYTES * len(outcomes) * question.top_k
-        return await self._service.parse(lambda: _write(question.model, outcomes, trace), size)
+        cost = SCORE_COST * len(outcomes) * question.top_k
+        return await self._service.parsers.run(lambda: _write(question.model, outcomes, trace), cost)
 
 
 class _Answer(NamedTuple):

@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from ..ask import Requester
 from ..body import Hold, read_body
 from ..card import ModelCard
 from ..client_json import decoded
@@ -85,17 +86,15 @@ class Infer:
                         question,
                         prepared,
                         clock,
-                        trace,
+                        Requester(trace, source_of(scope), receive),
                         hold,
                         charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
-                        source=source_of(scope),
-                        receive=receive,
                     )
 
                 def write() -> tuple[bytes, list[tuple[bytes, bytes]]]:
                     return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
 
-                body, headers = await service.parse(write, prepared.answer_bytes)
+                body, headers = await service.parsers.run(write, prepared.answer_cost)
             hold.become(len(body))  # until the client has read it
             await send_whole(send, trace, body, headers)
 
@@ -107,14 +106,14 @@ class Infer:
         body = await read_body(receive, trace.content_length(), settings.max_body_bytes, hold)
         trace.mark()
         length = json_length(body, trace.headers.get(LENGTH_HEADER))
-        request = await self._service.parse(lambda: read_infer_request(body, length), length)
+        request = await self._service.parsers.run(lambda: read_infer_request(body, length), length)
         cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
         if cost > limit:
             raise ServiceError(
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
         hold.take(cost)
-        return await self._service.parse(lambda: prepare(request, model, settings), len(body))
+        return await self._service.parsers.run(lambda: prepare(request, model, settings), len(body))
 
 
 def _model_of(service: Service, scope: Scope) -> ModelCard:

@@ -3,14 +3,14 @@
 import asyncio
 from collections import Counter
 
-from starlette.types import Receive, Send
+from starlette.types import Send
 
+from ..ask import Requester
 from ..card import ModelCard
 from ..errors import ClientGone, ServiceError
 from ..outcome import Outcome
 from ..question import Question
 from ..ticket import Ticket
-from ..trace import Trace
 from ..waiting import watched
 from .outcomes import word_for
 
@@ -31,8 +31,8 @@ class Stream:
         ticket: its `listener` is this object's `put`; places that were refused before have their outcome.
     """
 
-    def __init__(self, question: Question, ticket: Ticket, trace: Trace, send: Send) -> None:
-        self._question, self._trace, self._send = question, trace, send
+    def __init__(self, question: Question, ticket: Ticket, requester: Requester, send: Send) -> None:
+        self._question, self._requester, self._send = question, requester, send
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(ticket.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
@@ -45,17 +45,18 @@ class Stream:
         """An image is done. Belongs to the event loop."""
         self._ready.put_nowait((place, outcome))
 
-    async def run(self, waiter: "asyncio.Future[None]", receive: Receive, seconds: float) -> None:
+    async def run(self, waiter: "asyncio.Future[None]", seconds: float) -> None:
         """Send everything within so many seconds; images without an answer by then get an error each.
 
         Raises:
             ClientGone: nobody reads any more.
         """
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
-        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", self._trace.server_timing())]
+        receive, trace = self._requester.receive, self._requester.trace
+        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", trace.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(seconds), watched(waiter, receive, self._trace.departure):
+            async with asyncio.timeout(seconds), watched(waiter, receive, trace.departure):
                 await self._lines(waiter)
         except TimeoutError:
             error = ServiceError("deadline", f"no answer within {round(self._question.timeout_seconds * 1e3)} ms")
@@ -94,7 +95,7 @@ class Stream:
         ok, total = self.counts["ok"], self.counts.total()
         body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
             self._question.model.head_json,
-            self._trace.request_id,
+            self._requester.trace.request_id,
             total,
             ok,
         )

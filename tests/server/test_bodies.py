@@ -66,7 +66,7 @@ async def test_metrics_are_told_while_all_parsers_are_busy(running: Any, kit: Mo
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
-        work = [app.service.parsers.submit(busy.wait, 10) for _ in range(20)]
+        work = [app.service.parsers.threads.submit(busy.wait, 10) for _ in range(20)]
         try:
             assert (await app.client.get("/metrics")).status_code == 200
             assert (await app.client.get("/v2/models/held/stats")).status_code == 200
@@ -80,7 +80,7 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(
     running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
-    monkeypatch.setattr("milkweed.server.service.INLINE_BYTES", 100)
+    monkeypatch.setattr("milkweed.server.parsers.INLINE_BYTES", 100)
     seen: list[str] = []
 
     def watched(*given: Any) -> Any:

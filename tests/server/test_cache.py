@@ -6,21 +6,23 @@ import random
 import struct
 import tracemalloc
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.info import ImageInfo
-from milkweed.server.cache import INLINE_BYTES, ResponseCache, cost
+from milkweed.server.ask import Requester
+from milkweed.server.cache import ResponseCache, cost
 from milkweed.server.errors import ServiceError
 from milkweed.server.outcome import Outcome, Predictions
+from milkweed.server.parsers import INLINE_BYTES, Parsers
 from milkweed.server.security.keys import key_block, new_key
 from milkweed.server.trace import Trace
 
@@ -34,7 +36,7 @@ INFO = ImageInfo("PNG", 4, 4, "RGB")
 def predictions(classes: int, seed: int = 0) -> Predictions:
     chance = random.Random(seed)
     index = tuple(chance.randrange(100_000) for _ in range(classes))
-    return Predictions(index, tuple(chance.random() for _ in index))
+    return Predictions(index, np.array([chance.random() for _ in index], np.float32).tobytes())
 
 
 class Engine:
@@ -46,9 +48,7 @@ class Engine:
         self.gate.set()
         self.failure: Exception | None = None
 
-    async def __call__(
-        self, question: Any, images: Sequence[Any], trace: Trace, source: str | None, receive: Any
-    ) -> list[Outcome]:
+    async def __call__(self, question: Any, images: Sequence[Any], requester: Requester) -> list[Outcome]:
         self.asked.append([body for body, _ in images])
         await self.gate.wait()
         if self.failure is not None:
@@ -65,7 +65,7 @@ class Rig:
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.engine = Engine()
         self.registry = CollectorRegistry()
-        self.cache = ResponseCache(max_bytes, self.engine, ThreadPoolExecutor(1), self.registry)
+        self.cache = ResponseCache(max_bytes, self.engine, Parsers(), self.registry)
 
     async def ask(self, *bodies: bytes, digest: bytes = b"v1", top_k: int = 5, **headers: str) -> Any:
         """Outcomes, and what the answer's X-Cache says."""
@@ -73,7 +73,7 @@ class Rig:
         trace = Trace([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
         images = [(body, INFO) for body in bodies]
         question: Any = SimpleNamespace(model=model, top_k=top_k)
-        outcomes = await self.cache(question, images, trace, None, None)
+        outcomes = await self.cache(question, images, Requester(trace, None, None))
         return outcomes, trace.notes.get("cache")
 
     def value(self, name: str) -> float | None:
@@ -95,7 +95,7 @@ async def test_what_it_takes_is_within_a_factor_of_two_of_its_estimate(classes: 
 
 
 async def test_bytes_are_bounded_and_the_least_recently_used_goes_first() -> None:
-    one = cost(bytes(22), bytes(60))  # the key of a two-byte digest, the value of five classes
+    one = cost(bytes(22), bytes(40))  # the key of a two-byte digest, the value of five classes
     rig = Rig(10 * one)
     images = [b"image %d" % number for number in range(12)]
     for image in images[:10]:
@@ -195,8 +195,9 @@ async def test_a_large_request_is_digested_without_holding_the_loop(monkeypatch:
     images = [bytes([seed]) * (INLINE_BYTES // 2) for seed in range(3)]
     alone = [(await rig.ask(image))[0][0] for image in images]
     used: list[int] = []
-    submit = rig.cache._threads.submit
-    monkeypatch.setattr(rig.cache._threads, "submit", lambda *work: used.append(1) or submit(*work))  # type: ignore[func-returns-value]
+    threads = rig.cache._parsers.threads
+    submit = threads.submit
+    monkeypatch.setattr(threads, "submit", lambda *work: used.append(1) or submit(*work))  # type: ignore[func-returns-value]
     assert await rig.ask(*images) == (alone, "HIT")
     assert used == [1]
 
