@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import PIL
@@ -45,13 +45,6 @@ for name, attempt in {
     except Exception as error:
         print(name, type(error).__name__, getattr(error, "errno", ""), flush=True)
 """
-
-
-@pytest.fixture
-def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox()
-    yield made
-    made.close()
 
 
 def wait_for_end(pid: int) -> bool:
