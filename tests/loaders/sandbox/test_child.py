@@ -1,4 +1,4 @@
-"""The child by itself: what it imports, what it can no longer do, and when it ends."""
+"""A child alone imports little, can do little once it has limited itself, and ends with its parent."""
 
 import os
 import re
@@ -21,7 +21,7 @@ from milkweed.loaders.sandbox.sandbox import Sandbox
 
 PACKAGES = str(Path(PIL.__file__).parent.parent)
 
-# Each attempt in a process that has limited itself as a child does; what came of it is said over stdout.
+# This program limits itself as a child does, then makes each attempt and prints what came of it.
 ATTEMPTS = """
 import os, runpy, socket, sys
 sys.path.append(sys.argv[1])

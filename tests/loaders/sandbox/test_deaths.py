@@ -1,4 +1,4 @@
-"""Children of the sandbox that die, hang, take too much, talk nonsense or never start: what each costs, and whom."""
+"""A child that dies, hangs, takes too much, sends nonsense or does not start costs its image and nothing else."""
 
 import os
 import signal
@@ -82,10 +82,10 @@ def test_cpu_time_is_limited_for_each_image_anew(picture: Picture, encoded: Enco
     cheap, dear = encoded(picture(300, 300), "GIF"), b"P3 5000 4000 255\n" + b"7 " * 8_000_000
     crop(sandbox, cheap)
     pid = pid_of_the_idle_one(sandbox)
-    clock = (~pid << 3) | 2  # of that process's CPU time
+    clock = (~pid << 3) | 2  # the clock of that process's CPU time
     while time.clock_gettime(clock) < 0.5:
         crop(sandbox, cheap)
-    assert pid_of_the_idle_one(sandbox) == pid  # all together it may take more
+    assert pid_of_the_idle_one(sandbox) == pid  # several images together may take more
     assert refusal(sandbox, dear).message == "PPM cannot be decoded: it takes more than 0.3 s of CPU"
     assert sandbox.deaths == {"cpu": 1}
     crop(sandbox, cheap)
@@ -125,7 +125,7 @@ for number, part in enumerate({parts!r}):
 
 
 def talker(tmp_path: Path, parts: list[bytes], after: str = "") -> str:
-    """A program that says what it was told to, whatever it is asked."""
+    """Write a program that sends these parts, whatever it is asked; returns its path."""
     script = tmp_path / "child.py"
     script.write_text(TALKER.format(parts=parts, want=child_module.WANT.size, after=after))
     return str(script)
@@ -166,7 +166,7 @@ def test_what_a_child_says_is_held_against_the_limits(
 def test_who_says_more_than_asked_is_not_asked_again(
     body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left over would be taken for the answer to the next image."""
+    """What is left unread would otherwise be taken for the answer to the next image."""
     sandbox = Sandbox()
     parts = [SOUND, MADE.pack(True, 32 * 32 * 3) + bytes(32 * 32 * 3) + SOUND]
     with monkeypatch.context() as patch:

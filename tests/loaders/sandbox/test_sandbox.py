@@ -1,4 +1,4 @@
-"""The sandbox: who gets which answer, what its limits refuse, and when its children end."""
+"""The sandbox gives each caller the right answer, refuses what is beyond its limits, and ends its children."""
 
 import os
 import pickle
@@ -52,7 +52,7 @@ def test_loaders_take_a_crop_in_place_of_the_image(
     with pytest.raises(LoaderError, match="the crop has 3072 bytes: the model takes 16x16 px of 3 bytes"):
         create_loader(name, PreprocessSpec(size=16), sandbox=sandbox).load([levels], [info])
     loader.close()
-    assert crop(sandbox, body) == levels  # a sandbox that was given to a loader goes on
+    assert crop(sandbox, body) == levels  # the loader did not make this sandbox, so it has not closed it
 
 
 def test_loaders_that_were_given_none_end_their_own(body: bytes) -> None:
@@ -103,7 +103,7 @@ def test_data_sets_read_rare_formats(picture: Picture, encoded: Encoded, tmp_pat
     assert not rest
     torch.testing.assert_close(evaluated[:2], wanted[:2], rtol=0, atol=1e-6)
     made = []
-    for workers in (0, 1):  # a worker is a fork of this process, with children of its own
+    for workers in (0, 1):  # a worker is a fork of this process and starts its own children
         source = TrainingImages(samples, SPEC, Augmentation(), batch_size=3, workers=workers, cache_bytes=0)
         ((images, _),) = source.batches(0, 0)
         assert not source.skipped
@@ -192,7 +192,7 @@ def test_closing_ends_all_children(body: bytes) -> None:
     (child,) = sandbox._idle
     sandbox.close()
     assert child.process.returncode == -signal.SIGKILL
-    assert crop(sandbox, body)  # a thread that was late
+    assert crop(sandbox, body)  # as a thread would that was late
     assert not sandbox._idle
 
 
