@@ -61,7 +61,7 @@ def load_batch(
     """Run `load_one` for every item; each writes its own row.
 
     Args:
-        sandbox: makes the crops of the formats that only it may decode; `load_one` gets them `cropped`.
+        sandbox: decodes the images that are `sandboxed`; `load_one` gets their crops, with `cropped` set.
         pool, workers: see `spread`.
         is_small: whether an image costs less than sharing it out: the calling thread loads it while the pool works.
         pin_memory: pixels in page-locked memory, from which a GPU copies while others work.
@@ -92,7 +92,7 @@ def load_batch(
 def spread(
     run: Callable[[T], R], items: Sequence[T], pool: Executor | None, workers: int, here: Sequence[bool] = ()
 ) -> list[R]:
-    """`run` for every item, results in order; where `run` raises, so does this.
+    """Call `run` for every item and return the results in order; what `run` raises is raised here too.
 
     Args:
         pool: where it runs; the calling thread when None.
@@ -126,7 +126,7 @@ def _cropped(
     sandbox: Sandbox,
     watch: Stopwatch,
 ) -> tuple[bytes, ImageInfo]:
-    """The image with its header, or the crop of one that only the sandbox may decode."""
+    """Return the image with its header or, if only the sandbox may decode it, its crop."""
     if info is None:
         with watch.stage("inspect"):
             info = inspect(item, limits)

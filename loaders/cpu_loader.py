@@ -81,11 +81,11 @@ class CpuLoader:
         """Nothing that a first call would have to do."""
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
-        """`run` for every item on this loader's threads; where `run` raises, so does this."""
+        """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
         return spread(run, items, self._pool, self.num_threads)
 
     def close(self) -> None:
-        """Let the running images end, give the threads back, and end the children of its own sandbox."""
+        """Wait for the images that are being loaded, end the threads, and close the sandbox if this loader made it."""
         self._pool.shutdown()
         if self._owns_sandbox:
             self._sandbox.close()

@@ -61,7 +61,7 @@ class DaliLoader:
         min_pixels: smaller images are the fast loader's, unless a batch has at least `min_batch` for DALI.
         strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
             half of a decode; without it, DALI answers some damaged pictures with what it made of them.
-        sandbox: of the fast loader; its own where None.
+        sandbox: the one that the fast loader uses; with None it makes its own.
         hw_decoder_load, resample, dtype, channels_last, device_id: as `DaliGraph`.
 
     Raises:

@@ -22,7 +22,7 @@ class Slot:
 
 
 def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo) -> Slot | None:
-    """The image as DALI is to see it; None where the fast loader does it better or alone can."""
+    """Describe the image for DALI; None if the fast loader decodes it faster, or only that loader can."""
     if not _plain_jpeg(body, info):
         return None
     orientation = info.orientation if spec.orientation == "apply" else 1

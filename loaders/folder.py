@@ -23,7 +23,7 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox)
 
     Args:
         whole: the whole image (H, W, 3), else what the model sees in evaluation, (size, size, 3).
-        sandbox: decodes the formats that only it may; its limits are those of every image.
+        sandbox: decodes the images that are `sandboxed`; its limits hold for every image.
 
     Raises:
         InputError: it cannot be read, the guard refuses it, or it cannot be decoded.

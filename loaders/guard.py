@@ -1,4 +1,4 @@
-"""The guard: what a body is and whether it may be decoded, from its first bytes and its header alone."""
+"""The guard tells what a body is and whether it may be decoded, from its first bytes and its header alone."""
 
 from collections.abc import Callable, Mapping
 
@@ -24,8 +24,8 @@ _READERS: Mapping[Format, Callable[[bytes], ImageInfo]] = {
 def inspect(data: bytes, limits: Limits = DEFAULT_LIMITS) -> ImageInfo:
     """Read the header of an encoded image and hold it against the limits; decodes nothing.
 
-    Of a format that is `sandboxed`, only the first bytes are read: its size is not known yet, and whoever decodes it
-    holds that against the limits with `check_size`.
+    If the image is `sandboxed`, only its first bytes are read. Its size is not known yet, and whoever decodes it holds
+    the size against the limits with `check_size`.
 
     Raises:
         InputError: "empty", "too_large" and "too_many_pixels" name the limit; "unsupported_format" for other

@@ -16,7 +16,7 @@ SANDBOXED: Mapping[Format, "CostClass"] = {
     "AVIF": "avif",
     "JPEG2000": "jpeg2000",
 }
-"""Formats whose headers only the children of a `Sandbox` read, and the class that each has its limits from."""
+"""Only the children of a `Sandbox` read the headers of these formats; the limits of each are those of its class."""
 
 # What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,
@@ -64,8 +64,8 @@ class ImageInfo:
 
     Args:
         format: one of `FORMATS` or `OPT_IN_FORMATS`, from the magic bytes, never from a file name or a Content-Type.
-        width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself. 0 where `inspect` does not read
-            the header (`sandboxed`): the size is not known yet.
+        width, height: as stored, px. TIFF: upright, since Pillow turns TIFF itself. They are 0 as long as
+            the size is not known, which is so if the image is `sandboxed`.
         mode: Pillow's name of the pixel layout, as far as the header tells.
         orientation: EXIF orientation, 1..8; 1 is upright.
         progressive: the JPEG needs several passes over its coefficients.
@@ -74,7 +74,7 @@ class ImageInfo:
         scans: number of JPEG scans, counted only where it matters (`progressive`).
         turbo: simplejpeg decodes this JPEG exactly as Pillow does.
         array: of an NPY.
-        cropped: the bytes that come with this are the model's crop already, RGB levels (size, size, 3).
+        cropped: the bytes that come with this header are already the model's crop, RGB levels (size, size, 3).
     """
 
     format: Format
@@ -92,12 +92,12 @@ class ImageInfo:
 
     @property
     def sandboxed(self) -> bool:
-        """Whether only a `Sandbox` may decode the bytes that come with this."""
+        """Whether only a `Sandbox` may decode the bytes that come with this header."""
         return self.format in SANDBOXED and not self.cropped
 
     @property
     def pixels(self) -> int:
-        """Number of pixels that a full decode makes; 0 where it is not known yet, or done already."""
+        """Number of pixels that a full decode makes; 0 if it is not known yet, or if they are decoded already."""
         return 0 if self.cropped else self.width * self.height
 
     def upright_size(self, apply_orientation: bool) -> tuple[int, int]:

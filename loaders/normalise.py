@@ -18,7 +18,7 @@ class Normaliser:
         """Normalise a crop that a `Sandbox` made, RGB levels (S, S, 3), into `out`, float32 (3, S, S).
 
         Raises:
-            LoaderError: it is of another size than `out`, which is no fault of the image's.
+            LoaderError: the crop is of another size than `out`; the image is not at fault.
         """
         size = out.shape[-1]
         if len(levels) != 3 * size**2:

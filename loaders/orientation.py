@@ -29,10 +29,10 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:
-    """The model's crop of a stored picture that is width x height px once upright, as Pillow cuts it."""
+    """Plan the model's crop as Pillow cuts it, for a stored picture that is width x height px once upright."""
     crop = geometry(spec, width, height)
     columns_first = crop.columns_first
-    if columns_first:  # both passes compute alike: exchange rows and columns, and back at the end
+    if columns_first:  # both passes do the same: work on the transposed picture, and transpose the crop
         crop, turn = stored_geometry(crop, 5), TURNS[orientation]
         exchanged = turn._replace(transpose=not turn.transpose)
         orientation = next(number for number, other in TURNS.items() if other == exchanged)

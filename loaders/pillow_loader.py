@@ -1,6 +1,6 @@
 """The reference loader: Pillow and nothing else, equal to timm's eval transform bit for bit.
 
-It cuts the crop with the code that the sandbox's children run (`sandbox.child.cut`), so theirs are the same bits.
+It cuts the crop with the code that the sandbox's children run (`sandbox.child.cut`), so both make the same bits.
 """
 
 from collections.abc import Sequence
@@ -50,7 +50,7 @@ class PillowLoader:
         """Nothing that a first call would have to do."""
 
     def close(self) -> None:
-        """End the children of its own sandbox; one that was given to it goes on."""
+        """Close the sandbox if this loader made it; a sandbox that was given to it goes on."""
         if self._owns_sandbox:
             self._sandbox.close()
 

@@ -59,7 +59,7 @@ def create_loader(
             a GPU and DALI can be built for it, else the fast loader.
         num_threads: of the fast loader and of DALI's pool.
         device: where DALI decodes, and where its pixels are; the others' are on the CPU.
-        sandbox: decodes the formats that only it may, for several loaders where they share it; None makes one.
+        sandbox: decodes the images that are `sandboxed`; several loaders can share one. None makes one.
 
     Raises:
         LoaderError: "dali", and it is not installed, or cannot be built here.

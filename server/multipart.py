@@ -80,7 +80,7 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find(body: bytes, wanted: bytes, start: int) -> int:
-    """As `bytes.find`, in steps between which other threads get their turn."""
+    """Find the same place as `bytes.find` does, in short steps so that other threads can run between them."""
     for here in range(start, len(body), _SEARCHED_BYTES):
         found = body.find(wanted, here, here + _SEARCHED_BYTES + len(wanted) - 1)
         if found >= 0:

@@ -1,1 +1,1 @@
-"""Attacks on a live server, and what good requests notice of them."""
+"""Attacks on a live server, and measurements of what they cost it and its other clients."""

@@ -1,12 +1,13 @@
-"""Attacks on a live server: what each costs it, and whether good requests beside all of them notice.
+"""Attacks a live server, and prints what each attack costs it and whether good requests notice.
 
-    python -m milkweed.bench.attacks                          # each attack by itself, on a fresh server
+    python -m milkweed.bench.attacks                          # each attack alone, on a fresh server
     python -m milkweed.bench.attacks --only wide,parts
-    python -m milkweed.bench.attacks --files DIR --files DIR  # every file of these folders, with good neighbours
-    python -m milkweed.bench.attacks --soak 10                # minutes of good requests at half capacity beside all
+    python -m milkweed.bench.attacks --files DIR --files DIR  # every file of these folders, between good photographs
+    python -m milkweed.bench.attacks --soak 10                # minutes of good requests beside all attacks
 
-Attackers are processes of their own at the lowest priority, as if they were elsewhere. Memory is the server's with its
-children, beside what it had before; `livez` is the longest that a probe took meanwhile.
+Attackers are processes of their own at the lowest priority, as if they were on another machine. The seconds are those
+that the server took to answer. The memory is what the server and its children have more than before the attack. `livez`
+is the longest time that a probe took during the attack.
 """
 
 import argparse
@@ -25,19 +26,27 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
-    """Attack in turns, at least once each; the outcomes."""
+    """Run the attacks in turn, each at least once, until the seconds are over.
+
+    Returns:
+        The outcomes of each, the rounds, and the seconds that the server took: bodies are made before they begin, and
+        pauses are not counted.
+    """
     os.nice(19)
+    bodies = {name: ATTACKS[name].body() for name in names}
+    pause_seconds = sum(ATTACKS[name].pause_seconds for name in names)
     began, rounds = time.monotonic(), 0
     found: dict[str, Counter[str]] = {}
     while not rounds or time.monotonic() < began + seconds:
         for name in names:
-            found.setdefault(name, Counter()).update(ATTACKS[name].run(target))
+            found.setdefault(name, Counter()).update(ATTACKS[name].run(target, bodies[name]))
         rounds += 1
-    return {"seconds": time.monotonic() - began, "rounds": rounds, "outcomes": found}
+    elapsed = time.monotonic() - began
+    return {"seconds": elapsed - rounds * pause_seconds, "rounds": rounds, "outcomes": found}
 
 
 def main() -> None:
-    """The command; see the module."""
+    """Run the command that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default=",".join(ATTACKS), help="attacks, separated by commas")
     parser.add_argument("--files", action="append", type=Path, help="a folder of images and what pretends to be one")

@@ -1,4 +1,8 @@
-"""The attacks: requests and calls that anybody may send, each as a function that returns what became of them."""
+"""The attacks: requests and calls that anybody may send to a server.
+
+Each has a function that makes its body, which is called before the time begins, and one that sends it and counts the
+outcomes.
+"""
 
 import asyncio
 import contextlib
@@ -12,9 +16,10 @@ import zlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
 from ..http_overhead import make_jpeg
@@ -22,6 +27,7 @@ from ..http_overhead import make_jpeg
 MIB = 1 << 20
 CLASSES = 21_000
 SILENT_CALLS, IDLE_CONNECTIONS, FEW_CONNECTIONS = 1_024, 2_000, 64
+LIVEZ_REQUESTS, LIVEZ_PAUSE_SECONDS, SILENT_PAUSE_SECONDS = 20, 0.05, 2.0
 JSON = {"Content-Type": "application/json"}
 PARTS = {"Content-Type": "multipart/form-data; boundary=b"}
 INFER = "/inference.GRPCInferenceService/ModelInfer"
@@ -29,7 +35,7 @@ INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 @dataclass(frozen=True)
 class Target:
-    """Where the attacked server listens."""
+    """The addresses of the attacked server."""
 
     host: str
     port: int
@@ -37,7 +43,7 @@ class Target:
     grpc_port: int
 
     def ask(self, method: str, path: str, body: bytes | None = None, headers: dict[str, str] | None = None) -> str:
-        """The status of one request on a connection of its own, or what went wrong."""
+        """Send one request on a connection of its own; returns the status, or the name of the error."""
         connection = http.client.HTTPConnection(self.host, self.port, timeout=120)
         with contextlib.closing(connection):
             try:
@@ -49,7 +55,7 @@ class Target:
                 return type(error).__name__
 
     def several(self, count: int, *request: Any) -> Counter[str]:
-        """The statuses of equal requests that come at the same time."""
+        """Send the same request several times at once; returns how often each status came."""
         found: Counter[str] = Counter()
         threads = [threading.Thread(target=lambda: found.update([self.ask(*request)])) for _ in range(count)]
         for thread in threads:
@@ -61,15 +67,23 @@ class Target:
 
 @dataclass(frozen=True)
 class Attack:
-    """One attack: `run` returns the outcomes of its requests."""
+    """One attack.
 
-    run: Callable[[Target], Counter[str]]
+    Args:
+        run: sends the body to the target and counts the outcomes.
+        body: makes the body, before the time begins.
+        settings: the server's, where they are not as usual.
+        pause_seconds: how long `run` does nothing but wait; these seconds are not the server's.
+    """
+
+    run: Callable[[Target, bytes], Counter[str]]
+    body: Callable[[], bytes]
     settings: dict[str, Any] = field(default_factory=dict)
+    pause_seconds: float = 0.0
 
 
-@cache
-def tiff_bomb() -> bytes:
-    """A picture of 100 x 100 px in one tile of 22,000 x 22,000 px, whose size has a signed type (defect 1)."""
+def _tiff_bomb() -> bytes:
+    """A TIFF that says 100 x 100 px and has one tile of 22,000 x 22,000 px, whose size is of a signed type."""
     side, packer = 22_000, zlib.compressobj(9)
     row = bytes(3 * side)
     data = b"".join(packer.compress(row) for _ in range(side)) + packer.flush()
@@ -89,34 +103,61 @@ def _npy(shape: tuple[int, ...]) -> bytes:
     return out.getvalue()
 
 
-def _tiff(target: Target) -> Counter[str]:
-    return Counter([target.ask("POST", "/classify", tiff_bomb())])
-
-
-def _string(target: Target) -> Counter[str]:
+def _long_string() -> bytes:
+    """Numbers of a tensor in JSON with a string of 490 KB among them."""
     numbers = b",".join([b"1"] * 1_001 + [b'"' + b"a" * 490_000 + b'"'])
     tensor = b'{"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 334, 3], "data": [%b]}' % numbers
-    return Counter([target.ask("POST", "/v2/models/bench/infer", b'{"inputs": [%b]}' % tensor, JSON)])
+    return b'{"inputs": [%b]}' % tensor
 
 
-def _refused(target: Target) -> Counter[str]:
-    body = b"--b\r\n" + bytes(60 * MIB)
-    return Counter(target.ask("POST", "/classify", body, PARTS) for _ in range(30))
+def _endless_part() -> bytes:
+    """A multipart body of 60 MiB whose first part has no end."""
+    return b"--b\r\n" + bytes(60 * MIB)
 
 
-def _wide(target: Target, images: int = 256) -> Counter[str]:
-    body = _npy((images, 6, 6, 3))
-    return Counter([target.ask("POST", f"/classify?top_k={CLASSES}", body, {"Content-Type": "application/x-npy"})])
+def _empty_parts(size: int) -> bytes:
+    """A multipart body of `size` bytes that consists of empty parts."""
+    return b"--b\r\n" * (size // 5) + b"--b--"
 
 
-def _parts(target: Target) -> Counter[str]:
-    body = b"--b\r\n" * (60 * MIB // 5) + b"--b--"
-    return Counter([target.ask("POST", "/classify", body, PARTS)])
+def _commented_jpeg() -> bytes:
+    """A photograph of 19 MiB, nearly all of which is comments."""
+    jpeg = make_jpeg(60_000)
+    return jpeg[:2] + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 290 + jpeg[2:]
 
 
-def _six_parts(target: Target) -> Counter[str]:
-    """And how long /metrics takes meanwhile."""
-    body = b"--b\r\n" * (24 * MIB // 5) + b"--b--"
+def _large_message(size: int = 60 * MIB) -> bytes:
+    """A message of gRPC with one field of raw tensor data."""
+    return b"\x3a" + bytes([(size >> shift & 127) | 128 for shift in (0, 7, 14)] + [size >> 21]) + bytes(size)
+
+
+def _parameters() -> bytes:
+    """A message of gRPC whose one input has a million parameters, 15 MiB of them."""
+
+    def field_of(number: int, data: bytes) -> bytes:
+        size, text = len(data), bytearray([number << 3 | 2])
+        while size > 127:
+            text.append(size & 127 | 128)
+            size >>= 7
+        return bytes([*text, size]) + data
+
+    entries = b"".join(field_of(4, field_of(1, b"%07d" % n) + field_of(2, b"\x08\x01")) for n in range(1_000_000))
+    return field_of(5, field_of(1, b"image") + entries)
+
+
+def _post(
+    target: Target,
+    body: bytes,
+    path: str = "/classify",
+    headers: dict[str, str] | None = None,
+    times: int = 1,
+) -> Counter[str]:
+    """Post the body, several times one after the other."""
+    return Counter(target.ask("POST", path, body, headers) for _ in range(times))
+
+
+def _post_six(target: Target, body: bytes) -> Counter[str]:
+    """Post the body six times at once, and find how long /metrics takes meanwhile."""
     found: Counter[str] = Counter()
     attack = threading.Thread(target=lambda: found.update(target.several(6, "POST", "/classify", body, PARTS)))
     attack.start()
@@ -129,22 +170,21 @@ def _six_parts(target: Target) -> Counter[str]:
     return found + Counter({f"/metrics took {slowest:.2f} s": 1})
 
 
-def _no_bodies(target: Target) -> Counter[str]:
-    """As many as may be connected announce a body and send none; then somebody else comes."""
-    head = b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+def _without_bodies(target: Target, head: bytes) -> Counter[str]:
+    """Open all connections that the server takes and send the head of a request on each; then others ask /livez."""
     found: Counter[str] = Counter()
     with contextlib.ExitStack() as stack:
         for _ in range(FEW_CONNECTIONS):
             connection = stack.enter_context(socket.create_connection((target.host, target.port)))
             connection.sendall(head)
-        for _ in range(20):
+        for _ in range(LIVEZ_REQUESTS):
             found[target.ask("GET", "/livez")] += 1
-            time.sleep(0.05)
+            time.sleep(LIVEZ_PAUSE_SECONDS)
     return found
 
 
-def _idle_metrics(target: Target) -> Counter[str]:
-    """Connections to the metrics port that ask nothing; then somebody scrapes, and somebody classifies."""
+def _idle_metrics(target: Target, photograph: bytes) -> Counter[str]:
+    """Open connections to the metrics port and ask nothing; then others scrape and classify."""
     found: Counter[str] = Counter()
     scraped = Target(target.host, target.metrics_port, 0, 0)
     with contextlib.ExitStack() as stack:
@@ -153,32 +193,24 @@ def _idle_metrics(target: Target) -> Counter[str]:
                 stack.enter_context(socket.create_connection((target.host, target.metrics_port), timeout=5))
         for _ in range(5):
             found["scrape " + scraped.ask("GET", "/metrics")] += 1
-            found["classify " + target.ask("POST", "/classify", make_jpeg(20_000))] += 1
+            found["classify " + target.ask("POST", "/classify", photograph)] += 1
     return found
 
 
-def _large_raw(target: Target) -> Counter[str]:
-    """A photograph of 19 MiB, nearly all of it restart markers between progressive scans."""
-    jpeg = make_jpeg(60_000)
-    body = jpeg[:2] + (b"\xff\xfe\xff\xff" + bytes(65_533)) * 290 + jpeg[2:]
-    return Counter(target.ask("POST", "/classify", body) for _ in range(3))
-
-
-def _silent_calls(target: Target) -> Counter[str]:
-    """Calls that send no message; then somebody who does."""
-    import grpc.aio
+def _silent_calls(target: Target, message: bytes) -> Counter[str]:
+    """Begin calls of gRPC and send nothing on them; then another client makes calls with a message."""
 
     async def attack() -> Counter[str]:
         address = f"{target.host}:{target.grpc_port}"
         options = [("grpc.use_local_subchannel_pool", 1)]
         channels = [grpc.aio.insecure_channel(address, options=options) for _ in range(16)]
         calls = [channel.stream_unary(INFER)() for channel in channels for _ in range(SILENT_CALLS // 16)]
-        await asyncio.sleep(2)
+        await asyncio.sleep(SILENT_PAUSE_SECONDS)
         async with grpc.aio.insecure_channel(address, options=options) as channel:
             found: Counter[str] = Counter()
             for _ in range(5):
                 with contextlib.suppress(Exception):
-                    await channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")(b"", timeout=10)
+                    await channel.unary_unary("/inference.GRPCInferenceService/ServerMetadata")(message, timeout=10)
                     found["answered"] += 1
         for call in calls:
             call.cancel()
@@ -189,29 +221,8 @@ def _silent_calls(target: Target) -> Counter[str]:
     return asyncio.run(attack())
 
 
-def _large_calls(target: Target, size: int = 60 * MIB, count: int = 20) -> Counter[str]:
-    import grpc
-
-    message = b"\x3a" + bytes([(size >> shift & 127) | 128 for shift in (0, 7, 14)] + [size >> 21]) + bytes(size)
-    return _calls(target, message, count, grpc)
-
-
-def _parameters(target: Target) -> Counter[str]:
-    """15 MiB of parameters of one input."""
-    import grpc
-
-    def field_of(number: int, data: bytes) -> bytes:
-        size, text = len(data), bytearray([number << 3 | 2])
-        while size > 127:
-            text.append(size & 127 | 128)
-            size >>= 7
-        return bytes([*text, size]) + data
-
-    entries = b"".join(field_of(4, field_of(1, b"%07d" % n) + field_of(2, b"\x08\x01")) for n in range(1_000_000))
-    return _calls(target, field_of(5, field_of(1, b"image") + entries), 1, grpc)
-
-
-def _calls(target: Target, message: bytes, count: int, grpc: Any) -> Counter[str]:
+def _calls(target: Target, message: bytes, count: int) -> Counter[str]:
+    """Make calls of gRPC with this message, all at once."""
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with contextlib.ExitStack() as stack:
         address = f"{target.host}:{target.grpc_port}"
@@ -220,18 +231,24 @@ def _calls(target: Target, message: bytes, count: int, grpc: Any) -> Counter[str
         return Counter(str(call.code()).removeprefix("StatusCode.") for call in calls)
 
 
+_WIDE = partial(_post, path=f"/classify?top_k={CLASSES}", headers={"Content-Type": "application/x-npy"})
 ATTACKS = {
-    "tiff": Attack(_tiff),
-    "string": Attack(_string),
-    "refused": Attack(_refused),
-    "wide": Attack(_wide),
-    "wide-4": Attack(partial(_wide, images=4)),
-    "parts": Attack(_parts),
-    "six-parts": Attack(_six_parts),
-    "no-bodies": Attack(_no_bodies, {"max_connections": FEW_CONNECTIONS}),
-    "idle-metrics": Attack(_idle_metrics),
-    "large-raw": Attack(_large_raw),
-    "silent-calls": Attack(_silent_calls),
-    "large-calls": Attack(_large_calls, {"max_held_bytes": 128 * MIB}),
-    "parameters": Attack(_parameters),
+    "tiff": Attack(_post, _tiff_bomb),
+    "string": Attack(partial(_post, path="/v2/models/bench/infer", headers=JSON), _long_string),
+    "refused": Attack(partial(_post, headers=PARTS, times=30), _endless_part),
+    "wide": Attack(_WIDE, partial(_npy, (256, 6, 6, 3))),
+    "wide-4": Attack(_WIDE, partial(_npy, (4, 6, 6, 3))),
+    "parts": Attack(partial(_post, headers=PARTS), partial(_empty_parts, 60 * MIB)),
+    "six-parts": Attack(_post_six, partial(_empty_parts, 24 * MIB)),
+    "no-bodies": Attack(
+        _without_bodies,
+        lambda: b"POST /classify HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n",
+        {"max_connections": FEW_CONNECTIONS},
+        pause_seconds=LIVEZ_REQUESTS * LIVEZ_PAUSE_SECONDS,
+    ),
+    "idle-metrics": Attack(_idle_metrics, partial(make_jpeg, 20_000)),
+    "large-raw": Attack(partial(_post, times=3), _commented_jpeg),
+    "silent-calls": Attack(_silent_calls, bytes, pause_seconds=SILENT_PAUSE_SECONDS),
+    "large-calls": Attack(partial(_calls, count=20), _large_message, {"max_held_bytes": 128 * MIB}),
+    "parameters": Attack(partial(_calls, count=1), _parameters),
 }

@@ -1,4 +1,4 @@
-"""Measures what attacks do to a server: memory, seconds, probes; good neighbours; good requests beside all of them."""
+"""Measures what attacks do to a server: its memory, seconds and probes, and the answers that other clients get."""
 
 import contextlib
 import http.client
@@ -32,7 +32,7 @@ from .hostile import ATTACKS, CLASSES, PARTS, Target
 
 @dataclass
 class Seen:
-    """What an attack did to a server: its memory, CPU and probes meanwhile."""
+    """A server under attack, and the most memory and the slowest probe that were seen."""
 
     pid: int
     url: str
@@ -41,7 +41,7 @@ class Seen:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator["Seen"]:
-        """Within, look at the server again and again."""
+        """Read the server's memory and probe it, again and again, for as long as the context lasts."""
         over = threading.Event()
         looks = [threading.Thread(target=look, args=(over,)) for look in (self._memory, self._probe)]
         for look in looks:
@@ -54,7 +54,7 @@ class Seen:
                 look.join()
 
     def rss_bytes(self) -> int:
-        """Resident memory of the server and its children."""
+        """Add up the resident memory of the server and its children."""
         process, found = psutil.Process(self.pid), 0
         for each in (process, *process.children(recursive=True)):
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -79,7 +79,7 @@ class Seen:
 
 
 def wide_bundle(path: Path) -> Path:
-    """A tiny ViT of 21,000 classes."""
+    """Save a tiny ViT of 21,000 classes."""
     arch, args = "deit_tiny_patch16_224", {**TINY, "num_classes": CLASSES}
     config = BundleConfig(arch=arch, arch_args=args, preprocess=TINY_PREPROCESS)
     save_bundle(path, create_model(arch, **args), config, default_labels(CLASSES))
@@ -88,7 +88,7 @@ def wide_bundle(path: Path) -> Path:
 
 @contextlib.contextmanager
 def attacked(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[Target, Seen]]:
-    """A server with all its ports."""
+    """Run a server that has all its ports open."""
     ports = {"metrics_port": free_port(), "grpc_port": free_port()}
     with running_server(bundle, {**ports, **settings}) as (process, url):
         at = urlsplit(url)
@@ -96,14 +96,14 @@ def attacked(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[Target, S
 
 
 def attacker(names: list[str], target: Target, seconds: float = 0.0) -> "subprocess.Popen[str]":
-    """A process that attacks, for so long, or once; prints its outcomes."""
+    """Start a process that attacks for so many seconds, with 0 once, and prints the outcomes as JSON."""
     command = [sys.executable, "-m", "milkweed.bench.attacks", "--only", ",".join(names)]
     command += ["--against", json.dumps(vars(target)), "--for-seconds", str(seconds)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
 
 
 def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
-    """Each attack once, on a server of its own."""
+    """Run each attack once, on a server of its own; returns and prints a row for each."""
     rows = []
     for name in names:
         with attacked(bundle, ATTACKS[name].settings) as (target, seen):
@@ -131,7 +131,7 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
 
 
 def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
-    """Every file of some folders between two good neighbours, whose answers must not change by a bit."""
+    """Send every file of some folders between two good photographs, whose answers must not change by a bit."""
     good, rows = make_jpeg(60_000), []
     with attacked(bundle, {}) as (target, seen):
 
@@ -176,7 +176,7 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
 
 
 def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
-    """Good requests at half capacity, alone and then beside all attacks in a loop."""
+    """Send good requests at half of the capacity, first alone and then beside all attacks in a loop."""
     shots = tuple(Shot(make_jpeg(size), "image/jpeg") for size in (60_000, 110_000, 160_000))
     with attacked(bundle, {}) as (target, seen):
         plan = Plan(targets=((target.host, target.port),), path="/classify", shots=shots, seconds=10, connections=8)

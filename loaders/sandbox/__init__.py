@@ -1,1 +1,4 @@
-"""Processes that decode what no reader of our own has bounded: a hostile image costs one of them, never the service."""
+"""Images of formats whose headers we do not read ourselves are decoded in child processes.
+
+A hostile image then costs a child process, never the server.
+"""

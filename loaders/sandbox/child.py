@@ -1,11 +1,11 @@
-"""The child of the sandbox: decodes one image after another for its parent, and can do little else.
+"""The program of a child process: it decodes one image after another for its parent, and can do little else.
 
 It is a script, run as `python -I -S child.py PACKAGES MEMORY_BYTES CPU_SECONDS`, where PACKAGES is the folder that the
-parent has its Pillow from. It imports Pillow and the standard library alone, limits itself, says `READY`, and then
-answers in two steps for each image: what its header says, and, once the parent has seen that, the pixels. It ends with
-its stdin.
+parent imported Pillow from. It imports only Pillow and the standard library, limits itself, and writes `READY`. Then it
+answers for each image in two steps: it sends what the header says and, once the parent has accepted that, the pixels.
+It ends when its stdin is closed.
 
-The parent imports the messages and the cutting of the crop from here, so that both are written once.
+The parent imports the messages and `cut` from this file, so that both processes use the same code.
 """
 
 import os
@@ -26,13 +26,19 @@ from PIL import Image
 
 READY = b"R"
 ASK = struct.Struct("<8sQ")
-"""From the parent: Pillow's name of the format, and how many bytes of the image follow."""
+"""The parent begins with this: Pillow's name of the format, and how many bytes of the encoded image follow."""
 FOUND = struct.Struct("<?8s4I")
-"""The answer: whether it could be opened, mode, width and height (px), EXIF orientation, number of pictures."""
+"""The child answers `ASK` with this: whether it opened the image, mode, width, height (px), orientation, frames."""
 WANT = struct.Struct("<B8i")
-"""From the parent: `NOTHING`, `WHOLE` or `CROP`, and a `Crop`. `WHOLE` looks at its orientation alone."""
+"""The parent then asks with this for `NOTHING`, for the `WHOLE` picture, or for a `CROP`; a `Crop` follows.
+
+`WHOLE` uses only the orientation of that `Crop`.
+"""
 MADE = struct.Struct("<?Q")
-"""The answer, unless it was `NOTHING`: whether it could be decoded, and how many bytes of RGB levels follow."""
+"""The child answers `WANT` with this, unless the parent wants `NOTHING`.
+
+It says whether the image was decoded, and how many bytes of RGB levels follow.
+"""
 
 NOTHING, WHOLE, CROP = range(3)
 
@@ -41,14 +47,14 @@ _ORIENTATION_TAG = 0x0112
 
 
 class Crop(NamedTuple):
-    """How the model's crop is made of a stored picture.
+    """Says how the model's crop is made from a stored picture.
 
     Args:
-        orientation: EXIF orientation, 1..8, that turns it upright.
-        width, height: what the upright picture is resized to, px: its rows first, then its columns.
-        left, top, size: the square that is cut out then, px; black where it reaches beyond.
-        bilinear: the filter, else bicubic.
-        transposed: rows and columns of the crop change places at the end.
+        orientation: EXIF orientation, 1 to 8, by which the picture is turned upright first.
+        width, height: size that the upright picture is resized to, px; horizontally first, then vertically.
+        left, top, size: square that is then cut out, px; it is black where it lies outside the picture.
+        bilinear: the resizing filter is bilinear; otherwise it is bicubic.
+        transposed: the crop is transposed at the end.
     """
 
     orientation: int
@@ -62,14 +68,14 @@ class Crop(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """Upright = stored, flipped left-right and top-bottom as told, then transposed as told."""
+    """Says how a stored picture is turned upright: it is flipped left-right and top-bottom, then transposed."""
 
     flip_x: bool
     flip_y: bool
     transpose: bool
 
 
-# EXIF 2.32, tag 0x0112: where the stored row 0 and column 0 are seen
+# EXIF 2.32, tag 0x0112, says on which sides of the scene the stored row 0 and column 0 lie.
 TURNS = {
     1: Turn(False, False, False),
     2: Turn(True, False, False),
@@ -92,18 +98,18 @@ _PILLOW_TURNS = {
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """Pillow's convert("RGB") (alpha dropped), with 16-bit grey scaled to 8 bits instead of saturated."""
+    """Convert as Pillow's convert("RGB") does, without alpha, but scale 16-bit grey to 8 bits instead of saturating."""
     if image.mode == "RGB":
         return image
     if image.mode.startswith("I"):
         image = Image.frombytes("L", image.size, image.tobytes("raw", "I;16B")[::2])
-    # a transparent colour of a palette would only cause a warning: alpha is dropped
+    # Alpha is dropped, so a transparent colour of a palette would only cause a warning.
     image.info.pop("transparency", None)
     return image.convert("RGB")
 
 
 def stored_box(box: tuple[int, int, int, int], width: int, height: int, orientation: int) -> tuple[int, int, int, int]:
-    """The box (left, top, right, bottom) of an upright picture, in the stored one of width x height px."""
+    """Map a box (left, top, right, bottom) of the upright picture into the stored picture of width x height px."""
     turn = TURNS[orientation]
     left, top, right, bottom = box
     if turn.transpose:
@@ -116,10 +122,12 @@ def stored_box(box: tuple[int, int, int, int], width: int, height: int, orientat
 
 
 def upright_bands(image: Image.Image, orientation: int, widest: int = 1) -> Iterator[tuple[int, Image.Image]]:
-    """The upright picture in RGB, band by band of whole rows, each with its first row: no full-size copy is made.
+    """Yield the upright picture in RGB as bands of whole rows, each with the number of its first row.
+
+    No copy of the whole picture is made.
 
     Args:
-        widest: what a row of a band will be resized to, px, where that is more than it has.
+        widest: width that the bands will be resized to, px, if that is more than they have.
     """
     width, height = image.size[::-1] if TURNS[orientation].transpose else image.size
     rows = max(1, _BAND_PIXELS // max(width, widest))
@@ -130,10 +138,10 @@ def upright_bands(image: Image.Image, orientation: int, widest: int = 1) -> Iter
 
 
 def cut(image: Image.Image, crop: Crop) -> Image.Image:
-    """The crop in RGB, size x size px, to the bit what Pillow makes of the whole picture: resize, then crop.
+    """Make the crop in RGB, size x size px, with the same bits as if Pillow resized the whole picture and cut it.
 
-    Pillow resizes in two passes with 8-bit levels between. A row does not know its neighbours, nor a column its own,
-    so the first pass runs on bands of rows, and only the columns of the crop go into the second.
+    Pillow resizes in two passes with 8-bit levels between them. The first treats every row alone and the second every
+    column alone, so the first pass runs on bands of rows, and the second only gets the columns of the crop.
     """
     size, resampling = crop.size, Image.Resampling.BILINEAR if crop.bilinear else Image.Resampling.BICUBIC
     left, right = max(crop.left, 0), min(crop.left + size, crop.width)
@@ -152,20 +160,26 @@ def cut(image: Image.Image, crop: Crop) -> Image.Image:
 
 
 def load_plugins() -> None:
-    """Import all that any image will need, also inside Pillow's functions: later no file can be opened."""
+    """Import everything that any image may need, because no file can be opened later.
+
+    Pillow imports some of it inside its functions.
+    """
     import copy  # noqa: F401
 
     from PIL import AvifImagePlugin, ImageOps, Jpeg2KImagePlugin, TiffImagePlugin  # noqa: F401
 
     Image.preinit()  # BMP, GIF, JPEG, PNG, PPM
-    Image.MAX_IMAGE_PIXELS = None  # how many there may be is the parent's to say
+    Image.MAX_IMAGE_PIXELS = None  # the parent decides how many there may be
     AvifImagePlugin.DEFAULT_MAX_THREADS = 1
 
 
 def limit(memory_bytes: int) -> None:
-    """No more memory than what is mapped already and so many bytes; no new file, socket or process; no file grows.
+    """Forbid this process to map more memory, to open files or sockets, to start processes and to let files grow.
 
-    The kernel does not count the processes of root: a child that runs as root may start some.
+    The kernel does not count the processes of root, so a child that runs as root can start some.
+
+    Args:
+        memory_bytes: what may be mapped beyond what is mapped already.
     """
     with open("/proc/self/statm") as file:
         mapped = int(file.read().split()[0]) * resource.getpagesize()
@@ -181,20 +195,23 @@ def limit(memory_bytes: int) -> None:
 
 
 def limit_cpu(seconds: float) -> None:
-    """From now on: the timer ends the process after so much of its CPU time, the kernel within two seconds more."""
+    """Allow this process so many more seconds of CPU time; then a timer ends it.
+
+    The kernel ends it within two seconds more if the timer does not.
+    """
     signal.setitimer(signal.ITIMER_PROF, seconds)
     soft = _within(resource.RLIMIT_CPU, int(time.process_time() + seconds) + 2)
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
 
 
 def _within(kind: int, most: int) -> int:
-    """The limit, or what this process was given as its highest, where that is less."""
+    """Return the limit, or the hard limit of this process where that is lower."""
     hard = resource.getrlimit(kind)[1]
     return most if hard == resource.RLIM_INFINITY else min(most, hard)
 
 
 def serve(stdin: BinaryIO, stdout: BinaryIO, cpu_seconds: float) -> None:
-    """Answer until stdin ends."""
+    """Answer requests until stdin is closed."""
     while len(head := stdin.read(ASK.size)) == ASK.size:
         format, size = ASK.unpack(head)
         limit_cpu(cpu_seconds)
@@ -222,12 +239,12 @@ def _header(image: Image.Image) -> tuple[bytes, int, int, int, int]:
     exif = Image.Exif()
     exif.load(image.info.get("exif", b""))
     orientation = exif.get(_ORIENTATION_TAG, 1)
-    frames = vars(image).get("n_frames", 1)  # of GIF and TIFF a property, which goes through the whole file
+    frames = vars(image).get("n_frames", 1)  # for GIF and TIFF it is a property that reads the whole file
     return image.mode.encode(), *image.size, orientation if orientation in TURNS else 1, frames
 
 
 def _made(image: Image.Image, kind: int, crop: Crop) -> Iterator[bytes]:
-    """The answer to a `WANT`, in parts."""
+    """Decode the image and yield the answer to a `WANT` in parts."""
     opened = image.mode, image.size
     try:
         image.load()
@@ -242,7 +259,7 @@ def _made(image: Image.Image, kind: int, crop: Crop) -> Iterator[bytes]:
 
 
 def main() -> None:
-    """Load, limit, serve."""
+    """Import what images need, limit this process, then serve."""
     load_plugins()
     limit(int(sys.argv[2]))
     sys.stdout.buffer.write(READY)

@@ -1,4 +1,4 @@
-"""A child of the sandbox as its parent sees it: bytes there and back before a deadline, or why it died."""
+"""Starts a child process of the sandbox, exchanges bytes with it before a deadline, and tells why it died."""
 
 import os
 import select
@@ -15,16 +15,16 @@ from ..errors import LoaderError
 from . import child
 
 DeathReason = Literal["cpu", "late", "crash", "nonsense"]
-"""It took too much CPU time or too long, ended by itself, or answered what is no answer."""
+"""The child used too much CPU time, answered too late, ended by itself, or sent something that is no answer."""
 
 _PACKAGES = str(Path(PIL.__file__).parent.parent)
-# glibc would give the memory of each picture back and take it anew for the next one: 1.2 ms of page faults. So a child
-# keeps up to 16 MiB; larger blocks than 4 MiB are given back all the same.
+# By default glibc returns the memory of each picture to the kernel and asks for it again for the next one, which costs
+# 1.2 ms of page faults. With these settings a child keeps up to 16 MiB; blocks above 4 MiB are still returned.
 _ENVIRONMENT = {"MALLOC_TRIM_THRESHOLD_": str(16 << 20), "MALLOC_MMAP_THRESHOLD_": str(4 << 20)}
 
 
 class DiedError(Exception):
-    """The child is of no use any more."""
+    """The child died, or cannot be used any more; `reason` says why."""
 
     def __init__(self, reason: DeathReason) -> None:
         super().__init__(reason)
@@ -32,15 +32,15 @@ class DiedError(Exception):
 
 
 class Child:
-    """One process; used by one thread at a time.
+    """One child process. Only one thread at a time may use it.
 
     Args:
-        memory_bytes: that it may map beyond what its own start took.
-        cpu_seconds: of one image.
-        seconds: that its start may take.
+        memory_bytes: memory that the child may map beyond what its own start took.
+        cpu_seconds: CPU time that it may use for one image.
+        seconds: wall time that its start may take.
 
     Raises:
-        LoaderError: it cannot be started here.
+        LoaderError: the child cannot be started here.
     """
 
     def __init__(self, memory_bytes: int, cpu_seconds: float, seconds: float) -> None:
@@ -63,11 +63,11 @@ class Child:
             raise LoaderError(f"the decoder of rare formats did not start: exit status {self.process.returncode}")
 
     def is_waiting(self) -> bool:
-        """Whether it lives and has said all: then it can be asked."""
+        """Tell whether the child is alive and all that it sent has been read, so that it can be asked again."""
         return not _ready(self._stdout.fileno(), select.POLLIN, 0)
 
     def send(self, *parts: bytes) -> None:
-        """Write all of it before `deadline`; raises DiedError."""
+        """Write all parts before `deadline`; raises DiedError."""
         for part in parts:
             view = memoryview(part)
             while view:
@@ -79,7 +79,7 @@ class Child:
                     raise self._death() from None
 
     def receive(self, size: int) -> bytearray:
-        """Read so many bytes before `deadline`; raises DiedError."""
+        """Read exactly `size` bytes before `deadline`; raises DiedError."""
         received = bytearray(size)
         view = memoryview(received)
         while view:
@@ -94,12 +94,16 @@ class Child:
         return received
 
     def end(self) -> int:
-        """Kill it if it is this process's own; its exit status, or minus the signal that ended it."""
+        """Kill the child if this process started it, and close the pipes.
+
+        Returns:
+            Its exit status, or minus the signal that ended it.
+        """
         if self._owner == os.getpid():
             self.process.kill()
             self.process.wait()
         else:
-            self.process.returncode = 0  # a fork's copy: the child is its parent's to wait for
+            self.process.returncode = 0  # in a fork: only the process that started the child can wait for it
         self._stdin.close()
         self._stdout.close()
         return self.process.returncode
@@ -114,7 +118,7 @@ class Child:
 
 def _started(*arguments: str) -> subprocess.Popen[bytes]:
     try:
-        # -S: no site-packages but the one where this process has its Pillow, and no code of .pth files
+        # -S leaves out site-packages and the code of .pth files; the child adds the folder of Pillow itself.
         return subprocess.Popen(
             (sys.executable, "-I", "-S", *arguments),
             stdin=subprocess.PIPE,
@@ -130,7 +134,7 @@ def _started(*arguments: str) -> subprocess.Popen[bytes]:
 
 
 def _ready(pipe: int, event: int, seconds: float) -> bool:
-    """Whether something can be done with the pipe within so many seconds, if only to find its other end closed."""
+    """Wait at most so many seconds until the pipe can be read or written, or its other end is closed."""
     poll = select.poll()
     poll.register(pipe, event)
     return bool(poll.poll(max(0.0, 1000 * seconds)))

@@ -1,4 +1,4 @@
-"""The sandbox: images of formats that no reader of our own has bounded, decoded in processes of their own."""
+"""Decodes images in child processes, and replaces a child that dies, is late or answers wrongly."""
 
 import math
 import os
@@ -29,16 +29,17 @@ _MODES = frozenset(("1", "L", "P", "RGB", "RGBA", "RGBX", "LA", "PA", "CMYK", "Y
 
 
 class Sandbox:
-    """Children that decode: one for each thread that asks, started when needed, then kept. Safe among threads.
+    """Decodes images in child processes. Several threads may use it at once.
 
-    No child is trusted: one that ends, is late, or answers what was not asked is killed, its image is "undecodable",
-    and the next image has another child. A process forked from this one starts children of its own.
+    There is one child for each thread that asks; it is started when it is needed and then kept. No child is trusted: a
+    child that ends, is late, or answers something else is killed, its image is "undecodable", and the next image gets
+    another child. A process that is forked from this one starts its own children.
 
     Args:
-        limits: of the pictures that children find.
-        memory_bytes: that a child may map beyond what its start took.
-        cpu_seconds: of a child for one image.
-        answer_seconds: wall time for one image, and for the start of a child.
+        limits: limits that each picture must keep, once a child has read its header.
+        memory_bytes: memory that a child may map beyond what its start took.
+        cpu_seconds: CPU time that a child may use for one image.
+        answer_seconds: wall time that a child may take for one image, or to start.
     """
 
     def __init__(
@@ -60,7 +61,7 @@ class Sandbox:
         return Sandbox, (self.limits, self.memory_bytes, self.cpu_seconds, self.answer_seconds)
 
     def crop(self, data: bytes, info: ImageInfo, spec: PreprocessSpec) -> tuple[bytes, ImageInfo]:
-        """What loaders take in place of an encoded image and its header: the levels of `read`, and what is known."""
+        """Decode one image, and return what loaders take in place of it and its header: the model's crop, as bytes."""
         levels, found = self.read(data, info, spec)
         return levels.tobytes(), replace(found, cropped=True)
 
@@ -70,16 +71,17 @@ class Sandbox:
         """Decode one image.
 
         Args:
-            data: encoded.
-            info: what `inspect` said of it.
+            data: the encoded image.
+            info: what `inspect` returned for it.
+            whole: return the whole picture instead of the model's crop.
 
         Returns:
-            RGB levels, and what is known of the picture. Levels are what the model sees, (size, size, 3), those of
-            `PillowLoader` to the bit; with `whole` all of the picture, (height, width, 3), upright as `spec` says.
+            RGB levels and the complete header. The levels of the crop, (size, size, 3), have the same bits as those
+            that `PillowLoader` makes; those of the whole picture, (height, width, 3), are upright if `spec` says so.
 
         Raises:
-            InputError: it is beyond the limits, cannot be decoded, or takes more than a child may.
-            LoaderError: no child can be started here.
+            InputError: the image is beyond the limits, cannot be decoded, or takes more than a child may use.
+            LoaderError: a child cannot be started here.
         """
         child, in_step = self._child(), False
         try:
@@ -101,12 +103,12 @@ class Sandbox:
                 child.end()
 
     def close(self) -> None:
-        """End the children; those that decode now end with their image."""
+        """End the children that wait; a child that is decoding ends after its image."""
         self._end()
 
     def _child(self) -> Child:
-        """One that waits, or a new one."""
-        if self._owner != os.getpid():  # this is a fork: those that wait are its parent's
+        """Take a child that waits, or start one."""
+        if self._owner != os.getpid():  # in a fork: the waiting children belong to the process that started them
             _end_all(self._idle)
             self._owner, self._lock = os.getpid(), threading.Lock()
         while True:
@@ -121,7 +123,7 @@ class Sandbox:
     def _ask(
         self, child: Child, data: bytes, info: ImageInfo, spec: PreprocessSpec, whole: bool
     ) -> tuple[NDArray[np.uint8], ImageInfo]:
-        """The conversation with one child; after an InputError it waits for the next image."""
+        """Ask one child for one image. After an InputError the child can be asked for the next one."""
         child.deadline = time.monotonic() + self.answer_seconds
         child.send(ASK.pack(info.format.encode(), len(data)), data)
         found = _header(child, info)
@@ -151,7 +153,7 @@ class Sandbox:
                 self.deaths[reason] += 1
 
     def _words(self, reason: DeathReason) -> str:
-        """Why a child died, with the limit."""
+        """Say in words why a child died, with the limit."""
         return {
             "cpu": f"it takes more than {self.cpu_seconds:g} s of CPU",
             "late": f"no answer within {self.answer_seconds:g} s",
@@ -161,7 +163,7 @@ class Sandbox:
 
 
 def _header(child: Child, info: ImageInfo) -> ImageInfo:
-    """What a child has read of an image's header."""
+    """Receive what a child has read from an image's header."""
     opened, mode, width, height, orientation, frames = FOUND.unpack(child.receive(FOUND.size))
     if not opened:
         raise undecodable(f"{info.format} header is broken or cut off")
@@ -172,7 +174,7 @@ def _header(child: Child, info: ImageInfo) -> ImageInfo:
 
 
 def _check_mode(found: ImageInfo) -> None:
-    # Pillow has 16-bit PPM in mode I; of other formats, samples of that mode have no known range.
+    # Pillow opens 16-bit PPM in mode I. In other formats, samples of that mode have no known range.
     if found.mode not in _MODES and (found.format, found.mode) != ("PPM", "I"):
         raise unsupported(f"{found.format} of mode {found.mode} is not accepted: expected 8 or 16 bit samples")
 

@@ -8,6 +8,7 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +35,8 @@ from milkweed.server.pipeline import Pipeline
 from milkweed.server.served import ServedModel
 from milkweed.server.service import Service
 from milkweed.server.settings import Settings
+
+from .repositories import Put, put_bundle
 
 SIZE = 8
 WHOLE = LanePlan(0, 1, 0)
@@ -184,6 +187,12 @@ Start = Callable[..., AbstractAsyncContextManager[Running]]
 def running() -> Start:
     """`async with running(settings={...}) as app:` an app that is warm, unless told otherwise."""
     return lambda **plan: _running(Plan(**plan))
+
+
+@pytest.fixture
+def put(tmp_path: Path) -> Put:
+    """`put("deit/2", seed=3)`: a bundle there, below the test's folder; its version."""
+    return partial(put_bundle, tmp_path)
 
 
 @asynccontextmanager

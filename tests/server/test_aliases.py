@@ -2,80 +2,24 @@
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import httpx
 import pytest
-import torch
 
-from milkweed.models.bundle import save_bundle
-from milkweed.models.config import BundleConfig
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import create_model
-from milkweed.server.admin import create_admin_app
 from milkweed.server.aliases import AliasError, Target
 from milkweed.server.app import create_app
 from milkweed.server.settings import Settings
 from milkweed.server.settings_source import SettingsError, load_settings
 
+from .repositories import App, Put, clients_of, serving
+
 pytestmark = pytest.mark.anyio
 
-ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8}
-PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
-
-@pytest.fixture
-def put(tmp_path: Path) -> Callable[..., str]:
-    """`put("deit/2", seed=3)`: a bundle there; its version."""
-
-    def put(place: str, seed: int = 0) -> str:
-        torch.manual_seed(seed)
-        config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=ARGS, preprocess=PREPROCESS)
-        model = create_model(config.arch, **ARGS)
-        with torch.no_grad():
-            model.head.weight.mul_(40)
-        return save_bundle(tmp_path / place, model, config, default_labels(10), overwrite=True).version
-
-    return put
-
-
-Put = Callable[..., str]
-
-
-class App:
-    """A warm app of a repository: its client, the admin's, the service."""
-
-    def __init__(self, app: Any, client: httpx.AsyncClient, admin: httpx.AsyncClient) -> None:
-        self.service, self.client, self.admin = app.state.service, client, admin
-
-    async def ask(self, kit: ModuleType, model: str, **headers: str) -> httpx.Response:
-        body = kit.encoded("JPEG", size=(40, 40))
-        return await self.client.post("/classify", params={"model": model}, content=body, headers=headers)
-
-    async def version(self, kit: ModuleType, model: str, **headers: str) -> str:
-        answer = await self.ask(kit, model, **headers)
-        assert answer.status_code == 200, answer.text
-        return answer.json()["version"]
-
-    async def point(self, name: str, model: str, version: str | None = None) -> httpx.Response:
-        return await self.admin.put(f"/v1/aliases/{name}", json={"model": model, "version": version})
-
-
-@asynccontextmanager
-async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
-    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
-    async with app.router.lifespan_context(app):
-        await asyncio.wrap_future(app.state.service.engines.prepared)
-        clients = [
-            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
-            for each in (app, create_admin_app(app.state.service))
-        ]
-        async with clients[0], clients[1]:
-            yield App(app, *clients)
+async def point(app: App, name: str, model: str, version: str | None = None) -> httpx.Response:
+    return await app.admin.put(f"/v1/aliases/{name}", json={"model": model, "version": version})
 
 
 def refused(answer: httpx.Response, status: int, code: str, *words: str) -> None:
@@ -186,16 +130,18 @@ async def test_the_admin_api_sets_moves_and_deletes(tmp_path: Path, put: Put, ki
     one, two = put("deit/1"), put("deit/2", seed=1)
     async with serving(tmp_path, keep_versions=2) as app:
         refused(await app.ask(kit, "production"), 404, "unknown_model")
-        answer = await app.point("production", "deit", "1")
+        answer = await point(app, "production", "deit", "1")
         assert answer.json() == {"name": "production", "model": "deit", "version": "1", "before": None}
         assert await app.version(kit, "production") == one
-        assert (await app.point("production", "deit", "2")).json()["before"] == "deit@1"
+        assert (await point(app, "production", "deit", "2")).json()["before"] == "deit@1"
         assert await app.version(kit, "production") == two
-        refused(await app.point("deit", "deit", "1"), 409, "conflict", "alias deit -> deit@1 would hide the model deit")
-        refused(await app.point("a b", "deit"), 400, "bad_request", "'a b'")
-        refused(await app.point("x", "none"), 404, "unknown_model", "none", "deit")
-        refused(await app.point("x", "production"), 404, "unknown_model", "production")
-        refused(await app.point("x", "deit", "7"), 404, "unknown_model", "x -> deit@7")
+        refused(
+            await point(app, "deit", "deit", "1"), 409, "conflict", "alias deit -> deit@1 would hide the model deit"
+        )
+        refused(await point(app, "a b", "deit"), 400, "bad_request", "'a b'")
+        refused(await point(app, "x", "none"), 404, "unknown_model", "none", "deit")
+        refused(await point(app, "x", "production"), 404, "unknown_model", "production")
+        refused(await point(app, "x", "deit", "7"), 404, "unknown_model", "x -> deit@7")
         for body in (b"", b"[]", b'{"version": "1"}', b'{"model": ""}', b'{"model": "deit", "vers": "1"}'):
             refused(await app.admin.put("/v1/aliases/x", content=body), 400, "bad_request", '{"model": "NAME"')
         assert await app.version(kit, "production") == two
@@ -238,7 +184,7 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put, kit: M
         assert await app.version(kit, "production") == one
         # Pointed elsewhere, what it held is let go.
         held = len(app.service.rollout._by_key)
-        assert (await app.point("production", "deit")).status_code == 200
+        assert (await point(app, "production", "deit")).status_code == 200
         await app.service.rollout.settled()
         assert len(app.service.rollout._by_key) == held - 1
         refused(await app.ask(kit, "deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
@@ -247,19 +193,13 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put, kit: M
 async def test_aliases_need_no_repository(tmp_path: Path, put: Put, kit: ModuleType) -> None:
     version = put("deit")
     app = create_app(Settings(aliases={"production": f"deit@{version}"}, lanes=1), {"deit": tmp_path / "deit"})
-    async with app.router.lifespan_context(app):
-        clients = [
-            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
-            for each in (app, create_admin_app(app.state.service))
-        ]
-        async with clients[0], clients[1]:
-            both = App(app, *clients)
-            infer = await both.client.get("/v2/models/production")
-            assert infer.status_code in (200, 503)  # 503 while it loads, never unknown
-            await asyncio.wrap_future(app.state.service.engines.prepared)
-            assert await both.version(kit, "production") == version
-            assert (await both.point("canary", "deit")).status_code == 200
-            assert await both.version(kit, "canary") == version
+    async with app.router.lifespan_context(app), clients_of(app) as both:
+        infer = await both.client.get("/v2/models/production")
+        assert infer.status_code in (200, 503)  # 503 while it loads, never unknown
+        await asyncio.wrap_future(app.state.service.engines.prepared)
+        assert await both.version(kit, "production") == version
+        assert (await point(both, "canary", "deit")).status_code == 200
+        assert await both.version(kit, "canary") == version
 
 
 async def test_switching_under_load_loses_no_request_and_mixes_no_answers(
@@ -281,7 +221,7 @@ async def test_switching_under_load_loses_no_request_and_mixes_no_answers(
 
         clients = [asyncio.create_task(client()) for _ in range(4)]
         for turn in range(16):
-            assert (await app.point("production", "deit", str(turn % 2 + 1))).status_code == 200
+            assert (await point(app, "production", "deit", str(turn % 2 + 1))).status_code == 200
             seen = len(answers) + 4  # each client has begun anew since
             await kit.until(lambda seen=seen: len(answers) >= seen)
         going = False

@@ -1,7 +1,6 @@
 """What bodies and answers cost: memory that is counted, threads that are their own, answers of a bounded size."""
 
 import asyncio
-import base64
 import io
 import threading
 import time
@@ -14,6 +13,8 @@ import pytest
 from milkweed.server.ask import check_image
 from milkweed.server.body import MOST_PAUSE_SECONDS, PAUSE_SECONDS, PIECE_BYTES, HeldBytes, read_body
 
+from .bodies import as_json, as_tensor, files, most_held
+
 pytestmark = pytest.mark.anyio
 
 
@@ -25,27 +26,17 @@ async def test_images_are_counted_while_their_body_is_there_too(running: Any, ki
     np.save(array, np.zeros((2, 8, 8, 3), np.uint8))
     asked: dict[str, Any] = {
         "raw": {"content": image},
-        "multipart": {"files": [("image", ("a", image))]},
-        "json": {"json": {"images": [base64.b64encode(image).decode()]}},
+        "multipart": {"files": files(image)},
+        "json": {"json": as_json(image)},
         "array": {"content": array.getvalue(), "headers": {"content-type": "application/x-npy"}},
     }[form]
-    most = 0
-
     async with running() as app:
-        held = app.service.held
-        add = held.add
-
-        def watched(count: int) -> None:
-            nonlocal most
-            add(count)
-            most = max(most, held.total)
-
-        held.add = watched
+        most = most_held(app)
         answer = await app.client.post("/classify", **asked)
         size = int(answer.request.headers["content-length"])
         assert answer.status_code == 200
-        assert most == max(size if form == "raw" else 2 * size, len(answer.content))
-        assert held.total == 0
+        assert most() == max(size if form == "raw" else 2 * size, len(answer.content))
+        assert app.service.held.total == 0
 
 
 async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any, kit: ModuleType) -> None:
@@ -99,16 +90,14 @@ async def test_scores_of_one_answer_have_a_limit(
 ) -> None:
     """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
     monkeypatch.setattr("milkweed.server.question.MAX_SCORES", 10)
-    files = [("image", ("a", kit.encoded(seed=seed))) for seed in range(images)]
+    bodies = [kit.encoded(seed=seed) for seed in range(images)]
+    url, accept = f"/classify?top_k={top_k}", {"accept": "application/x-ndjson"}
     async with running() as app:
-        answer = await app.client.post(f"/classify?top_k={top_k}", files=files)
-        lines = await app.client.post(
-            f"/classify?top_k={top_k}", files=files, headers={"accept": "application/x-ndjson"}
+        answer = await app.client.post(url, files=files(*bodies))
+        lines = await app.client.post(url, files=files(*bodies), headers=accept)
+        inferred = await app.client.post(
+            "/v2/models/held/infer", json={**as_tensor(*bodies), "parameters": {"top_k": top_k}}
         )
-        tensor = {"name": "image", "datatype": "BYTES", "shape": [images]}
-        data = [base64.b64encode(kit.encoded(seed=seed)).decode() for seed in range(images)]
-        body = {"inputs": [{**tensor, "data": data}], "parameters": {"top_k": top_k}}
-        inferred = await app.client.post("/v2/models/held/infer", json=body)
         assert {each.status_code for each in (answer, lines, inferred)} == {status}
         if status == 400:
             kit.check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")

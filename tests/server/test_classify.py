@@ -1,6 +1,5 @@
 """POST /classify where it succeeds: three forms, several models, bad neighbours, headers."""
 
-import base64
 import io
 import json
 from types import ModuleType
@@ -14,18 +13,12 @@ from PIL import Image
 from milkweed.server.served import ServedModel
 from milkweed.server.settings import Settings
 
+from .bodies import as_json, files
+
 pytestmark = pytest.mark.anyio
 
 JPEG = {"content-type": "image/jpeg"}
 NPY = {"content-type": "application/x-npy"}
-
-
-def files(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
-    return [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
-
-
-def as_json(*images: bytes) -> dict[str, list[str]]:
-    return {"images": [base64.b64encode(image).decode() for image in images]}
 
 
 async def test_three_forms_give_the_same_answer(running: Any, kit: ModuleType) -> None:

@@ -1,7 +1,6 @@
 """Images of rare formats through the whole service: decoded before they are queued, nobody's batch waits for them."""
 
 import asyncio
-import base64
 import io
 import json
 import threading
@@ -15,6 +14,8 @@ from PIL import Image
 from milkweed.loaders.sandbox.sandbox import Sandbox
 from milkweed.server.rare_images import RareImages
 
+from .bodies import as_json, as_tensor, files, most_held
+
 pytestmark = pytest.mark.anyio
 
 RARE = ("BMP", "TIFF", "GIF", "PPM", "AVIF")
@@ -27,25 +28,20 @@ def encoded(format: str, seed: int = 0) -> bytes:
     return out.getvalue()
 
 
-def parts(*images: bytes) -> list[tuple[str, tuple[str, bytes]]]:
-    return [("image", ("x", image)) for image in images]
-
-
 async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Any, kit: ModuleType) -> None:
     png, tiff = encoded("PNG"), encoded("TIFF")
-    tensor = {"name": "image", "datatype": "BYTES", "shape": [1], "data": [base64.b64encode(tiff).decode()]}
     async with running() as app:
         (wanted,) = (await app.client.post("/classify", content=png)).json()["results"]
         answers = [
             await app.client.post("/classify", content=tiff),
-            await app.client.post("/classify", files=parts(tiff)),
-            await app.client.post("/classify", json={"images": [base64.b64encode(tiff).decode()]}),
+            await app.client.post("/classify", files=files(tiff)),
+            await app.client.post("/classify", json=as_json(tiff)),
         ]
         assert [answer.json()["results"] for answer in answers] == [[wanted]] * 3
         assert set(kit.timings(answers[0])) >= {"parse", "queue", "decode"}
         lines = await app.client.post("/classify", content=tiff, headers={"accept": "application/x-ndjson"})
         assert json.loads(lines.text.splitlines()[0])["predictions"] == wanted["predictions"]
-        inferred = (await app.client.post("/v2/models/held/infer", json={"inputs": [tensor]})).json()
+        inferred = (await app.client.post("/v2/models/held/infer", json=as_tensor(tiff))).json()
         label = next(output["data"] for output in inferred["outputs"] if output["name"] == "label")
         assert label == [each["label"] for each in wanted["predictions"]]
         # A batch is counted once its answers are on their way.
@@ -59,8 +55,8 @@ async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, kit: Mod
     good, rare = kit.encoded(), encoded(format)
     broken = rare[: len(rare) // 2]
     async with running() as app:
-        alone = (await app.client.post("/classify", files=parts(good, rare))).json()["results"]
-        answer = (await app.client.post("/classify", files=parts(good, broken, rare, good))).json()["results"]
+        alone = (await app.client.post("/classify", files=files(good, rare))).json()["results"]
+        answer = (await app.client.post("/classify", files=files(good, broken, rare, good))).json()["results"]
         assert [answer[0], answer[2], answer[3]] == [alone[0], alone[1], alone[0]]
         assert answer[1]["error"]["code"] == "undecodable"
         kit.check_error(await app.client.post("/classify", content=broken), 422, "undecodable", format)
@@ -111,20 +107,11 @@ async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Any, k
 
 async def test_crops_count_as_held(running: Any, kit: ModuleType) -> None:
     image = encoded("GIF")
-    most = 0
     async with running() as app:
-        held = app.service.held
-        add = held.add
-
-        def watched(count: int) -> None:
-            nonlocal most
-            add(count)
-            most = max(most, held.total)
-
-        held.add = watched
+        most = most_held(app)
         answer = await app.client.post("/classify", content=image)
         assert answer.status_code == 200
-        assert most == max(len(image) + 3 * kit.SIZE**2, len(answer.content))
+        assert most() == max(len(image) + 3 * kit.SIZE**2, len(answer.content))
 
 
 async def test_formats_that_are_not_accepted_start_no_process(running: Any, kit: ModuleType) -> None:

@@ -6,78 +6,21 @@ import gc
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import httpx
 import psutil
 import pytest
-import torch
 
-from milkweed.models.bundle import save_bundle
-from milkweed.models.config import BundleConfig
 from milkweed.models.errors import BundleError
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import create_model
-from milkweed.server.admin import create_admin_app
 from milkweed.server.app import create_app
 from milkweed.server.repository import RepositoryError, newest, scan
 from milkweed.server.settings import Settings
 
+from .repositories import Put, clients_of, serving
+
 pytestmark = pytest.mark.anyio
-
-ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8}
-PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
-
-Put = Callable[..., str]
-
-
-@pytest.fixture
-def put(tmp_path: Path) -> Put:
-    """`put("deit/2", seed=3)`: a bundle there; its version."""
-
-    def put(place: str, seed: int = 0, **args: Any) -> str:
-        torch.manual_seed(seed)
-        args = {**ARGS, **args}
-        config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=args, preprocess=PREPROCESS)
-        model = create_model(config.arch, **args)
-        with torch.no_grad():
-            model.head.weight.mul_(40)
-        return save_bundle(tmp_path / place, model, config, default_labels(10), overwrite=True).version
-
-    return put
-
-
-class App:
-    """A warm app of a repository: its client, the admin's, the service."""
-
-    def __init__(self, app: Any, client: httpx.AsyncClient, admin: httpx.AsyncClient) -> None:
-        self.service, self.client, self.admin = app.state.service, client, admin
-
-    async def version(self, kit: ModuleType, model: str, **headers: str) -> str | None:
-        answer = await self.client.post(
-            "/classify", params={"model": model}, content=kit.encoded("JPEG", size=(40, 40)), headers=headers
-        )
-        return answer.json()["version"] if answer.status_code == 200 else None
-
-    def value(self, name: str, **labels: str) -> float:
-        return self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
-
-
-@asynccontextmanager
-async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
-    app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
-    async with app.router.lifespan_context(app):
-        await asyncio.wrap_future(app.state.service.engines.prepared)
-        clients = [
-            httpx.AsyncClient(transport=httpx.ASGITransport(app=each), base_url="http://server")
-            for each in (app, create_admin_app(app.state.service))
-        ]
-        async with clients[0], clients[1]:
-            yield App(app, *clients)
 
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
@@ -190,10 +133,6 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(
     put("a/2", seed=1)
     ten = put("a/10", seed=2)
     async with serving(tmp_path, keep_versions=2) as app:
-
-        def numbers() -> list[str]:
-            return sorted(model.number for model in app.service.rollout.catalogue.versions("a"))
-
         put("a/11", seed=3)
         config = tmp_path / "a" / "11" / "config.json"
         sound = config.read_text()
@@ -201,12 +140,12 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(
         shutil.rmtree(tmp_path / "a" / "2")  # what serves goes on, also without its folder
         for _ in range(2):
             await app.service.watch.look()
-            assert numbers() == ["10", "2"]
+            assert app.numbers() == ["10", "2"]
             assert await app.version(kit, "a") == ten
         config.write_text(sound)
         [served] = await app.service.watch.look()
         assert served.startswith("serves a/11 ")
-        assert numbers() == ["10", "11"]
+        assert app.numbers() == ["11", "10"]
 
 
 def break_golden(bundle: Path) -> None:
@@ -232,7 +171,7 @@ async def test_a_start_passes_over_versions_that_fail(
         assert await app.service.watch.look() == []  # as before, until something changes
         five = put("a/5", seed=5)
         assert await app.service.watch.look() == [f"serves a/5 ({five})"]
-        assert [model.number for model in app.service.rollout.catalogue.versions("a")] == ["5"]
+        assert app.numbers() == ["5"]
 
 
 async def test_a_start_keeps_as_many_versions_as_are_sound(tmp_path: Path, put: Put) -> None:
@@ -240,7 +179,7 @@ async def test_a_start_keeps_as_many_versions_as_are_sound(tmp_path: Path, put: 
         put(f"a/{number}", seed=number)
     break_golden(tmp_path / "a" / "3")
     async with serving(tmp_path, keep_versions=2) as app:
-        assert [model.number for model in app.service.rollout.catalogue.versions("a")] == ["4", "2"]
+        assert app.numbers() == ["4", "2"]
 
 
 async def test_a_name_without_a_sound_version_stops_the_start(tmp_path: Path, put: Put) -> None:
@@ -286,10 +225,8 @@ async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path
 async def test_without_a_repository_there_is_nothing_to_admin(tmp_path: Path, put: Put) -> None:
     put("a")
     app = create_app(Settings(), {"a": tmp_path / "a"})
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app=create_admin_app(app.state.service)), base_url="http://admin"
-    ) as admin:
-        answer = await admin.get("/v1/repository")
+    async with clients_of(app) as asked:
+        answer = await asked.admin.get("/v1/repository")
     assert answer.status_code == 404
     assert "--repository DIR" in answer.json()["error"]["message"]
 

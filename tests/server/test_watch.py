@@ -18,9 +18,7 @@ from milkweed.server.device import DeviceError
 from milkweed.server.repository import RepositoryError, scan
 from milkweed.server.settings import Settings
 
-from .test_repository import App, Put, put, serving
-
-__all__ = ["put"]
+from .repositories import Put, serving
 
 pytestmark = pytest.mark.anyio
 
@@ -82,10 +80,6 @@ async def test_a_name_of_which_all_crash_stops_the_start_with_a_line(tmp_path: P
             pass
 
 
-def numbers(app: App, name: str = "a") -> list[str]:
-    return [model.number for model in app.service.models.versions(name)]
-
-
 @pytest.mark.parametrize(("keep", "left"), [(1, ["2"]), (2, ["2", "1"])])
 async def test_without_its_newest_version_a_model_serves_the_one_before(
     tmp_path: Path, put: Put, kit: ModuleType, keep: int, left: list[str]
@@ -98,7 +92,7 @@ async def test_without_its_newest_version_a_model_serves_the_one_before(
             f"serves a/{brought} ({versions[int(brought) - 1]})",
             "serves a/3 no more",
         ]
-        assert numbers(app) == left
+        assert app.numbers() == left
         assert await app.version(kit, "a") == versions[1]
         assert await app.service.watch.look() == []
 
@@ -134,7 +128,7 @@ async def test_a_version_that_an_alias_let_go_can_serve_again(tmp_path: Path, pu
     async with serving(tmp_path, aliases={"old": "a@1"}) as app:
         assert (await app.admin.delete("/v1/aliases/old")).status_code == 200
         assert (await app.admin.post("/v1/models/b/load")).status_code == 200
-        assert numbers(app) == ["2"]
+        assert app.numbers() == ["2"]
         shutil.rmtree(tmp_path / "a" / "2")
         assert await app.service.watch.look() == [f"serves a/1 ({one})", "serves a/2 no more"]
         assert await app.version(kit, "a") == one
@@ -226,7 +220,7 @@ async def test_time_passes_and_what_is_new_serves(tmp_path: Path, put: Put, kit:
     put("a/1")
     async with serving(tmp_path, repository_seconds=0.01) as app:
         put("a/2", seed=1)
-        await kit.until(lambda: numbers(app) == ["2"])
+        await kit.until(lambda: app.numbers() == ["2"])
 
 
 async def test_nothing_is_looked_at_while_the_first_models_load(tmp_path: Path, put: Put, kit: ModuleType) -> None:

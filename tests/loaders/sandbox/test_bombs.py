@@ -1,5 +1,7 @@
-"""Bodies that were made to cost: the parent hardly notices any, a child ends what is too dear, and the dearest picture
-within the limits is decoded."""
+"""Bodies that are made to be expensive cost the parent little and a child no more than its limits.
+
+The most expensive pictures within the limits are decoded.
+"""
 
 import resource
 import struct
@@ -20,7 +22,7 @@ LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
 SPEC = PreprocessSpec()
 MOST_PARENT_MB = 60
 MOST_CPU_SECONDS = CPU_SECONDS + 0.5
-"""With the start of the child, and what the kernel's clock may be late."""
+"""This includes the start of the child and the delay with which the kernel ends it."""
 
 
 def saved(image: Image.Image, format: str, **options: object) -> bytes:
@@ -38,7 +40,7 @@ def noise(width: int, height: int, channels: int = 3) -> Image.Image:
 
 
 def said_to_be(body: bytes, width: int, height: int) -> bytes:
-    """The body with another size in every `ispe` box."""
+    """Write another size into every `ispe` box of the body."""
     at = body.find(b"ispe")
     while at >= 0:
         body = body[: at + 8] + struct.pack(">II", width, height) + body[at + 16 :]
@@ -47,7 +49,7 @@ def said_to_be(body: bytes, width: int, height: int) -> bytes:
 
 
 def grid(tile: bytes, tile_size: tuple[int, int], rows: int, columns: int) -> bytes:
-    """A grid that shows the same tile at each place; the grid itself lies in idat, the tiles behind."""
+    """Make an AVIF grid that shows the same tile at each place. The grid lies in `idat`, the tile in `mdat`."""
     size = (tile_size[0] * columns, tile_size[1] * rows)
     stream = tile[tile.index(b"mdat") + 4 :]
     config = _box(b"av1C", tile[tile.index(b"av1C") + 4 :][:4])
@@ -81,7 +83,7 @@ def grid(tile: bytes, tile_size: tuple[int, int], rows: int, columns: int) -> by
 
 
 def animation_of_many(copies: int) -> bytes:
-    """The first sample of an animation of two becomes itself and many copies of the second, none shown."""
+    """Make an AVIF animation whose first sample also has many copies of the second frame, none of which is shown."""
     frames = [Image.new("RGB", (1000, 1000), (shade, 0, 0)) for shade in (10, 200)]
     body = saved(frames[0], "AVIF", speed=10, save_all=True, append_images=frames[1:], duration=40)
     sizes = body.index(b"stsz") + 16
@@ -97,7 +99,7 @@ def animation_of_many(copies: int) -> bytes:
 
 
 def with_exif(tags: int, size: int) -> bytes:
-    """An EXIF block whose tags all refer to the same `size` bytes."""
+    """Make an AVIF whose EXIF block has many tags that all refer to the same `size` bytes."""
     exif = Image.Exif()
     exif[0x010E] = "a" * 1_000_000
     body = saved(Image.new("RGB", (8, 8)), "AVIF", speed=10, exif=exif)
@@ -119,7 +121,7 @@ def _full(name: bytes, content: bytes, version: int = 0) -> bytes:
 
 
 class Bits:
-    """The bits of a packet header: a byte after 0xff has seven (ISO/IEC 15444-1, B.10.1)."""
+    """Writes the bits of a packet header: a byte after 0xff takes only seven (ISO/IEC 15444-1, B.10.1)."""
 
     def __init__(self) -> None:
         self.bytes = bytearray()
@@ -141,7 +143,7 @@ class Bits:
 
 
 def claiming(width: int, height: int, components: int, planes: int) -> bytes:
-    """A picture whose every block of 64x64 samples claims all passes of `planes` bit planes and has one byte."""
+    """Make a picture whose blocks of 64x64 samples each claim all passes of `planes` bit planes and have one byte."""
     across, down = -(-width // 64), -(-height // 64)
     header = Bits()
     header.put(1, 1)
@@ -156,7 +158,7 @@ def claiming(width: int, height: int, components: int, planes: int) -> bytes:
 
 
 def _new_nodes(across: int, down: int) -> Iterator[int]:
-    """How many nodes of a tag tree each leaf is the first to reach (B.10.2)."""
+    """Yield how many nodes of a tag tree each leaf is the first to reach (B.10.2)."""
     seen: set[tuple[int, int, int]] = set()
     depth = max(across - 1, down - 1).bit_length()
     for y in range(down):
@@ -179,7 +181,7 @@ def declaring(
     planes: int = 9,
     data: bytes = b"\0",
 ) -> bytes:
-    """A codestream of these parameters whose every tile has the same data; zeros are empty packets."""
+    """Make a codestream of these parameters in which every tile has the same data; zeros are empty packets."""
     tile = tile or (width, height)
     tiles = -(-width // tile[0]) * -(-height // tile[1])
     size = struct.pack(">HIIIIIIIIH", 0, width, height, 0, 0, *tile, 0, 0, components) + b"\7\1\1" * components
@@ -234,7 +236,7 @@ DECODED: dict[str, Callable[[], bytes]] = {
     "jpeg2000 of 8 MP": lambda: saved(Image.new("RGB", (4000, 2000)), "JPEG2000"),
     "jpeg2000 with precincts": lambda: declaring(250, 250, precincts=(0, 0), data=bytes(62_500)),
 }
-# Some are pictures, only dear ones: what they cost is bounded all the same.
+# Some of these are sound pictures that are merely expensive; what they cost is bounded as well.
 BOMBS: dict[str, Callable[[], bytes]] = {
     "bmp of run lengths": lambda: run_length_bmp(5000, 4000, 10_000_000),
     "ppm of 200 levels": lambda: b"P6 2600 2600 200\n" + bytes(3 * 2600 * 2600),
@@ -267,8 +269,8 @@ def status_mb(key: str) -> float:
 
 
 def cost(body: bytes) -> tuple[str, float, float]:
-    """What becomes of a body in a sandbox of its own, the child's CPU seconds, and how far this process grew, MB."""
-    Path("/proc/self/clear_refs").write_text("5")  # forgets the highest memory
+    """Decode a body in a new sandbox; returns the outcome, the child's CPU seconds, and this process's growth, MB."""
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
     memory, spent = status_mb("VmRSS"), resource.getrusage(resource.RUSAGE_CHILDREN)
     sandbox, said = Sandbox(LIMITS), "ok"
     try:

@@ -1,4 +1,4 @@
-"""The child by itself: what it imports, what it can no longer do, and when it ends."""
+"""A child alone imports little, can do little once it has limited itself, and ends with its parent."""
 
 import os
 import re
@@ -6,7 +6,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import PIL
@@ -21,7 +21,7 @@ from milkweed.loaders.sandbox.sandbox import Sandbox
 
 PACKAGES = str(Path(PIL.__file__).parent.parent)
 
-# Each attempt in a process that has limited itself as a child does; what came of it is said over stdout.
+# This program limits itself as a child does, then makes each attempt and prints what came of it.
 ATTEMPTS = """
 import os, runpy, socket, sys
 sys.path.append(sys.argv[1])
@@ -45,13 +45,6 @@ for name, attempt in {
     except Exception as error:
         print(name, type(error).__name__, getattr(error, "errno", ""), flush=True)
 """
-
-
-@pytest.fixture
-def sandbox() -> Iterator[Sandbox]:
-    made = Sandbox()
-    yield made
-    made.close()
 
 
 def wait_for_end(pid: int) -> bool:

@@ -1,4 +1,4 @@
-"""What the sandbox makes of each format: the reference's crop to the bit, the accepted kinds, the refused ones."""
+"""The sandbox makes the same bits as the reference, accepts every usual kind of each format, and refuses the others."""
 
 import base64
 import struct
@@ -50,7 +50,7 @@ def crop(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> tuple[np
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
-    """The image in a mode; of 16 bits, with something in the lower ones."""
+    """Convert the image to a mode; if its samples have 16 bits, the lower 8 are not 0."""
     if not mode.startswith("I;16"):
         return image.convert(mode)
     wide = (np.asarray(image.convert("L")).astype(np.uint16) << 8) + 77
@@ -58,7 +58,7 @@ def in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def reference(body: bytes, spec: PreprocessSpec) -> np.ndarray:
-    """The crop of a PNG of what Pillow makes of the body in this process: what timm's transform says of it."""
+    """Decode the body with Pillow in this process, then crop it as PNG with the reference loader, as timm would."""
     with Image.open(BytesIO(body)) as image:
         if spec.orientation == "apply":
             image = ImageOps.exif_transpose(image)
@@ -178,7 +178,9 @@ def test_first_frames_of_several(sandbox: Sandbox, picture: Picture, encoded: En
     for format in ("GIF", "TIFF", "AVIF"):
         body = encoded(first, format, save_all=True, append_images=more)
         found, info = crop(sandbox, body)
-        assert info.frames == (3 if format == "AVIF" else 1)  # others would have to be gone through to the end
+        assert info.frames == (
+            3 if format == "AVIF" else 1
+        )  # in the others, frames cannot be counted without reading the whole file
         assert np.array_equal(found, reference(body, SPEC))
 
 

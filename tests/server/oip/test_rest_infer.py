@@ -14,11 +14,9 @@ from PIL import Image
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.guard import inspect
 
+from ..bodies import files
+
 pytestmark = pytest.mark.anyio
-
-
-def files(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
-    return [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
 
 
 async def test_every_form_of_an_image_answers_as_classify_does(

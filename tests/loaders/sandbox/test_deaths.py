@@ -1,0 +1,186 @@
+"""A child that dies, hangs, takes too much, sends nonsense or does not start costs its image and nothing else."""
+
+import os
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from milkweed.loaders import CpuLoader, PillowLoader
+from milkweed.loaders.errors import LoaderError
+from milkweed.loaders.sandbox import child as child_module
+from milkweed.loaders.sandbox.child import FOUND, MADE
+from milkweed.loaders.sandbox.process import Child
+from milkweed.loaders.sandbox.sandbox import Sandbox
+
+from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
+
+
+def test_a_child_that_is_killed_costs_its_image_alone(
+    body: bytes, sandbox: Sandbox, picture: Picture, encoded: Encoded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loader = CpuLoader(SPEC, num_threads=1, sandbox=sandbox)
+    good = [encoded(picture(60, 50, seed), "PNG") for seed in (1, 2)]
+    alone = loader.load([*good, body]).pixels
+    pid = pid_of_the_idle_one(sandbox)
+    os.kill(pid, signal.SIGSTOP)  # so that it is at work when it dies
+    receive, sent = Child.receive, threading.Event()
+    monkeypatch.setattr(Child, "receive", lambda child, size: sent.set() or receive(child, size))
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(loader.load, [good[0], body, good[1]])
+        assert sent.wait(10)
+        os.kill(pid, signal.SIGKILL)
+        answer = asked.result(10)
+    assert answer.errors[1].code == "undecodable"
+    assert answer.errors[1].message == "TIFF cannot be decoded: its decoder crashed"
+    assert torch.equal(answer.pixels, alone[:2])
+    assert torch.equal(loader.load([body]).pixels, alone[2:])
+    assert pid_of_the_idle_one(sandbox) != pid
+    assert (sandbox.images, sandbox.deaths) == ({"ok": 2, "died": 1}, {"crash": 1})
+
+
+def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body: bytes) -> None:
+    first = crop(sandbox, body)
+    (child,) = sandbox._idle
+    child.process.kill()
+    child.process.wait(10)
+    assert crop(sandbox, body) == first
+    assert sandbox.images == {"ok": 2}
+
+
+def test_a_child_that_hangs_is_killed(body: bytes) -> None:
+    sandbox = Sandbox(answer_seconds=10)
+    first = crop(sandbox, body)
+    (child,) = sandbox._idle
+    os.kill(child.process.pid, signal.SIGSTOP)
+    sandbox.answer_seconds = 0.2
+    assert refusal(sandbox, body).message == "TIFF cannot be decoded: no answer within 0.2 s"
+    assert child.process.returncode == -signal.SIGKILL
+    sandbox.answer_seconds = 10
+    assert crop(sandbox, body) == first
+    assert sandbox.deaths == {"late": 1}
+    sandbox.close()
+
+
+def test_a_body_that_nobody_reads_is_late_too(encoded: Encoded) -> None:
+    sandbox = Sandbox()
+    large = encoded(Image.new("RGB", (900, 900)), "BMP")  # more than a pipe holds
+    crop(sandbox, large)
+    os.kill(pid_of_the_idle_one(sandbox), signal.SIGSTOP)
+    sandbox.answer_seconds = 0.2
+    assert "no answer within 0.2 s" in refusal(sandbox, large).message
+    sandbox.close()
+
+
+def test_cpu_time_is_limited_for_each_image_anew(picture: Picture, encoded: Encoded) -> None:
+    sandbox = Sandbox(cpu_seconds=0.3)
+    cheap, dear = encoded(picture(300, 300), "GIF"), b"P3 5000 4000 255\n" + b"7 " * 8_000_000
+    crop(sandbox, cheap)
+    pid = pid_of_the_idle_one(sandbox)
+    clock = (~pid << 3) | 2  # the clock of that process's CPU time
+    while time.clock_gettime(clock) < 0.5:
+        crop(sandbox, cheap)
+    assert pid_of_the_idle_one(sandbox) == pid  # several images together may take more
+    assert refusal(sandbox, dear).message == "PPM cannot be decoded: it takes more than 0.3 s of CPU"
+    assert sandbox.deaths == {"cpu": 1}
+    crop(sandbox, cheap)
+    sandbox.close()
+
+
+def test_memory_is_limited(encoded: Encoded) -> None:
+    body = encoded(Image.new("RGB", (3000, 2000)), "GIF")
+    small, enough = Sandbox(memory_bytes=10 << 20), Sandbox(memory_bytes=40 << 20)
+    assert "takes more than 10 MB" in refusal(small, body).message
+    tiny = encoded(Image.new("RGB", (10, 10)), "GIF")
+    assert crop(small, tiny) == crop(enough, tiny)
+    assert crop(enough, body)
+    small.close()
+    enough.close()
+
+
+SOUND = FOUND.pack(True, b"RGB", 90, 70, 1, 1)
+TALKERS = {
+    "another size than asked for": [SOUND, MADE.pack(True, 32 * 32 * 3 + 1) + bytes(32 * 32 * 3 + 1)],
+    "a mode that is none": [FOUND.pack(True, b"R\nB", 90, 70, 1, 1)],
+    "an orientation that is none": [FOUND.pack(True, b"RGB", 90, 70, 9, 1)],
+    "less than announced": [SOUND, MADE.pack(True, 32 * 32 * 3) + bytes(100)],
+    "nothing": [],
+}
+TALKER = """
+import struct, sys
+sys.stdout.buffer.write(b"R"); sys.stdout.flush()
+size = struct.unpack("<8sQ", sys.stdin.buffer.read(16))[1]
+sys.stdin.buffer.read(size)
+for number, part in enumerate({parts!r}):
+    if number:
+        sys.stdin.buffer.read({want})
+    sys.stdout.buffer.write(part); sys.stdout.flush()
+{after}
+"""
+
+
+def talker(tmp_path: Path, parts: list[bytes], after: str = "") -> str:
+    """Write a program that sends these parts, whatever it is asked; returns its path."""
+    script = tmp_path / "child.py"
+    script.write_text(TALKER.format(parts=parts, want=child_module.WANT.size, after=after))
+    return str(script)
+
+
+@pytest.mark.parametrize("kind", TALKERS)
+def test_answers_that_are_none_are_a_death(
+    kind: str, body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = Sandbox()
+    with monkeypatch.context() as patch:
+        patch.setattr(child_module, "__file__", talker(tmp_path, TALKERS[kind]))
+        error = refusal(sandbox, body)
+    assert error.code == "undecodable"
+    assert error.message in (
+        "TIFF cannot be decoded: its decoder gave no sound answer",
+        "TIFF cannot be decoded: its decoder crashed",
+    )
+    assert sandbox.images == {"died": 1}
+    assert not sandbox._idle
+    assert crop(sandbox, body)
+    sandbox.close()
+
+
+def test_what_a_child_says_is_held_against_the_limits(
+    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sandbox = Sandbox()
+    for size, code in (((2**31, 2**31), "too_many_pixels"), ((0, 5), "undecodable")):
+        parts = [FOUND.pack(True, b"RGB", *size, 1, 1)]
+        monkeypatch.setattr(child_module, "__file__", talker(tmp_path, parts, after="sys.stdin.read()"))
+        assert refusal(sandbox, body).code == code
+        assert not sandbox.deaths
+        sandbox._idle.pop().end()
+    sandbox.close()
+
+
+def test_who_says_more_than_asked_is_not_asked_again(
+    body: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is left unread would otherwise be taken for the answer to the next image."""
+    sandbox = Sandbox()
+    parts = [SOUND, MADE.pack(True, 32 * 32 * 3) + bytes(32 * 32 * 3) + SOUND]
+    with monkeypatch.context() as patch:
+        patch.setattr(child_module, "__file__", talker(tmp_path, parts, after="sys.stdin.read()"))
+        assert crop(sandbox, body) == bytes(32 * 32 * 3)
+        talking = pid_of_the_idle_one(sandbox)
+    assert crop(sandbox, body) != bytes(32 * 32 * 3)
+    assert pid_of_the_idle_one(sandbox) != talking
+    sandbox.close()
+
+
+def test_one_that_cannot_be_started_is_no_images_fault(body: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_module, "__file__", "/no/such/child.py")
+    for loader in (CpuLoader(SPEC), PillowLoader(SPEC)):
+        with pytest.raises(LoaderError, match="did not start: exit status 2"):
+            loader.load([body])
+        loader.close()
