@@ -1,4 +1,4 @@
-"""Real programs of Prometheus, and a bundle for the servers that they watch."""
+"""These fixtures find the real programs of Prometheus, and make a bundle for the servers that they watch."""
 
 import os
 import shutil
@@ -15,7 +15,7 @@ ASKED_FOR = "MILKWEED_TEST_DEPLOY"
 
 @pytest.fixture(scope="session")
 def programs() -> Programs:
-    """Prometheus and Alertmanager, whatever Debian calls it; tests that need them skip without."""
+    """Find the programs of Prometheus and Alertmanager; skip the tests that need them where they are missing."""
     if os.environ.get(ASKED_FOR) != "1":
         pytest.skip(f"takes minutes: make test-deploy, or {ASKED_FOR}=1")
     prometheus = shutil.which("prometheus")
@@ -27,5 +27,5 @@ def programs() -> Programs:
 
 @pytest.fixture(scope="session")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ViT of half a millisecond."""
+    """Make a bundle of a ViT that takes half a millisecond."""
     return tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny")

@@ -1,4 +1,4 @@
-"""A Prometheus and an Alertmanager with the rules and routes of deploy/prometheus, and a receiver of their messages."""
+"""This module starts a Prometheus and an Alertmanager with the rules and routes of deploy/prometheus, and a webhook."""
 
 import json
 import re
@@ -10,37 +10,57 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 
 from milkweed.bench.serving.ports import free_port, wait_until_ready
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
-NOBODY = "http://localhost:9099"  # the shipped routes send their messages there until somebody writes an address in
+NOBODY = "http://localhost:9099"  # The shipped routes send their messages there until somebody writes an address in.
 
-EVERY_SECONDS = 1  # between two scrapes, and between two evaluations of the rules
+EVERY_SECONDS = 1  # This passes between two scrapes, and between two evaluations of the rules.
 START_SECONDS = 60.0
 
 Key = tuple[str, str]
-"""Name and severity of an alert."""
+"""An alert is told apart by its name and its severity."""
 
 Programs = tuple[str, str]
-"""Paths of Prometheus and Alertmanager."""
+"""These are the paths of Prometheus and Alertmanager."""
+
+
+class Message(NamedTuple):
+    """Alertmanager told the webhook that an alert has begun or ended.
+
+    Args:
+        at: the time when it was told, in seconds since 1970.
+        alert: the alert that it is about.
+        status: `firing` or `resolved`.
+    """
+
+    at: float
+    alert: Key
+    status: str
+
+
+def newest(told: Sequence[Message]) -> dict[Key, str]:
+    """Return the newest status that was told of each alert."""
+    return {message.alert: message.status for message in list(told)}
+
 
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = r"(?:\d+(?:ms|[smhd]))+"
-# Waits of alerts and routes, windows with the steps of subqueries, offsets.
+# These are the waits of alerts and routes, the windows with the steps of subqueries, and the offsets.
 _PLACES = re.compile(
     rf"^ *(?:for|resolve_timeout|group_wait|group_interval|repeat_interval): *{_DURATION}"
     rf"|\[{_DURATION}(?::{_DURATION})?\]|\boffset +{_DURATION}",
     re.MULTILINE,
 )
-_LEAST_WINDOW_MS = 3_000  # a rate needs two scrapes
+_LEAST_WINDOW_MS = 3_000  # A rate needs two scrapes within its window.
 
 
 def shortened(text: str, factor: float) -> str:
-    """Rules or routes with every duration divided by `factor`; all other text, such as thresholds, stays as it is."""
+    """Divide every duration in rules or routes by `factor`; all other text, such as a threshold, stays as it is."""
 
     def shorter(place: re.Match[str]) -> str:
         least_ms = _LEAST_WINDOW_MS if place[0].startswith("[") else 1
@@ -54,7 +74,7 @@ def _milliseconds(duration: str) -> int:
 
 
 def wait_until(condition: Callable[[], bool], seconds: float, what: str, *, lasting_seconds: float = 0.0) -> None:
-    """Ask another process again and again until a condition holds, without a break for `lasting_seconds`."""
+    """Ask again and again until a condition has held for `lasting_seconds` without a break."""
     end, since = time.monotonic() + seconds, None
     while (now := time.monotonic()) < end:
         since = (since or now) if condition() else None
@@ -66,25 +86,32 @@ def wait_until(condition: Callable[[], bool], seconds: float, what: str, *, last
 
 @dataclass(frozen=True)
 class Prometheus:
-    """What the Prometheus at this URL answers over HTTP."""
+    """This client asks the Prometheus at a URL over HTTP."""
 
     url: str
 
     def query(self, expr: str) -> list[dict[str, Any]]:
-        """The samples of an expression now: `metric` and `value` of each."""
+        """Return the series of an expression now; each has `metric`, and `value` or for a range `values`."""
         found: list[dict[str, Any]] = self._data("query", query=expr)["result"]
         return found
 
     def firing(self) -> set[Key]:
-        """The alerts that fire now."""
+        """Return the alerts that fire now."""
         return {key_of(alert["labels"]) for alert in self._data("alerts")["alerts"] if alert["state"] == "firing"}
 
+    def fired(self) -> dict[Key, list[float]]:
+        """Return the times of the evaluations at which each alert fired, in seconds since 1970."""
+        times: dict[Key, list[float]] = {}
+        for series in self.query('ALERTS{alertstate="firing"}[1h]'):
+            times.setdefault(key_of(series["metric"]), []).extend(at for at, _ in series["values"])
+        return times
+
     def rules(self) -> list[dict[str, Any]]:
-        """Every rule that it has read: `health` is ok, err or unknown, `lastError` is of the last evaluation."""
+        """Return every rule; `health` is ok, err or unknown, and `lastError` tells why the last evaluation failed."""
         return [rule for group in self._data("rules")["groups"] for rule in group["rules"]]
 
     def targets(self) -> list[str]:
-        """Health of each target: up, down or unknown."""
+        """Return the health of each target: up, down or unknown."""
         return [target["health"] for target in self._data("targets", state="active")["activeTargets"]]
 
     def _data(self, what: str, **asked: str) -> Any:
@@ -93,23 +120,23 @@ class Prometheus:
 
 
 def key_of(labels: Mapping[str, str]) -> Key:
-    """Which alert this is, by its labels."""
+    """Return the name and the severity that the labels of an alert hold."""
     return labels["alertname"], labels.get("severity", "")
 
 
 @contextmanager
-def receiver(told: dict[Key, str]) -> Iterator[str]:
-    """URL of a webhook that writes down the newest status of each alert, firing or resolved."""
+def receiver(told: list[Message]) -> Iterator[str]:
+    """Serve a webhook that appends what it is told to `told`, and yield its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             message = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            told.update((key_of(alert["labels"]), alert["status"]) for alert in message["alerts"])
+            told.extend(Message(time.time(), key_of(alert["labels"]), alert["status"]) for alert in message["alerts"])
             self.send_response(200)
             self.end_headers()
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nobody reads it."""
+            """Write nothing, since nobody reads it."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -122,22 +149,22 @@ def receiver(told: dict[Key, str]) -> Iterator[str]:
 @contextmanager
 def monitoring(
     programs: Programs, folder: Path, metrics_addresses: Sequence[str], factor: float = 1.0
-) -> Iterator[tuple[Prometheus, dict[Key, str]]]:
-    """Start both on free ports of this machine; the second that is yielded: the newest status told of each alert.
+) -> Iterator[tuple[Prometheus, list[Message]]]:
+    """Start both on free ports of this machine; yield a client of Prometheus and the list of what Alertmanager tells.
 
     Args:
-        folder: for configuration, data and logs; made here.
-        metrics_addresses: host and port of the metrics of each server.
-        factor: to divide the durations of rules and routes by.
+        folder: the folder to make for configuration, data and logs.
+        metrics_addresses: the host and port of the metrics of each server.
+        factor: the number to divide the durations of rules and routes by.
     """
     (folder / "rules").mkdir(parents=True)
     for path in (SHIPPED / "rules").glob("*.yml"):
         (folder / "rules" / path.name).write_text(shortened(path.read_text("utf-8"), factor), encoding="utf-8")
-    routes, told = (SHIPPED / "alertmanager.yml").read_text(encoding="utf-8"), dict[Key, str]()
+    routes, told = (SHIPPED / "alertmanager.yml").read_text(encoding="utf-8"), list[Message]()
     assert NOBODY in routes
     port = free_port(following=1)
     prometheus, alertmanager = f"127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
-    config = json.dumps(_configuration(metrics_addresses, alertmanager))  # JSON is YAML
+    config = json.dumps(_configuration(metrics_addresses, alertmanager))  # Every JSON text is YAML.
     with ExitStack() as stack:
         routes = shortened(routes.replace(NOBODY, stack.enter_context(receiver(told))), factor)
         for path, text, address, options in (
@@ -149,7 +176,7 @@ def monitoring(
 
 
 def _configuration(metrics_addresses: Sequence[str], alertmanager: str) -> dict[str, Any]:
-    """Prometheus' own; labels are those that Kubernetes would give."""
+    """Return the configuration of Prometheus, with the labels that Kubernetes would give to the servers."""
     every = f"{EVERY_SECONDS}s"
     labels = {"namespace": "milkweed", "container": "milkweed"}
     servers = [
@@ -166,7 +193,7 @@ def _configuration(metrics_addresses: Sequence[str], alertmanager: str) -> dict[
 
 @contextmanager
 def _running(program: str, config: str, folder: Path, address: str, *options: str) -> Iterator[None]:
-    """One of both with this configuration, from when it is ready until the end of the block."""
+    """Run one of both with this configuration, and yield once it is ready."""
     name = Path(program).name
     (folder / f"{name}.yml").write_text(config, encoding="utf-8")
     command = [program, f"--config.file={name}.yml", f"--web.listen-address={address}", "--log.level=warn", *options]
@@ -180,5 +207,5 @@ def _running(program: str, config: str, folder: Path, address: str, *options: st
             raise RuntimeError(f"{error}: {log.read_text(encoding='utf-8')[-600:]}") from None
         yield
     finally:
-        process.kill()  # what it has stored goes with the folder
+        process.kill()  # What it has stored is not needed any more.
         process.wait()

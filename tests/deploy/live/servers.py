@@ -1,11 +1,16 @@
-"""Servers that can be ended and started again where they are scraped, and requests for them."""
+"""This module has servers that can be ended and started again where they are scraped, and sends requests to them."""
 
 import subprocess
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import httpx
 
 from milkweed.bench.http_overhead import running_server
 from milkweed.bench.load.endpoints import target_of
@@ -16,34 +21,37 @@ from milkweed.bench.serving.ports import free_port
 
 
 class Replica:
-    """One server on ports that stay its own; not started at first.
+    """This is one server on ports that stay its own; it is not started at first.
 
     Args:
-        bundle: None: those of a repository that the settings name.
-        settings: by field name.
+        bundle: the bundle that it serves; None stands for a repository, which the settings name, and an admin API.
+        settings: the values that are not to be as usual, by field name.
     """
 
     def __init__(self, bundle: Path | None, settings: Mapping[str, Any]) -> None:
-        port = free_port(following=1)
+        port = free_port(following=2)
         self.url, self.metrics_address = f"http://127.0.0.1:{port}", f"127.0.0.1:{port + 1}"
         usual = {"device": "cpu", "drain_seconds": 2.0, "port": port, "metrics_port": port + 1}
+        if bundle is None:
+            usual["admin_port"] = port + 2
+        self.admin_url = f"http://127.0.0.1:{port + 2}"
         self._bundle, self._settings = bundle, {**usual, **settings}
         self._stack = ExitStack()
         self._process: subprocess.Popen[str] | None = None
 
     def start(self) -> None:
-        """Returns once it is warm. Raises RuntimeError where it does not become so."""
+        """Start it and return once it is warm; raise RuntimeError where it does not become so."""
         self._process, _ = self._stack.enter_context(running_server(self._bundle, self._settings))
 
     def kill(self) -> None:
-        """SIGKILL: it answers nobody any more."""
+        """Send SIGKILL, after which it answers nobody any more."""
         assert self._process is not None, "it was not started"
         self._process.kill()
         self._process.wait()
         self._stack.close()
 
     def stop(self) -> None:
-        """SIGTERM, and wait for its end; nothing where it does not run."""
+        """Send SIGTERM and wait for its end; do nothing where it does not run."""
         self._stack.close()
 
 
@@ -51,11 +59,11 @@ class Replica:
 def traffic(
     replicas: Sequence[Replica], *, images: int = 1, size: int = 48, **plan: Any
 ) -> Iterator[Callable[[], Counter[str]]]:
-    """Send from a process of its own, to those that are ready; what is yielded ends it and counts its outcomes.
+    """Send requests from another process to the servers that are ready; yield what ends this and counts the outcomes.
 
     Args:
-        images: of each request, JPEGs of size x size pixels.
-        plan: fields of `Plan` that are not to be as usual.
+        images: the number of JPEGs of size x size pixels in each request.
+        plan: the fields of `Plan` that are not to be as usual.
     """
     usual = {"seconds": 600.0, "rate": 10.0, "arrivals": "fixed", "connections": 4, "timeout_seconds": 60.0}
     targets = tuple(target_of(replica.url) for replica in replicas)
@@ -68,3 +76,30 @@ def traffic(
             return clients.results().counts()
 
         yield end
+
+
+@contextmanager
+def slow_uploads(
+    replica: Replica, headers: Mapping[str, str], *, seconds: float = 1.5, clients: int = 6
+) -> Iterator[None]:
+    """Let some clients send one image after the other, with a pause of so many seconds in the middle of each."""
+    ended, image = threading.Event(), jpegs(pictures(48))[0]
+
+    def halves() -> Iterator[bytes]:
+        yield image[:200]
+        time.sleep(seconds)
+        yield image[200:]
+
+    def client() -> None:
+        while not ended.is_set():
+            url, sent = f"{replica.url}/classify", {**headers, "Content-Type": "image/jpeg"}
+            httpx.post(url, content=halves(), headers=sent, timeout=30, trust_env=False).raise_for_status()
+
+    with ThreadPoolExecutor(clients) as pool:
+        running = [pool.submit(client) for _ in range(clients)]
+        try:
+            yield
+        finally:
+            ended.set()
+    for each in running:
+        each.result()
