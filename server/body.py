@@ -11,10 +11,13 @@ from .errors import ClientGone, ServiceError
 # A body gives way to what else the event loop has to do after each of so many bytes.
 PIECE_BYTES = 1 << 20
 
-# It waits at least for the first, s, and then so many times longer than that took too long, up to the last.
+# It waits at least for the first, s, or for the second where it is larger than photographs are and other requests are
+# under way, and then so many times longer than that took too long, up to the last.
 PAUSE_SECONDS = 0.001
+LARGE_PAUSE_SECONDS = 0.006
 PAUSE_FACTOR = 10
 MOST_PAUSE_SECONDS = 0.02
+LARGE_BYTES = 8 << 20
 
 
 class HeldBytes:
@@ -23,6 +26,7 @@ class HeldBytes:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.total = 0
+        self.holders = 0  # requests under way
         self._turn = asyncio.Lock()
 
     def hold(self) -> "Hold":
@@ -37,17 +41,21 @@ class HeldBytes:
         """Hold so many bytes more, or less."""
         self.total += count
 
-    async def give_way(self) -> None:
+    async def give_way(self, size: int) -> None:
         """Wait before the next piece of a large body is read, one body at a time: longer where the event loop is busy.
 
         Reading bodies of tens of MiB as fast as they come takes half of a core, and as much of the lock under which
         Python runs: whoever sends nothing else would slow down everybody's small requests tenfold.
+
+        Args:
+            size: bytes of the body that are there.
         """
         loop = asyncio.get_running_loop()
+        pause = LARGE_PAUSE_SECONDS if size > LARGE_BYTES and self.holders > 1 else PAUSE_SECONDS
         async with self._turn:
             began = loop.time()
-            await asyncio.sleep(PAUSE_SECONDS)
-            late = loop.time() - began - PAUSE_SECONDS
+            await asyncio.sleep(pause)
+            late = loop.time() - began - pause
             if late > PAUSE_SECONDS / 2:
                 await asyncio.sleep(min(PAUSE_FACTOR * late, MOST_PAUSE_SECONDS))
 
@@ -71,11 +79,13 @@ class Hold:
         self._bytes = 0
 
     def __enter__(self) -> "Hold":
+        self._held.holders += 1
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._held.holders -= 1
         self._held.add(-self._bytes)
 
     def take(self, count: int) -> None:
@@ -88,9 +98,9 @@ class Hold:
         self._held.add(count)
         self._bytes += count
 
-    async def give_way(self) -> None:
+    async def give_way(self, size: int) -> None:
         """Let others go first before more of the body is read; see `HeldBytes.give_way`."""
-        await self._held.give_way()
+        await self._held.give_way(size)
 
     def give_back(self, count: int) -> None:
         """Hold `count` bytes less, before the request ends."""
@@ -132,7 +142,7 @@ async def read_body(receive: Receive, declared: int | None, limit: int, hold: Ho
         if last:
             return body.getvalue()
         if size // PIECE_BYTES > (size - len(chunk)) // PIECE_BYTES:
-            await hold.give_way()
+            await hold.give_way(size)
 
 
 def _too_large(what: str, limit: int) -> ServiceError:

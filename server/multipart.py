@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator
 
 from .errors import ServiceError
+from .parsers import give_way
 
 MAX_PART_HEADER_BYTES = 16_384
 
@@ -82,6 +83,8 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
 def _find(body: bytes, wanted: bytes, start: int) -> int:
     """Find the same place as `bytes.find` does, in short steps so that other threads can run between them."""
     for here in range(start, len(body), _SEARCHED_BYTES):
+        if here > start:
+            give_way()
         found = body.find(wanted, here, here + _SEARCHED_BYTES + len(wanted) - 1)
         if found >= 0:
             return found

@@ -6,6 +6,9 @@ import numpy as np
 
 from ..loaders.errors import InputError
 from .errors import ServiceError
+from .parsers import give_way
+
+SCORES_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +28,12 @@ class Predictions:
     def score(self) -> tuple[float, ...]:
         """The probabilities, made at each call. Each is the double that prints as the float32 does: 0.93, not
         0.930000007."""
-        return tuple(float(str(value)) for value in np.frombuffer(self.float32, np.float32))
+        values, numbers = np.frombuffer(self.float32, np.float32), []
+        for first in range(0, len(values), SCORES_AT_ONCE):
+            if first:
+                give_way()
+            numbers += [float(str(value)) for value in values[first : first + SCORES_AT_ONCE]]
+        return tuple(numbers)
 
 
 SCORE_COST = 1000

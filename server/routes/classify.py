@@ -97,7 +97,7 @@ class Classify:
             service.forget(ticket)
             count_images(service, model, {word_for(error): len(images)})
             raise
-        stream = Stream(question, ticket, requester, send)
+        stream = Stream(question, ticket, requester, send, service.parsers)
         try:
             await stream.run(waiter, ticket.deadline - time.perf_counter())
         finally:

@@ -8,7 +8,8 @@ from starlette.types import Send
 from ..ask import Requester
 from ..card import ModelCard
 from ..errors import ClientGone, ServiceError
-from ..outcome import Outcome
+from ..outcome import SCORE_COST, Outcome
+from ..parsers import Parsers
 from ..question import Question
 from ..ticket import Ticket
 from ..waiting import watched
@@ -31,8 +32,8 @@ class Stream:
         ticket: its `listener` is this object's `put`; places that were refused before have their outcome.
     """
 
-    def __init__(self, question: Question, ticket: Ticket, requester: Requester, send: Send) -> None:
-        self._question, self._requester, self._send = question, requester, send
+    def __init__(self, question: Question, ticket: Ticket, requester: Requester, send: Send, parsers: Parsers) -> None:
+        self._question, self._requester, self._send, self._parsers = question, requester, send, parsers
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(ticket.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
@@ -84,12 +85,12 @@ class Stream:
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         model = self._question.model
-        lines = []
         for place, outcome in done:
             self._open.discard(place)
             self.counts[word_for(outcome)] += 1
-            lines.append(_line(model, place, outcome))
-        await self._send({"type": "http.response.body", "body": b"".join(lines), "more_body": True})
+        cost = SCORE_COST * len(done) * self._question.top_k
+        lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
+        await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()

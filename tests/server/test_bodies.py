@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from milkweed.server.ask import check_image
-from milkweed.server.body import MOST_PAUSE_SECONDS, PAUSE_SECONDS, PIECE_BYTES, HeldBytes, read_body
+from milkweed.server.body import (
+    LARGE_BYTES,
+    LARGE_PAUSE_SECONDS,
+    MOST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    PIECE_BYTES,
+    HeldBytes,
+    read_body,
+)
 
 from .bodies import as_json, as_tensor, files, most_held
 
@@ -128,5 +136,25 @@ async def test_a_large_body_waits_longer_where_the_loop_is_busy() -> None:
     held, loop = HeldBytes(1), asyncio.get_running_loop()
     loop.call_later(PAUSE_SECONDS / 2, time.sleep, MOST_PAUSE_SECONDS)  # it wakes up behind somebody who takes long
     began = loop.time()
-    await held.give_way()
+    await held.give_way(1)
     assert loop.time() - began >= 2 * MOST_PAUSE_SECONDS
+
+
+async def test_a_body_larger_than_a_photograph_waits_longer_for_others() -> None:
+    held = HeldBytes(1)
+    asked: list[float] = []
+    sleep = asyncio.sleep
+
+    async def watched(seconds: float) -> None:
+        asked.append(seconds)
+        await sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch, held.hold():
+        patch.setattr(asyncio, "sleep", watched)
+        await held.give_way(LARGE_BYTES + 1)
+        with held.hold():
+            await held.give_way(LARGE_BYTES)
+            await held.give_way(LARGE_BYTES + 1)
+        await held.give_way(LARGE_BYTES + 1)
+    pauses = [seconds for seconds in asked if seconds in (PAUSE_SECONDS, LARGE_PAUSE_SECONDS)]
+    assert pauses == [PAUSE_SECONDS, PAUSE_SECONDS, LARGE_PAUSE_SECONDS, PAUSE_SECONDS]
