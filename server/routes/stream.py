@@ -8,7 +8,7 @@ from starlette.types import Send
 from ..ask import Requester
 from ..card import ModelCard
 from ..errors import ClientGone, ServiceError
-from ..outcome import SCORE_COST, Outcome
+from ..outcome import SCORE_COST, Outcome, Predictions
 from ..parsers import Parsers
 from ..question import Question
 from ..ticket import Ticket
@@ -84,12 +84,12 @@ class Stream:
         await self._write([(place, error) for place in sorted(self._open)])
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
-        model = self._question.model
-        for place, outcome in done:
+        model, top_k = self._question.model, self._question.top_k
+        cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
+        lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
+        for place, outcome in done:  # not before: a deadline in between gives each of them an error
             self._open.discard(place)
             self.counts[word_for(outcome)] += 1
-        cost = SCORE_COST * len(done) * self._question.top_k
-        lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
         await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
     async def _end(self) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from milkweed.server.parsers import Parsers
+
 pytestmark = pytest.mark.anyio
 
 LINES = {"accept": "application/x-ndjson"}
@@ -121,6 +123,26 @@ async def test_the_deadline_ends_a_stream_with_an_error_for_each_image_left(runn
         assert app.service.batcher.depth == 0
         assert app.value("images_total", model="held", outcome="expired") == 3
         app.model.gate.set()
+
+
+async def test_lines_that_the_deadline_finds_unwritten_are_errors(
+    running: Any, kit: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large ones are written on a thread: none may count as sent, and then be missing."""
+    run = Parsers.run
+
+    async def stuck(parsers: Parsers, work: Any, size: int) -> Any:
+        if size and "Stream" in work.__qualname__:
+            await asyncio.Event().wait()
+        return await run(parsers, work, size)
+
+    monkeypatch.setattr(Parsers, "run", stuck)
+    async with running() as app:
+        headers = {**LINES, "X-Request-Timeout-Ms": "300"}
+        answer = await app.client.post("/classify", content=kit.encoded(), headers=headers)
+        assert app.value("images_total", model="held", outcome="ok") == 0
+    found, last = lines(answer.text)
+    assert (found["image"], found["error"]["code"], last["succeeded"]) == (0, "deadline", 0)
 
 
 async def test_the_end_of_the_drain_ends_streams(running: Any, kit: ModuleType) -> None:
