@@ -146,7 +146,8 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
                 return answer.status, json.loads(answer.read())
 
         wanted = post(good, good)[1]["results"]
-        for path in sorted(path for folder in folders for path in folder.rglob("*") if path.is_file()):
+        found_in = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
+        for path, folder in sorted(found_in.items()):
             body, before = path.read_bytes(), seen.rss_bytes()
             seen.peak_bytes, began = before, time.monotonic()
             with seen.watching():
@@ -157,7 +158,7 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
             same = [together[0], together[2]] == wanted if len(together) == 3 else None
             rows.append(
                 {
-                    "file": str(path),
+                    "file": str(path.relative_to(folder)),
                     "status": status,
                     "code": error,
                     "seconds": round(alone, 3),
