@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 
-from ..loaders.evaluation import PreparedImages
-from ..loaders.spec import PreprocessSpec
+from ..jobs.dataset import labelled_images
+from ..loaders.dataset.evaluation import PreparedImages
+from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import load_bundle, read_config
 from ..models.compress.measured import Measuring
-from ..server.dataset import find_samples
 from .compression_plot import plot
 from .machine import machine
 
@@ -70,7 +70,7 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
 def measuring(bundle: Path, folder: Path) -> Measuring:
     """The dense bundle's answers on the evaluating half."""
     model, config = load_bundle(bundle)
-    samples = [(sample.path, sample.target) for sample in find_samples(folder, config.labels).samples]
+    samples = [(sample.path, sample.target) for sample in labelled_images(folder, config.labels).samples]
     pairs = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
     targets = [classes for _, classes in pairs if classes is not None]
     return Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))
@@ -94,7 +94,7 @@ def run_row(name: str, bundle: Path, folder: Path, work: Path) -> None:
     options = list(ROWS[name])
     if options[-1] in (CALIBRATE, RECOVER):
         options.append(str(folder))
-    command = [sys.executable, "-P", "-m", "milkweed.server.cli", "compress", str(bundle), str(out), *options]
+    command = [sys.executable, "-P", "-m", "milkweed.cli", "compress", str(bundle), str(out), *options]
     if not (out / "config.json").exists():
         with open(work / f"{name}.log", "ab") as log:
             subprocess.run([*command, "--json"], stdout=subprocess.DEVNULL, stderr=log, check=True)

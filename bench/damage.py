@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..loaders import InputError, Loader, inspect
-from ..loaders.turbo import check_jpeg, decode_jpeg
+from ..loaders import InputError, Loader, validate
+from ..loaders.decode.turbo import check_jpeg, decode_jpeg
 
 START_OF_SCAN = b"\xff\xda"
 CHUNK = 8
@@ -103,11 +103,11 @@ def damage_rows(bodies: Sequence[bytes], rounds: int, dali: Loader | None) -> li
 
 
 def _decode(body: bytes) -> None:
-    decode_jpeg(body, inspect(body))
+    decode_jpeg(body, validate(body))
 
 
 def _check(body: bytes) -> None:
-    check_jpeg(body, inspect(body))
+    check_jpeg(body, validate(body))
 
 
 def _refuses(read: Callable[[bytes], None], body: bytes) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..loaders import CpuLoader, Loader, LoadResult, PreprocessSpec
-from ..loaders.dali_graph import Resample
+from ..loaders.decode.dali_graph import Resample
 from .bodies import edge_cases, lossless_cases
 from .contract import LIMITS, Equality, equality
 from .dali_alone import GraphAlone
@@ -118,7 +118,7 @@ def _timm_row(timm: _Timm, what: str, bodies: Mapping[str, bytes]) -> Equality:
 
 
 def _dali(spec: PreprocessSpec, threads: int, resample: Resample, *, strict: bool = True) -> Loader:
-    from ..loaders.dali_loader import DaliLoader
+    from ..loaders.decode.dali import DaliLoader
 
     return DaliLoader(spec, num_threads=threads, resample=resample, max_batch=max(BATCHES), strict=strict)
 

@@ -19,7 +19,7 @@ BATCH = 8
 
 _SLOW = """
 import time
-from milkweed.server.lanes import Lanes
+from milkweed.inference.forward import Lanes
 quick = Lanes.run
 def slow(self, pixels):
     time.sleep({seconds})

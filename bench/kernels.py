@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ..kernels.engines.registry import all_engines
-from ..kernels.operators import Problem
+from ..kernels.chain_ir import Problem
+from ..kernels.impls.all import all_impls
 from ..kernels.tuning.chain import Chain
 from ..kernels.tuning.tuner import TunedChain, tune_chain
-from ..models.provenance import library_versions
+from ..models.bundle.provenance import library_versions
 from .cuda.ceilings import SMALL, Ceilings, measure_ceilings
 from .cuda.mlp import mlp_rows
 from .cuda.rows import Row
@@ -62,7 +62,7 @@ def run(
     """
     device, numbers, load_before = torch.device("cpu"), getattr(torch, dtype), os.getloadavg()
     timer, rows = HostTimer(samples=rounds, fastest=True), list[Row]()
-    engines = [engine for engine in all_engines() if not engine.name.startswith(("native", "triton"))]
+    engines = [engine for engine in all_impls() if not engine.name.startswith(("native", "triton"))]
 
     def tune(chain: Chain, problem: Problem) -> TunedChain:
         return tune_chain(chain, problem, engines)

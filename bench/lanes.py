@@ -1,7 +1,7 @@
 """What the recorded forward saves on a CPU: `python -m milkweed.bench.lanes [BUNDLE ...]`.
 
 Batches that fill all lanes, by the model's Python and by its record in turns; the answers must be equal to the bit. And
-forwards of 1, 4 and 8 images on one thread, in turns: what `MICRO_BATCHES` of `server/lanes.py` is chosen by.
+forwards of 1, 4 and 8 images on one thread, in turns: what `MICRO_BATCHES` of `inference/forward.py` is chosen by.
 """
 
 import argparse
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..inference.forward import Forward, LanePlan, plan_lanes
 from ..models import load_bundle, macs
-from ..models.inference import prepare_for_inference
-from ..server.lanes import LanePlan, Lanes, plan_lanes
+from ..models.serving.pack import prepare_for_inference
 from .machine import machine
 from .serving.bundles import tiny_bundle
 
@@ -50,7 +50,7 @@ def measured(name: str, bundle: Path, rounds: int) -> dict[str, Any]:
     model, config = load_bundle(bundle)
     size = int(config.preprocess["size"])
     plan = plan_lanes(CPU, macs(model, size).total)
-    ways = {each: Lanes(prepare_for_inference(model), plan, device=CPU, dtype=torch.float32) for each in WAYS}
+    ways = {each: Forward(prepare_for_inference(model), plan, device=CPU, dtype=torch.float32) for each in WAYS}
     reason = ways["recorded"].trace(size).reason
     if reason is not None:
         raise RuntimeError(f"{name}: {reason}")
@@ -81,7 +81,7 @@ def measured(name: str, bundle: Path, rounds: int) -> dict[str, Any]:
 def one_thread(model: nn.Module, size: int, rounds: int) -> dict[int, float]:
     """Median ms of a recorded forward by its images."""
     form = prepare_for_inference(model)
-    lanes = {n: Lanes(form, LanePlan(n, 1, 1), device=CPU, dtype=torch.float32) for n in FORWARDS}
+    lanes = {n: Forward(form, LanePlan(n, 1, 1), device=CPU, dtype=torch.float32) for n in FORWARDS}
     spent: dict[int, list[float]] = {n: [] for n in lanes}
     for each in lanes.values():
         each.trace(size)

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor, nn
 
 from ..models import create_model, default_preprocess, load_bundle, read_config, select_linears
+from ..models.bundle.provenance import library_versions
 from ..models.compress import CompressRequest, compress_model
-from ..models.inference import prepare_for_inference
+from ..models.layers.layer_spec import monarch_structure
 from ..models.onnx.export import LIMITS, write_verified
 from ..models.onnx.session import OnnxSession, runtime_version
-from ..models.provenance import library_versions
-from ..models.structure import monarch_structure
-from ..models.traced import traced
+from ..models.serving.pack import prepare_for_inference
+from ..models.serving.torchscript import traced
 from .bodies import photos
 from .http_overhead import running_server
 from .machine import machine

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.projection.layer_fit import FitRequest, fit_layers
-from ..models.projection.statistics import InputStatistics
-from ..models.structure import LayerStructure
+from ..models.compress.projection.layer_fit import FitRequest, fit_layers
+from ..models.compress.projection.statistics import InputStatistics
+from ..models.layers.layer_spec import LayerSpec
 from .machine import machine
 
 DEPTH = 12
@@ -37,7 +37,7 @@ def requests(nblocks: int, *, data: bool) -> dict[str, FitRequest]:
     for block in range(DEPTH):
         for name, (outputs, inputs) in LAYERS.items():
             weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-            structure = LayerStructure("monarch", inputs, outputs, nblocks)
+            structure = LayerSpec("monarch", inputs, outputs, nblocks)
             statistics = drawn_statistics(inputs, generator) if data else None
             found[f"blocks.{block}.{name}"] = FitRequest(weight, structure, statistics)
     return found

@@ -26,8 +26,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..loaders.evaluation import PreparedImages
-from ..loaders.spec import PreprocessSpec
+from ..jobs.compress_request import Progress
+from ..jobs.convert import ConvertJob, convert
+from ..jobs.dataset import labelled_images
+from ..loaders.dataset.evaluation import PreparedImages
+from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import (
     BundleConfig,
     create_model,
@@ -37,16 +40,13 @@ from ..models import (
     resident_bytes,
     save_bundle,
 )
+from ..models.bundle.labels import default_labels
+from ..models.bundle.provenance import library_versions
+from ..models.bundle.storage import STORAGES, storable_weights
 from ..models.compress.measured import Measuring
 from ..models.divergence import answers
-from ..models.inference import prepare_for_inference
-from ..models.labels import default_labels
-from ..models.provenance import library_versions
 from ..models.report import Measured
-from ..models.storage import STORAGES, storable_weights
-from ..server.compress_request import CompressHooks
-from ..server.convert import ConvertRun, convert
-from ..server.dataset import find_samples
+from ..models.serving.pack import prepare_for_inference
 from .machine import machine
 
 BATCH_SIZES = (1, 8)
@@ -55,8 +55,8 @@ LEAST_ROUNDS, WARM_UP_ROUNDS = 7, 2
 
 OPENED = """
 import sys, pathlib, torch
-from milkweed.server.served import open_model
-from milkweed.server.settings import Settings
+from milkweed.server.repository.served_model import open_model
+from milkweed.server.config.settings import Settings
 model = open_model("model", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1))
 for _ in range(3):
     model.pipeline.lanes.run(torch.zeros(8, 3, model.size, model.size))
@@ -87,7 +87,7 @@ def converted(bundle: Path, photos: Path, work: Path) -> dict[str, Path]:
     """The bundle in every storage."""
     paths = {storage: work / bundle.name / storage for storage in STORAGES}
     for storage, path in paths.items():
-        convert(ConvertRun(source=bundle, out=path, storage=storage, images=photos, limit=1), CompressHooks())
+        convert(ConvertJob(source=bundle, out=path, storage=storage, images=photos, limit=1), Progress())
     return paths
 
 
@@ -114,7 +114,7 @@ def process_bytes(work: Path) -> dict[str, int]:
 def accuracy(paths: Mapping[str, Path], photos: Path) -> dict[str, Measured]:
     """Each storage against float32 on all photographs, each of which is read once."""
     config = read_config(paths["float32"])
-    samples = [(sample.path, sample.target) for sample in find_samples(photos, config.labels).samples]
+    samples = [(sample.path, sample.target) for sample in labelled_images(photos, config.labels).samples]
     models = {storage: served(path, "float32") for storage, path in paths.items()}
     found: dict[str, list[torch.Tensor]] = {storage: [] for storage in paths}
     targets = []

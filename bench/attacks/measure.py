@@ -17,10 +17,10 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from ...models.bundle import save_bundle
-from ...models.config import BundleConfig
-from ...models.labels import default_labels
-from ...models.registry import create_model
+from ...models.architectures.registry import create_model
+from ...models.bundle.bundle import save_bundle
+from ...models.bundle.config import BundleConfig
+from ...models.bundle.labels import default_labels
 from ..http_overhead import make_jpeg, running_server
 from ..load.plan import Plan, Shot
 from ..load.processes import Clients

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import quantiles
 from typing import Any
 
-from ...loaders.dali_graph import Resample
+from ...loaders.decode.dali_graph import Resample
 from .images_peers import Load, peers
 from .images_subject import ImageReport, Subject
 

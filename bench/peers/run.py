@@ -32,7 +32,7 @@ IMAGES = 8
 
 SLOW = """
 import time
-from milkweed.server.lanes import Lanes
+from milkweed.inference.forward import Lanes
 quick = Lanes.run
 def slow(self, pixels):
     time.sleep({seconds})

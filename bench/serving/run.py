@@ -11,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...models.bundle import read_config
+from ...models.bundle.bundle import read_config
 from ..http_overhead import make_jpeg, running_server, stage_cpu_seconds
 from ..load.endpoints import target_of
 from ..load.plan import Plan, Watch

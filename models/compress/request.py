@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
-from ..allocation.candidates import BLOCK_COUNTS
-from ..allocation.costs import COSTS
+from .allocation.candidates import BLOCK_COUNTS
+from .allocation.costs import COSTS
 from .quantisation import INT8_LIMIT, check_storage
 
 REFINEMENTS = 10
@@ -19,7 +19,7 @@ class CompressRequest:
     Args:
         layers: as `select_linears`.
         structure, nblocks, rank, options: without a budget: the kind of every layer's matrix and its options, as in
-            `LayerStructure`.
+            `LayerSpec`.
         budget: share of what the layers cost dense, above 0 and below 1; needs calibration images.
         cost: the budget's unit, one of COSTS.
         block_counts: of Monarch structures that a budget chooses from; 1 is low rank.

@@ -3,7 +3,7 @@
 from torch import nn
 
 from ..compress.densification import densify_layer
-from ..structured import StructuredLinear
+from ..layers.structured import StructuredLinear
 
 
 def densified(model: nn.Module) -> nn.Module:

@@ -15,8 +15,8 @@ from milkweed.bench.decode import run
 from milkweed.bench.decode_batches import batch_rows, our_loaders
 from milkweed.bench.decode_tables import tables
 from milkweed.bench.isolation import BAD, BATCH, isolation
-from milkweed.loaders import CpuLoader, InputError, LoadResult, PillowLoader, PreprocessSpec, inspect
-from milkweed.server.cli import main
+from milkweed.cli import main
+from milkweed.loaders import CpuLoader, InputError, LoadResult, PillowLoader, PreprocessSpec, validate
 
 SPEC = PreprocessSpec(size=64)
 OPTIONAL = ("nvidia.dali", "nvidia.nvimgcodec", "cv2", "timm.data", "torchvision.io")
@@ -138,12 +138,12 @@ def test_every_kind_of_bad_body_is_refused_by_the_reference(bodies: list[bytes])
     for kind in ("refused by header", "no Huffman codes", "truncated", "cut, end put back"):
         assert all(reference.load([BAD_KINDS[kind](bodies[0], number)]).errors for number in range(8)), kind
     # what only a decoder can find out passes the header
-    assert inspect(BAD_KINDS["no Huffman codes"](bodies[0], 0)) == inspect(bodies[0])
+    assert validate(BAD_KINDS["no Huffman codes"](bodies[0], 0)) == validate(bodies[0])
 
 
 def test_edge_cases_are_what_they_are_called() -> None:
     for name, body in edge_cases().items():
-        info = inspect(body)
+        info = validate(body)
         if "x" in name:
             sides, sampling = name.split()
             assert sides == f"{info.width}x{info.height}"

@@ -23,7 +23,7 @@ from milkweed.bench.cuda.timing import HostTimer
 from milkweed.bench.gpu import main
 from milkweed.loaders import CpuLoader, LoadResult, PreprocessSpec
 from milkweed.models import BundleConfig, create_model, save_bundle
-from milkweed.models.labels import default_labels
+from milkweed.models.bundle.labels import default_labels
 
 CPU = torch.device("cpu")
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "num_classes": 5}

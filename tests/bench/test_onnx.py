@@ -5,7 +5,7 @@ import torch
 
 from milkweed.bench.onnx import _in_turns
 from milkweed.bench.onnx_families import smallest
-from milkweed.models.timm_door import recorded_timm_models
+from milkweed.models.architectures.timm_models import recorded_timm_models
 
 
 def test_sides_are_measured_only_where_they_compute_the_same() -> None:

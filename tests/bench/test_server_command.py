@@ -22,7 +22,7 @@ from milkweed.bench.serving.rolling import rolling
 from milkweed.bench.serving.run import ANSWER, Request, run, usual
 from milkweed.bench.serving.sections import Options
 from milkweed.bench.serving.subject import Subject
-from milkweed.server.cli import main
+from milkweed.cli import main
 
 from .fake_server import Answering, fake_server
 

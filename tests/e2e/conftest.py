@@ -16,16 +16,16 @@ import pytest
 import torch
 
 from milkweed.bench.serving.ports import free_port
-from milkweed.models.bundle import save_bundle
-from milkweed.models.config import BundleConfig
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import create_model
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.labels import default_labels
 
 from .forked import Forked, Forker
 
 START_SECONDS = 60.0
 
-_MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
+_MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
 
 class Server:

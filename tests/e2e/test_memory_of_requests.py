@@ -16,8 +16,8 @@ import pytest
 
 from milkweed.bench.serving.ports import free_port
 from milkweed.models import load_bundle
-from milkweed.models.bundle import save_bundle
-from milkweed.models.labels import Label
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.labels import Label
 
 from .raw_client import dial
 

@@ -11,7 +11,7 @@ import httpx
 from PIL import Image
 
 from milkweed.bench.serving.ports import free_port
-from milkweed.server.cli.bundles import demo_bundle
+from milkweed.cli.bundle_args import demo_bundle
 from milkweed.server.security.keys import key_block
 
 from .browser import visited
