@@ -2,8 +2,8 @@
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
-by Monarch ones, and the model is run: each must be used as a layer. Writes models/architectures/timm_models.json, a part of the
-package.
+by Monarch ones, and the model is run: each must be used as a layer. Writes `models/architectures/timm_models.json`,
+a part of the package.
 """
 
 import argparse

@@ -35,11 +35,11 @@ class BundleConfig:
     Args:
         arch, arch_args: what `create_model` builds the model from; arch_args holds num_classes.
         structure: the layers that are not dense.
-        storage: of which precision (`models/bundle/storage.py`) the weights of a layer are in the file, where not float32.
+        storage: the precision of a layer's weights in the file (`models/bundle/storage.py`), where not float32.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
-        golden: what the model answers its golden images (`models/bundle/golden.py`); empty in bundles of earlier versions.
+        golden: what the model answers its golden images (`bundle/golden.py`); empty in bundles of earlier versions.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: of the bundle's files together; 0 before it is saved.

@@ -23,6 +23,8 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel, forward_options
 
+from ..support import server_parts
+
 CPU = torch.device("cpu")
 WHOLE = LanePlan(0, 1, 0)
 REPORT = FusionReport(
@@ -84,9 +86,9 @@ import pathlib, sys
 from milkweed.server import serve
 from milkweed.server.repository.served_model import open_model
 from milkweed.server.config.settings import Settings
-from ..support import server_parts
 open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
-parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph", "milkweed.models.serving.fused.fuse")
+parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph",
+         "milkweed.models.serving.fused.fuse")
 print([name for name in sys.modules if name.startswith(parts)])
 """
 

@@ -21,7 +21,6 @@ class Rig:
     """An engine over one held model; deliveries come out of a queue."""
 
     def __init__(self, stall_seconds: float = 60.0) -> None:
-        self.kit = kit
         self.now = 0.0
         self.model = server_parts.HeldModel()
         self.batcher = Scheduler(max_queue_images=100, clock=lambda: self.now)
@@ -37,7 +36,7 @@ class Rig:
 
     def submit(self, images: int = 1) -> None:
         waiter: Future[None] = Future()
-        data = self.server_parts.encoded()
+        data = server_parts.encoded()
         ticket = Request("held", 3, 1e9, waiter, images)
         self.batcher.submit(ticket, [(place, data, validate(data)) for place in range(images)])
 

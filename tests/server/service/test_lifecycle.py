@@ -24,7 +24,6 @@ class Openers:
     """Stands for `open_model` after the start: what it makes next, and a gate before it."""
 
     def __init__(self, app: Any) -> None:
-        self.kit = kit
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
@@ -36,14 +35,14 @@ class Openers:
         if self.failure is not None:
             raise self.failure
         torch.manual_seed(len(self.models) + 100)
-        model = self.server_parts.HeldModel()
+        model = server_parts.HeldModel()
         self.models.append(model)
-        config = self.server_parts.make_config()
+        config = server_parts.make_config()
         object.__setattr__(config, "files", {**config.files, "model.safetensors": f"{len(self.models):064d}"})
         return ServedModel.of(
             name=name,
             config=config,
-            pipeline=self.server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size),
+            pipeline=server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size),
             limits=image_limits(settings),
             max_batch_size=settings.max_batch_size or 8,
         )
