@@ -2,9 +2,9 @@
 
 It begins with the serving form (`models/serving/pack.py`). The permutations of a Monarch layer are folded into its
 factors as far as that is exact: with the rows of the first factor in the order in which the second one reads them,
-what lies between the factors is a swap of outer axes, K and J, and the runs that it moves are whole (arXiv 2512.20861). Inside an
-MLP the interleaving of fc1's outputs and the cutting of fc2's input become one swap as well: fc2's first factor takes
-its columns in the order in which fc1 gives them.
+what lies between the factors is a swap of outer axes, K and J, and the runs that it moves are whole (arXiv 2512.20861).
+Inside an MLP the interleaving of fc1's outputs and the cutting of fc2's input become one swap as well: fc2's first
+factor takes its columns in the order in which fc1 gives them.
 """
 
 from typing import cast

@@ -88,14 +88,14 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
         """Let a name stand for a model, or one version of it, for whoever asks next."""
         _check_loaded(service)
         target = _target(await _body(request))
-        before = service.rollout.set_alias(name, target)
+        before = service.lifecycle.set_alias(name, target)
         return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
 
     @app.delete("/v1/aliases/{name}")
     async def delete_alias(name: str) -> JSONResponse:
         """Let a name stand for nothing."""
         _check_loaded(service)
-        before = service.rollout.set_alias(name, None)
+        before = service.lifecycle.set_alias(name, None)
         return JSONResponse({"deleted": name, "before": str(before)})
 
     return app

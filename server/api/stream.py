@@ -26,23 +26,23 @@ def wants_stream(headers: dict[bytes, bytes]) -> bool:
 
 
 class Stream:
-    """The lines of one request, whose ticket has been submitted or has nothing to wait for.
+    """The lines of one request, whose request has been submitted or has nothing to wait for.
 
     Args:
-        ticket: its `listener` is this object's `put`; places that were refused before have their outcome.
+        request: its `listener` is this object's `put`; places that were refused before have their outcome.
     """
 
     def __init__(
-        self, question: ClassifyParams, ticket: Request, requester: Requester, send: Send, parsers: Parsers
+        self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: Parsers
     ) -> None:
-        self._question, self._requester, self._send, self._parsers = question, requester, send, parsers
+        self._params, self._requester, self._send, self._parsers = params, requester, send, parsers
         self._ready: asyncio.Queue[tuple[int, ImageResult] | None] = asyncio.Queue()
-        self._open = set(range(len(ticket.outcomes)))
+        self._open = set(range(len(request.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
-        for place, outcome in enumerate(ticket.outcomes):
+        for place, outcome in enumerate(request.outcomes):
             if outcome is not None:
                 self.put(place, outcome)
-        ticket.listener = self.put
+        request.listener = self.put
 
     def put(self, place: int, outcome: ImageResult) -> None:
         """An image is done. Belongs to the event loop."""
@@ -59,10 +59,10 @@ class Stream:
         headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", trace.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, trace.departure):
+            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, trace.disconnect):
                 await self._lines(waiter)
         except TimeoutError:
-            error = ServiceError("deadline", f"no answer within {round(self._question.timeout_seconds * 1e3)} ms")
+            error = ServiceError("deadline", f"no answer within {round(self._params.timeout_seconds * 1e3)} ms")
             await self._give_up(error)
         except ServiceError as error:
             await self._give_up(error)
@@ -86,7 +86,7 @@ class Stream:
         await self._write([(place, error) for place in sorted(self._open)])
 
     async def _write(self, done: list[tuple[int, ImageResult]]) -> None:
-        model, top_k = self._question.model, self._question.top_k
+        model, top_k = self._params.model, self._params.top_k
         cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
         for place, outcome in done:  # not before: a deadline in between gives each of them an error
@@ -97,7 +97,7 @@ class Stream:
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()
         body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
-            self._question.model.head_json,
+            self._params.model.head_json,
             self._requester.trace.request_id,
             total,
             ok,

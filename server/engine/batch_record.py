@@ -54,11 +54,11 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
 
 
 def observe_batch(costs: CostModel, batch: Batch, result: BatchResult) -> None:
-    """Learn what a batch took on its engine, and by how much its answers were later than foretold."""
+    """Learn what a batch took on its engine, and by how much its answers were later than expected_finish."""
     costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
     for item in batch.items:
-        ticket = item.ticket
-        if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
-            costs.observe_promise(result.finished - ticket.foretold)
+        request = item.request
+        if request.expected_finish is not None and item.place == len(request.outcomes) - 1:
+            costs.observe_promise(result.finished - request.expected_finish)
     if result.forward is not None and result.forward.computed:
         costs.observe(result.forward.computed, result.forwarded - result.launched)

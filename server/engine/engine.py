@@ -49,7 +49,7 @@ class Deliver(Protocol):
 
 
 class Engine:
-    """Runs batches until the batcher is closed and empty. A batch that fails is that batch's trouble alone.
+    """Runs batches until the scheduler is closed and empty. A batch that fails is that batch's trouble alone.
 
     Args:
         prepare: loads and warms the models, by name; runs on the engine thread, which owns the device.
@@ -60,13 +60,13 @@ class Engine:
         expendable: whether other engines can do the work. One that fails every forward is quick to take the next batch:
             where others are, it ends instead.
         stall_seconds: how long a batch may take to decode or to compute before the engine counts as dead.
-        place: of this engine among those of the batcher.
+        place: of this engine among those of the scheduler.
         device: that its threads launch on.
     """
 
     def __init__(
         self,
-        batcher: Scheduler,
+        scheduler: Scheduler,
         *,
         prepare: Callable[[], dict[str, Pipeline]],
         deliver: Deliver,
@@ -79,7 +79,7 @@ class Engine:
         device: torch.device = CPU,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self._batcher = batcher
+        self._scheduler = scheduler
         self._prepare = prepare
         self._deliver = deliver
         self.overlap = overlap
@@ -121,7 +121,7 @@ class Engine:
 
     def stop(self, timeout_seconds: float) -> bool:
         """Close the queue, let the engine finish what waits; False when it did not end in time."""
-        self._batcher.close()
+        self._scheduler.close()
         if self._thread.ident is not None:
             self._thread.join(timeout_seconds)
         return not self._thread.is_alive()
@@ -145,7 +145,7 @@ class Engine:
         since = [at for at in (self._busy_since, self._loading_since) if at is not None]
         if since:
             return max(0.0, self._clock() - min(since))
-        return self._batcher.oldest_age_seconds() if self.prepared.done() else 0.0
+        return self._scheduler.oldest_age_seconds() if self.prepared.done() else 0.0
 
     def _main(self) -> None:
         try:
@@ -186,7 +186,7 @@ class Engine:
         self._busy_since = self._loading_since = None
         while self._in_hand:
             batch = self._in_hand.popleft()
-            self._batcher.done(self._place)
+            self._scheduler.done(self._place)
             self._deliver(batch, _failed(_not_loaded(batch)))
         for key in list(self._leaving):
             self._remove(key)
@@ -201,7 +201,7 @@ class Engine:
 
     def _collect(self, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
         """The next batch, in hand from now on; whoever is too late has been told."""
-        batch = self._batcher.collect(give_up, self._place)
+        batch = self._scheduler.collect(give_up, self._place)
         if batch is not None and batch.expired:
             self._deliver(replace(batch, items=[]), None)
         if batch is not None and batch.items:
@@ -229,9 +229,9 @@ class Engine:
                 self._finish(together)
         finally:
             ring.close()
-            self._batcher.wake()
+            self._scheduler.wake()
             loading.join(self._stall_seconds)
-        if not self._batcher.closed:
+        if not self._scheduler.closed:
             raise RuntimeError("the loading thread was ended")
 
     def _load_ahead(self, ring: DecodedQueue) -> None:
@@ -256,7 +256,7 @@ class Engine:
             return self._pipelines[batch.model].load(
                 [item.data for item in batch.items],
                 [item.info for item in batch.items],
-                [item.ticket.source for item in batch.items],
+                [item.request.source for item in batch.items],
             )
         except Exception:
             logger.exception("a batch of %d images could not be decoded", len(batch.items))
@@ -268,7 +268,7 @@ class Engine:
         self._busy_since = None
         for each, result in zip(together, results, strict=True):
             self._in_hand.remove(each.batch)
-            self._batcher.done(self._place)
+            self._scheduler.done(self._place)
             try:
                 self._deliver(each.batch, result)
             except Exception:
@@ -280,7 +280,7 @@ class Engine:
         try:
             results = self._pipelines[together[0].batch.model].finish(
                 [each.loaded for each in together],
-                [[item.ticket.top_k for item in each.batch.items] for each in together],
+                [[item.request.top_k for item in each.batch.items] for each in together],
             )
             self._failures = 0
             return results if self.overlap else [_loaded_too(results[0]), *results[1:]]

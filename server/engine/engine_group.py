@@ -25,7 +25,7 @@ class EngineGroup:
     """Each has its own thread, its own pipeline of every model, its own decoders; none waits for another.
 
     Args:
-        batcher: the queue that all pull from, made for as many.
+        scheduler: the queue that all pull from, made for as many.
         devices: as settings name them, resolved.
         open_all: loads and warms the models, by key; runs on the first engine's thread, the others wait for it.
         deliver: takes each batch away; called on the engines' threads.
@@ -36,7 +36,7 @@ class EngineGroup:
     def __init__(
         self,
         settings: Settings,
-        batcher: Scheduler,
+        scheduler: Scheduler,
         devices: Sequence[torch.device],
         *,
         open_all: Callable[[], Mapping[str, Pipelines]],
@@ -47,7 +47,7 @@ class EngineGroup:
         self.names = device_names(devices)
         self.prepared: Future[None] = Future()
         self._settings, self._devices = settings, tuple(devices)
-        self._batcher, self._open_all = batcher, open_all
+        self._scheduler, self._open_all = scheduler, open_all
         self._removed, self._on_end = on_removed, on_end
         self._opened: Future[Mapping[str, Pipelines]] = Future()
         self._lock = threading.Lock()
@@ -65,7 +65,7 @@ class EngineGroup:
 
     def stop(self, timeout_seconds: float) -> bool:
         """Close the queue, let the engines finish what waits; False when they did not end in time."""
-        self._batcher.close()
+        self._scheduler.close()
         end = time.monotonic() + timeout_seconds
         return all(engine.stop(max(0.0, end - time.monotonic())) for engine in self.each)
 
@@ -114,7 +114,7 @@ class EngineGroup:
     def _engine(self, place: int, device: torch.device, deliver: Deliver) -> Engine:
         settings = self._settings
         engine = Engine(
-            self._batcher,
+            self._scheduler,
             prepare=lambda: self._prepare(place),
             deliver=deliver,
             # On a CPU decoding ahead would only take cores from the forward.
@@ -151,13 +151,13 @@ class EngineGroup:
 
     def _end(self, place: int) -> None:
         """On an engine's thread: the others go on without it."""
-        self._batcher.leave(place)
+        self._scheduler.leave(place)
         with self._lock:
             self._going.discard(place)
             others = [self.names[other] for other in sorted(self._going)]
         if not others:
             self._on_end()
-        elif not self._batcher.closed:
+        elif not self._scheduler.closed:
             logger.error("the engine on %s has ended, only a restart brings it back: %s", self.names[place], others)
 
 

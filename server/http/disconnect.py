@@ -39,7 +39,7 @@ class Disconnect:
 
 @asynccontextmanager
 async def cancel_on_disconnect(
-    waiter: "asyncio.Future[None]", receive: Receive | None, departure: Disconnect | None = None
+    waiter: "asyncio.Future[None]", receive: Receive | None, disconnect: Disconnect | None = None
 ) -> AsyncIterator[None]:
     """Within, the waiter fails with ClientDisconnected once the client has closed its connection.
 
@@ -52,12 +52,12 @@ async def cancel_on_disconnect(
         if not waiter.done():
             waiter.set_exception(ClientDisconnected("wait"))
 
-    if departure is not None:
-        departure.listen(give_up)
+    if disconnect is not None:
+        disconnect.listen(give_up)
         try:
             yield
         finally:
-            departure.listen(None)
+            disconnect.listen(None)
         return
     if receive is None:
         yield

@@ -82,12 +82,12 @@ class GrpcService:
 
     async def _answer(self, request: InferRequest, size: int, hold: BudgetLease, model: ModelInfo, call: Call) -> Any:
         service = self._service
-        question, said = self._question(model, call)
-        async with before_deadline(question, call.trace, said=said) as clock:
+        params, said = self._params(model, call)
+        async with before_deadline(params, call.trace, said=said) as clock:
             prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
             outcomes = await infer(
                 service,
-                question,
+                params,
                 prepared,
                 clock,
                 Requester(call.trace, call.source, receive=None),
@@ -101,14 +101,14 @@ class GrpcService:
 
             return await service.parsers.run(write, prepared.answer_cost)
 
-    def _question(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
+    def _params(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""
-        question = question_of(self._service, model, call.trace)
+        params = question_of(self._service, model, call.trace)
         said = b"x-request-timeout-ms" in call.trace.headers
         if call.seconds_left is None:
-            return question, said
-        most = question.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
-        return replace(question, timeout_seconds=min(most, call.seconds_left)), True
+            return params, said
+        most = params.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
+        return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
         return self._messages["ServerLiveResponse"](live=_passes(self._service.check_alive))

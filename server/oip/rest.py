@@ -75,15 +75,15 @@ class Infer:
         trace, service = context_of(scope), self._service
         service.check_accepting()
         model = _model_of(service, scope)
-        question = question_of(service, model, trace)
+        params = question_of(service, model, trace)
         said = b"x-request-timeout-ms" in trace.headers
         with service.held.hold() as hold:
-            async with before_deadline(question, trace, said=said) as clock:
+            async with before_deadline(params, trace, said=said) as clock:
                 with service.using(model):
                     prepared = await self._read(model, trace, receive, hold)
                     outcomes = await infer(
                         service,
-                        question,
+                        params,
                         prepared,
                         clock,
                         Requester(trace, caller_of(scope), receive),
@@ -174,7 +174,7 @@ def _index(service: Service) -> Answer:
         with service.held.hold() as hold:
             declared = context_of(request.scope).content_length()
             body = await read_body(request.receive, declared, MAX_QUESTION_BYTES, hold)
-        question = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
-        return JSONResponse(describe.repository_index(service, ready_only=question.ready))
+        params = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
+        return JSONResponse(describe.repository_index(service, ready_only=params.ready))
 
     return answer

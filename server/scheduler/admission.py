@@ -11,7 +11,7 @@ BULK_SHARE = 0.5
 
 
 class QueueLimits:
-    """Belongs to the batcher, which holds its lock around every call.
+    """Belongs to the scheduler, which holds its lock around every call.
 
     Args:
         max_images, max_pixels: that may wait, of all models together.
@@ -26,14 +26,14 @@ class QueueLimits:
         self.images += images
         self.pixels += pixels
 
-    def check(self, ticket: Request, images: int, pixels: int, line: ModelQueue, lines: Iterable[ModelQueue]) -> None:
+    def check(self, request: Request, images: int, pixels: int, line: ModelQueue, lines: Iterable[ModelQueue]) -> None:
         """Raises ServiceError `overloaded` where a request does not fit.
 
         Args:
             line: of its model.
             lines: of all.
         """
-        bulk = ticket.priority == "bulk"
+        bulk = request.priority == "bulk"
         limit = max(1, int(self._max_images * BULK_SHARE)) if bulk else self._max_images
         if self.images + images > limit:
             what = "bulk " if bulk else ""

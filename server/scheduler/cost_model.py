@@ -51,7 +51,7 @@ class CostModel:
         self._buckets = self.sizes or _powers(max_batch_size)
         self._forward: dict[int, float] = {}  # by bucket: seconds, an image's share where sizes are free
         self._decode: float | None = None  # seconds a pixel
-        self._error: Estimate | None = None  # seconds that answers came later than foretold
+        self._error: Estimate | None = None  # seconds that answers came later than expected_finish
         self._lock = threading.Lock()
 
     def observe(self, images: int, forward_seconds: float) -> None:
@@ -99,7 +99,7 @@ class CostModel:
             return max(forward, decode) + min(forward, decode) / batches
 
     def observe_promise(self, late_seconds: float) -> None:
-        """An answer came so much later than was foretold; negative: earlier."""
+        """An answer came so much later than was expected_finish; negative: earlier."""
         with self._lock:
             if self._error is None:
                 self._error = Estimate(late_seconds, abs(late_seconds))
@@ -107,7 +107,7 @@ class CostModel:
                 self._error.follow(late_seconds)
 
     def slack_seconds(self) -> float:
-        """What a promise leaves room for: by how much answers came later than was foretold.
+        """What a promise leaves room for: by how much answers came later than was expected_finish.
 
         Never more than three batches: an estimate that nobody can meet would refuse everybody.
         """

@@ -12,7 +12,7 @@ BULK_DELAY_SECONDS = 2.0
 
 
 class ModelQueue:
-    """Belongs to the batcher, which holds its lock around every call.
+    """Belongs to the scheduler, which holds its lock around every call.
 
     Args:
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
@@ -38,17 +38,17 @@ class ModelQueue:
 
     def add(self, item: QueuedImage) -> None:
         """Put an image at the end of its queue."""
-        (self._bulk if item.ticket.priority == "bulk" else self._interactive).append(item)
+        (self._bulk if item.request.priority == "bulk" else self._interactive).append(item)
         self._count(item, 1)
 
-    def remove(self, ticket: Request) -> int:
+    def remove(self, request: Request) -> int:
         """Forget a request's images; how many there were."""
         before = self.images
         for queue in (self._interactive, self._bulk):
-            kept = [item for item in queue if item.ticket is not ticket]
+            kept = [item for item in queue if item.request is not request]
             if len(kept) < len(queue):
                 for item in queue:
-                    if item.ticket is ticket:
+                    if item.request is request:
                         self._count(item, -1)
                 queue.clear()
                 queue.extend(kept)
@@ -56,11 +56,11 @@ class ModelQueue:
 
     def clear(self) -> set[Request]:
         """Forget all images; the requests they were of."""
-        tickets = {item.ticket for item in self}
+        requests = {item.request for item in self}
         self._interactive.clear()
         self._bulk.clear()
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
-        return tickets
+        return requests
 
     def head(self) -> QueuedImage | None:
         """The image whose turn it is."""
@@ -98,7 +98,7 @@ class ModelQueue:
             places = costs.size_of(len(items)) - len(items)
             items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
-        items = [item for item in items if item.ticket not in late]
+        items = [item for item in items if item.request not in late]
         full = cut_by_pixels or len(items) == most
         return Batch("", items, "full" if full else "captured" if size < wanted else "idle_device", expired)
 
@@ -124,9 +124,9 @@ class ModelQueue:
 
     def _drop_late(self, is_late: Callable[[QueuedImage], bool], expired: list[Request]) -> None:
         while (queue := self._next()) and is_late(queue[0]):
-            ticket = queue[0].ticket
-            self.remove(ticket)
-            expired.append(ticket)
+            request = queue[0].request
+            self.remove(request)
+            expired.append(request)
 
     def _overdue(self, now: float) -> int:
         """Bulk images that wait their turn like the others."""
@@ -143,5 +143,5 @@ class ModelQueue:
         self.images += sign
         self.pixels += sign * item.pixels
         self.bytes += sign * len(item.data)
-        if item.ticket.priority == "interactive":
+        if item.request.priority == "interactive":
             self._interactive_pixels += sign * item.pixels

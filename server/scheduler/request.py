@@ -36,7 +36,7 @@ class Request:
 
     __slots__ = (
         "deadline",
-        "foretold",
+        "expected_finish",
         "last",
         "listener",
         "missing",
@@ -67,7 +67,7 @@ class Request:
         self.outcomes: list[ImageResult | None] = [None] * places
         self.missing = 0
         self.last: BatchResult | None = None  # the batch that completed it
-        self.foretold: float | None = None  # perf_counter seconds at which the answer should be there
+        self.expected_finish: float | None = None  # perf_counter seconds at which the answer should be there
         self.listener: Callable[[int, ImageResult], None] | None = None  # hears of each outcome
 
     def put(self, place: int, outcome: ImageResult, result: BatchResult | None) -> None:
@@ -88,9 +88,9 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class QueuedImage:
-    """One image of a ticket."""
+    """One image of a request."""
 
-    ticket: Request
+    request: Request
     place: int
     data: bytes
     info: ImageInfo

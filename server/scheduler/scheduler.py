@@ -71,7 +71,7 @@ class Scheduler:
         """Accept images for a model from now on.
 
         Args:
-            key: what tickets call it.
+            key: what requests call it.
             costs: on each engine: devices differ, by kind and by what else runs on them.
             label: what metrics call it; the key where none is given.
             max_images: that may wait of all that have this label; None: as many as of all models.
@@ -87,7 +87,7 @@ class Scheduler:
             self.wake()
 
     def submit(
-        self, ticket: Request, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
+        self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]], *, unseen_seconds: float = 0.0
     ) -> None:
         """Queue a request: all of its images or none.
 
@@ -104,12 +104,12 @@ class Scheduler:
         with self._lock:
             if self._closed:
                 raise ServiceError("draining", "the server is shutting down", retry_after_seconds=1)
-            self._room.check(ticket, len(images), pixels, self._lines[ticket.model], self._lines.values())
-            self._check_time(ticket, len(images), pixels, now, unseen_seconds)
-            ticket.missing = len(images)
-            line, waits = self._lines[ticket.model], not self._is_idle()
+            self._room.check(request, len(images), pixels, self._lines[request.model], self._lines.values())
+            self._check_time(request, len(images), pixels, now, unseen_seconds)
+            request.missing = len(images)
+            line, waits = self._lines[request.model], not self._is_idle()
             for place, data, info in images:
-                line.add(QueuedImage(ticket, place, data, info, now, waits))
+                line.add(QueuedImage(request, place, data, info, now, waits))
             self._room.take(len(images), pixels)
             self._pass_on()
 
@@ -117,15 +117,15 @@ class Scheduler:
         """A request got its answer."""
         self._given_up -= PATIENCE_GAIN * self._given_up
 
-    def discard(self, ticket: Request) -> int:
+    def discard(self, request: Request) -> int:
         """Forget a request's images that still wait, because nobody wants them; how many there were."""
         with self._lock:
             self._given_up += PATIENCE_GAIN * (1 - self._given_up)
-            line = self._lines.get(ticket.model)
+            line = self._lines.get(request.model)
             if line is None:
                 return 0
             pixels = line.pixels
-            removed = line.remove(ticket)
+            removed = line.remove(request)
             self._room.take(-removed, line.pixels - pixels)
             return removed
 
@@ -184,9 +184,9 @@ class Scheduler:
     def abandon(self) -> list[Request]:
         """Empty the queue without computing; the requests that were in it."""
         with self._lock:
-            tickets = {ticket for line in self._lines.values() for ticket in line.clear()}
+            requests = {request for line in self._lines.values() for request in line.clear()}
             self._room.images = self._room.pixels = 0
-            return list(tickets)
+            return list(requests)
 
     @property
     def closed(self) -> bool:
@@ -220,19 +220,19 @@ class Scheduler:
             ]
         yield from queue_families(found, now, self.wait_seconds())
 
-    def _check_time(self, ticket: Request, images: int, pixels: int, now: float, unseen: float) -> None:
+    def _check_time(self, request: Request, images: int, pixels: int, now: float, unseen: float) -> None:
         """Refuse what would be late. An idle device tries whatever comes: estimates are corrected by what runs."""
-        work = self._work(ticket.priority, now, {ticket.model: (images, pixels)})
+        work = self._work(request.priority, now, {request.model: (images, pixels)})
         ahead = time_to_finish(self._seats, work, now)
         if self._given_up <= IMPATIENT_SHARE:  # else it goes in another order
-            ticket.foretold = now + ahead
+            request.expected_finish = now + ahead
         if self._is_idle():
             return
-        costs = self._lines[ticket.model].costs
+        costs = self._lines[request.model].costs
         ahead += max((costs[place].slack_seconds() for place in self._alive()), default=0.0)
-        if ticket.deadline <= now:
+        if request.deadline <= now:
             raise ServiceError("deadline", "the time was up before the images could be queued")
-        left = ticket.deadline - now - unseen
+        left = request.deadline - now - unseen
         if ahead > left:
             raise ServiceError(
                 "overloaded",
@@ -312,4 +312,4 @@ class Scheduler:
         """Whether an image is too late to compute: past its deadline, or would be at the end of the batch to come."""
         images = min(line.images, costs.max_batch_size)
         soonest = costs.seconds(images, line.pixels * images // max(line.images, 1))
-        return lambda item: item.ticket.deadline <= now + (soonest if item.waits else 0.0)
+        return lambda item: item.request.deadline <= now + (soonest if item.waits else 0.0)

@@ -10,7 +10,7 @@ Work = tuple[Sequence[CostModel], int, int]
 
 
 class EngineSlot:
-    """One engine as the queue sees it; belongs to the batcher, which holds its lock around every use."""
+    """One engine as the queue sees it; belongs to the scheduler, which holds its lock around every use."""
 
     __slots__ = ("alive", "busy_until", "running", "waiting", "wake")
 

@@ -30,7 +30,7 @@ from ..scheduler.cost_model import CostModel
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.memory import trim_heap
 
-logger = logging.getLogger("milkweed.rollout")
+logger = logging.getLogger("milkweed.lifecycle")
 
 
 class ModelLifecycle:
@@ -44,15 +44,15 @@ class ModelLifecycle:
     def __init__(
         self,
         settings: Settings,
-        batcher: Scheduler,
+        scheduler: Scheduler,
         *,
         open_model: OpenModel,
         introduce: Callable[[ServedModel], None],
         forget: Callable[[ServedModel], None],
     ) -> None:
-        self.catalogue = ModelIndex[ServedModel](aliases=targets_of(settings.aliases))
+        self.index = ModelIndex[ServedModel](aliases=targets_of(settings.aliases))
         self.costs: dict[str, list[CostModel]] = {}  # on each engine
-        self._settings, self._batcher, self._open_model = settings, batcher, open_model
+        self._settings, self._scheduler, self._open_model = settings, scheduler, open_model
         self._introduce, self._forget = introduce, forget
         self._engines: EngineGroup | None = None
         self._by_key: dict[str, ServedModel] = {}
@@ -79,7 +79,7 @@ class ModelLifecycle:
             AliasError: an alias hides a model or stands for none.
             ValueError: limits are set for a model that is not there.
         """
-        for alias, target in self.catalogue.aliases.items():
+        for alias, target in self.index.aliases.items():
             check_alias(alias, target, names)
         check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
 
@@ -107,13 +107,13 @@ class ModelLifecycle:
         Raises:
             AliasError: an alias stands for a version that is not there.
         """
-        catalogue = self.catalogue
+        index = self.index
         for model in models:
-            catalogue, _ = catalogue.with_model(self._enter(model), self._settings.keep_versions, first=False)
-        for alias, target in catalogue.aliases.items():
-            catalogue.with_alias(alias, target)  # raises where it stands for nothing
-        self.catalogue = catalogue
-        return {model.key: model.replicas for model in catalogue.every()}
+            index, _ = index.with_model(self._enter(model), self._settings.keep_versions, first=False)
+        for alias, target in index.aliases.items():
+            index.with_alias(alias, target)  # raises where it stands for nothing
+        self.index = index
+        return {model.key: model.replicas for model in index.every()}
 
     def using(self, model: ModelInfo) -> AbstractContextManager[None]:
         """A model that is in a request's hands is not let go."""
@@ -121,7 +121,7 @@ class ModelLifecycle:
 
     def _left(self, key: str) -> None:
         if key in self._retired:
-            self._batcher.remove_model(key)
+            self._scheduler.remove_model(key)
 
     async def bring_in(
         self, name: str, path: Path, number: str = "", *, first: bool = True, keep: int | None = None
@@ -140,7 +140,7 @@ class ModelLifecycle:
         async with self._turn:
             model = await loop.run_in_executor(self._opener, self.open, name, path, number)
             try:
-                catalogue, old = self.catalogue.with_model(model, keep or self._settings.keep_versions, first=first)
+                index, old = self.index.with_model(model, keep or self._settings.keep_versions, first=first)
             except AliasError:
                 for pipeline in model.pipelines:
                     pipeline.close()
@@ -149,7 +149,7 @@ class ModelLifecycle:
             assert self._engines is not None
             for place in model.replicas.keys() - self._engines.add(model.key, model.replicas):
                 self.removed(model.key, place)  # that engine has ended meanwhile
-            self.catalogue = catalogue
+            self.index = index
         for each in old:
             self._retire(each)
         return model
@@ -162,7 +162,7 @@ class ModelLifecycle:
             AliasError: an alias stands for it.
         """
         async with self._turn:
-            self.catalogue, old = self.catalogue.without(name, version)
+            self.index, old = self.index.without(name, version)
         await asyncio.gather(*(self._retire(each) for each in old))
         return old
 
@@ -174,12 +174,12 @@ class ModelLifecycle:
         Raises:
             AliasError: it cannot be.
         """
-        before = self.catalogue.aliases.get(name)
-        catalogue = self.catalogue.without_alias(name) if target is None else self.catalogue.with_alias(name, target)
+        before = self.index.aliases.get(name)
+        index = self.index.without_alias(name) if target is None else self.index.with_alias(name, target)
         old: tuple[ServedModel, ...] = ()
         if before is not None:
-            catalogue, old = catalogue.trimmed(before.model, self._settings.keep_versions)
-        self.catalogue = catalogue
+            index, old = index.trimmed(before.model, self._settings.keep_versions)
+        self.index = index
         for each in old:
             self._retire(each)
         return before
@@ -208,7 +208,7 @@ class ModelLifecycle:
             model.batch_costs(place, overlapped=engine.overlap) for place, engine in enumerate(self._engines.each)
         ]
         own = self._settings.model_limits.get(model.name)
-        self._batcher.add_model(
+        self._scheduler.add_model(
             model.key,
             label=model.name,
             max_batch_pixels=self._settings.max_batch_pixels,
@@ -227,7 +227,7 @@ class ModelLifecycle:
             if not self._holders[model.key]:  # its engines have ended
                 loop.call_soon(self._let_go, model.key, future)
         if model.key not in self._in_hand:
-            self._batcher.remove_model(model.key)
+            self._scheduler.remove_model(model.key)
         return future
 
     def _let_go(self, key: str, future: "asyncio.Future[None]") -> None:

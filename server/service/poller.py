@@ -30,9 +30,9 @@ class RepositoryPoller:
         failed: called with the name of a model whose new version cannot be served.
     """
 
-    def __init__(self, root: Path, rollout: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
         self.root = root
-        self._rollout, self._keep, self._failed = rollout, keep, failed
+        self._lifecycle, self._keep, self._failed = lifecycle, keep, failed
         self._seen: dict[Key, StoredBundle] = {}  # in the look before
         self._served: dict[Key, StoredBundle] = {}
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
@@ -68,14 +68,14 @@ class RepositoryPoller:
         return [model for name, versions in found.items() for model in self._open_newest(name, versions)]
 
     def _open_newest(self, name: str, versions: list[StoredBundle]) -> list[ServedModel]:
-        pins = self._rollout.catalogue.pins(name)
+        pins = self._lifecycle.index.pins(name)
         opened: list[ServedModel] = []
         errors: list[ValueError] = []
         for each in versions:
             if len(opened) >= self._keep and each.number not in pins:
                 continue
             try:
-                opened.append(self._rollout.open(name, each.path, each.number))
+                opened.append(self._lifecycle.open(name, each.path, each.number))
             except ValueError as error:
                 self._refuse(each, error)
                 # Their frames hold what was opened, in memory that the version before needs.
@@ -113,7 +113,7 @@ class RepositoryPoller:
             if self._served and not now:
                 raise RepositoryError(f"repository {self.root}: no bundle is left in it, {len(self._served)} serve")
             there = self._settled(now, before) if twice else now
-            found = newest(by_name(there.values()), self._keep, self._rollout.catalogue.pins)
+            found = newest(by_name(there.values()), self._keep, self._lifecycle.index.pins)
             done = []
             for name, versions in found.items():
                 gone = [number for served, number in self._served if served == name and (name, number) not in there]
@@ -143,7 +143,7 @@ class RepositoryPoller:
         return [self._served.pop(key) for key in gone]
 
     def _serves(self, name: str, number: str) -> bool:
-        return any(model.number == number for model in self._rollout.catalogue.versions(name))
+        return any(model.number == number for model in self._lifecycle.index.versions(name))
 
     def _to_serve(self, name: str, versions: list[StoredBundle]) -> set[str]:
         """The numbers that stay: what is wanted, and for each of those that cannot be served another that is."""
@@ -183,7 +183,7 @@ class RepositoryPoller:
             ServiceError: `unknown_model`.
         """
         async with self._turn:
-            gone = await self._rollout.take_out(name, version)
+            gone = await self._lifecycle.take_out(name, version)
             for model in gone:
                 found = self._served.pop((name, model.number), None)
                 if found is not None:
@@ -207,7 +207,7 @@ class RepositoryPoller:
 
     async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
         key = found.name, found.number
-        model = await self._rollout.bring_in(found.name, found.path, found.number, first=first, keep=keep)
+        model = await self._lifecycle.bring_in(found.name, found.path, found.number, first=first, keep=keep)
         self._served[key] = found
         self._bad.pop(key, None)
         return model
@@ -219,7 +219,7 @@ class RepositoryPoller:
             if self._serves(name, number):
                 what = self._served[name, number].spoken
                 try:
-                    await self._rollout.take_out(name, number)
+                    await self._lifecycle.take_out(name, number)
                 except AliasError as error:  # it goes once that is done
                     if (name, number) not in self._held:
                         self._held.add((name, number))

@@ -60,30 +60,30 @@ class ResponseCache:
         return len(self._entries)
 
     async def __call__(
-        self, question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+        self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
     ) -> list[ImageResult]:
         """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
         trace = requester.trace
         if _directives(trace.headers) & {b"no-cache", b"no-store"}:
             trace.notes["cache"] = "MISS"
-            return await self._answer(question, images, requester)
-        keys = await self._keys(question, images)
+            return await self._answer(params, images, requester)
+        keys = await self._keys(params, images)
         bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
         answers: dict[bytes, ImageResult] = {key: known for key in bodies if (known := self._known(key)) is not None}
         flights = {key: self._flights[key] for key in bodies if key not in answers and key in self._flights}
         computed = [key for key in bodies if key not in answers and key not in flights]
-        answers |= await self._compute(computed, bodies, question, requester)
+        answers |= await self._compute(computed, bodies, params, requester)
         for key, flight in flights.items():
             landed = await _wait_for(flight, requester)
             if landed is not None:
                 answers[key] = landed
         lost = [key for key in flights if key not in answers]  # whoever computed these gave up: our turn
-        answers |= await self._compute(lost, bodies, question, requester)
-        self._count(question.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
+        answers |= await self._compute(lost, bodies, params, requester)
+        self._count(params.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
         return [answers[key] if key is not None else _refusal(image) for key, image in zip(keys, images, strict=True)]
 
     async def _compute(
-        self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], question: ClassifyParams, requester: Requester
+        self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], params: ClassifyParams, requester: Requester
     ) -> dict[bytes, ImageResult]:
         """Have the images of some keys answered; whoever asks about one of them meanwhile waits for it."""
         if not keys:
@@ -92,7 +92,7 @@ class ResponseCache:
         self._flights |= flights
         answers: dict[bytes, ImageResult] = {}
         try:
-            outcomes = await self._answer(question, [bodies[key] for key in keys], requester)
+            outcomes = await self._answer(params, [bodies[key] for key in keys], requester)
             answers = dict(zip(keys, outcomes, strict=True))
             return answers
         finally:
@@ -105,12 +105,12 @@ class ResponseCache:
                     del self._flights[key]
                 flight.set_result(predictions)
 
-    async def _keys(self, question: ClassifyParams, images: Sequence[CheckedImage]) -> list[bytes | None]:
+    async def _keys(self, params: ClassifyParams, images: Sequence[CheckedImage]) -> list[bytes | None]:
         """What finds each image's answer; None for what is no image."""
         bodies = [image[0] if isinstance(image, tuple) else None for image in images]
         size = sum(len(body) for body in bodies if body is not None)
         digests = await self._parsers.run(lambda: self._digests(bodies), size)
-        tail = question.model.digest + struct.pack("<I", question.top_k)
+        tail = params.model.digest + struct.pack("<I", params.top_k)
         return [None if digest is None else digest + tail for digest in digests]
 
     def _digests(self, bodies: Iterable[bytes | None]) -> list[bytes | None]:

@@ -59,38 +59,38 @@ class Service:
         self.draining = False
         self._accepting = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tickets: set[Request] = set()
+        self._requests: set[Request] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers = Parsers()
-        self.rare_images = SandboxedImages(image_limits(settings))
+        self.sandboxed_images = SandboxedImages(image_limits(settings))
         self.answer: Answer = partial(submit_and_wait, self)
         if settings.cache_bytes:
             self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
-        self.batcher = Scheduler(
+        self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images,
             max_queue_pixels=settings.max_queue_pixels,
             engines=len(devices),
         )
         introduce = partial(record_model, self.metrics, settings)
-        self.rollout = ModelLifecycle(
-            settings, self.batcher, open_model=open_model, introduce=introduce, forget=self._forget_model
+        self.lifecycle = ModelLifecycle(
+            settings, self.scheduler, open_model=open_model, introduce=introduce, forget=self._forget_model
         )
         self.engines = EngineGroup(
             settings,
-            self.batcher,
+            self.scheduler,
             devices,
             open_all=self._open_models,
             deliver=self._deliver,
-            on_removed=self.rollout.removed,
+            on_removed=self.lifecycle.removed,
             on_end=self._engines_ended,
         )
-        self.rollout.serve_on(self.engines)
+        self.lifecycle.serve_on(self.engines)
         self.watch: RepositoryPoller | None = None
         if settings.repository != OFF:
             self.watch = RepositoryPoller(
                 Path(settings.repository),
-                self.rollout,
+                self.lifecycle,
                 keep=settings.keep_versions,
                 failed=lambda name: self.metrics.load_failures.labels(name).inc(),
             )
@@ -98,16 +98,16 @@ class Service:
         self._cpu = StageCpu(CPU_STAGES)
         self.metrics.held_bytes.set_function(lambda: self.held.total)
         for collect in (
-            *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
+            *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),
-            *(lambda: collect_decoders(self.models), self.rare_images.collect),
+            *(lambda: collect_decoders(self.models), self.sandboxed_images.collect),
         ):
             self.metrics.collect_with(collect)
 
     @property
     def models(self) -> ModelIndex[ServedModel]:
         """What is served now."""
-        return self.rollout.catalogue
+        return self.lifecycle.index
 
     @property
     def names(self) -> Sequence[str]:
@@ -154,12 +154,12 @@ class Service:
     async def stop(self) -> bool:
         """End the engines; False when they did not end in time."""
         self.stop_accepting()
-        self.rollout.close()
+        self.lifecycle.close()
         if self.watch is not None:
             self.watch.stop()
         self.lag.stop()
         self.parsers.close()
-        self.rare_images.close()
+        self.sandboxed_images.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_accepting(self) -> None:
@@ -205,36 +205,36 @@ class Service:
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
-    def submit(self, ticket: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+    def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
 
         Raises:
             ServiceError: `overloaded` with an estimate of when there is room, `draining`.
         """
         try:
-            self.batcher.submit(ticket, images, unseen_seconds=2 * self.lag.seconds())
+            self.scheduler.submit(request, images, unseen_seconds=2 * self.lag.seconds())
         except ServiceError as error:
             error.retry_after_seconds = self.retry_after_seconds()
             raise
-        self._tickets.add(ticket)
+        self._requests.add(request)
 
-    def forget(self, ticket: Request) -> None:
+    def forget(self, request: Request) -> None:
         """A request is over, answered or not; what of it still waits is dropped."""
-        if ticket not in self._tickets:
+        if request not in self._requests:
             return  # it was refused
-        self._tickets.discard(ticket)
-        if ticket.missing:
-            self.batcher.discard(ticket)
+        self._requests.discard(request)
+        if request.missing:
+            self.scheduler.discard(request)
         else:
-            self.batcher.answered()
+            self.scheduler.answered()
 
     def using(self, model: ModelInfo) -> AbstractContextManager[None]:
         """Within, a model is in a request's hands and is not let go."""
-        return self.rollout.using(model)
+        return self.lifecycle.using(model)
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what runs now and waits before a request that came now should be done."""
-        return self.batcher.wait_seconds(priority)
+        return self.scheduler.wait_seconds(priority)
 
     def retry_after_seconds(self) -> int:
         """When what runs and waits now should be done."""
@@ -252,11 +252,11 @@ class Service:
     def _open_models(self) -> Mapping[str, Pipelines]:
         """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
         found = {} if self.watch is None else self.watch.first_look(self.bundles)
-        self.rollout.check_names([*self.bundles, *found])
-        models = [self.rollout.open(name, path) for name, path in self.bundles.items()]
+        self.lifecycle.check_names([*self.bundles, *found])
+        models = [self.lifecycle.open(name, path) for name, path in self.bundles.items()]
         if self.watch is not None:
             models += self.watch.open_first(found)
-        return self.rollout.publish(models)
+        return self.lifecycle.publish(models)
 
     def _forget_model(self, model: ServedModel) -> None:
         """A version serves no more: its series end, unless the same version serves again."""
@@ -270,16 +270,16 @@ class Service:
         if result is not None:
             for stage, spent in result.cpu_seconds.items():
                 self._cpu.add(stage, spent)
-            observe_batch(self.rollout.costs[batch.model][batch.engine], batch, result)
-            model, engine = self.rollout.by_key(batch.model), self.engines.names[batch.engine]
+            observe_batch(self.lifecycle.costs[batch.model][batch.engine], batch, result)
+            model, engine = self.lifecycle.by_key(batch.model), self.engines.names[batch.engine]
             record_batch(self.metrics, model, engine, batch, result)
 
     def _arrived(self, batch: Batch, result: BatchResult | None) -> None:
-        for ticket in batch.expired:
-            ticket.fail(TimeoutError())
+        for request in batch.expired:
+            request.fail(TimeoutError())
         if result is not None:
             for item, outcome in zip(batch.items, result.outcomes, strict=True):
-                item.ticket.put(item.place, outcome, result)
+                item.request.put(item.place, outcome, result)
 
     def _engines_ended(self) -> None:
         """On the last engine's thread: nobody who waits shall wait for nothing."""
@@ -291,9 +291,9 @@ class Service:
 
     def _fail_all(self, error: ServiceError) -> None:
         """Answer every request in flight with one error."""
-        self.batcher.abandon()
-        for ticket in list(self._tickets):
-            ticket.fail(error)
+        self.scheduler.abandon()
+        for request in list(self._requests):
+            request.fail(error)
 
 
 def _log_failure(error: BaseException | None) -> None:

@@ -49,7 +49,7 @@ class Requester:
         Raises:
             ClientDisconnected: the client left first.
         """
-        async with cancel_on_disconnect(waiter, self.receive, self.trace.departure):
+        async with cancel_on_disconnect(waiter, self.receive, self.trace.disconnect):
             await waiter
 
 
@@ -57,7 +57,7 @@ class Answer(Protocol):
     """What becomes of each of the images, in order; `Service.answer` is one."""
 
     async def __call__(
-        self, question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+        self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
     ) -> list[ImageResult]:
         """Answer one request.
 
@@ -80,32 +80,32 @@ def check_image(image: bytes | ServiceError, model: ModelInfo) -> CheckedImage:
 
 
 async def ask(
-    service: "Service", question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+    service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[ImageResult]:
     """What becomes of each image, counted; raises what `Answer` raises."""
-    requester.trace.asks(question.model.name, len(images))
+    requester.trace.asks(params.model.name, len(images))
     try:
-        outcomes = await service.answer(question, images, requester)
+        outcomes = await service.answer(params, images, requester)
     except BaseException as error:
-        count_outcomes(service, question.model, {outcome_label(error): len(images)})
+        count_outcomes(service, params.model, {outcome_label(error): len(images)})
         raise
-    count_outcomes(service, question.model, Counter(map(outcome_label, outcomes)))
+    count_outcomes(service, params.model, Counter(map(outcome_label, outcomes)))
     return outcomes
 
 
 async def submit_and_wait(
-    service: "Service", question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+    service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[ImageResult]:
     """Queue the images and wait for the engine; the innermost `Answer`. Marks the stages in the engine."""
-    ticket, waiter, wanted = make_ticket(question, images, requester)
+    request, waiter, wanted = make_request(params, images, requester)
     if wanted:
-        service.submit(ticket, wanted)
+        service.submit(request, wanted)
         try:
             await requester.wait(waiter)
         finally:
-            service.forget(ticket)
-        _mark_engine(service, question.model, ticket, requester.trace)
-    return [outcome for outcome in ticket.outcomes if outcome is not None]
+            service.forget(request)
+        _mark_engine(service, params.model, request, requester.trace)
+    return [outcome for outcome in request.outcomes if outcome is not None]
 
 
 def count_outcomes(service: "Service", model: ModelInfo, outcomes: Mapping[str, int]) -> None:
@@ -115,27 +115,27 @@ def count_outcomes(service: "Service", model: ModelInfo, outcomes: Mapping[str, 
         images[outcome].inc(count)
 
 
-def make_ticket(
-    question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+def make_request(
+    params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> tuple[Request, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
     """A request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = requester.trace.started + question.timeout_seconds
-    ticket = Request(
-        *(question.model.key, question.top_k, deadline, waiter, len(images), requester.source, question.priority)
+    deadline = requester.trace.started + params.timeout_seconds
+    request = Request(
+        *(params.model.key, params.top_k, deadline, waiter, len(images), requester.source, params.priority)
     )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for place, image in enumerate(images):
         if isinstance(image, tuple):
             wanted.append((place, *image))
         else:
-            ticket.outcomes[place] = image
-    return ticket, waiter, wanted
+            request.outcomes[place] = image
+    return request, waiter, wanted
 
 
-def _mark_engine(service: "Service", model: ModelInfo, ticket: Request, trace: RequestContext) -> None:
+def _mark_engine(service: "Service", model: ModelInfo, request: Request, trace: RequestContext) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
-    result = ticket.last
+    result = request.last
     if result is None or trace.model is not None:  # the latter: marked by an earlier part of the same request
         return
     trace.ends += (result.started, result.decoded, result.launched, result.forwarded, result.finished)

@@ -28,12 +28,12 @@ class RequestContext:
     """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
 
     __slots__ = (
-        *("body_bytes", "code", "departure", "ends", "headers", "images", "model", "model_name", "notes"),
+        *("body_bytes", "code", "disconnect", "ends", "headers", "images", "model", "model_name", "notes"),
         *("request_id", "span", "started", "status"),
     )
 
-    def __init__(self, headers: list[tuple[bytes, bytes]], departure: Disconnect | None = None) -> None:
-        self.departure = departure  # where it is heard that the client has gone
+    def __init__(self, headers: list[tuple[bytes, bytes]], disconnect: Disconnect | None = None) -> None:
+        self.disconnect = disconnect  # where it is heard that the client has gone
         self.started = time.perf_counter()
         self.headers = dict(headers)
         given = self.headers.get(b"x-request-id", b"")

@@ -57,7 +57,7 @@ def post(app: Any, seed: int = 0) -> "asyncio.Task[Any]":
 
 async def one_in_each(app: Any, first: Held, second: Held) -> "list[asyncio.Task[Any]]":
     """Requests whose forwards have begun, one on each engine; both gates are closed."""
-    await server_parts.until(lambda: all(seat.waiting for seat in app.service.batcher._seats))
+    await server_parts.until(lambda: all(seat.waiting for seat in app.service.scheduler._seats))
     first.gate.clear()
     second.gate.clear()
     tasks = [post(app)]

@@ -188,7 +188,7 @@ async def test_requests_of_one_moment_share_a_batch(running: Any) -> None:
         others = [
             asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=s))) for s in range(5)
         ]
-        await server_parts.until(lambda: app.service.batcher.depth == 5)
+        await server_parts.until(lambda: app.service.scheduler.depth == 5)
         app.model.gate.set()
         answers = await asyncio.gather(first, *others)
         assert app.model.sizes == [1, 5]

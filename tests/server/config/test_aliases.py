@@ -181,10 +181,10 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put) -> Non
         assert line.startswith("failed production: model production: an alias has this name")
         assert await app.version("production") == one
         # Pointed elsewhere, what it held is let go.
-        held = len(app.service.rollout._by_key)
+        held = len(app.service.lifecycle._by_key)
         assert (await point(app, "production", "deit")).status_code == 200
-        await app.service.rollout.settled()
-        assert len(app.service.rollout._by_key) == held - 1
+        await app.service.lifecycle.settled()
+        assert len(app.service.lifecycle._by_key) == held - 1
         refused(await app.ask("deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
 
 

@@ -143,7 +143,7 @@ async def test_a_flooded_model_keeps_nobody_elses_requests_out(running: Any) -> 
         server_parts.check_error(bulk, 503, "overloaded", "bulk limit 2 of this model")
         # As many places as the flood has not are for the others, and all are taken.
         calm = [asyncio.create_task(ask("calm", seed)) for seed in range(8)]
-        await server_parts.until(lambda: app.service.batcher.depth == 12)
+        await server_parts.until(lambda: app.service.scheduler.depth == 12)
         server_parts.check_error(await ask("calm", 9), 503, "overloaded", "12 images wait", "limit 12")
         app.models["flood"].gate.set()
         answers = [await task for task in (first, *flood, *calm)]
@@ -165,7 +165,7 @@ async def test_without_a_limit_of_its_own_the_flood_takes_every_place(running: A
         ask = [flood(0)]
         await server_parts.entered(app.models["flood"])  # of the others the device takes none
         ask += [flood(seed) for seed in range(1, 9)]
-        await server_parts.until(lambda: app.service.batcher.depth == 8)
+        await server_parts.until(lambda: app.service.scheduler.depth == 8)
         answer = await app.client.post("/classify", params={"model": "calm"}, content=server_parts.encoded())
         server_parts.check_error(answer, 503, "overloaded", "8 images wait")
         app.models["flood"].gate.set()

@@ -23,11 +23,11 @@ class Rig:
     def __init__(self, stall_seconds: float = 60.0) -> None:
         self.now = 0.0
         self.model = server_parts.HeldModel()
-        self.batcher = Scheduler(max_queue_images=100, clock=lambda: self.now)
-        self.batcher.add_model("held", max_batch_pixels=10**9, costs=[CostModel((), 4)])
+        self.scheduler = Scheduler(max_queue_images=100, clock=lambda: self.now)
+        self.scheduler.add_model("held", max_batch_pixels=10**9, costs=[CostModel((), 4)])
         self.delivered: queue.Queue[tuple[Batch, BatchResult | None]] = queue.Queue()
         self.engine = Engine(
-            self.batcher,
+            self.scheduler,
             prepare=lambda: {"held": server_parts.make_pipeline(self.model)},
             deliver=lambda batch, result: self.delivered.put((batch, result)),
             stall_seconds=stall_seconds,
@@ -37,8 +37,8 @@ class Rig:
     def submit(self, images: int = 1) -> None:
         waiter: Future[None] = Future()
         data = server_parts.encoded()
-        ticket = Request("held", 3, 1e9, waiter, images)
-        self.batcher.submit(ticket, [(place, data, validate(data)) for place in range(images)])
+        request = Request("held", 3, 1e9, waiter, images)
+        self.scheduler.submit(request, [(place, data, validate(data)) for place in range(images)])
 
     def outcomes(self) -> list[Any]:
         result = self.delivered.get(timeout=10)[1]

@@ -55,11 +55,11 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
         assert [app.value("engine_up", device=name) for name in ("cpu:0", "cpu:1")] == [1, 0]
         # models still come and go
         old = app.service.models["held"]
-        await app.service.rollout.bring_in("held", Path("x"), "2")
+        await app.service.lifecycle.bring_in("held", Path("x"), "2")
         async with asyncio.timeout(10):
-            await app.service.rollout.settled()
+            await app.service.lifecycle.settled()
         assert (first.closed, second.closed) == (1, 1)
-        assert old.key not in app.service.batcher._lines
+        assert old.key not in app.service.scheduler._lines
         assert list(app.service.models["held"].replicas) == [0]
         assert (await post(app)).status_code == 200
 

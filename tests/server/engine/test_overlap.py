@@ -85,12 +85,12 @@ async def test_what_is_decoded_ahead_is_bounded(running: Any) -> None:
         await server_parts.entered(app.model)
         loader.gate.clear()
         tasks += [post(app, seed) for seed in range(20)]
-        await server_parts.until(lambda: app.service.batcher.depth + sum(loader.sizes) == 21)
+        await server_parts.until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 21)
         loader.gate.set()
         await server_parts.until(lambda: sum(loader.sizes) >= 1 + 4)
         await asyncio.sleep(0.05)  # nothing more comes: a wait for what must not happen
         assert sum(loader.sizes) <= 1 + 4 + 3  # one short of full, and then a whole batch
-        assert app.service.batcher.depth >= 13
+        assert app.service.scheduler.depth >= 13
         app.model.gate.set()
         assert {(await task).status_code for task in tasks} == {200}
         assert max(app.model.sizes) <= 4
@@ -135,7 +135,7 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
         assert {answer.status_code for answer in answers} == {500}
         loader.gate.clear()
         tasks = [post(app, seed) for seed in range(12)]
-        await server_parts.until(lambda: len(app.service._tickets) == 12)
+        await server_parts.until(lambda: len(app.service._requests) == 12)
         loader.gate.set()
         assert {(await task).status_code for task in tasks} <= {500, 503}
         await server_parts.until(lambda: app.service.engines.ended)
@@ -211,7 +211,7 @@ async def test_stopping_answers_what_is_decoded_and_what_waits(running: Any) -> 
         tasks = [post(app)]
         await server_parts.entered(app.model)
         tasks += [post(app, seed) for seed in range(9)]
-        await server_parts.until(lambda: len(app.service._tickets) == 10)
+        await server_parts.until(lambda: len(app.service._requests) == 10)
         stopping = asyncio.create_task(app.service.stop())
         await asyncio.sleep(0.02)
         app.model.gate.set()

@@ -92,7 +92,7 @@ async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running
         first = client.start("ModelInfer", client.infer(server_parts.encoded()))
         await server_parts.entered(app.model)
         second = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.batcher.depth < 1:
+        while app.service.scheduler.depth < 1:
             await asyncio.sleep(0.001)
         async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
             await client.ask("ModelInfer", client.infer(server_parts.encoded()))
@@ -126,15 +126,15 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Any) -> No
         async with server_parts.one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
                 await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=0.5)
-            while app.service.batcher.depth:
+            while app.service.scheduler.depth:
                 await asyncio.sleep(0.001)
             while not app.value("requests_rejected_total", reason="deadline"):
                 await asyncio.sleep(0.001)
         leaving = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.batcher.depth < 1:
+        while app.service.scheduler.depth < 1:
             await asyncio.sleep(0.001)
         leaving.cancel()
-        while app.service.batcher.depth:
+        while app.service.scheduler.depth:
             await asyncio.sleep(0.001)
         while not app.value("requests_cancelled_total", stage="wait"):
             await asyncio.sleep(0.001)

@@ -36,7 +36,7 @@ def fail(*_: Any, **__: Any) -> Any:
         (assembly, "plan_lanes"),
         (Forward, "__init__"),
         (Pipeline, "warm_up"),
-        (served, "choose_engine"),
+        (served, "choose_backend"),
         (Pipeline, "check_golden"),
         (served, "trim_heap"),
     ],

@@ -102,7 +102,7 @@ async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Pat
         shutil.rmtree(tmp_path / "c")
         assert await app.service.watch.look() == ["serves c no more"]
         assert await app.version("c") is None
-        await app.service.rollout.settled()
+        await app.service.lifecycle.settled()
         assert len(app.service.engines.each[0]._pipelines) == 2
 
 
@@ -244,7 +244,7 @@ async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> 
         async def reload(times: int) -> int:
             for _ in range(times):
                 await app.service.watch.load("a")
-            await app.service.rollout.settled()
+            await app.service.lifecycle.settled()
             gc.collect()
             return int(psutil.Process().memory_info().rss)
 

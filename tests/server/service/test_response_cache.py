@@ -50,13 +50,13 @@ class Engine:
         self.gate.set()
         self.failure: Exception | None = None
 
-    async def __call__(self, question: Any, images: Sequence[Any], requester: Requester) -> list[ImageResult]:
+    async def __call__(self, params: Any, images: Sequence[Any], requester: Requester) -> list[ImageResult]:
         self.asked.append([body for body, _ in images])
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         return [
-            InputError("undecodable", "bad") if body == b"bad" else predictions(question.top_k, hash(body))
+            InputError("undecodable", "bad") if body == b"bad" else predictions(params.top_k, hash(body))
             for body, _ in images
         ]
 
@@ -74,8 +74,8 @@ class Rig:
         model = SimpleNamespace(name="m", digest=digest)
         trace = RequestContext([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
         images = [(body, INFO) for body in bodies]
-        question: Any = SimpleNamespace(model=model, top_k=top_k)
-        outcomes = await self.cache(question, images, Requester(trace, None, None))
+        params: Any = SimpleNamespace(model=model, top_k=top_k)
+        outcomes = await self.cache(params, images, Requester(trace, None, None))
         return outcomes, trace.notes.get("cache")
 
     def value(self, name: str) -> float | None:
@@ -263,8 +263,8 @@ async def test_a_bundle_that_is_loaded_again_still_knows_its_answers(running: An
     async with running(settings=CACHE) as app:
         image = server_parts.encoded()
         await ask(app, image)
-        await app.service.rollout.bring_in("held", Path("held"))
-        await app.service.rollout.settled()
+        await app.service.lifecycle.bring_in("held", Path("held"))
+        await app.service.lifecycle.settled()
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
 
 
@@ -278,7 +278,7 @@ async def test_hits_pass_a_queue_that_is_full(running: Any) -> None:
         waiting = [asyncio.create_task(ask(app, server_parts.encoded(seed=1)))]
         await server_parts.entered(app.model)
         waiting.append(asyncio.create_task(ask(app, server_parts.encoded(seed=2))))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         full = await app.client.post("/classify", content=server_parts.encoded(seed=3))
         assert full.status_code == 503
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
