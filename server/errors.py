@@ -3,6 +3,8 @@
 import json
 from typing import NamedTuple
 
+from ..inference.errors import INTERNAL_MESSAGE
+
 
 class ErrorKind(NamedTuple):
     """What a code means to a client (`status`) and to an operator (`reason`, a label of a metric)."""
@@ -33,8 +35,6 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "overloaded": ErrorKind(503, "queue_full"),
     "deadline": ErrorKind(504, "deadline"),
 }
-
-INTERNAL_MESSAGE = "internal error; the log has the details under this request id"
 
 
 class ServiceError(Exception):

@@ -113,7 +113,7 @@ def _means(model: "ServedModel") -> dict[str, str]:
     return {
         "device": str(pipeline.device),
         "dtype": model.dtype,
-        "engine": pipeline.engine.name,
+        "engine": pipeline.backend.name,
         "lanes": str(pipeline.plan),
         "loader": model.loader,
     }

@@ -135,7 +135,7 @@ class Milkweed:
         """
         service: Service = self.app.state.service
         try:
-            await asyncio.shield(asyncio.wrap_future(service.engines.prepared))
+            await asyncio.shield(asyncio.wrap_future(service.prepared))
             service.check_alive()
         except Exception as error:
             # In its own words alone: not every error of ours survives the way to Ray's controller.

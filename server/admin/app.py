@@ -65,7 +65,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
     @app.post("/v1/repository/look")
     async def look() -> JSONResponse:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines."""
-        return JSONResponse({"done": await _watch(service).look()})
+        return JSONResponse({"done": await _watch(service).poll()})
 
     @app.post("/v1/models/{name}/load")
     async def load(name: str, number: str | None = None) -> JSONResponse:
@@ -142,15 +142,15 @@ def _target(body: bytes) -> AliasTarget:
 
 
 def _check_loaded(service: Service) -> None:
-    if not service.engines.prepared.done():
+    if not service.prepared.done():
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 
 def _watch(service: Service) -> RepositoryPoller:
-    if service.watch is None:
+    if service.poller is None:
         raise ServiceError("not_found", "this server has no repository: --repository DIR")
     _check_loaded(service)
-    return service.watch
+    return service.poller
 
 
 def _serves(service: Service, name: str, number: str) -> bool:

@@ -7,13 +7,14 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ...inference.results import SCORE_COST, Predictions
 from ..errors import ServiceError, status_of
 from ..http.body import BudgetLease, read_body
 from ..http.disconnect import caller_of
 from ..http.payload import encoded_images, payload_kind
 from ..http.responses import send_whole
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import Outcome
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..security.key_store import Account
 from ..service.params import ClassifyParams, check_scores, read_params
@@ -101,7 +102,7 @@ class Classify:
             if wanted:
                 service.submit(request, wanted)
         except ServiceError as error:
-            service.forget(request)
+            service.finish(request)
             count_outcomes(service, model, {outcome_label(error): len(images)})
             raise
         stream = Stream(params, request, requester, send, service.parsers)
@@ -109,10 +110,10 @@ class Classify:
             await stream.run(waiter, request.deadline - time.perf_counter())
         finally:
             waiter.cancel()
-            service.forget(request)
+            service.finish(request)
             count_outcomes(service, model, stream.counts)
 
-    async def _answer(self, params: ClassifyParams, outcomes: list[ImageResult], trace: RequestContext) -> "_Answer":
+    async def _answer(self, params: ClassifyParams, outcomes: list[Outcome], trace: RequestContext) -> "_Answer":
         """Predictions and errors in order; the first error's status when nothing succeeded."""
         cost = SCORE_COST * len(outcomes) * params.top_k
         return await self._service.parsers.run(lambda: _write(params.model, outcomes, trace), cost)
@@ -123,7 +124,7 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-def _write(model: ModelInfo, outcomes: list[ImageResult], trace: RequestContext) -> _Answer:
+def _write(model: ModelInfo, outcomes: list[Outcome], trace: RequestContext) -> _Answer:
     several = len(outcomes) > 1
     results = b", ".join(
         model.result_json(outcome, f"image {place}: " if several else "") for place, outcome in enumerate(outcomes)

@@ -5,12 +5,12 @@ from collections import Counter
 
 from starlette.types import Send
 
-from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ...inference.results import SCORE_COST, Predictions
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parsers import Parsers
 from ..repository.model_info import ModelInfo
-from ..scheduler.request import Request
+from ..scheduler.request import Outcome, Request
 from ..service.params import ClassifyParams
 from ..service.submit import Requester
 from .outcomes import outcome_label
@@ -36,7 +36,7 @@ class Stream:
         self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: Parsers
     ) -> None:
         self._params, self._requester, self._send, self._parsers = params, requester, send, parsers
-        self._ready: asyncio.Queue[tuple[int, ImageResult] | None] = asyncio.Queue()
+        self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(request.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
         for place, outcome in enumerate(request.outcomes):
@@ -44,7 +44,7 @@ class Stream:
                 self.put(place, outcome)
         request.listener = self.put
 
-    def put(self, place: int, outcome: ImageResult) -> None:
+    def put(self, place: int, outcome: Outcome) -> None:
         """An image is done. Belongs to the event loop."""
         self._ready.put_nowait((place, outcome))
 
@@ -85,7 +85,7 @@ class Stream:
     async def _give_up(self, error: ServiceError) -> None:
         await self._write([(place, error) for place in sorted(self._open)])
 
-    async def _write(self, done: list[tuple[int, ImageResult]]) -> None:
+    async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         model, top_k = self._params.model, self._params.top_k
         cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
@@ -105,7 +105,7 @@ class Stream:
         await self._send({"type": "http.response.body", "body": body})
 
 
-def _line(model: ModelInfo, place: int, outcome: ImageResult) -> bytes:
+def _line(model: ModelInfo, place: int, outcome: Outcome) -> bytes:
     """{"image": 3, "predictions": [...]} or with "error"."""
     result = model.result_json(outcome, "")
     return b'{"image": %d, %b\n' % (place, result[1:])

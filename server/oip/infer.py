@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ...inference.results import SCORE_COST, Predictions
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.body import BudgetLease
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import Outcome
 from ..service.params import ClassifyParams, check_scores, params_for
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
@@ -110,7 +111,7 @@ async def infer(
     hold: BudgetLease,
     *,
     charge: Callable[[int], None],
-) -> list[ImageResult]:
+) -> list[Outcome]:
     """What became of each image: all are predictions, or some where the request takes partial answers.
 
     Args:

@@ -1,4 +1,4 @@
-"""Watch: keeps what is served as the repository has it, at the start, on a look from time to time, or when told to.
+"""RepositoryPoller: keeps what is served as the repository has it: at the start, from time to time, or when told to.
 
 A folder that is being written, renamed or mounted shows for a moment what is not so. Looks from time to time therefore
 act on what two of them, one after the other, have seen alike; a look that somebody asks for acts at once.
@@ -40,7 +40,7 @@ class RepositoryPoller:
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    def first_look(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
+    def first_poll(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
         """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
 
         Args:
@@ -96,7 +96,7 @@ class RepositoryPoller:
         if self._task is not None:
             self._task.cancel()
 
-    async def look(self, *, twice: bool = False) -> list[str]:
+    async def poll(self, *, twice: bool = False) -> list[str]:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged.
 
         Args:
@@ -122,10 +122,10 @@ class RepositoryPoller:
                     if self._served.get(key) != each and self._bad.get(key) != each:
                         # Beside higher numbers that go in a moment, an older one must not be one too many.
                         above = sum(int(number or 0) > int(each.number or 0) for number in gone)
-                        done += await self._bring_in(each, self._keep + above)
-                done += await self._take_out(name, self._to_serve(name, versions))
+                        done += await self._load(each, self._keep + above)
+                done += await self._unload(name, self._to_serve(name, versions))
             for name in {name for name, _ in self._served} - set(found):
-                done += await self._take_out(name, set())
+                done += await self._unload(name, set())
             return done
 
     def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
@@ -183,14 +183,14 @@ class RepositoryPoller:
             ServiceError: `unknown_model`.
         """
         async with self._turn:
-            gone = await self._lifecycle.take_out(name, version)
+            gone = await self._lifecycle.unload(name, version)
             for model in gone:
                 found = self._served.pop((name, model.number), None)
                 if found is not None:
                     self._bad[name, model.number] = found
             return gone
 
-    async def _bring_in(self, found: StoredBundle, keep: int) -> list[str]:
+    async def _load(self, found: StoredBundle, keep: int) -> list[str]:
         what = found.spoken
         try:
             model = await self._bring(found, first=False, keep=keep)
@@ -207,19 +207,19 @@ class RepositoryPoller:
 
     async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
         key = found.name, found.number
-        model = await self._lifecycle.bring_in(found.name, found.path, found.number, first=first, keep=keep)
+        model = await self._lifecycle.load(found.name, found.path, found.number, first=first, keep=keep)
         self._served[key] = found
         self._bad.pop(key, None)
         return model
 
-    async def _take_out(self, name: str, wanted: set[str]) -> list[str]:
+    async def _unload(self, name: str, wanted: set[str]) -> list[str]:
         gone = [number for served, number in self._served if served == name and number not in wanted]
         done = []
         for number in gone:
             if self._serves(name, number):
                 what = self._served[name, number].spoken
                 try:
-                    await self._lifecycle.take_out(name, number)
+                    await self._lifecycle.unload(name, number)
                 except AliasError as error:  # it goes once that is done
                     if (name, number) not in self._held:
                         self._held.add((name, number))
@@ -234,7 +234,7 @@ class RepositoryPoller:
         while True:
             await asyncio.sleep(seconds)
             try:
-                for line in await self.look(twice=True):
+                for line in await self.poll(twice=True):
                     logger.info(line)
             except RepositoryError as error:
                 logger.error("%s: what serves goes on", error)

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...inference.results import ImageResult, Predictions
+from ...inference.results import Predictions
 from ..http.parsers import Parsers
+from ..scheduler.request import Outcome
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 from .submit import Answer, CheckedImage, Requester
@@ -61,7 +62,7 @@ class ResponseCache:
 
     async def __call__(
         self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-    ) -> list[ImageResult]:
+    ) -> list[Outcome]:
         """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
         trace = requester.trace
         if _directives(trace.headers) & {b"no-cache", b"no-store"}:
@@ -69,7 +70,7 @@ class ResponseCache:
             return await self._answer(params, images, requester)
         keys = await self._keys(params, images)
         bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
-        answers: dict[bytes, ImageResult] = {key: known for key in bodies if (known := self._known(key)) is not None}
+        answers: dict[bytes, Outcome] = {key: known for key in bodies if (known := self._known(key)) is not None}
         flights = {key: self._flights[key] for key in bodies if key not in answers and key in self._flights}
         computed = [key for key in bodies if key not in answers and key not in flights]
         answers |= await self._compute(computed, bodies, params, requester)
@@ -84,13 +85,13 @@ class ResponseCache:
 
     async def _compute(
         self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], params: ClassifyParams, requester: Requester
-    ) -> dict[bytes, ImageResult]:
+    ) -> dict[bytes, Outcome]:
         """Have the images of some keys answered; whoever asks about one of them meanwhile waits for it."""
         if not keys:
             return {}
         flights: dict[bytes, Flight] = {key: asyncio.get_running_loop().create_future() for key in keys}
         self._flights |= flights
-        answers: dict[bytes, ImageResult] = {}
+        answers: dict[bytes, Outcome] = {}
         try:
             outcomes = await self._answer(params, [bodies[key] for key in keys], requester)
             answers = dict(zip(keys, outcomes, strict=True))
@@ -160,7 +161,7 @@ async def _wait_for(flight: Flight, requester: Requester) -> Predictions | None:
     return flight.result()
 
 
-def _refusal(image: CheckedImage) -> ImageResult:
+def _refusal(image: CheckedImage) -> Outcome:
     """The error that stands in the place of an image."""
     assert not isinstance(image, tuple)
     return image

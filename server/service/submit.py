@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Receive
 
-from ...inference.results import ImageResult
 from ...loaders.errors import InputError
 from ...loaders.headers.info import ImageInfo
 from ...loaders.headers.validate import validate
 from ..api.outcomes import outcome_label
 from ..errors import ServiceError
 from ..http.disconnect import cancel_on_disconnect
-from ..repository.model_info import ModelInfo
-from ..scheduler.request import Request
+from ..repository.served_model import ServedModel
+from ..scheduler.request import Outcome, Request
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 
@@ -58,7 +57,7 @@ class Answer(Protocol):
 
     async def __call__(
         self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-    ) -> list[ImageResult]:
+    ) -> list[Outcome]:
         """Answer one request.
 
         Raises:
@@ -69,7 +68,7 @@ class Answer(Protocol):
         ...
 
 
-def check_image(image: bytes | ServiceError, model: ModelInfo) -> CheckedImage:
+def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage:
     """The header guard, before anything is queued; what is no image already stays what it is."""
     if isinstance(image, ServiceError):
         return image
@@ -81,7 +80,7 @@ def check_image(image: bytes | ServiceError, model: ModelInfo) -> CheckedImage:
 
 async def ask(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-) -> list[ImageResult]:
+) -> list[Outcome]:
     """What becomes of each image, counted; raises what `Answer` raises."""
     requester.trace.asks(params.model.name, len(images))
     try:
@@ -95,7 +94,7 @@ async def ask(
 
 async def submit_and_wait(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-) -> list[ImageResult]:
+) -> list[Outcome]:
     """Queue the images and wait for the engine; the innermost `Answer`. Marks the stages in the engine."""
     request, waiter, wanted = make_request(params, images, requester)
     if wanted:
@@ -103,12 +102,12 @@ async def submit_and_wait(
         try:
             await requester.wait(waiter)
         finally:
-            service.forget(request)
+            service.finish(request)
         _mark_engine(service, params.model, request, requester.trace)
     return [outcome for outcome in request.outcomes if outcome is not None]
 
 
-def count_outcomes(service: "Service", model: ModelInfo, outcomes: Mapping[str, int]) -> None:
+def count_outcomes(service: "Service", model: ServedModel, outcomes: Mapping[str, int]) -> None:
     """Enter how so many images ended into the books."""
     images = service.metrics.model(model.name).images
     for outcome, count in outcomes.items():
@@ -125,15 +124,15 @@ def make_request(
         *(params.model.key, params.top_k, deadline, waiter, len(images), requester.source, params.priority)
     )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
-    for place, image in enumerate(images):
+    for index, image in enumerate(images):
         if isinstance(image, tuple):
-            wanted.append((place, *image))
+            wanted.append((index, *image))
         else:
-            request.outcomes[place] = image
+            request.outcomes[index] = image
     return request, waiter, wanted
 
 
-def _mark_engine(service: "Service", model: ModelInfo, request: Request, trace: RequestContext) -> None:
+def _mark_engine(service: "Service", model: ServedModel, request: Request, trace: RequestContext) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
     result = request.last
     if result is None or trace.model is not None:  # the latter: marked by an earlier part of the same request

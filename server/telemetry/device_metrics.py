@@ -28,7 +28,7 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
         "milkweed_decoder_healthy", "0 where a decoder cannot be made anew and only a restart can help.", labels=labels
     )
     for name, model in dict(models).items():
-        states = [pipeline.loader.health for pipeline in model.pipelines]  # one on each device
+        states = [pipeline.loader.health for pipeline in model.pipelines.values()]  # one on each device
         rebuilds.add_metric([name], sum(health.rebuilds for health in states))
         lost.add_metric([name], sum(health.lost_images for health in states))
         suspect.add_metric([name], sum(health.suspect_images for health in states))
@@ -54,7 +54,7 @@ def collect_engines(engines: EngineGroup) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "milkweed_engine_decoded_images", "Images that are decoded and wait for the device.", labels=labels
     )
-    for name, engine in zip(engines.names, engines.each, strict=True):
+    for name, engine in zip(engines.names, engines.engines, strict=True):
         up.add_metric([name], float(engine.alive))
         heartbeat.add_metric([name], time.time() - engine.silent_seconds())
         restarts.add_metric([name], engine.restarts)

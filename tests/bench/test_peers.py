@@ -28,7 +28,7 @@ from milkweed.bench.peers.weights import export
 from milkweed.bench.serving.bodies import array_bodies, pictures
 from milkweed.bench.serving.bundles import tiny_bundle
 from milkweed.bench.serving.ports import free_port
-from milkweed.inference.build import build_pipeline
+from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.inference.forward import Forward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkweed.cli import bundle_args as bundles
-from milkweed.inference.build import build_pipeline
+from milkweed.inference.open import open_model
 from milkweed.inference.results import Predictions
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.labels import default_labels
@@ -88,7 +88,7 @@ def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: P
     assert (ran.code, ran.err, len(ran.document["layers"])) == (0, "", 4)
     sides = []
     for path in (bundle, tmp_path / "dense"):
-        pipeline = build_pipeline(*load_bundle(path))
+        pipeline = open_model(path).pipeline
         sides.append([answer for answer in pipeline.classify(images, 7) if isinstance(answer, Predictions)])
         pipeline.close()
     for one, other in zip(*sides, strict=True):
@@ -130,7 +130,7 @@ def test_inspect_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
 def test_classify_agrees_with_the_pipeline(
     milkweed: Milkweed, bundle: Path, pictures: Path, images: list[bytes], labels: Any
 ) -> None:
-    pipeline = build_pipeline(*load_bundle(bundle))
+    pipeline = open_model(bundle).pipeline
     want = [answer for answer in pipeline.classify(images[:3], 2) if isinstance(answer, Predictions)]
     pipeline.close()
     ran = milkweed("classify", "--model", bundle, pictures, "--top-k", 2, "--json")

@@ -122,11 +122,12 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.cli.bundle_args import demo_bundle
-    from milkweed.inference.build import build_pipeline
-    from milkweed.models import load_bundle
+    from milkweed.inference.open import InferenceOptions, open_model
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
-    pipeline = build_pipeline(*load_bundle(demo_bundle()), device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    pipeline = open_model(
+        demo_bundle(), InferenceOptions(device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    ).pipeline
     assert found["numbers"].text.startswith(str(pipeline.dtype).removeprefix("torch."))
     assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
     sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.inference.build import build_pipeline
+from milkweed.inference.open import open_model
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import Predictions
 from milkweed.jobs.dataset import DataError, labelled_images, read_image
@@ -21,7 +21,7 @@ TINY = 1 << 20
 
 @pytest.fixture(scope="module")
 def pipeline(bundle: Path) -> Any:
-    pipeline = build_pipeline(*load_bundle(bundle))
+    pipeline = open_model(bundle).pipeline
     yield pipeline
     pipeline.close()
 

@@ -150,7 +150,7 @@ async def test_not_ready_while_models_load(running: Any) -> None:
         server_parts.check_error(early, 503, "not_ready", "loading")
         assert int(early.headers["retry-after"]) >= 1
         gate.set()
-        await asyncio.wrap_future(app.service.engines.prepared)
+        await asyncio.wrap_future(app.service.prepared)
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
 
 

@@ -163,28 +163,28 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put) -> Non
         refused(await app.admin.post("/v1/models/vit/unload"), 409, "conflict", "alias other stands for vit")
         # A version that came does not push out the pinned one; one that is gone from the folder stays as well.
         three = put("deit/3", seed=3)
-        assert await app.service.watch.look() == [f"serves deit/3 ({three})"]
+        assert await app.service.poller.poll() == [f"serves deit/3 ({three})"]
         assert await app.version("deit") == three
         assert await app.version("production") == one
         shutil.rmtree(tmp_path / "deit" / "1")
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("serves deit/1 on: alias production stands for deit@1")
-        assert await app.service.watch.look() == []  # said once
+        assert await app.service.poller.poll() == []  # said once
         # Another bundle in place of the one whose hash an alias names is refused, and what serves goes on.
         put("vit", seed=4)
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed vit: alias hash stands for")
         assert await app.version("vit") == vit
         # A new model may not have an alias's name.
         put("production", seed=5)
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed production: model production: an alias has this name")
         assert await app.version("production") == one
         # Pointed elsewhere, what it held is let go.
-        held = len(app.service.lifecycle._by_key)
+        held = len(app.service.loaded)
         assert (await point(app, "production", "deit")).status_code == 200
         await app.service.lifecycle.settled()
-        assert len(app.service.lifecycle._by_key) == held - 1
+        assert len(app.service.loaded) == held - 1
         refused(await app.ask("deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
 
 
@@ -194,7 +194,7 @@ async def test_aliases_need_no_repository(tmp_path: Path, put: Put) -> None:
     async with app.router.lifespan_context(app), clients_of(app) as both:
         infer = await both.client.get("/v2/models/production")
         assert infer.status_code in (200, 503)  # 503 while it loads, never unknown
-        await asyncio.wrap_future(app.state.service.engines.prepared)
+        await asyncio.wrap_future(app.state.service.prepared)
         assert await both.version("production") == version
         assert (await point(both, "canary", "deit")).status_code == 200
         assert await both.version("canary") == version

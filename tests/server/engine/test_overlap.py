@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.engine.engine import MOST_FAILURES, MOST_RESTARTS
+from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
 from ...support import server_parts
 
@@ -131,7 +131,7 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
     async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
         loader.failure = SystemExit("again")
-        answers = [await post(app) for _ in range(MOST_RESTARTS)]
+        answers = [await post(app) for _ in range(MAX_RESTARTS)]
         assert {answer.status_code for answer in answers} == {500}
         loader.gate.clear()
         tasks = [post(app, seed) for seed in range(12)]
@@ -147,7 +147,7 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
 async def test_a_device_that_fails_every_batch_is_not_alive(running: Any) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             assert (await app.client.get("/livez")).status_code == 200
             assert (await post(app)).status_code == 500
         assert (await app.client.get("/livez")).status_code == 503

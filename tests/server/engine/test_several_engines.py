@@ -43,7 +43,7 @@ class Rig:
 
     def collect(self, engine: int) -> Batch | None:
         """What an engine gets, if anything."""
-        return self.scheduler.collect(lambda: not (self.scheduler.depth or self.scheduler._removing), engine)
+        return self.scheduler.next_batch(engine, lambda: not (self.scheduler.depth or self.scheduler._removing))
 
 
 def test_work_that_is_shared_is_over_when_every_engine_has_done_its_part():
@@ -70,7 +70,7 @@ def test_an_engine_that_is_idle_tries_whatever_comes(engines: int):
         assert rig.collect(engine) is not None
     with pytest.raises(ServiceError, match="would take"):
         rig.request(1, within=0.001)
-    rig.scheduler.done(engines - 1)
+    rig.scheduler.batch_done(engines - 1)
     rig.request(1, within=0.001)
 
 
@@ -88,7 +88,7 @@ def test_a_promise_spreads_what_waits_over_the_engines_that_are_alive(engines: i
     assert promised is not None
     assert promised - rig.now == pytest.approx(full * (1 + 6 + 1))  # what runs, what waits, its own
     if engines > 1:
-        rig.scheduler.leave(0)
+        rig.scheduler.remove_engine(0)
         waits = (6 * engines + 1) * full
         assert rig.scheduler.wait_seconds() == pytest.approx(full + waits / (engines - 1))
 
@@ -100,7 +100,7 @@ def test_an_engine_that_is_overdue_counts_for_less_and_less():
         rig.request(MOST)
         assert rig.collect(engine) is not None
     rig.now += full
-    rig.scheduler.done(1)
+    rig.scheduler.batch_done(1)
     for _ in range(10):
         rig.request(MOST)
     soon = rig.scheduler.wait_seconds()
@@ -116,14 +116,14 @@ def test_a_batch_goes_to_who_has_least_in_hand():
     taken: list[int] = []
 
     def work(engine: int) -> None:
-        batch = rig.scheduler.collect(engine=engine)
+        batch = rig.scheduler.next_batch(engine)
         if batch is not None and batch.items:
-            taken.append(batch.engine)
+            taken.append(batch.engine_id)
 
     threads = [threading.Thread(target=work, args=(engine,)) for engine in (0, 1)]
     for thread in threads:
         thread.start()
-    while not all(seat.waiting for seat in rig.scheduler._seats):
+    while not all(slot.waiting for slot in rig.scheduler._engines):
         pass
     rig.request()
     threads[1].join(10)
@@ -142,11 +142,11 @@ def test_nothing_waits_for_ever_while_engines_come_and_go(seed: int):
 
     def work(engine: int) -> None:
         draw, hand = Random(10 * seed + engine), 0
-        while (batch := scheduler.collect(engine=engine)) is not None:
+        while (batch := scheduler.next_batch(engine)) is not None:
             taken.append(len(batch.items))
             hand += 1
             while hand and draw.random() < 0.6:
-                scheduler.done(engine)
+                scheduler.batch_done(engine)
                 hand -= 1
 
     threads = [threading.Thread(target=work, args=(engine,)) for engine in range(3)]
@@ -182,11 +182,11 @@ def test_a_model_has_gone_once_every_engine_has_heard_of_it(engines: int):
     assert batch is not None
     assert len(batch.items) == 2  # what was accepted is computed first
     for engine in range(engines):
-        assert "a" in rig.scheduler._lines
+        assert "a" in rig.scheduler.models
         told = rig.collect(engine)
         assert told is not None
         assert (told.model, told.release, told.items) == ("a", REMOVED, [])
-    assert not rig.scheduler._lines
+    assert not rig.scheduler.models
     assert not rig.scheduler._removing
 
 
@@ -194,13 +194,13 @@ def test_an_engine_that_has_gone_need_not_hear_of_it():
     rig = Rig((1.0, 1.0))
     rig.scheduler.remove_model("a")
     assert rig.collect(0) is not None
-    assert rig.scheduler._lines
-    rig.scheduler.leave(1)
-    assert not rig.scheduler._lines
-    rig.scheduler.leave(0)
+    assert rig.scheduler.models
+    rig.scheduler.remove_engine(1)
+    assert not rig.scheduler.models
+    rig.scheduler.remove_engine(0)
     rig.scheduler.add_model("b", max_batch_pixels=1, costs=rig.costs)
     rig.scheduler.remove_model("b")
-    assert not rig.scheduler._lines
+    assert not rig.scheduler.models
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (1.0, 2.0, 0.5), (1.0, 1.0, 4.0, 0.7)])
@@ -230,11 +230,11 @@ def test_what_is_accepted_is_in_time_and_no_capacity_is_lost(speeds: tuple[float
             assert done is not None
             running[engine] = None
             _, began, batch = done
-            rig.scheduler.done(engine)
+            rig.scheduler.batch_done(engine)
             rig.costs[engine].observe(len(batch.items), rig.now - began)
             for item in batch.items:
                 if item.request.expected_finish is not None:
-                    rig.costs[engine].observe_promise(rig.now - item.request.expected_finish)
+                    rig.costs[engine].observe_lateness(rig.now - item.request.expected_finish)
                 in_time += rig.now <= item.request.deadline
                 late += rig.now > item.request.deadline
         else:

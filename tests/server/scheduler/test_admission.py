@@ -34,7 +34,7 @@ class Rig:
         return made
 
     def collect(self) -> Batch:
-        batch = self.scheduler.collect()
+        batch = self.scheduler.next_batch()
         assert batch is not None
         return batch
 
@@ -65,7 +65,7 @@ def test_what_runs_counts_until_it_should_be_done():
     rig.request(1, within=0.035)
     rig.now += 1  # it takes longer than it should: no more is known
     assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
-    rig.scheduler.done()
+    rig.scheduler.batch_done()
     rig.now += 0.001
     assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
 
@@ -75,7 +75,7 @@ def test_an_idle_device_tries_whatever_comes():
     rig.request(1, within=0.001)  # or an estimate that is wrong would never be corrected
     rig.collect()
     rig.refused(1, within=0.001)
-    rig.scheduler.done()
+    rig.scheduler.batch_done()
     rig.request(1, within=0.001)
 
 
@@ -89,7 +89,7 @@ def test_without_estimates_only_the_limits_hold():
 def test_answers_that_came_late_leave_room():
     rig = Rig()
     for _ in range(50):
-        rig.costs.observe_promise(0.03)
+        rig.costs.observe_lateness(0.03)
     rig.request(4)
     expected = rig.costs.seconds(5, 500)
     rig.refused(1, within=expected + 0.02)
@@ -108,7 +108,7 @@ def test_pixels_that_wait_are_bounded():
     request(2)
     with pytest.raises(ServiceError, match="200 pixels wait, 100 more exceed the limit 250"):
         request(1)
-    assert scheduler.collect() is not None
+    assert scheduler.next_batch() is not None
     request(5)  # alone it always fits
     assert (
         sum(
@@ -127,7 +127,7 @@ def test_images_that_are_sure_to_be_late_are_not_computed():
     rig.collect()
     late = rig.request(1, within=0.055)
     rig.now += 0.05  # the batch took longer: 5 ms left, an image takes 10
-    rig.scheduler.done()
+    rig.scheduler.batch_done()
     batch = rig.collect()
     assert (batch.items, batch.expired) == ([], [late])
     fresh = rig.request(1, within=0.005)  # it has waited for nobody: tried
@@ -214,7 +214,7 @@ def test_the_newest_go_first_while_callers_give_up_and_only_then():
     first, second = rig.request(4), rig.request(4)
     assert rig.collect().items[0].request is first
     for _ in range(20):
-        rig.scheduler.discard(rig.request())
+        rig.scheduler.cancel(rig.request())
     third = rig.request(4)
     assert rig.collect().items[0].request is third
     for _ in range(40):

@@ -39,13 +39,13 @@ def request(scheduler: Scheduler, images: int = 1, model: str = "a", deadline: f
 
 
 def places(batch: Any) -> list[tuple[Request, int]]:
-    return [(item.request, item.place) for item in batch.items]
+    return [(item.request, item.index) for item in batch.items]
 
 
 def test_batch_holds_what_waits_and_says_why_no_more() -> None:
     scheduler, _ = make(batch=4)
     first, second = request(scheduler), request(scheduler, 2)
-    batch = scheduler.collect()
+    batch = scheduler.next_batch()
     assert batch is not None
     assert places(batch) == [(first, 0), (second, 0), (second, 1)]
     assert batch.release == "idle_device"
@@ -55,7 +55,7 @@ def test_batch_holds_what_waits_and_says_why_no_more() -> None:
 def test_large_request_is_split_over_batches() -> None:
     scheduler, _ = make(batch=4)
     large = request(scheduler, 6)
-    batches = [scheduler.collect(), scheduler.collect()]
+    batches = [scheduler.next_batch(), scheduler.next_batch()]
     assert [[place for _, place in places(batch)] for batch in batches] == [[0, 1, 2, 3], [4, 5]]
     assert [batch.release for batch in batches if batch] == ["full", "idle_device"]
     assert all(owner is large for batch in batches for owner, _ in places(batch))
@@ -64,7 +64,7 @@ def test_large_request_is_split_over_batches() -> None:
 def test_exactly_full_batch_is_full() -> None:
     scheduler, _ = make(batch=2)
     request(scheduler, 2)
-    batch = scheduler.collect()
+    batch = scheduler.next_batch()
     assert batch is not None
     assert batch.release == "full"
 
@@ -83,13 +83,13 @@ def test_admission_is_all_or_nothing_and_names_the_limit() -> None:
 def test_pixel_budget_cuts_a_batch_but_not_a_lone_image() -> None:
     scheduler, _ = make(pixels=150)
     request(scheduler, 3)
-    assert [len(places(scheduler.collect())) for _ in range(3)] == [1, 1, 1]
+    assert [len(places(scheduler.next_batch())) for _ in range(3)] == [1, 1, 1]
     scheduler, _ = make(pixels=200)
     request(scheduler, 3)
-    assert [len(places(scheduler.collect())) for _ in range(2)] == [2, 1]
+    assert [len(places(scheduler.next_batch())) for _ in range(2)] == [2, 1]
     scheduler, _ = make(pixels=50)
     request(scheduler, 1)
-    assert len(places(scheduler.collect())) == 1
+    assert len(places(scheduler.next_batch())) == 1
 
 
 def test_models_do_not_mix_and_the_longest_waiting_goes_first() -> None:
@@ -98,7 +98,7 @@ def test_models_do_not_mix_and_the_longest_waiting_goes_first() -> None:
     clock.now = 1
     a1 = request(scheduler, model="a")
     b2 = request(scheduler, model="b")
-    first, second = scheduler.collect(), scheduler.collect()
+    first, second = scheduler.next_batch(), scheduler.next_batch()
     assert first is not None
     assert second is not None
     assert (first.model, places(first)) == ("b", [(b1, 0), (b2, 0)])
@@ -109,7 +109,7 @@ def test_late_requests_are_dropped_at_collect() -> None:
     scheduler, clock = make()
     late, good, later = request(scheduler, 2, deadline=5), request(scheduler), request(scheduler, deadline=9)
     clock.now = 10
-    batch = scheduler.collect()
+    batch = scheduler.next_batch()
     assert batch is not None
     assert places(batch) == [(good, 0)]
     assert batch.expired == [late, later]
@@ -120,7 +120,7 @@ def test_only_late_requests_wake_the_engine_without_items() -> None:
     scheduler, clock = make()
     late = request(scheduler, deadline=5)
     clock.now = 5
-    batch = scheduler.collect()
+    batch = scheduler.next_batch()
     assert batch is not None
     assert (batch.items, batch.expired) == ([], [late])
 
@@ -128,16 +128,16 @@ def test_only_late_requests_wake_the_engine_without_items() -> None:
 def test_discarded_request_frees_its_room() -> None:
     scheduler, _ = make(queue=4)
     gone, kept = request(scheduler, 3), request(scheduler, 1)
-    assert scheduler.discard(gone) == 3
-    assert scheduler.discard(gone) == 0
+    assert scheduler.cancel(gone) == 3
+    assert scheduler.cancel(gone) == 0
     assert scheduler.depth == 1
-    assert places(scheduler.collect()) == [(kept, 0)]
+    assert places(scheduler.next_batch()) == [(kept, 0)]
 
 
 def test_collect_waits_for_an_image_and_wakes_at_once() -> None:
     scheduler, _ = make()
     batches: list[Any] = []
-    thread = threading.Thread(target=lambda: batches.append(scheduler.collect()))
+    thread = threading.Thread(target=lambda: batches.append(scheduler.next_batch()))
     thread.start()
     sent = request(scheduler)
     thread.join(10)
@@ -151,16 +151,16 @@ def test_close_drains_and_then_ends() -> None:
     with pytest.raises(ServiceError) as caught:
         request(scheduler)
     assert caught.value.code == "draining"
-    batch = scheduler.collect()
+    batch = scheduler.next_batch()
     assert batch is not None
     assert (places(batch), batch.release) == ([(waiting, 0)], "drain")
-    assert scheduler.collect() is None
+    assert scheduler.next_batch() is None
 
 
 def test_close_wakes_a_waiting_collect() -> None:
     scheduler, _ = make()
     batches: list[Any] = []
-    thread = threading.Thread(target=lambda: batches.append(scheduler.collect()))
+    thread = threading.Thread(target=lambda: batches.append(scheduler.next_batch()))
     thread.start()
     scheduler.close()
     thread.join(10)
@@ -185,13 +185,13 @@ def test_queue_gauges_tell_depth_bytes_and_age() -> None:
     assert scheduler.oldest_age_seconds() == 3
 
 
-def test_request_wakes_once_all_places_are_filled() -> None:
+def test_request_wakes_once_all_images_have_a_result() -> None:
     scheduler, _ = make()
     two = request(scheduler, 2)
     error = ServiceError("internal", "x")
-    two.put(1, error, None)
+    two.set_result(1, error, None)
     assert not two.waiter.done()
-    two.put(0, error, None)
+    two.set_result(0, error, None)
     assert two.waiter.done()
     two.fail(TimeoutError())  # too late to matter
     assert two.outcomes == [error, error]

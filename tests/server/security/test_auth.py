@@ -95,11 +95,11 @@ async def test_who_asks_is_in_the_scope(running: Any, keys: Path) -> None:
     seen: list[Any] = []
     async with running(settings={"api_keys": str(keys)}) as app:
         submit = app.service.submit
-        app.service.submit = lambda request, *rest: (seen.append(request.source), submit(request, *rest))[1]
+        app.service.submit = lambda request, *rest: (seen.append(request.caller), submit(request, *rest))[1]
         await app.client.post("/classify", content=server_parts.encoded(), headers=bearer(KEY))
     async with running() as app:
         submit_open = app.service.submit
-        app.service.submit = lambda request, *rest: (seen.append(request.source), submit_open(request, *rest))[1]
+        app.service.submit = lambda request, *rest: (seen.append(request.caller), submit_open(request, *rest))[1]
         await app.client.post("/classify", content=server_parts.encoded())
     assert seen == ["camera", "127.0.0.1"]
 

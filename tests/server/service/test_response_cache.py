@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from milkweed.inference.results import ImageResult, Predictions
+from milkweed.inference.results import Predictions
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
 from milkweed.server.http.parsers import INLINE_BYTES, Parsers
+from milkweed.server.scheduler.request import Outcome
 from milkweed.server.security.keys import key_block, new_key
 from milkweed.server.service.response_cache import ResponseCache, cost
 from milkweed.server.service.submit import Requester
@@ -50,7 +51,7 @@ class Engine:
         self.gate.set()
         self.failure: Exception | None = None
 
-    async def __call__(self, params: Any, images: Sequence[Any], requester: Requester) -> list[ImageResult]:
+    async def __call__(self, params: Any, images: Sequence[Any], requester: Requester) -> list[Outcome]:
         self.asked.append([body for body, _ in images])
         await self.gate.wait()
         if self.failure is not None:
@@ -263,7 +264,7 @@ async def test_a_bundle_that_is_loaded_again_still_knows_its_answers(running: An
     async with running(settings=CACHE) as app:
         image = server_parts.encoded()
         await ask(app, image)
-        await app.service.lifecycle.bring_in("held", Path("held"))
+        await app.service.lifecycle.load("held", Path("held"))
         await app.service.lifecycle.settled()
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
 
