@@ -1,7 +1,7 @@
-"""The operators of a chain (a block's half), and their plain evaluation: the oracle of every engine and of the tuner.
+"""The operators of a chain (a block's half), and their plain evaluation: the oracle of every impl and of the tuner.
 
 A chain acts on tokens x (B, N, C) and may add one residual tensor. An operator holds a checkpoint's tensors as they
-are; engines derive what they run on from it (`packed` in engines/base.py).
+are; impls derive what they run on from it (`packed` in impls/base.py).
 """
 
 from collections.abc import Hashable, Sequence
@@ -39,7 +39,7 @@ class Problem:
 
 
 class Packed:
-    """Tensors that an engine made from operators; shared by all runners that need them, gone with the last."""
+    """Tensors that an impl made from operators; shared by all runners that need them, gone with the last."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)
@@ -153,7 +153,7 @@ def _bias(bias: Tensor | None) -> str:
 
 
 def kinds(segment: Sequence[Operator]) -> tuple[str, ...]:
-    """The kinds in order: what engines match on."""
+    """The kinds in order: what impls match on."""
     return tuple(operator.kind for operator in segment)
 
 

@@ -1,4 +1,4 @@
-"""What an engine is: it says before any launch whether it can run a segment, and builds a runner for it."""
+"""What an impl is: it says before any launch whether it can run a segment, and builds a runner for it."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..chain_ir import Operator, Packed, Problem
 Call = Callable[[Tensor, Tensor | None], Tensor]
 
 OTHER_KIND = "another kind of segment"
-"""What an engine says of a segment that it was not made for: no news, so reports leave it out."""
+"""What an impl says of a segment that it was not made for: no news, so reports leave it out."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Runner:
         return tuple(tensor for packed in self.packed for tensor in packed.tensors)
 
 
-class Engine(Protocol):
+class Impl(Protocol):
     """One way to run segments of some kinds.
 
     One whose code is built apart from the package has a `build_id` too, which cached measurements belong to.

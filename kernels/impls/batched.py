@@ -9,7 +9,7 @@ from .base import OTHER_KIND, Runner
 from .torch_ops import batched_linear, factor_parameters, finish
 
 
-class BatchedEngine:
+class BatchedImpl:
     """A Monarch layer, with GELU or the residual's addition behind it, in place."""
 
     name = "batched"

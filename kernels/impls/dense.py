@@ -14,7 +14,7 @@ from .torch_ops import dense_parameters, finish
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-class DenseEngine:
+class DenseImpl:
     """A linear layer, with GELU or the residual's addition behind it.
 
     On CUDA in bfloat16 and float16 the GELU is the product's epilogue, which cuBLAS computes by its tanh

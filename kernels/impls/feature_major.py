@@ -14,7 +14,7 @@ LAYER = {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
-class FeatureMajorEngine:
+class FeatureMajorImpl:
     """A Monarch layer or a whole MLP of two, with the residual's addition behind it."""
 
     name = "feature_major"

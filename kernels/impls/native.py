@@ -1,4 +1,4 @@
-"""The CUDA kernels of csrc as engines, one for each operator and tile variant."""
+"""The CUDA kernels of csrc as impls, one for each operator and tile variant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from ..blocked_mlp import Layer, block_mlp, block_width, mlp_refusal, tile_refus
 from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds, needed
 from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
 from ..native.stamp import read_stamp
-from .base import OTHER_KIND, Engine, Runner, packed
+from .base import OTHER_KIND, Impl, Runner, packed
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
@@ -25,7 +25,7 @@ ATTENTION_TILES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Native:
-    """What the three engines have in common.
+    """What the three impls have in common.
 
     Args:
         tile: the variant. One that does not exist for a shape, or needs more shared memory than the device has,
@@ -142,7 +142,7 @@ class NativeAttention(Native):
         return Runner(lambda qkv, _: short_attention(qkv.contiguous(), heads, scale, self.tile))
 
 
-def native_engines(*, on_cpu: bool = False) -> list[Engine]:
+def native_impls(*, on_cpu: bool = False) -> list[Impl]:
     """Every kernel in every tile variant."""
     try:
         build_id = read_stamp(library_path()).build_key

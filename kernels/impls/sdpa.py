@@ -13,7 +13,7 @@ from .base import OTHER_KIND, Runner
 
 
 @dataclass(frozen=True)
-class SdpaEngine:
+class SdpaImpl:
     """An attention alone, on CUDA.
 
     Args:
@@ -47,13 +47,13 @@ class SdpaEngine:
         return Runner(call)
 
 
-def sdpa_engines() -> list[SdpaEngine]:
-    """One engine a backend."""
+def sdpa_impls() -> list[SdpaImpl]:
+    """One impl a backend."""
     cuda = torch.backends.cuda
     return [
-        SdpaEngine("cudnn", cuda.can_use_cudnn_attention),
-        SdpaEngine("flash", cuda.can_use_flash_attention),
-        SdpaEngine("efficient", cuda.can_use_efficient_attention),
+        SdpaImpl("cudnn", cuda.can_use_cudnn_attention),
+        SdpaImpl("flash", cuda.can_use_flash_attention),
+        SdpaImpl("efficient", cuda.can_use_efficient_attention),
     ]
 
 

@@ -12,14 +12,14 @@ from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator
 from .base import OTHER_KIND, Call, Runner, packed
 
 
-class EagerEngine:
+class EagerImpl:
     """Every kind of operator; attention is the backend that PyTorch picks."""
 
     name = "torch"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
         if len(segment) == 1 and isinstance(segment[0], Dense | Monarch):
-            return OTHER_KIND  # the dense and batched engines do just that
+            return OTHER_KIND  # the dense and batched impls do just that
         return None
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
@@ -88,7 +88,7 @@ def batched_linear(x: Tensor, monarch: Monarch, factors: Sequence[Tensor]) -> Te
 
 
 def finish(y: Tensor, segment: Sequence[Operator], residual: Tensor | None) -> Tensor:
-    """The element-wise operators at a segment's end, in place: `y` is the engine's own."""
+    """The element-wise operators at a segment's end, in place: `y` is the impl's own."""
     for operator in segment:
         if isinstance(operator, Gelu):
             torch.ops.aten.gelu_(y)

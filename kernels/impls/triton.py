@@ -1,4 +1,4 @@
-"""Monarch layers and MLPs on Triton as engines, one for each tile variant."""
+"""Monarch layers and MLPs on Triton as impls, one for each tile variant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..chain_ir import Monarch, Operator, Problem, kinds, needed
 from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
 from ..triton.linear import triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
-from .base import OTHER_KIND, Engine, Runner, packed
+from .base import OTHER_KIND, Impl, Runner, packed
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
@@ -19,7 +19,7 @@ MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 @dataclass(frozen=True)
 class Triton:
-    """What the two engines have in common.
+    """What the two impls have in common.
 
     Args:
         tile: the variant.
@@ -98,7 +98,7 @@ class TritonMlp(Triton):
         return Runner(call, (weights,))
 
 
-def triton_engines(*, on_cpu: bool = False) -> list[Engine]:
+def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
     """Both in every tile variant; those that pick their tile by the number of rows first."""
     tiles = range(len(VARIANTS))
     return [*(TritonMlp(tile, on_cpu) for tile in tiles), *(TritonLinear(tile, on_cpu) for tile in tiles)]

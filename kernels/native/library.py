@@ -110,7 +110,7 @@ def load_library(path: Path) -> LibraryStamp:
         return _loaded[path]
 
 
-# Engines ask for the status segment by segment: a library that does not fit must not be hashed each time.
+# Impls ask for the status segment by segment: a library that does not fit must not be hashed each time.
 @cache
 def _hash_of_sources() -> str:
     return source_hash()

@@ -1,1 +1,1 @@
-"""The Triton engine: Monarch layers of any shape in two launches."""
+"""The Triton impl: Monarch layers of any shape in two launches."""

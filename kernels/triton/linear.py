@@ -1,6 +1,6 @@
 """Monarch layers and MLPs on Triton: two launches a layer, the permutations in the order of weights and of stores.
 
-The second engine beside the CUDA library: products of blocks that are large enough for the wide tensor core
+The second impl beside the CUDA library: products of blocks that are large enough for the wide tensor core
 instructions (wgmma, tcgen05), and any shape that the library refuses.
 
 The operators are opaque to the compiler (`custom_op`, not `triton_op`): a launch picks its tile from the device and

@@ -8,21 +8,21 @@ from importlib.metadata import PackageNotFoundError, version
 import torch
 
 from ..chain_ir import Problem
-from ..impls.base import Engine
+from ..impls.base import Impl
 from .chain import Chain
 
 
-def tuning_key(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> str:
+def tuning_key(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> str:
     """Equal for problems that the same plan is best for, as far as anyone can tell without measuring."""
-    parts = [chain.describe(), problem.describe(), f"engines={_digest(engines)}", *_versions()]
+    parts = [chain.describe(), problem.describe(), f"engines={_digest(impls)}", *_versions()]
     if problem.device.type == "cpu":
         parts.append(f"threads={torch.get_num_threads()}")
     return ";".join(parts)
 
 
-def _digest(engines: Sequence[Engine]) -> str:
-    """Of the engines that took part, and of the builds of those that are built apart."""
-    names = (f"{engine.name}={getattr(engine, 'build_id', '')}" for engine in engines)
+def _digest(impls: Sequence[Impl]) -> str:
+    """Of the impls that took part, and of the builds of those that are built apart."""
+    names = (f"{impl.name}={getattr(impl, 'build_id', '')}" for impl in impls)
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
 
 

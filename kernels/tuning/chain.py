@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from ..chain_ir import Add, Attention, Dense, LayerNorm, Monarch, Operator, Problem, describe
-from ..impls.base import Engine, Runner
+from ..impls.base import Impl, Runner
 from .plan import Plan, Span
 
 
@@ -39,7 +39,7 @@ class Chain:
 
 
 class CompiledChain:
-    """A chain on the engines of a plan. Takes any batch; it was chosen for the problem's.
+    """A chain on the impls of a plan. Takes any batch; it was chosen for the problem's.
 
     Args:
         plan: what runs what.
@@ -79,30 +79,30 @@ class CompiledChain:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def compile_plan(chain: Chain, plan: Plan, problem: Problem, engines: Sequence[Engine]) -> CompiledChain:
+def compile_plan(chain: Chain, plan: Plan, problem: Problem, impls: Sequence[Impl]) -> CompiledChain:
     """Build every segment of a plan.
 
     Raises:
-        ValueError: the plan is of another chain, names an engine that is not there, or one that refuses its segment.
+        ValueError: the plan is of another chain, names an impl that is not there, or one that refuses its segment.
     """
-    refusal = invalid(chain, plan, problem, engines)
+    refusal = invalid(chain, plan, problem, impls)
     if refusal is not None:
         raise ValueError(refusal)
-    named = {engine.name: engine for engine in engines}
+    named = {impl.name: impl for impl in impls}
     runners = [
-        named[name].build(chain.segment(span), problem) for span, name in zip(plan.spans, plan.engines, strict=True)
+        named[name].build(chain.segment(span), problem) for span, name in zip(plan.spans, plan.impls, strict=True)
     ]
     return CompiledChain(plan, problem, runners, (chain.widths[0], chain.widths[-1]))
 
 
-def invalid(chain: Chain, plan: Plan, problem: Problem, engines: Sequence[Engine]) -> str | None:
+def invalid(chain: Chain, plan: Plan, problem: Problem, impls: Sequence[Impl]) -> str | None:
     """Why a plan cannot run there; None when it can. Launches nothing."""
     if plan.length != len(chain):
         return f"plan {plan} is of {plan.length} operators, the chain has {len(chain)}"
-    named = {engine.name: engine for engine in engines}
-    for span, name in zip(plan.spans, plan.engines, strict=True):
+    named = {impl.name: impl for impl in impls}
+    for span, name in zip(plan.spans, plan.impls, strict=True):
         segment = chain.segment(span)
-        reason = named[name].refuses(segment, problem) if name in named else "no such engine here"
+        reason = named[name].refuses(segment, problem) if name in named else "no such impl here"
         if reason is not None:
             return f"plan {plan}: {name} cannot run {describe(segment)}: {reason}"
     return None

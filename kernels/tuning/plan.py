@@ -18,26 +18,26 @@ Path = tuple[Span, ...]
 
 @dataclass(frozen=True)
 class Plan:
-    """A segmentation and the engine of each segment.
+    """A segmentation and the impl of each segment.
 
     Args:
         length: operators of the chain.
         cuts: the bits.
-        engines: one name for each segment.
+        impls: one name for each segment.
 
     Raises:
-        ValueError: bits that no such chain has, or not one engine a segment.
+        ValueError: bits that no such chain has, or not one impl a segment.
     """
 
     length: int
     cuts: int
-    engines: tuple[str, ...]
+    impls: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.length < 1 or not 0 <= self.cuts < 1 << (self.length - 1):
             raise ValueError(f"cuts {self.cuts:#b}: a chain of {self.length} operators has {self.length - 1} places")
-        if len(self.engines) != len(self.spans):
-            raise ValueError(f"{len(self.engines)} engines for {len(self.spans)} segments ({self.bits})")
+        if len(self.impls) != len(self.spans):
+            raise ValueError(f"{len(self.impls)} impls for {len(self.spans)} segments ({self.bits})")
 
     @property
     def spans(self) -> Path:
@@ -50,11 +50,11 @@ class Plan:
         return "0b" + "".join(str(self.cuts >> i & 1) for i in reversed(range(self.length - 1)))
 
     def __str__(self) -> str:
-        return f"{self.bits} {' | '.join(self.engines)}"
+        return f"{self.bits} {' | '.join(self.impls)}"
 
     def as_json(self) -> dict[str, Any]:
         """What `from_json` reads."""
-        return {"cuts": self.bits, "engines": list(self.engines)}
+        return {"cuts": self.bits, "engines": list(self.impls)}
 
     @classmethod
     def from_json(cls, value: Any) -> "Plan":
@@ -64,9 +64,9 @@ class Plan:
             ValueError: it is not a plan.
         """
         match value:
-            case {"cuts": str(bits), "engines": [*engines]} if bits.startswith("0b"):
-                if all(isinstance(name, str) for name in engines):
-                    return cls(len(bits) - 1, int(bits[2:] or "0", 2), tuple(engines))
+            case {"cuts": str(bits), "engines": [*impls]} if bits.startswith("0b"):
+                if all(isinstance(name, str) for name in impls):
+                    return cls(len(bits) - 1, int(bits[2:] or "0", 2), tuple(impls))
         raise ValueError(f"not a plan: {value!r:.100}")
 
 

@@ -8,20 +8,20 @@ from .plan import Plan, Span
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one engine on one segment.
+    """What became of one impl on one segment.
 
     Args:
         span: the segment's first operator and the one after its last.
         operators: its kinds, `norm+monarch`.
         seconds: None where it was not measured.
         resident_bytes: what it keeps on the device.
-        refused: why it was not measured, by the engine, by its launch, or by its result; None where it was.
+        refused: why it was not measured, by the impl, by its launch, or by its result; None where it was.
         discarded: it ran, and was found wrong.
     """
 
     span: Span
     operators: str
-    engine: str
+    impl: str
     seconds: float | None = None
     resident_bytes: int = 0
     refused: str | None = None
@@ -29,7 +29,7 @@ class Row:
 
     def __str__(self) -> str:
         what = self.refused if self.seconds is None else f"{self.seconds * 1e6:.1f} us, {self.resident_bytes} bytes"
-        return f"{self.span[0]}:{self.span[1]} {self.operators:32} {self.engine:20} {what}"
+        return f"{self.span[0]}:{self.span[1]} {self.operators:32} {self.impl:20} {what}"
 
 
 @dataclass(frozen=True)

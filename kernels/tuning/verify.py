@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..chain_ir import Add, Operator, Problem, evaluate
 from ..impls.base import Call
-from ..impls.torch_ops import EagerEngine
+from ..impls.torch_ops import EagerImpl
 from .timing import Inputs
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
@@ -24,7 +24,7 @@ IMAGES_AT_ONCE = 16
 
 
 class TuningError(RuntimeError):
-    """No engine gives a chain's right values, or one broke the device."""
+    """No impl gives a chain's right values, or one broke the device."""
 
 
 @dataclass(frozen=True)
@@ -40,14 +40,14 @@ class Errors:
     worst: float
 
 
-class Truth:
+class Oracle:
     """A segment's inputs on a problem, and what it should give for the first of them.
 
     Args:
         segment: the operators.
         width: features of the input.
         residual_width: features of the residual, 0 for none.
-        images: how many of the batch are held against the truth, spread over it; all of them when None. What is left
+        images: how many of the batch are held against the oracle, spread over it; all of them when None. What is left
             out is only looked at for NaN and infinities.
     """
 
@@ -71,7 +71,7 @@ class Truth:
         count = min(problem.batch, images or problem.batch)
         self.checked = torch.linspace(0, problem.batch - 1, count, device=problem.device).round().long()
         self.want = self._evaluate(*self.inputs[0])
-        plain = self._errors(EagerEngine().build(segment, problem)(*self.inputs[0]))
+        plain = self._errors(EagerImpl().build(segment, problem)(*self.inputs[0]))
         tolerance = TOLERANCE[problem.dtype]
         # max() keeps its first argument when the second is NaN.
         self.limit = Errors(max(tolerance, SLACK * plain.relative), max(WORST * tolerance, SLACK * plain.worst))
