@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from ..loaders.headers.validate import DEFAULT_LIMITS, Limits
+from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import DEFAULT_DALI, DaliOptions, create_loader
 from ..models.accounting import dense_equivalent_bytes, macs

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, undecodable, unsupported
 from ..headers.info import ImageInfo
-from ..headers.validate import DEFAULT_LIMITS, Limits, check_size
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.validate import check_size
+from ..preprocess.crop import Crop
 from ..preprocess.orientation import pillow_crop
 from ..preprocess.spec import PreprocessSpec
-from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE, Crop
+from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE
 from .process import Child, DeathReason, DiedError
 
 MEMORY_BYTES = 256 << 20
@@ -72,7 +74,7 @@ class Sandbox:
 
         Args:
             data: the encoded image.
-            info: what `inspect` returned for it.
+            info: what `validate` returned for it.
             whole: return the whole picture instead of the model's crop.
 
         Returns:

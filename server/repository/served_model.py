@@ -11,7 +11,7 @@ from ...inference.backend import choose_backend
 from ...inference.build import build_pipeline
 from ...inference.model_form import ForwardOptions
 from ...inference.pipeline import Pipeline
-from ...loaders.headers.validate import Limits
+from ...loaders.headers.limits import Limits
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.select import DaliOptions
 from ...models.bundle.bundle import load_bundle

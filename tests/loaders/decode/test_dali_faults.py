@@ -117,13 +117,13 @@ def test_who_keeps_breaking_batches_is_decoded_strictly(loader, good):
     assert result.decoders == ["cpu", "dali", "dali"]
     assert {index: error.code for index, error in result.errors.items()} == {0: "undecodable"}
     health = loader.health
-    assert (health.rebuilds, health.suspects, health.suspect_images) == (rebuilds, 1, 2)
+    assert (health.rebuilds, health.quarantined_sources, health.quarantined_images) == (rebuilds, 1, 2)
 
 
-def test_what_dali_would_not_get_makes_nobody_a_suspect(loader, good):
+def test_bodies_that_dali_would_not_get_put_nobody_in_quarantine(loader, good):
     for _ in range(5):
         loader.load([good[0][:200], good[0][:-20], b"GIF89a nothing"], sources=["bob"] * 3)
-    assert loader.health.suspects == 0
+    assert loader.health.quarantined_sources == 0
     assert loader.load(good, sources=["bob"] * 4).decoders == ["dali"] * 4
 
 
