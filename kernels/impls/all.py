@@ -1,4 +1,4 @@
-"""All impls."""
+"""Lists all impls."""
 
 from .base import Impl
 from .batched import BatchedImpl
@@ -11,7 +11,7 @@ from .triton import triton_impls
 
 
 def all_impls() -> list[Impl]:
-    """Every impl; what cannot run on a device or a shape says so when asked."""
+    """Return every impl; one that cannot run on a device or a shape refuses it."""
     return [
         *native_impls(),
         *triton_impls(),

@@ -1,4 +1,4 @@
-"""A Monarch layer as two batched products with two permutation copies: the path that every device has."""
+"""A Monarch layer as two batched products with two permutation copies, which every device can run."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from .torch_ops import batched_linear, factor_parameters, finish
 
 
 class BatchedImpl:
-    """A Monarch layer, with GELU or the residual's addition behind it, in place."""
+    """Runs a Monarch layer, and GELU or the residual's addition after it in place."""
 
     name = "batched"
 

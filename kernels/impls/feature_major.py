@@ -1,4 +1,4 @@
-"""Monarch layers and MLPs with features outermost, where both permutations are strides."""
+"""Monarch layers and MLPs with features outermost, so that both permutations are strides."""
 
 from collections.abc import Sequence
 
@@ -15,7 +15,7 @@ MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
 class FeatureMajorImpl:
-    """A Monarch layer or a whole MLP of two, with the residual's addition behind it."""
+    """Runs a Monarch layer or a whole MLP of two, and the residual's addition after it."""
 
     name = "feature_major"
 

@@ -1,4 +1,4 @@
-"""What a measurement depends on, as the text that it is kept under: shapes, and everything that could change times."""
+"""The key of a measurement in the cache: shapes, impls and versions, everything that could change times."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .chain import Chain
 
 
 def tuning_key(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> str:
-    """Equal for problems that the same plan is best for, as far as anyone can tell without measuring."""
+    """Return a text that is equal for problems with the same best plan, as far as can be told without measuring."""
     parts = [chain.describe(), problem.describe(), f"engines={_digest(impls)}", *_versions()]
     if problem.device.type == "cpu":
         parts.append(f"threads={torch.get_num_threads()}")
@@ -21,14 +21,14 @@ def tuning_key(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> str:
 
 
 def _digest(impls: Sequence[Impl]) -> str:
-    """Of the impls that took part, and of the builds of those that are built apart."""
+    """Hash the names of the impls that took part, and the builds of those that are built separately."""
     names = (f"{impl.name}={getattr(impl, 'build_id', '')}" for impl in impls)
     return hashlib.sha256("\n".join(sorted(names)).encode()).hexdigest()[:12]
 
 
 @cache
 def _versions() -> tuple[str, ...]:
-    """Of the packages that bring kernels."""
+    """Return the versions of the packages that have kernels."""
     return (
         f"milkweed={_version('milkweed')}",
         f"torch={torch.__version__}",

@@ -1,4 +1,4 @@
-"""What a chain runs on that nobody measured: the impls made for its segments, in a fixed order of preference."""
+"""The plan of a chain that was not measured: impls in a fixed order of preference."""
 
 import logging
 from collections.abc import Sequence
@@ -14,22 +14,22 @@ from .verify import Oracle, failure
 logger = logging.getLogger("milkweed.tuner")
 
 PREFERRED = {
-    # Strides instead of permutation copies: faster than dense on the CPUs measured (README).
+    # Strides instead of permutation copies: it was faster than dense on the CPUs that were measured (README).
     "cpu": ("feature_major", "dense", "torch"),
-    # Two batched products with copies between them are slower than the dense layer there (roofline), so it goes first.
+    # By the roofline, two batched products with copies between them are slower than dense, so dense comes before.
     "cuda": ("native_mlp", "native_linear", "native_attention", "triton_mlp", "triton", "dense", "torch"),
 }
 OTHERWISE = ("dense", "batched", "torch")
 
 CHECKED_IMAGES = 4
-"""Images of a batch that an untuned plan is held against the plain evaluation on."""
+"""Images of a batch on which an untuned plan is compared with the plain evaluation."""
 
 
 def untuned_chain(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> CompiledChain:
-    """The untuned plan, compiled, and held against the plain evaluation; an impl that gives no right values is left.
+    """Compile the untuned plan and compare it with the plain evaluation; impls with wrong values are left out.
 
     Raises:
-        ValueError: the impls that are right do not run all of the chain.
+        ValueError: the impls with right values do not run all of the chain.
         TuningError: the device no longer works.
     """
     left = preferred_impls(impls, problem)
@@ -50,7 +50,7 @@ def untuned_chain(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> Comp
 
 
 def untuned_plan(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> Plan:
-    """From the first operator on, the most preferred impl that runs what comes next, as far as it does in one piece.
+    """Cut the chain from its start: the most preferred impl that takes the next operator runs as many as it can.
 
     Raises:
         ValueError: no impl runs some operator.
@@ -68,14 +68,14 @@ def untuned_plan(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> Plan:
 
 
 def preferred_impls(impls: Sequence[Impl], problem: Problem) -> list[Impl]:
-    """The preferred impls for a device, the first of them first; tile variants in the order given."""
+    """Return the preferred impls for a device in order of preference; tile variants stay in the order given."""
     order = PREFERRED.get(problem.device.type, OTHERWISE)
     known = [(order.index(kind), impl) for impl in impls if (kind := impl.name.partition(":")[0]) in order]
     return [impl for _, impl in sorted(known, key=lambda pair: pair[0])]
 
 
 def _next(chain: Chain, start: int, problem: Problem, preferred: Sequence[Impl]) -> tuple[int, Impl]:
-    """Where the segment ends, and what runs it. Plain PyTorch runs anything, so it only gets one operator at a time."""
+    """Return where the segment ends and its impl. Plain PyTorch runs anything, so it gets one operator at a time."""
     for impl in preferred:
         for end in range(start + 1 if impl.name == "torch" else len(chain), start, -1):
             if impl.refuses(chain.segment((start, end)), problem) is None:

@@ -1,7 +1,7 @@
-"""Chooses what a chain runs on: measures every segment on every impl, then the cheapest ways to cut, end to end.
+"""Chooses the plan of a chain: measures every segment on every impl, then the cheapest plans end to end.
 
-It runs while a model loads, never in a request. Nothing is believed: each candidate is held against the plain
-evaluation first, and one that is wrong is left out, logged and counted, as is what cannot be launched or captured.
+It runs while a model loads, never in a request. Each candidate is first compared with the plain evaluation; one that is
+wrong is left out, logged and counted, and so is one that cannot be launched or captured.
 """
 
 import logging
@@ -24,16 +24,16 @@ from .verify import Oracle, TuningError, failure
 logger = logging.getLogger("milkweed.tuner")
 
 TIE = 1.02
-"""Within 2 % of the fastest, the one that keeps fewer bytes on the device is chosen."""
+"""Of candidates within 2 % of the fastest, the one that keeps fewest bytes on the device is chosen."""
 
 FINALISTS = 3
-"""Segmentations that are timed end to end."""
+"""How many segmentations are timed end to end."""
 
 PLAIN = ("torch", "dense")
-"""Impls whose own cheapest plan is timed end to end too: what is chosen is not slower than that (but for a tie)."""
+"""The cheapest plan of these impls is timed end to end too, so what is chosen is not slower, ties aside."""
 
 CACHED_IMAGES = 4
-"""Images of a batch that a plan out of the cache is checked on."""
+"""Images of a batch on which a plan from the cache is checked."""
 
 Choose = Callable[[Sequence[Row]], Row]
 Choice = TypeVar("Choice", Row, Trial)
@@ -44,10 +44,10 @@ class TunedChain:
     """What the tuner chose, ready to run, and why.
 
     Args:
-        chain: runs it.
-        seconds: of the plan end to end, when it was measured.
-        rows, trials: what was measured now; empty where the plan was cached.
-        cached: the plan was.
+        chain: the compiled chain.
+        seconds: time of the plan end to end, when it was measured.
+        rows, trials: what was measured now; empty if the plan was cached.
+        cached: whether the plan was cached.
     """
 
     chain: CompiledChain
@@ -62,7 +62,7 @@ class TunedChain:
 
     @property
     def discarded(self) -> int:
-        """Candidates that gave wrong results."""
+        """Number of candidates with wrong results."""
         return sum(row.discarded for row in self.rows)
 
 
@@ -73,16 +73,16 @@ def tune_chain(
     cache: TuningCache | None = None,
     measure: Measure | None = None,
 ) -> TunedChain:
-    """The fastest way to run a chain on a problem, out of the cache or measured now.
+    """Find the fastest plan of a chain on a problem, in the cache or by measuring now.
 
     Args:
-        problem: its batch is a bucket's.
-        impls: those to choose among.
-        cache: where chains of equal shapes, and later starts, find it again.
-        measure: seconds of a call; that of the device when None.
+        problem: its batch is that of a bucket.
+        impls: impls to choose from.
+        cache: keeps the plan for chains of equal shapes and later starts.
+        measure: timer of a call; that of the device if None.
 
     Raises:
-        TuningError: nothing runs the chain rightly, or the device no longer works.
+        TuningError: no plan gives right values, or the device no longer works.
     """
     found = cached_chain(chain, problem, impls, cache) if cache else None
     if found is None:
@@ -94,16 +94,16 @@ def tune_chain(
 
 
 def batch_buckets(max_batch: int) -> tuple[int, ...]:
-    """1, 2, 4, ... and `max_batch`: the batches that are tuned for."""
+    """Return the batch sizes to tune for: 1, 2, 4, ... and `max_batch`."""
     powers = [1 << i for i in range(max_batch.bit_length()) if 1 << i < max_batch]
     return (*powers, max_batch)
 
 
 def bucket_of(batch: int, buckets: Iterable[int]) -> int:
-    """The nearest bucket above.
+    """Return the smallest bucket that holds a batch.
 
     Raises:
-        ValueError: the batch is above all of them.
+        ValueError: every bucket is smaller.
     """
     above = [bucket for bucket in buckets if bucket >= batch]
     if not above:
@@ -112,7 +112,7 @@ def bucket_of(batch: int, buckets: Iterable[int]) -> int:
 
 
 def cached_chain(chain: Chain, problem: Problem, impls: Sequence[Impl], cache: TuningCache) -> TunedChain | None:
-    """The plan that was found before, if it can run here and still gives right values.
+    """Return the plan in the cache, if it can run here and still gives right values.
 
     Raises:
         TuningError: the device no longer works.
@@ -141,7 +141,7 @@ def cached_chain(chain: Chain, problem: Problem, impls: Sequence[Impl], cache: T
 
 @dataclass
 class _Tuning:
-    """One run of the tuner, from nothing to a plan."""
+    """One run of the tuner."""
 
     chain: Chain
     problem: Problem
@@ -162,7 +162,7 @@ class _Tuning:
         return TunedChain(compiled[best.plan], best.seconds, tuple(self.rows), tuple(trials))
 
     def _measure_segment(self, span: Span) -> list[Row]:
-        """A row for each impl made for such segments. Inputs and truth are made once, if any of them runs it."""
+        """Return a row for each impl that is made for such segments; they share an oracle, made if any runs it."""
         segment, oracle, rows = self.chain.segment(span), None, []
         for impl in self.impls:
             reason = impl.refuses(segment, self.problem)
@@ -189,12 +189,12 @@ class _Tuning:
         return self._wrong(replace(row, refused=complaint))
 
     def _refused(self, row: Row) -> Row:
-        """It could not be launched, which only the launch could tell: a tile that does not fit, say."""
+        """Log that it could not be launched, which only a launch can tell: its tile may not fit, say."""
         logger.info("%s does not run %s: %s", row.impl, row.operators, row.refused)
         return row
 
     def _wrong(self, row: Row) -> Row:
-        """It ran and gave something else: a defect, here or in what it calls."""
+        """Log that its result was wrong, which is a defect here or in what it calls."""
         logger.warning("%s gives a wrong result for %s, so it is left out: %s", row.impl, row.operators, row.refused)
         return replace(row, discarded=True)
 
@@ -204,14 +204,14 @@ class _Tuning:
         return Oracle(segment, self.chain.widths[span[0]], residual_width, self.problem)
 
     def _finalists(self) -> list[tuple[float, Plan]]:
-        """The cheapest segmentations, each with its fastest impls and with the lightest of nearly as fast ones."""
+        """Return the cheapest segmentations, with their fastest impls and with the lightest of those nearly as fast."""
         names = {row.impl for row in self.rows}
         plans = [*self._cheapest(_fastest, names, FINALISTS), *self._cheapest(lightest_of_fastest, names, FINALISTS)]
         plans += self._cheapest(_fastest, PLAIN, 1)
         return list({plan: (seconds, plan) for seconds, plan in plans}.values())
 
     def _cheapest(self, choose: Choose, names: Collection[str], count: int) -> list[tuple[float, Plan]]:
-        """The cheapest segmentations by the sum of segments, where `choose` picks the impl of each segment."""
+        """Return the cheapest segmentations by the sum of their segments; `choose` picks the impl of each segment."""
         chosen: dict[Span, Row] = {}
         for span in every_span(len(self.chain)):
             rows = [row for row in self.rows if row.span == span and row.seconds is not None and row.impl in names]
@@ -225,7 +225,7 @@ class _Tuning:
         return [(seconds, plan(path)) for seconds, path in cheapest(costs, len(self.chain), count)]
 
     def _time_end_to_end(self, plans: Sequence[tuple[float, Plan]]) -> tuple[list[Trial], dict[Plan, CompiledChain]]:
-        """Each plan as a whole, twice and in turns, so that what else the machine does hits all of them."""
+        """Time each plan as a whole twice, in turns, so that other load on the machine affects all of them."""
         if not plans:
             return [], {}
         oracle = self._oracle((0, len(self.chain)))
@@ -246,7 +246,7 @@ class _Tuning:
         return trials, compiled
 
     def _time_plan(self, compiled: CompiledChain, oracle: Oracle) -> float | None:
-        """Seconds of a whole plan; None, and a row that says why, where it does not do."""
+        """Return the seconds of a whole plan; if it fails, return None and add a row that says why."""
         row = Row((0, len(self.chain)), "+".join(kinds(oracle.segment)), f"plan {compiled.plan}")
         try:
             complaint = oracle.judge(compiled)
@@ -259,7 +259,7 @@ class _Tuning:
 
 
 def lightest_of_fastest(choices: Sequence[Choice]) -> Choice:
-    """Of those within TIE of the fastest, the one of fewest bytes."""
+    """Return, of those within TIE of the fastest, the one of fewest bytes."""
     fastest = min(choice.seconds for choice in choices if choice.seconds is not None)
     near = [choice for choice in choices if choice.seconds is not None and choice.seconds <= TIE * fastest]
     return min(near, key=lambda choice: (choice.resident_bytes, choice.seconds))
