@@ -59,7 +59,7 @@ class CpuLoader:
         self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
         self._pin_memory = pin_memory
         self._normaliser = Normaliser(spec)
-        self._sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
+        self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
         self._pool = _start_pool(num_threads)
 
     def load(
@@ -70,7 +70,7 @@ class CpuLoader:
     ) -> LoadResult:
         """See `Loader.load`. May be called from several threads; they share the pool."""
         return load_batch(
-            *(self._load_one, items, infos, self.spec, self.limits, self._sandbox),
+            *(self.load_one, items, infos, self.spec, self.limits, self.sandbox),
             pool=self._pool,
             workers=self.num_threads,
             pin_memory=self._pin_memory,
@@ -88,14 +88,15 @@ class CpuLoader:
         """Wait for the images that are being loaded, end the threads, and close the sandbox if this loader made it."""
         self._pool.shutdown()
         if self._owns_sandbox:
-            self._sandbox.close()
+            self.sandbox.close()
 
     def _is_small(self, data: bytes, info: ImageInfo) -> bool:
         """Whether handing an image to another thread costs more than loading it."""
         pixels = max(info.pixels * max(info.scans, 1), self.spec.size**2)
         return pixels <= _SMALL_PIXELS and len(data) <= _SMALL_BYTES and info.cost in _SMALL_COSTS
 
-    def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
+    def load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
+        """Load one validated image into its row of the batch; raises InputError."""
         if info.cropped:
             with watch.stage("normalise"):
                 self._normaliser.write_crop(data, out)

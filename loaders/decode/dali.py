@@ -95,7 +95,7 @@ class DaliLoader:
         self._max_batch, self._max_pixels = max_batch, max_batch_pixels
         self._min_pixels, self._min_batch = min_pixels, min_batch
         self._strict = strict
-        self._graph = DaliGraph(
+        self.graph = DaliGraph(
             spec,
             batch_size=max_batch,
             num_threads=num_threads,
@@ -120,7 +120,7 @@ class DaliLoader:
     @property
     def health(self) -> LoaderHealth:
         """See `Loader.health`."""
-        counts, graph = self.counts, self._graph
+        counts, graph = self.counts, self.graph
         trouble = graph.trouble if graph.failed_builds >= MOST_FAILED_BUILDS else None
         return LoaderHealth(graph.rebuilds, counts.retried, counts.quarantined, len(self._quarantine), trouble)
 
@@ -149,7 +149,7 @@ class DaliLoader:
             self._quarantine.saw(sources[index], failures=int(index in rows.errors))
         with self._lock:
             self.counts.cpu += len(others)
-        return rows.gathered(len(items), self.spec.size, self._graph, watch)
+        return rows.gathered(len(items), self.spec.size, self.graph, watch)
 
     def warm_up(self, batch_size: int) -> None:
         """Decode generated pictures, a full batch of small ones and a large one, so that buffers get their size now."""
@@ -163,7 +163,7 @@ class DaliLoader:
         self._beside.shutdown()
         self._cpu.close()
         with self._lock:
-            self._graph.close()
+            self.graph.close()
 
     def _sorted(
         self,
@@ -229,7 +229,7 @@ class DaliLoader:
         """Run one batch; return False if it was lost."""
         try:
             with self._lock, watch.stage("decode"):
-                pixels = self._graph.run([slot.body for slot in batch], [slot.region for slot in batch])
+                pixels = self.graph.run([slot.body for slot in batch], [slot.region for slot in batch])
                 self.counts.dali += len(batch)
         except DaliError as error:
             logger.warning("a batch of %d JPEGs was lost in DALI and is decoded again: %s", len(batch), error)

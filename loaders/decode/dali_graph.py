@@ -91,7 +91,7 @@ class DaliGraph:
         self.trouble: str | None = None
         self._threads, self._device_id = num_threads, device_id if device == "gpu" else None
         self._dali = import_dali()
-        self._pipeline: Any = self._build()
+        self.pipeline: Any = self.build()
         # A GPU may still read these bodies: its stream runs behind the caller, and DALI was told not to copy them.
         self._read: deque[list[NDArray[np.uint8]]] = deque(maxlen=2)
 
@@ -108,17 +108,17 @@ class DaliGraph:
         """
         if not bodies:
             return torch.empty(0, 3, self.spec.size, self.spec.size, dtype=self.dtype, device=self.torch_device)
-        if self._pipeline is None:
+        if self.pipeline is None:
             self._rebuild()
         encoded = [np.frombuffer(body, np.uint8) for body in bodies]
         boxes = [self._boxes(region) for region in regions]
         stream = None if self._device_id is None else torch.cuda.current_stream(self._device_id)
         self._read.append(encoded)
         try:
-            (pixels,) = self._pipeline.run(stream, encoded=encoded, boxes=boxes)
+            (pixels,) = self.pipeline.run(stream, encoded=encoded, boxes=boxes)
             return self._taken(pixels)
         except Exception as error:  # DALI raises RuntimeError; whatever it is, only this batch is lost
-            self._pipeline = None
+            self.pipeline = None
             self.rebuilds += 1
             self._rebuild()
             raise DaliError(_reason(error)) from None
@@ -129,7 +129,7 @@ class DaliGraph:
 
     def close(self) -> None:
         """End the threads and free the memory; the graph cannot be used afterwards."""
-        self._pipeline = None
+        self.pipeline = None
         self._read.clear()
         self.release_memory()
 
@@ -152,22 +152,23 @@ class DaliGraph:
             DaliError: it cannot be built now; the next run tries again.
         """
         try:
-            self._pipeline = self._build()
+            self.pipeline = self.build()
         except LoaderError as error:
             self.failed_builds += 1
             self.trouble = str(error)
             raise DaliError(self.trouble) from None
         self.failed_builds, self.trouble = 0, None
 
-    def _build(self) -> Any:
+    def build(self) -> Any:
+        """Return a new pipeline, built; raise LoaderError if it cannot be built here."""
         try:
-            pipeline = self._defined()
+            pipeline = self.define()
             pipeline.build()
         except RuntimeError as error:
             raise LoaderError(f"DALI cannot be built for the {self.device}: {_reason(error)}") from None
         return pipeline
 
-    def _defined(self) -> Any:
+    def define(self) -> Any:
         """Define the graph without building it; this works, up to serialising it, for a GPU that is not there."""
         fn, types = self._dali.fn, self._dali.types
         pipeline = self._dali.Pipeline(

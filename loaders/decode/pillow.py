@@ -34,7 +34,7 @@ class PillowLoader:
     ) -> None:
         self.spec = spec
         self.limits = limits
-        self._sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
+        self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
         self.description = "pillow: Pillow decode and resize, equal to timm's eval transform, 1 thread"
         self._normaliser = Normaliser(spec)
 
@@ -45,7 +45,7 @@ class PillowLoader:
         sources: Sequence[str | None] | None = None,
     ) -> LoadResult:
         """See `Loader.load`."""
-        return load_batch(self._load_one, items, infos, self.spec, self.limits, self._sandbox, pool=None)
+        return load_batch(self._load_one, items, infos, self.spec, self.limits, self.sandbox, pool=None)
 
     def warm_up(self, batch_size: int) -> None:
         """Do nothing: a first call is as fast as any."""
@@ -53,7 +53,7 @@ class PillowLoader:
     def close(self) -> None:
         """Close the sandbox if this loader made it; a sandbox that was given to it goes on."""
         if self._owns_sandbox:
-            self._sandbox.close()
+            self.sandbox.close()
 
     def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
         if info.cropped:

@@ -55,9 +55,9 @@ class Sandbox:
         self.cpu_seconds, self.answer_seconds = cpu_seconds, answer_seconds
         self.images: Counter[Literal["ok", "refused", "died"]] = Counter()
         self.deaths: Counter[DeathReason] = Counter()
-        self._idle: deque[Child] = deque()
+        self.idle: deque[Child] = deque()  # children that wait for an image
         self._owner, self._lock = os.getpid(), threading.Lock()
-        self._end = weakref.finalize(self, _end_all, self._idle)
+        self._end = weakref.finalize(self, _end_all, self.idle)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Sandbox, (self.limits, self.memory_bytes, self.cpu_seconds, self.answer_seconds)
@@ -100,7 +100,7 @@ class Sandbox:
             raise undecodable(f"{info.format} cannot be decoded: {self._words(death.reason)}") from None
         finally:
             if in_step and self._end.alive:
-                self._idle.append(child)
+                self.idle.append(child)
             else:
                 child.end()
 
@@ -111,11 +111,11 @@ class Sandbox:
     def _child(self) -> Child:
         """Take a child that waits, or start one."""
         if self._owner != os.getpid():  # in a fork: the waiting children belong to the process that started them
-            _end_all(self._idle)
+            _end_all(self.idle)
             self._owner, self._lock = os.getpid(), threading.Lock()
         while True:
             try:
-                child = self._idle.pop()
+                child = self.idle.pop()
             except IndexError:
                 return Child(self.memory_bytes, self.cpu_seconds, self.answer_seconds)
             if child.is_waiting():

@@ -65,7 +65,7 @@ STAMP = LibraryStamp("", "", ("80", "86", "90a", "120a", "compute_90"), "13.0", 
         ((12, 1), "compute_90"),
     ],
 )
-def test_which_code_a_device_runs(capability: tuple[int, int], arch: str | None) -> None:
+def test_a_device_runs_the_code_of_its_architecture_or_older(capability: tuple[int, int], arch: str | None) -> None:
     assert STAMP.arch_for(capability) == arch
 
 

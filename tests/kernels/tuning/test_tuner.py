@@ -252,7 +252,7 @@ def test_an_untuned_chain_does_without_an_impl_that_is_wrong(caplog: pytest.LogC
         untuned_chain(mlp(), PROBLEM, [Planted("torch", kinds(mlp().operators), spoilers()["zeros"])])
 
 
-def test_buckets() -> None:
+def test_a_batch_goes_to_the_smallest_bucket_that_holds_it() -> None:
     assert batch_buckets(1) == (1,)
     assert batch_buckets(8) == (1, 2, 4, 8)
     assert batch_buckets(12) == (1, 2, 4, 8, 12)

@@ -128,7 +128,7 @@ def test_unreadable_images_are_named_and_replaced(samples: list[Sample], tmp_pat
     assert prepared.skipped.keys() == {broken, missing}
 
 
-def test_refusals(samples: list[Sample], tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_refused(samples: list[Sample], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none of 1 images can be read"):
         TrainingImages([(tmp_path / "none.png", 0)], SPEC, NOTHING, batch_size=1)
     with pytest.raises(ValueError, match="batch_size 5 cannot be shared by 2 processes evenly"):

@@ -45,7 +45,7 @@ def test_any_error_of_a_run_costs_a_rebuild_and_no_image(loader, good, caplog):
     wanted = loader.load(good).pixels
     for error in (RuntimeError("CUDA error\nillegal address"), MemoryError(), TypeError(f"bad {good[0]!r}")):
         before = loader.health.rebuilds
-        loader._graph._pipeline = Broken(error)
+        loader.graph.pipeline = Broken(error)
         result = loader.load(good)
         assert not result.errors
         # the fast loader found nothing wrong, so its pixels answer
@@ -59,19 +59,19 @@ def test_any_error_of_a_run_costs_a_rebuild_and_no_image(loader, good, caplog):
 
 
 def test_a_graph_that_cannot_be_built_anew_is_trouble_until_it_can(loader, good, monkeypatch):
-    build = DaliGraph._build
+    build = DaliGraph.build
 
     def refuse(graph: DaliGraph) -> Any:
         raise LoaderError("DALI cannot be built for the cpu: no memory")
 
-    loader._graph._pipeline = Broken(RuntimeError("lost"))
-    monkeypatch.setattr(DaliGraph, "_build", refuse)
+    loader.graph.pipeline = Broken(RuntimeError("lost"))
+    monkeypatch.setattr(DaliGraph, "build", refuse)
     wanted = CpuLoader(SPEC).load(good).pixels
     assert torch.equal(loader.load(good).pixels, wanted)
     assert loader.health.trouble is None  # once may be chance
     assert torch.equal(loader.load(good).pixels, wanted)
     assert loader.health.trouble == "DALI cannot be built for the cpu: no memory"
-    monkeypatch.setattr(DaliGraph, "_build", build)
+    monkeypatch.setattr(DaliGraph, "build", build)
     assert loader.load(good).decoders == ["dali"] * 4
     assert loader.health.trouble is None
 
@@ -96,7 +96,7 @@ def test_where_dali_alone_refuses_the_fast_loader_answers(loader, good, monkeypa
     def lose_twice(graph: DaliGraph, bodies: Any, regions: Any) -> Any:
         calls.append(len(bodies))
         if len(calls) == 2:
-            graph._pipeline = Broken(RuntimeError("again"))
+            graph.pipeline = Broken(RuntimeError("again"))
         return run(graph, bodies, regions)
 
     monkeypatch.setattr(DaliGraph, "run", lose_twice)

@@ -107,7 +107,7 @@ def test_it_can_open_nothing_and_has_no_more_memory_than_it_may() -> None:
 def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Callable[..., bytes]) -> None:
     body = encoded(Image.new("RGB", (8, 8)), "BMP")
     sandbox.crop(body, validate(body), PreprocessSpec(size=8))
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()[1:]
     limits = {line[:26].strip(): line[26:].split()[:2] for line in lines}
     for name in ("Max open files", "Max file size", "Max core file size", "Max processes"):
