@@ -1,9 +1,9 @@
 """Creates a loader by name, or the fastest one of this machine."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -66,52 +66,27 @@ def create_loader(
         ValueError: there is no such loader.
     """
     if name == "auto":
-        return _fastest(spec, limits, num_threads, device, device_id, dali, sandbox)
+        name, why = fastest(device)
+        given: dict[str, Any] = {"device": device, "device_id": device_id, "dali": dali, "sandbox": sandbox}
+        try:
+            loader = create_loader(name, spec, limits, num_threads, **given)
+        except LoaderError as error:
+            logger.warning("loader auto: %s", error)
+            loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)
+        loader.description += f" (auto: {why})"
+        return loader
     if name == "dali":
         from .decode.dali import DaliLoader
 
+        options = dali if device == "gpu" else replace(dali, dtype=torch.float32)
         return DaliLoader(
-            spec,
-            limits,
-            num_threads,
-            device=device,
-            device_id=device_id,
-            max_batch=dali.max_batch,
-            max_batch_pixels=dali.max_batch_pixels,
-            min_pixels=dali.min_pixels,
-            min_batch=dali.min_batch,
-            strict=dali.strict,
-            hw_decoder_load=dali.hw_decoder_load,
-            resample=dali.resample,
-            dtype=dali.dtype if device == "gpu" else torch.float32,
-            sandbox=sandbox,
+            spec, limits, num_threads, device=device, device_id=device_id, sandbox=sandbox, **vars(options)
         )
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)
     if name == "cpu":
         return CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
-
-
-def _fastest(
-    spec: PreprocessSpec,
-    limits: Limits,
-    num_threads: int,
-    device: Literal["cpu", "gpu"],
-    device_id: int,
-    dali: DaliOptions,
-    sandbox: Sandbox | None,
-) -> Loader:
-    name, why = fastest(device)
-    try:
-        loader = create_loader(
-            *(name, spec, limits, num_threads), device=device, device_id=device_id, dali=dali, sandbox=sandbox
-        )
-    except LoaderError as error:
-        logger.warning("loader auto: %s", error)
-        loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)
-    loader.description += f" (auto: {why})"
-    return loader
 
 
 def fastest(device: Literal["cpu", "gpu"]) -> tuple[str, str]:
