@@ -31,8 +31,8 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
         states = [pipeline.loader.health for pipeline in model.pipelines.values()]  # one on each device
         rebuilds.add_metric([name], sum(health.rebuilds for health in states))
         lost.add_metric([name], sum(health.lost_images for health in states))
-        suspect.add_metric([name], sum(health.suspect_images for health in states))
-        suspects.add_metric([name], sum(health.suspects for health in states))
+        suspect.add_metric([name], sum(health.quarantined_images for health in states))
+        suspects.add_metric([name], sum(health.quarantined_sources for health in states))
         healthy.add_metric([name], float(all(health.trouble is None for health in states)))
     yield from (rebuilds, lost, suspect, suspects, healthy)
 

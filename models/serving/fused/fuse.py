@@ -140,7 +140,7 @@ class _Fusing:
             plan = chosen.chain.plan
             if chosen.source == "measured":  # the first starts take long: say what they do
                 logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
-            plans.append(_plan(problem, plan.bits, plan.engines, chosen.seconds, chosen.source))
+            plans.append(_plan(problem, plan.bits, plan.impls, chosen.seconds, chosen.source))
             refused.append(refusals(chain, problem, self.tuning.engines))
             for reason in chosen.discarded:
                 self._fall_back("engine", reason)

@@ -9,7 +9,7 @@ import torch
 
 from ....kernels.chain_ir import Problem
 from ....kernels.impls.all import all_impls
-from ....kernels.impls.base import OTHER_KIND, Engine
+from ....kernels.impls.base import OTHER_KIND, Impl
 from ....kernels.tuning.cache import TuningCache, device_cache
 from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.default_plan import untuned_chain
@@ -34,7 +34,7 @@ class Tuning:
 
     mode: Mode = "auto"
     cache: TuningCache = field(default_factory=TuningCache)
-    engines: Sequence[Engine] = field(default_factory=all_impls)
+    engines: Sequence[Impl] = field(default_factory=all_impls)
     measure: Measure | None = None
 
 
@@ -87,11 +87,11 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
             return ChosenChain(untuned_chain(chain, problem, tuning.engines), "untuned")
         return ChosenChain(found.chain, "cached", found.seconds)
     tuned = tune_chain(chain, problem, tuning.engines, tuning.cache, tuning.measure)
-    discarded = tuple(f"{row.engine} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
+    discarded = tuple(f"{row.impl} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
     return ChosenChain(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
 
 
-def refusals(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> dict[str, str]:
+def refusals(chain: Chain, problem: Problem, engines: Sequence[Impl]) -> dict[str, str]:
     """Engines that are made for some segment of the chain and run none in any tile variant, and why."""
     segments = [chain.segment(span) for span in every_span(len(chain))]
     told: dict[str, str] = {}

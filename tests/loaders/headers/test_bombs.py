@@ -1,4 +1,4 @@
-"""The dearest bodies that the guard lets through cost this process at most 1 s CPU and 300 MB each.
+"""The most expensive bodies that validation lets through cost this process at most 1 s CPU and 300 MB each.
 
 What the children of the sandbox may cost is in sandbox/test_bombs.py.
 """

@@ -121,4 +121,4 @@ async def test_formats_that_are_not_accepted_start_no_process(running: Any) -> N
                 await app.client.post("/classify", content=encoded(format)), 415, "unsupported_format"
             )
         assert (await app.client.post("/classify", content=encoded("WEBP"))).status_code == 200
-        assert not app.service.sandboxed_images._sandbox._idle
+        assert not app.service.sandboxed_images._sandbox.idle

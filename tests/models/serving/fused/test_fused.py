@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.native import native_engines
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.native import native_impls
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.fused.block import FusedBlock
@@ -76,8 +76,8 @@ def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
     with torch.inference_mode():
         want = model(x)
         allowed = 1.5 * relative(plain(x.bfloat16()), want)
-    engines = [engine for engine in native_engines(on_cpu=True) if engine.name.endswith(":0")]  # tiles are CUDA's
-    tuning = Tuning(engines=[*engines, DenseEngine(), EagerEngine()], measure=Preferring("native"))
+    engines = [engine for engine in native_impls(on_cpu=True) if engine.name.endswith(":0")]  # tiles are CUDA's
+    tuning = Tuning(engines=[*engines, DenseImpl(), EagerImpl()], measure=Preferring("native"))
     native, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), tuning=tuning, kernels=NATIVE)
     with torch.inference_mode():
         assert relative(native(x.bfloat16()), want) <= max(allowed, 1e-2)

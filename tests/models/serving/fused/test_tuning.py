@@ -12,8 +12,8 @@ from torch import Tensor
 
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem
 from milkweed.kernels.impls.base import OTHER_KIND, Runner
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.verify import TuningError, relative_error
@@ -51,7 +51,7 @@ def never(_: Callable[[], object]) -> float:
 
 
 def tuning(**more: object) -> Tuning:
-    return replace(Tuning(engines=[DenseEngine(), EagerEngine()]), **more)
+    return replace(Tuning(engines=[DenseImpl(), EagerImpl()]), **more)
 
 
 class Wrong:
@@ -116,9 +116,9 @@ def test_the_cache_lies_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        one = tuning(mode=mode, engines=[Wrong(), DenseEngine(), EagerEngine()], measure=Timer())
+        one = tuning(mode=mode, engines=[Wrong(), DenseImpl(), EagerImpl()], measure=Timer())
         chosen = choose_chain(chain(), PROBLEM, one)
-    assert "wrong" not in chosen.chain.plan.engines
+    assert "wrong" not in chosen.chain.plan.impls
     if mode == "auto":
         assert len(chosen.discarded) == 1
         assert chosen.discarded[0].startswith("wrong on norm+dense+gelu+dense+add: relative error")
@@ -139,7 +139,7 @@ def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kin
 
     engines = [
         *(Refusing("tiled:0", "too wide"), Refusing("tiled:1", "too wide"), Refusing("half:0", "too wide")),
-        *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerEngine()),
+        *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerImpl()),
     ]
     assert refusals(chain(), PROBLEM, engines) == {"tiled": "too wide"}
 
