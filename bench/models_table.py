@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ..models.accounting import COUNTER, macs, parameter_count
+from ..models.architectures.meta_init import on_meta
 from ..models.architectures.registry import (
     CUSTOM_VITAE,
     classifier_layers,
@@ -22,7 +23,6 @@ from ..models.architectures.registry import (
 )
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import TimmModel, recorded_timm_models, timm_record
-from ..models.bundle.meta_init import on_meta
 from ..models.layers.layer_spec import select_linears, structures_for
 
 DEFAULT_DOC = Path("docs/models.md")

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from ..models import create_model, default_preprocess
 from ..models.accounting import parameter_count
+from ..models.architectures.meta_init import on_meta
 from ..models.architectures.registry import CUSTOM_VITAE, classifier_layers, own_architectures
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import recorded_timm_models
-from ..models.bundle.meta_init import on_meta
 from ..models.bundle.provenance import library_versions
 from ..models.errors import ExportError
 from ..models.layers.layer_spec import monarch_structure, replace_linears

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import layer_spec_of
@@ -23,7 +24,6 @@ from .config import BundleConfig, check_preprocess
 from .durable import exchange, sync
 from .golden import golden_record
 from .labels import Label, labels_document, parse_labels
-from .meta_init import built_on_meta
 from .safetensors_file import TensorEntry, TensorFile, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
 from .strict_json import MAX_JSON_BYTES, parse_json, readable_json

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from ..bundle.meta_init import on_meta
+from ..architectures.meta_init import on_meta
 from ..layers.layer_spec import LayerSpec, linear_layer
 from .projection.layer_fit import FitRequest, LayerFit, fit_layer
 

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..architectures.meta_init import built_on_meta, on_meta
 from ..architectures.registry import create_model, is_model
-from ..bundle.meta_init import built_on_meta, on_meta
 from ..errors import CheckpointError
 from ..layers.layer_spec import LayerSpec, replace_linears
 from .diagnosis import HEADS, Misfit, classes_hint

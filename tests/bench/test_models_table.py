@@ -8,10 +8,10 @@ import pytest
 
 from milkweed.bench.models_table import SCOPES, OwnModel, own_model, page
 from milkweed.models.accounting import macs, parameter_count
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.architectures.timm_models import recorded_timm_models
-from milkweed.models.bundle.meta_init import on_meta
 from milkweed.models.layers.layer_spec import select_linears, structures_for
 
 OWN = [name for name in own_architectures() if name != CUSTOM_VITAE]

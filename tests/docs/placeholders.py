@@ -11,7 +11,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.bundle.meta_init import on_meta
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.layers.layer_spec import monarch_structure
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))

@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model, default_preprocess
 from milkweed.models.architectures.t2t_vit import sinusoid
-from milkweed.models.bundle.meta_init import on_meta
 from milkweed.models.serving.torchscript import traced
 
 TINY: dict[str, Any] = {"num_classes": 5, "img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}

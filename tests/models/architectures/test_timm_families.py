@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from milkweed.bench.timm_models import examine, row_of, text_of
 from milkweed.models.architectures import timm_models as timm_door
+from milkweed.models.architectures.meta_init import built_on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.meta_init import built_on_meta
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
 from milkweed.models.layers.layer_spec import LayerSpec, monarch_structure, replace_linears, select_linears
 from milkweed.models.serving.pack import PackedMlp, fold_batch_norms, prepare_for_inference

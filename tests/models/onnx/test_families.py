@@ -12,8 +12,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from milkweed.models import create_model
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, own_architectures
-from milkweed.models.bundle.meta_init import on_meta
 from milkweed.models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import contents
