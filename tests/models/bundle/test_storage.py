@@ -16,8 +16,9 @@ from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.golden import golden_record
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.storage import as_stored, quantised, storable_weights, stored_tensors
+from milkweed.models.bundle.storage import as_stored, storable_weights, stored_tensors
 from milkweed.models.errors import BundleError
+from milkweed.models.layers.int8 import quantised
 from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
 
 from ..tiny import KIND_OPTIONS
