@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ..models import create_model, default_preprocess, load_bundle, read_config, select_linears
 from ..models.bundle.provenance import library_versions
 from ..models.compress import CompressRequest, compress_model
-from ..models.layers.layer_spec import monarch_structure
+from ..models.layers.layer_spec import layer_specs_for
 from ..models.onnx.export import LIMITS, write_verified
 from ..models.onnx.session import OnnxSession, runtime_version
 from ..models.serving.pack import prepare_for_inference
@@ -194,7 +194,7 @@ def _random(arch: str) -> tuple[str, dict[str, nn.Module], int]:
     """An architecture with random weights, dense and with Monarch MLPs: name, model by form, px."""
     torch.manual_seed(0)
     dense = create_model(arch)
-    monarch = create_model(arch, structure=monarch_structure(dense, select_linears(dense, ["mlp"])))
+    monarch = create_model(arch, layer_specs=layer_specs_for(dense, select_linears(dense, ["mlp"])))
     forms = {"dense": dense.requires_grad_(False), "monarch": monarch.requires_grad_(False)}
     return arch, forms, int(default_preprocess(arch)["size"])
 

@@ -46,14 +46,14 @@ def create_model(
     arch: str,
     *,
     num_classes: int = 1000,
-    structure: Mapping[str, LayerSpec] | None = None,
+    layer_specs: Mapping[str, LayerSpec] | None = None,
     **arch_args: Any,
 ) -> nn.Module:
     """A freshly initialised model in eval mode: normalised images (B, 3, H, W) -> logits (B, num_classes).
 
     Args:
         arch: a name of `list_models()`; timm names may carry the tag of their weights.
-        structure: linear layers to replace, by name.
+        layer_specs: linear layers to replace by structured ones, by name.
         arch_args: arguments of the architecture, plain data.
 
     Raises:
@@ -66,7 +66,7 @@ def create_model(
         model = build(arch, num_classes, arch_args)
     except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
         raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
-    return replace_linears(model, structure or {}).eval()
+    return replace_linears(model, layer_specs or {}).eval()
 
 
 def list_models() -> list[str]:

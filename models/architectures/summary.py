@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..accounting import macs, parameter_count
-from ..layers.layer_spec import replaceable_linears
+from ..layers.select import replaceable_linears
 from .meta_init import on_meta
 from .registry import classifier_layers, create_model, default_preprocess, own_architectures
 from .timm_models import recorded_timm_models

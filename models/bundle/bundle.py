@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
 from ..errors import BundleError, quoted
-from ..layers.layer_spec import layer_spec_of
+from ..layers.layer_spec import layer_specs_of
 from .config import BundleConfig, check_preprocess
 from .durable import exchange, sync
 from .golden import golden_record
@@ -77,7 +77,7 @@ def empty_model(config: BundleConfig) -> nn.Module:
         BundleError: the config describes no model that can be built.
     """
     try:
-        return built_on_meta(lambda: create_model(config.arch, structure=config.structure, **config.arch_args))
+        return built_on_meta(lambda: create_model(config.arch, layer_specs=config.structure, **config.arch_args))
     except (
         ValueError,
         TypeError,
@@ -241,8 +241,8 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
     check_preprocess(config.preprocess)
     _check_label_count(config.labels, config)
     parse_labels(labels_document(config.labels))
-    if layer_spec_of(model) != dict(config.structure):
-        odd = sorted(layer_spec_of(model).items() ^ dict(config.structure).items(), key=lambda item: item[0])[0][0]
+    if layer_specs_of(model) != dict(config.structure):
+        odd = sorted(layer_specs_of(model).items() ^ dict(config.structure).items(), key=lambda item: item[0])[0][0]
         raise BundleError(f"structure: layer {odd} of the model is not as the config says")
     _check_tensors(empty_model(config).state_dict(), model.state_dict())
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..layers.butterfly import ButterflyShape
-from ..layers.layer_spec import KIND_NAMES, LayerSpec
+from ..layers.layer_spec import LAYER_CLASSES, LayerSpec
 from .foreign_layers import LAYOUT
 from .layer_parts import Parts, layer_parts
 
@@ -44,7 +44,7 @@ def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) ->
 def structure_notes(structure: Mapping[str, LayerSpec]) -> list[str]:
     """How many layers of each kind were recognised, in words."""
     counts = Counter(layer.kind for layer in structure.values())
-    notes = [f"{count} {KIND_NAMES[kind]} layers in the checkpoint" for kind, count in counts.items()]
+    notes = [f"{count} {LAYER_CLASSES[kind].kind_name} layers in the checkpoint" for kind, count in counts.items()]
     if counts["blockdiag"]:
         notes.append("a checkpoint does not say whether block-diagonal layers shuffle their input: taken as not")
     return notes
@@ -60,7 +60,8 @@ def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | No
     for layer in read(linear, parts):
         if layer.weight_shapes() == shapes:
             return layer
-    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {KIND_NAMES[kind]} layer of {_widths(linear)}")
+    kind_name = LAYER_CLASSES[kind].kind_name
+    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {kind_name} layer of {_widths(linear)}")
 
 
 def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:

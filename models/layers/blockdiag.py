@@ -23,6 +23,7 @@ class BlockdiagLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "blockdiag"
+    kind_name: ClassVar[str] = "block-diagonal"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "shuffle")
 
     def __init__(

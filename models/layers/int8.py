@@ -21,7 +21,7 @@ def quantised(weight: Tensor, scales: torch.dtype = torch.bfloat16) -> tuple[Ten
 
     There is a scale for each output channel, which is a row of a matrix or block (..., out, in) or a filter of a
     convolution (out, in, h, w). No weight is off by more than half its scale: a scale rounded to bfloat16 still
-    reaches its largest weight. The product has 15 bits, so float32 holds it exactly, and it becomes the same int8 again.
+    reaches its largest weight. The product has 15 bits: float32 holds it exactly, and it becomes the same int8 again.
 
     Args:
         scales: dtype of the scales, float32 or bfloat16.

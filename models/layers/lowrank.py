@@ -33,6 +33,7 @@ class LowRankLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "lowrank"
+    kind_name: ClassVar[str] = "low-rank"
     option_names: ClassVar[tuple[str, ...]] = ("rank",)
 
     def __init__(

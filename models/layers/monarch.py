@@ -41,6 +41,7 @@ class MonarchLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "monarch"
+    kind_name: ClassVar[str] = "Monarch"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
 
     def __init__(

@@ -59,6 +59,7 @@ class PixelflyLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "pixelfly"
+    kind_name: ClassVar[str] = "Pixelfly"
     option_names: ClassVar[tuple[str, ...]] = (
         "rank",
         "block_size",

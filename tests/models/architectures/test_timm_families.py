@@ -19,7 +19,8 @@ from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
-from milkweed.models.layers.layer_spec import LayerSpec, monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedMlp, fold_batch_norms, prepare_for_inference
 from milkweed.models.training import densified
 
@@ -67,12 +68,11 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
     torch.manual_seed(0)
     model = create_model(name, num_classes=5, **SAMPLES[name])
     linears = linears_outside(model, classifier_layers(name))
-    structure = {
-        layer: structure
-        for layer, linear in linears.items()
-        for structure in monarch_structure(model, [layer], min(2, linear.in_features, linear.out_features)).values()
-    }
-    replace_linears(model, structure)
+    specs: dict[str, LayerSpec] = {}
+    for layer, linear in linears.items():
+        nblocks = min(2, linear.in_features, linear.out_features)
+        specs |= layer_specs_for(model, [layer], nblocks=nblocks)
+    replace_linears(model, specs)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "bias" not in name and "temperature" not in name:
@@ -83,7 +83,7 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 nn.init.uniform_(module.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
                 nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-    return model, structure
+    return model, specs
 
 
 def relative(got: Tensor, want: Tensor) -> float:
@@ -92,13 +92,13 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_path: Path) -> None:
-    model, structure = build(name)
+    model, specs = build(name)
     size = SAMPLES[name].get("img_size", 64)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     config = BundleConfig(
         arch=name,
         arch_args={"num_classes": 5, **SAMPLES[name]},
-        structure=structure,
+        structure=specs,
         preprocess={**default_preprocess(name), "size": size},
         provenance={},
         metrics={},
@@ -173,7 +173,7 @@ def test_a_layer_whose_weight_is_read_by_its_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layers 'qkv' selects nothing replaceable: the block of blocks.0.attn.qkv"):
         select_linears(model, ["qkv"])
     with pytest.raises(ValueError, match=r"layer 'blocks.0.attn.qkv' cannot be replaced: the block around it reads"):
-        monarch_structure(model, ["blocks.0.attn.qkv"])
+        layer_specs_for(model, ["blocks.0.attn.qkv"])
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_a_module_that_only_looks_like_an_mlp_is_not_taken_for_one() -> None:
     known: Any = {"0.fc1": None, "0.fc2": None}  # statistics, of which only the names matter here
     assert arrangeable_mlps(gated, known, 2) == []
     assert arrangeable_mlps(nn.Sequential(timm.layers.Mlp(64, 128)), known, 2) == ["0"]
-    replace_linears(gated, monarch_structure(gated, list(known), 2))
+    replace_linears(gated, layer_specs_for(gated, list(known), nblocks=2))
     tokens = torch.randn(3, 5, 64)
     with torch.inference_mode():
         want = gated(tokens)

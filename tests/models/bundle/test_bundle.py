@@ -18,12 +18,12 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle import bundle
 from milkweed.models.bundle.durable import exchange
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.layer_spec import layer_specs_of
 
 
 def build(config: BundleConfig) -> torch.nn.Module:
     torch.manual_seed(1)
-    return create_model(config.arch, structure=config.structure, **config.arch_args)
+    return create_model(config.arch, layer_specs=config.structure, **config.arch_args)
 
 
 def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
@@ -32,7 +32,7 @@ def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_conf
     states = original.state_dict(), model.state_dict()
     assert list(states[0]) == list(states[1])
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    assert layer_spec_of(model) == tiny_config.structure
+    assert layer_specs_of(model) == tiny_config.structure
     assert not model.training
     assert not any(p.requires_grad for p in model.parameters())
     image = torch.randn(1, 3, 32, 32)

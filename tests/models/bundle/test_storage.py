@@ -19,7 +19,8 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.storage import as_stored, storable_weights, stored_tensors
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.int8 import quantised
-from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 
 from ..tiny import KIND_OPTIONS
 
@@ -32,7 +33,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
     torch.manual_seed(0)
     model = create_model(ARCH, num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     with torch.no_grad():
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
@@ -41,7 +42,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
     config = BundleConfig(
         arch=ARCH,
         arch_args={"num_classes": 3, **tiny_vit},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess=default_preprocess(ARCH, **tiny_vit),
         labels=default_labels(3),
     )

@@ -92,7 +92,7 @@ def test_flys_vits_are_recognised_with_what_keys_do_not_show() -> None:
 
 def test_parameters_are_those_that_fly_counts() -> None:
     """Of its dense ViT-S (48.75 M) and ViT-B (86.57 M), and of their MLPs with Monarch layers of four blocks."""
-    from milkweed.models import select_linears, structures_for
+    from milkweed.models import layer_specs_for, select_linears
 
     small = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
     wanted = {"mlp": 29.88, "mlp,qkv": 22.80}
@@ -100,6 +100,6 @@ def test_parameters_are_those_that_fly_counts() -> None:
         model = create_model("vit_small_patch16_224", **small, separate_qkv=True)
         assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 48.75
         for layers, millions in wanted.items():
-            structure = structures_for(model, select_linears(model, layers.split(",")))
-            counted = create_model("vit_small_patch16_224", **small, separate_qkv=True, structure=structure)
+            structure = layer_specs_for(model, select_linears(model, layers.split(",")))
+            counted = create_model("vit_small_patch16_224", **small, separate_qkv=True, layer_specs=structure)
             assert round(sum(p.numel() for p in counted.parameters()) / 1e6, 2) == millions

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.families import detect_family
-from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 
 
 def logits(model: nn.Module, size: int = 32) -> Tensor:
@@ -89,7 +90,7 @@ def test_monarch_layers_in_the_checkpoint_become_structure(
     tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any], nblocks: int, rank: int | None
 ) -> None:
     model = custom()
-    structure = monarch_structure(model, select_linears(model, ["mlp", "qkv"]), nblocks, rank)
+    structure = layer_specs_for(model, select_linears(model, ["mlp", "qkv"]), nblocks=nblocks, rank=rank)
     replace_linears(model, structure)
     path = published(tmp_path / "x.pth", model.state_dict())
     report = import_checkpoint(path, "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
@@ -101,7 +102,7 @@ def test_monarch_layers_in_the_checkpoint_become_structure(
 
 def test_monarch_factors_of_no_layer_are_refused(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
     model = custom()
-    replace_linears(model, monarch_structure(model, ["layers.1.NC.0.mlp.fc1"], 2))
+    replace_linears(model, layer_specs_for(model, ["layers.1.NC.0.mlp.fc1"], nblocks=2))
     state = model.state_dict()
     state["layers.1.NC.0.mlp.fc1.blkdiag2"] = torch.zeros(2, 17, 8)
     torch.save(state, tmp_path / "x.pth")

@@ -13,7 +13,8 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress.quantisation import choose_storage
-from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedLowRank, PackedMlp, prepare_for_inference
 from milkweed.models.serving.torchscript import traced
 
@@ -25,7 +26,7 @@ def rounded(tiny_vit: dict[str, Any], kind: str, bias: bool = True) -> tuple[nn.
     torch.manual_seed(0)
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     if not bias:
@@ -156,12 +157,12 @@ def test_a_bundle_of_each_family(tmp_path: Path, tiny_vitae: dict[str, Any], fam
     torch.manual_seed(0)
     model = create_model(arch, num_classes=3, **args)
     if layers:
-        replace_linears(model, structures_for(model, select_linears(model, layers), kind, **options))
+        replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **options))
     model = model.eval().requires_grad_(False)
     config = BundleConfig(
         arch=arch,
         arch_args={"num_classes": 3, **args},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess=default_preprocess(arch, **args),
         labels=default_labels(3),
     )

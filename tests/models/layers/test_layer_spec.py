@@ -10,14 +10,9 @@ from torch import nn
 
 from milkweed.models.accounting import parameter_count
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import (
-    LayerSpec,
-    layer_spec_of,
-    monarch_structure,
-    replace_linears,
-    select_linears,
-)
+from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, layer_specs_of, replace_linears
 from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.select import select_linears
 
 VARIANTS = [
     "ViTAE_basic_Tiny",
@@ -37,7 +32,7 @@ SCOPES = {"mlp": ["mlp"], "mlp_attn": ["mlp", "qkv", "proj"], "all_but_head": ["
 def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
     with torch.device("meta"):
         model = create_model(arch)
-        return replace_linears(model, monarch_structure(model, select_linears(model, layers), nblocks))
+        return replace_linears(model, layer_specs_for(model, select_linears(model, layers), nblocks=nblocks))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -131,7 +126,7 @@ def test_replacing_builds_the_described_layers_and_nothing_else() -> None:
     assert isinstance(layer, MonarchLinear)
     assert (layer.nblocks, layer.rank, layer.bias, layer.blkdiag1.dtype) == (2, 1, None, torch.float64)
     assert layer.training
-    assert layer_spec_of(model) == structure
+    assert layer_specs_of(model) == structure
 
 
 @pytest.mark.parametrize(
@@ -154,4 +149,4 @@ def test_a_structure_that_does_not_fit_is_refused_and_changes_nothing(
     with pytest.raises(ValueError, match="layer") as caught:
         replace_linears(model, {"2": LayerSpec("monarch", 12, 6, nblocks=2), name: layer})
     assert message in str(caught.value)
-    assert layer_spec_of(model) == {}
+    assert layer_specs_of(model) == {}

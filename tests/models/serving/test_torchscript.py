@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model, replace_linears
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving import torchscript as traced_module
 from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.models.serving.torchscript import TracedForward, TraceError, traced
@@ -61,7 +62,7 @@ def test_equal_bits_for_every_family(
     torch.manual_seed(0)
     model = create_model(arch, num_classes=5, **(tiny_vitae if "vitae" in arch else tiny_vit))
     if nblocks:
-        replace_linears(model, monarch_structure(model, select_linears(model, ["mlp"]), nblocks=nblocks))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=nblocks))
     prepare_for_inference(model, dtype=dtype)
     forward = traced(model, (2, 3, 32, 32), dtype)
     for seed in range(3):

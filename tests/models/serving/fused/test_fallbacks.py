@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.vitae.normal import NormalCell
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.fused.block import FusedBlock
 from milkweed.models.serving.fused.reduction import FusedPyramid
 from milkweed.models.serving.fused.tuning import Tuning
@@ -37,7 +38,7 @@ def test_monarch_layers_in_a_reduction_cell_are_served_by_torch_and_told() -> No
     names = select_linears(dense, ["layers.0.RC.attn.*"])
     arch, args = MODELS["vitae"]
     torch.manual_seed(0)
-    model = create_model(arch, num_classes=10, structure=monarch_structure(dense, names, nblocks=4), **args)
+    model = create_model(arch, num_classes=10, layer_specs=layer_specs_for(dense, names, nblocks=4), **args)
     assert len(names) == 4
     copied, report = fused(model, kernels=NATIVE)
     x = images(3)
@@ -52,8 +53,8 @@ def test_a_monarch_layer_before_the_performer_is_no_matter_to_its_kernels() -> N
     arch, args = MODELS["vitae"]
     dense = build("vitae")
     torch.manual_seed(0)
-    structure = monarch_structure(dense, ["layers.0.RC.attn.kqv"], nblocks=4)
-    model = create_model(arch, num_classes=10, structure=structure, **args)
+    structure = layer_specs_for(dense, ["layers.0.RC.attn.kqv"], nblocks=4)
+    model = create_model(arch, num_classes=10, layer_specs=structure, **args)
     copied, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), kernels=NATIVE)
     [performer] = [part for part in report.parts if part.kind == "performer"]
     assert performer.plans[0].engines == ("native_performer",)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.cuda_graph import GraphedForward
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
@@ -49,9 +50,9 @@ def build(family: str) -> nn.Module:
     torch.manual_seed(0)
     dense = create_model(arch, **args)
     chosen = [name for name in select_linears(dense, patterns) if ".RC." not in name] if patterns else []
-    structure = monarch_structure(dense, chosen, nblocks=4) if chosen else {}
+    structure = layer_specs_for(dense, chosen, nblocks=4) if chosen else {}
     torch.manual_seed(0)
-    return create_model(arch, structure=structure, **args)
+    return create_model(arch, layer_specs=structure, **args)
 
 
 def fused(model: nn.Module, tuning: Tuning | None = None) -> tuple[nn.Module, FusionReport]:
