@@ -16,7 +16,7 @@ from ..bundle.labels import Label, default_labels
 from ..bundle.provenance import add_step
 from ..bundle.storage import SCALE
 from ..errors import CheckpointError
-from .card import ModelInfo
+from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
 from .fitting import fit_checkpoint
@@ -49,17 +49,17 @@ def import_checkpoint(
     Structured layers already in the checkpoint (`blkdiag1`, `blkdiag2`) become the bundle's structure.
 
     Args:
-        path: of a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes, the
-            only ones that are ever fetched.
-        arch: a name of `list_models()`; None to recognise it from the keys.
-        num_classes: taken from the classifier when None.
-        labels: one for each class; those of a config.json beside the weights, or "class 17" and the like, when None.
-        preprocess: members of a bundle's preprocess; what is not given is as in a config.json beside the weights, or as
+        path: a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes; nothing
+            else is ever fetched.
+        arch: a name of `list_models()`; recognised from the keys when None.
+        num_classes: number of classes; that of the classifier when None.
+        labels: one for each class; when None, those of a config.json beside the weights, or "class 17" and the like.
+        preprocess: members of a bundle's preprocess; the others are those of a config.json beside the weights, or those
             published for `arch`.
         arch_args: further arguments of the architecture.
 
     Raises:
-        CheckpointError: what cannot be had or read, or does not fit; `details` says more.
+        CheckpointError: the checkpoint cannot be fetched or read, or does not fit; `details` says more.
         BundleError: the bundle cannot be written.
         ValueError: an unknown architecture or bad arguments.
     """
@@ -86,7 +86,7 @@ def import_checkpoint(
     config = BundleConfig(
         arch=fitted.arch,
         arch_args=fitted.arch_args,
-        structure=fitted.structure,
+        structure=fitted.layer_specs,
         preprocess=prepared | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},
@@ -101,7 +101,7 @@ def import_checkpoint(
 
 
 def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInfo, str | None]:
-    """The weights at a path or of a timm name, which is the architecture where no other is named."""
+    """The weights at a path or of a timm name, and the architecture: the timm name where no other is given."""
     if not path.startswith(PREFIX):
         return *read_checkpoint(path), arch
     name = path.removeprefix(PREFIX)
@@ -111,7 +111,7 @@ def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInf
 
 
 def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
-    """Refuse the weights of a bundle in int8, which mean nothing without its config."""
+    """Refuse a bundle's int8 weights, which mean nothing without its config."""
     key = next((key for key, tensor in state.items() if tensor.dtype == torch.int8 and key + SCALE in state), None)
     if key is not None:
         raise CheckpointError(
@@ -120,11 +120,11 @@ def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _card_of(info: CheckpointInfo, arch: str | None) -> ModelInfo:
-    """What a config.json says; nothing where there is none, or where the architecture is named to be another."""
+def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
+    """The card of a config.json; an empty one where there is none, or where another architecture was asked for."""
     card = info.card
     same = card is not None and (arch is None or arch.partition(".")[0] == card.arch.partition(".")[0])
-    return card if card is not None and same else ModelInfo("")
+    return card if card is not None and same else ModelCard("")
 
 
 def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:

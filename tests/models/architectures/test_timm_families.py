@@ -114,10 +114,10 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
         dense = densified(copy.deepcopy(model))
         assert relative(dense(images), logits) < 1e-5
         # That the layers matter: other weights in one of them, another answer.
-        first = next(module for name, module in model.named_modules() if name in structure)
+        first = next(module for name, module in model.named_modules() if name in specs)
         first.blkdiag1.mul_(2)  # type: ignore[operator, union-attr]
         assert relative(model(images), logits) > 1e-4
-    assert not [name for name in structure if not isinstance(dense.get_submodule(name), nn.Linear)]
+    assert not [name for name in specs if not isinstance(dense.get_submodule(name), nn.Linear)]
 
 
 def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from milkweed.kernels import monarch_to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.foreign_layers import native_layers
-from milkweed.models.importing.structure_keys import structures_in
+from milkweed.models.importing.layer_specs import layer_specs_in
 
 SHUFFLED = "blockdiag_32_64_nb4_shuffle"
 """Nothing in its tensors tells it from one that does not shuffle."""
@@ -38,7 +38,7 @@ def load(state: dict[str, Tensor], in_features: int, out_features: int) -> tuple
     """The layer that a file's tensors describe, with their values, and what is said of it."""
     model = nn.ModuleDict({"fc": nn.Linear(in_features, out_features, bias="bias" in state or "b" in state)})
     state, notes = native_layers("x", model, {f"fc.{key}": tensor for key, tensor in state.items()})
-    structure = structures_in("x", model, state)
+    structure = layer_specs_in("x", model, state)
     layer = structure["fc"].build(dtype=torch.float64) if structure else model["fc"].double()
     own = {key.removeprefix("fc."): tensor for key, tensor in state.items() if not key.endswith("layout")}
     layer.load_state_dict(own, strict=True)

@@ -15,7 +15,7 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress import densify_layer, project_layer
 from milkweed.models.errors import CheckpointError
-from milkweed.models.importing.structure_keys import structures_in
+from milkweed.models.importing.layer_specs import layer_specs_in
 from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.structured import StructuredLinear
@@ -250,14 +250,14 @@ def fly_layer(shared: Path) -> tuple[nn.Module, dict[str, Tensor]]:
 
 def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
     model, state = fly_layer(shared)
-    (layer,) = structures_in("x", model, state).values()
+    (layer,) = layer_specs_in("x", model, state).values()
     assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4} | {
         "n_factors": 2,
         "gating": True,
         "global_size": 0,
     }
     del state["fc1.gate.weight"], state["fc1.gate.bias"]
-    assert not structures_in("x", model, state)["fc1"].gating
+    assert not layer_specs_in("x", model, state)["fc1"].gating
 
 
 @pytest.mark.parametrize(
@@ -283,14 +283,14 @@ def test_tensors_of_no_structure_are_refused(shared: Path, change: Any, message:
     model, state = fly_layer(shared)
     change(state)
     with pytest.raises(CheckpointError, match=r"^x: fc1\.[^\n]*$") as caught:
-        structures_in("x", model, state)
+        layer_specs_in("x", model, state)
     assert message in str(caught.value)
 
 
 def test_without_a_layout_only_an_unambiguous_butterfly_is_taken(shared: Path) -> None:
     model, state = fly_layer(shared)
     del state["fc1.sparse.layout"]  # 192 of 256 blocks are kept: only B = 4, f = 2 does that
-    assert structures_in("x", model, state)["fc1"].butterfly_size == 4
+    assert layer_specs_in("x", model, state)["fc1"].butterfly_size == 4
     state["fc1.sparse.weight"] = torch.zeros(128, 4, 4)  # a half: B = 4, f = 1 and B = 8, f = 3
     with pytest.raises(CheckpointError, match="are no Pixelfly layer"):
-        structures_in("x", model, state)
+        layer_specs_in("x", model, state)
