@@ -30,7 +30,7 @@ from ..models.layers.layer_spec import layer_specs_for
 from ..models.onnx.export import LIMITS, write_verified
 from ..models.onnx.session import OnnxSession, runtime_version
 from ..models.serving.pack import prepare_for_inference
-from ..models.serving.torchscript import traced
+from ..models.serving.torchscript import torchscript_forward
 from .bodies import photos
 from .http_overhead import running_server
 from .machine import machine
@@ -171,7 +171,7 @@ def _sides(forms: Mapping[str, nn.Module], size: int, batch_sizes: Sequence[int]
             write_verified(copy.deepcopy(model), file, size)
             served = prepare_for_inference(model)
             for images in batch_sizes:
-                sides[images][f"torch {form}"] = traced(served, (images, 3, size, size))
+                sides[images][f"torch {form}"] = torchscript_forward(served, (images, 3, size, size))
                 sides[images][f"onnxruntime {form}"] = OnnxSession(file, batch=images)
     return sides
 

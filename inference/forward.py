@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from .device import usable_cores
 
 if TYPE_CHECKING:
-    from ..models.serving.cuda_graph import GraphedForward
-    from ..models.serving.torchscript import TracedForward
+    from ..models.serving.cuda_graph import CudaGraphForward
+    from ..models.serving.torchscript import TorchScriptForward
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
 # The demo (49 M): 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`bench.lanes`). 4 gain most of what 8 do, and a lone
@@ -78,7 +78,7 @@ class Forward:
         self.plan = plan
         self._device = device
         self._dtype = dtype
-        self._graphs: GraphedForward | None = None
+        self._graphs: CudaGraphForward | None = None
         self._probabilities = _Probabilities(model.to(device))
         self._forward: Callable[[Tensor], Tensor] = self._probabilities
         # The calling thread is a lane itself: a lone image changes no thread.
@@ -104,20 +104,20 @@ class Forward:
         probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
         return ForwardResult(probabilities, len(chunks) * self.plan.micro_batch - len(pixels), cpu_seconds)
 
-    def capture(self, size: int, batch_sizes: Sequence[int]) -> "GraphedForward":
+    def capture(self, size: int, batch_sizes: Sequence[int]) -> "CudaGraphForward":
         """Run whole batches of `size` px through graphs captured now, one for each batch size."""
-        from ..models.serving.cuda_graph import GraphedForward
+        from ..models.serving.cuda_graph import CudaGraphForward
 
-        self._graphs = GraphedForward(
+        self._graphs = CudaGraphForward(
             self.probabilities, device=self._device, image_shape=(3, size, size), batch_sizes=batch_sizes
         )
         return self._graphs
 
-    def trace(self, size: int) -> "TracedForward":
+    def trace(self, size: int) -> "TorchScriptForward":
         """Run micro-batches of `size` px as a recorded graph from now on, where there can be one."""
-        from ..models.serving.torchscript import TracedForward
+        from ..models.serving.torchscript import TorchScriptForward
 
-        traced = TracedForward(self._probabilities, (self.plan.micro_batch, 3, size, size), self._dtype)
+        traced = TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, size, size), self._dtype)
         self._forward = traced
         return traced
 

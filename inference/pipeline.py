@@ -23,8 +23,8 @@ from .model_form import GPU_BATCH_SIZE
 from .results import BatchResult, ForwardStats, ImageResult, Predictions
 
 if TYPE_CHECKING:
-    from ..models.serving.cuda_graph import GraphedForward
-    from ..models.serving.torchscript import TracedForward
+    from ..models.serving.cuda_graph import CudaGraphForward
+    from ..models.serving.torchscript import TorchScriptForward
 
 logger = logging.getLogger("milkweed.pipeline")
 
@@ -74,8 +74,8 @@ class Pipeline:
         self.dense_bytes = dense_bytes
         self.resident_bytes = resident_bytes(model)
         self.fusion = fusion
-        self.graphs: GraphedForward | None = None
-        self.traced: TracedForward | None = None
+        self.graphs: CudaGraphForward | None = None
+        self.traced: TorchScriptForward | None = None
         self.engine = BackendChoice()
         self.warm_seconds: dict[int, float] = {}  # of a forward by its images, once warm
         self._graph_batch_sizes = tuple(graph_batch_sizes)
@@ -85,7 +85,7 @@ class Pipeline:
         self.lanes = Forward(model, plan, device=device, dtype=dtype)
 
     @property
-    def graph(self) -> "GraphedForward | TracedForward | None":
+    def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
         """What the forward was captured or recorded as; None where it runs as it is."""
         return self.traced if self.graphs is None else self.graphs
 

@@ -14,7 +14,7 @@ from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.model_form import ForwardOptions, prepare_model
 from milkweed.inference.pipeline import Pipeline
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.serving.cuda_graph import Captured, ForwardFunction, GraphedForward
+from milkweed.models.serving.cuda_graph import Captured, CudaGraphForward, ForwardFunction
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.server.api.schemas import ModelList
@@ -62,9 +62,9 @@ def refuse(forward: ForwardFunction, images: Tensor) -> Captured:
     raise RuntimeError("capture is not permitted")
 
 
-def graphed(lanes: Forward, side: int, sizes: tuple[int, ...], how: Any = capture) -> GraphedForward:
+def graphed(lanes: Forward, side: int, sizes: tuple[int, ...], how: Any = capture) -> CudaGraphForward:
     """Graphs in the lanes, as `Lanes.capture` makes them of CUDA."""
-    graphs = GraphedForward(
+    graphs = CudaGraphForward(
         lanes.probabilities, device=CPU, image_shape=(3, side, side), batch_sizes=sizes, capture=how
     )
     lanes._graphs = graphs

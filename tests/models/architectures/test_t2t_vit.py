@@ -10,7 +10,7 @@ from torch import Tensor
 from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model, default_preprocess
 from milkweed.models.architectures.t2t_vit import sinusoid
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 TINY: dict[str, Any] = {"num_classes": 5, "img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
@@ -65,4 +65,4 @@ def test_the_forward_can_be_recorded(arch: str) -> None:
     model = create_model(arch, **TINY)
     image = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
-        assert torch.equal(traced(model, (2, 3, 32, 32))(image), model(image))
+        assert torch.equal(torchscript_forward(model, (2, 3, 32, 32))(image), model(image))

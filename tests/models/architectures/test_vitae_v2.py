@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from milkweed.models.architectures.registry import create_model, default_preprocess
 from milkweed.models.architectures.vitae.attention import WindowAttention
 from milkweed.models.importing.fitting import fit_checkpoint
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 from ..tiny import TINY_VITAE_V2
 
@@ -123,4 +123,4 @@ def test_the_forward_can_be_recorded() -> None:
     model = tiny()
     image = torch.randn(2, 3, 44, 44)
     with torch.inference_mode():
-        assert torch.equal(traced(model, (2, 3, 44, 44))(image), model(image))
+        assert torch.equal(torchscript_forward(model, (2, 3, 44, 44))(image), model(image))

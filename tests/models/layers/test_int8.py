@@ -16,7 +16,7 @@ from milkweed.models.compress.quantisation import choose_storage
 from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedLowRank, PackedMlp, prepare_for_inference
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2
 
@@ -50,7 +50,7 @@ def test_the_same_bits_as_expanded_on_loading(tiny_vit: dict[str, Any], kind: st
     with torch.inference_mode():
         want = expanded(images(dtype))
         assert torch.equal(held(images(dtype)), want)
-        forward = traced(held, (2, 3, 32, 32), dtype)
+        forward = torchscript_forward(held, (2, 3, 32, 32), dtype)
         assert torch.equal(forward(images(dtype)), want)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
-from milkweed.models.serving.cuda_graph import GraphedForward
+from milkweed.models.serving.cuda_graph import CudaGraphForward
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
@@ -97,7 +97,7 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
         return model(x.bfloat16()).float().softmax(-1)
 
     device = torch.device("cuda", torch.cuda.current_device())
-    graphs = GraphedForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
+    graphs = CudaGraphForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
     assert graphs.reason is None
     with torch.inference_mode():
         for count in (8, 1, 3, 5, 7, 8, 11):  # ragged, and above the largest
@@ -115,7 +115,7 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
 
 def test_an_images_answer_does_not_see_what_was_there_before() -> None:
     model, _ = fused(build("ViTAE, Monarch"))
-    graphs = GraphedForward(
+    graphs = CudaGraphForward(
         lambda x: model(x.bfloat16()).float(),
         device=torch.device("cuda", torch.cuda.current_device()),
         image_shape=(3, 224, 224),
