@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.bench.timm_models import examine, row_of, text_of
-from milkweed.models.architectures import timm_models as timm_door
+from milkweed.models.architectures import timm_models
 from milkweed.models.architectures.meta_init import built_on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
 from milkweed.models.architectures.summary import linears_outside
@@ -121,20 +121,20 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
 
 
 def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:
-    record = json.loads(timm_door.RECORD.read_text())
-    assert text_of(record) == timm_door.RECORD.read_text()
-    assert set(record["models"]) == set(timm_door.recorded_timm_models())
+    record = json.loads(timm_models.RECORD.read_text())
+    assert text_of(record) == timm_models.RECORD.read_text()
+    assert set(record["models"]) == set(timm_models.recorded_timm_models())
     assert set(SAMPLES) <= set(list_models())
     if record["timm"] == timm.__version__:
         assert len(record["models"]) + sum(record["left_out"].values()) == len(timm.list_models())
-        assert timm_door.list_timm_models() == list(record["models"])
+        assert timm_models.list_timm_models() == list(record["models"])
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224"])
 def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
     found = examine(name)
     assert not isinstance(found, str)
-    assert json.loads(timm_door.RECORD.read_text())["models"][name] == row_of(found)
+    assert json.loads(timm_models.RECORD.read_text())["models"][name] == row_of(found)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_what_is_left_out_says_why(name: str, reason: str) -> None:
     if not timm.models.is_model(name):
         pytest.skip(f"this timm has no {name}")
     assert examine(name) == reason
-    assert name not in timm_door.recorded_timm_models()
+    assert name not in timm_models.recorded_timm_models()
     with pytest.raises(ValueError, match=f"unknown architecture '{name}'"):
         create_model(name)
 
