@@ -71,7 +71,7 @@ class PlainMonarchMlp(nn.Module):
 
     @staticmethod
     def takes(fc1: PackedMonarch, fc2: PackedMonarch) -> bool:
-        """Whether nothing is padded in between, and each chunk of fc2's input has as many outputs of every fc1 block."""
+        """Whether nothing is padded in between, and each chunk of fc2's input has as many outputs of each block."""
         first, second = fc1.shape, fc2.shape
         return fc1.out_features == first.out_extended == second.in_extended and first.s % second.K == 0
 

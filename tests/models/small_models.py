@@ -1,4 +1,4 @@
-"""Small models of every family that is fused, with widths that every kernel takes; and their fused copies."""
+"""Small models of every family that is fused, with widths that every kernel takes, and their fused copies."""
 
 import copy
 from collections.abc import Callable
@@ -66,15 +66,15 @@ MODELS = {
     "t2t": ("t2t_vit_7", T2T),
 }
 BRANCHES, PERFORMERS = ("vitae", "vitae with a class token"), ("vitae", "t2t")
-STRUCTURES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
+MONARCH_ROLES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
 
 
-def build(name: str, structure: str = "dense") -> nn.Module:
+def build(name: str, roles: str = "dense") -> nn.Module:
     """A model with weights and statistics that every mistake would show in."""
     arch, args = {**MODELS, "v2": ("vitaev2_s", VITAE_V2)}[name]
     torch.manual_seed(0)
     dense = create_model(arch, num_classes=10, **args)
-    patterns = STRUCTURES[structure]
+    patterns = MONARCH_ROLES[roles]
     layers = layer_specs_for(dense, select_linears(dense, patterns), nblocks=4) if patterns else {}
     # The performer's own linears stay: they are not blocks.
     layers = {key: layer for key, layer in layers.items() if ".RC." not in key}

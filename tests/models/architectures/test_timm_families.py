@@ -120,7 +120,7 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
     assert not [name for name in specs if not isinstance(dense.get_submodule(name), nn.Linear)]
 
 
-def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:
+def test_the_record_lists_the_models_of_the_installed_timm() -> None:
     record = json.loads(timm_models.RECORD.read_text())
     assert text_of(record) == timm_models.RECORD.read_text()
     assert set(record["models"]) == set(timm_models.recorded_timm_models())
@@ -131,7 +131,7 @@ def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224"])
-def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
+def test_a_row_of_the_record_is_that_of_the_built_model(name: str) -> None:
     found = examine(name)
     assert not isinstance(found, str)
     assert json.loads(timm_models.RECORD.read_text())["models"][name] == row_of(found)
@@ -147,7 +147,7 @@ def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
         ("vit_base_patch16_sapiens2", "take no square pictures"),
     ],
 )
-def test_what_is_left_out_says_why(name: str, reason: str) -> None:
+def test_models_left_out_of_the_record_have_a_reason(name: str, reason: str) -> None:
     if not timm.models.is_model(name):
         pytest.skip(f"this timm has no {name}")
     assert examine(name) == reason
@@ -156,7 +156,7 @@ def test_what_is_left_out_says_why(name: str, reason: str) -> None:
         create_model(name)
 
 
-def test_buffers_that_no_file_holds_are_those_of_a_model_with_weights() -> None:
+def test_buffers_outside_the_state_dict_have_their_values() -> None:
     for name in ("swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "gcvit_xxtiny"):
         whole = create_model(name, num_classes=5, **SAMPLES[name])
         empty = built_on_meta(lambda name=name: create_model(name, num_classes=5, **SAMPLES[name]))  # type: ignore[misc]
@@ -193,7 +193,7 @@ def test_roles_name_the_layers_of_blocks(name: str, counts: dict[str, int]) -> N
     assert {role: len(select_linears(model, [role])) for role in counts} == counts
 
 
-def test_a_module_that_only_looks_like_an_mlp_is_not_taken_for_one() -> None:
+def test_a_module_that_only_looks_like_an_mlp_is_not_packed() -> None:
     """A gated MLP has fc1, act and fc2 too, and halves what is between."""
     torch.manual_seed(0)
     gated = nn.Sequential(timm.layers.GluMlp(64, 128, act_layer=nn.GELU))

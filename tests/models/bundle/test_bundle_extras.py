@@ -1,4 +1,4 @@
-"""Files that lie beside a bundle's own: written with it, no part of its version, and no others than reports."""
+"""Extra files of a bundle are written with it, are no part of its version, and can only be reports."""
 
 import json
 from pathlib import Path

@@ -43,7 +43,9 @@ def images(dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dense", *KINDS])
-def test_the_same_bits_as_expanded_on_loading(tiny_vit: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
+def test_int8_layers_give_the_same_bits_as_weights_expanded_on_loading(
+    tiny_vit: dict[str, Any], kind: str, dtype: torch.dtype
+) -> None:
     model, layers = rounded(tiny_vit, kind)
     expanded = prepare_for_inference(copy.deepcopy(model), dtype=dtype)
     held = prepare_for_inference(model, dtype=dtype, int8_layers=layers)
@@ -82,7 +84,7 @@ def test_layers_that_are_not_int8_stay_as_they_are(tiny_vit: dict[str, Any]) -> 
         assert torch.equal(held(images()), expanded(images()))
 
 
-def test_low_rank_layers_are_held(tiny_vit: dict[str, Any]) -> None:
+def test_low_rank_layers_stay_int8(tiny_vit: dict[str, Any]) -> None:
     model, layers = rounded(tiny_vit, "lowrank")
     held = prepare_for_inference(model, int8_layers=layers)
     thin = next(module for module in held.modules() if isinstance(module, PackedLowRank))
@@ -91,7 +93,7 @@ def test_low_rank_layers_are_held(tiny_vit: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolutions_with_a_folded_norm(tiny_vitae: dict[str, Any], dtype: torch.dtype) -> None:
+def test_convolutions_with_a_folded_norm_stay_int8(tiny_vitae: dict[str, Any], dtype: torch.dtype) -> None:
     """Folding scales each filter: the int8 values stay, and the scales take it up, in float32 whatever the dtype."""
     torch.manual_seed(0)
     model = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
@@ -150,7 +152,7 @@ KEPT = {"BEiT": {"blocks.0.attn.qkv": None, "blocks.1.attn.qkv": None}}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_bundle_of_each_family(tmp_path: Path, tiny_vitae: dict[str, Any], family: str) -> None:
+def test_an_int8_bundle_of_each_family_is_served(tmp_path: Path, tiny_vitae: dict[str, Any], family: str) -> None:
     """Every layer of it is tried, stored and read as int8, and served as if it had been expanded."""
     arch, args, kind, layers, options = FAMILIES[family]
     args = args or tiny_vitae

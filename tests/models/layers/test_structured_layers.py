@@ -144,25 +144,25 @@ def test_gradients_are_those_of_the_dense_equivalent(layer: StructuredLinear) ->
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, *CASES.values()])
-def test_a_layer_says_what_it_is(layer: StructuredLinear) -> None:
-    structure = layer_spec_of(layer)
-    assert structure.kind == layer.kind
-    assert LayerSpec.from_dict(structure.to_dict()) == structure
-    twin = structure.build(dtype=torch.float64)
+def test_a_layer_spec_builds_the_same_layer_again(layer: StructuredLinear) -> None:
+    spec = layer_spec_of(layer)
+    assert spec.kind == layer.kind
+    assert LayerSpec.from_dict(spec.to_dict()) == spec
+    twin = spec.build(dtype=torch.float64)
     assert type(twin) is type(layer)
     assert {key: tuple(tensor.shape) for key, tensor in twin.state_dict().items()} == {
         key: tuple(tensor.shape) for key, tensor in layer.state_dict().items()
     }
     assert next(iter(layer.state_dict())) == "bias"
-    assert structure.weight_count == layer.weight_count
+    assert spec.weight_count == layer.weight_count
     assert layer.weight_count == sum(p.numel() for p in layer.parameters()) - layer.out_features
-    assert structure.weight_shapes() == {
+    assert spec.weight_shapes() == {
         key: tuple(tensor.shape) for key, tensor in layer.state_dict().items() if key != "bias"
     }
 
 
 @pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[1]])
-def test_kernels_get_the_factors_of_what_is_a_monarch_matrix(layer: StructuredLinear) -> None:
+def test_only_monarch_and_low_rank_layers_have_monarch_factors(layer: StructuredLinear) -> None:
     factors = layer.monarch_factors()
     assert factors is not None
     as_monarch = MonarchLinear(layer.in_features, layer.out_features, nblocks=len(factors[0]), rank=None)

@@ -1,4 +1,4 @@
-"""Models whose weights let every mistake show, and what their exported files compute."""
+"""Makes models in whose logits every mistake shows, and compares exported files with them."""
 
 from pathlib import Path
 from typing import Any

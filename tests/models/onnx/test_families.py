@@ -95,7 +95,7 @@ def test_every_family_computes_what_torch_does(family: str, written: Written, re
     assert max(differences(model, file, request.getfixturevalue("photos"))) <= 1e-4
 
 
-def test_no_family_is_left_out() -> None:
+def test_every_own_architecture_is_exported() -> None:
     tested = {type(create_model(arch, **arguments)) for arch, arguments in FAMILIES.values()}
     with on_meta():
         own = {type(create_model(arch)): arch for arch in set(own_architectures()) - {CUSTOM_VITAE}}

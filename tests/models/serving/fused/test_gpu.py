@@ -50,9 +50,9 @@ def build(family: str) -> nn.Module:
     torch.manual_seed(0)
     dense = create_model(arch, **args)
     chosen = [name for name in select_linears(dense, patterns) if ".RC." not in name] if patterns else []
-    structure = layer_specs_for(dense, chosen, nblocks=4) if chosen else {}
+    specs = layer_specs_for(dense, chosen, nblocks=4) if chosen else {}
     torch.manual_seed(0)
-    return create_model(arch, layer_specs=structure, **args)
+    return create_model(arch, layer_specs=specs, **args)
 
 
 def fused(model: nn.Module, tuning: Tuning | None = None) -> tuple[nn.Module, FusionReport]:
@@ -113,7 +113,7 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
             assert torch.equal(graphs(x.pin_memory()), want)
 
 
-def test_an_images_answer_does_not_see_what_was_there_before() -> None:
+def test_an_images_answer_does_not_depend_on_earlier_batches() -> None:
     model, _ = fused(build("ViTAE, Monarch"))
     graphs = CudaGraphForward(
         lambda x: model(x.bfloat16()).float(),

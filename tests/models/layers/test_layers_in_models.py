@@ -67,18 +67,18 @@ def images(count: int = 2) -> Tensor:
 
 
 @both
-def test_a_structure_of_each_kind_is_what_was_asked_for(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_specs_of_each_kind_have_the_options_asked_for(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
-    structure = layer_specs_of(model)
-    assert list(structure) == [f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2)]
-    fc1 = structure["blocks.0.mlp.fc1"]
+    specs = layer_specs_of(model)
+    assert list(specs) == [f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2)]
+    fc1 = specs["blocks.0.mlp.fc1"]
     assert fc1.kind == kind
     assert {name: getattr(fc1, name) for name in OPTIONS[kind]} == OPTIONS[kind]
     assert fc1.weight_count == WEIGHTS[kind]
 
 
 @both
-def test_parts_of_a_structured_layer_are_no_layers(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_parts_of_a_structured_layer_are_not_selected(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     assert not any(".mlp." in name for name in select_linears(model, ["blocks.*"]))
     assert len(layer_accounts(model)) == 9
@@ -95,7 +95,7 @@ def test_an_option_that_a_layer_cannot_have_names_the_layer(tiny_vit: dict[str, 
 
 
 @both
-def test_what_a_layer_costs_is_counted(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_accounts_count_structured_layers(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     dense = create_model(ARCH, num_classes=3, **tiny_vit)
     account = {row.name: row for row in layer_accounts(model, 32)}["blocks.0.mlp.fc1"]
@@ -108,7 +108,7 @@ def test_what_a_layer_costs_is_counted(tiny_vit: dict[str, Any], kind: str) -> N
 
 
 @both
-def test_a_bundle_keeps_it(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
+def test_a_bundle_keeps_structured_layers(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
     loaded, config = load_bundle(tmp_path / "b")
@@ -162,7 +162,7 @@ def test_monarch_layers_of_one_block_are_served_as_low_rank(tiny_vit: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["lowrank", "blockdiag"])
-def test_the_fused_form_computes_the_same_or_says_why_a_block_is_not(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_the_fused_form_computes_the_same_or_reports_a_fallback(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind, ("mlp", "qkv"))
     want = model(images())
     report = fuse(
@@ -197,7 +197,7 @@ def test_densify_gives_the_dense_layers_that_compute_the_same(
     torch.testing.assert_close(dense(images()), model(images()), rtol=1e-4, atol=1e-5)
 
 
-def test_densify_says_which_layer_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_densify_names_the_layer_that_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model = tiny(tiny_vit, "pixelfly")
     save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
     with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: a Pixelfly layer whose gate depends on the input"):
@@ -248,7 +248,7 @@ def fly_layer(shared: Path) -> tuple[nn.Module, dict[str, Tensor]]:
     return nn.ModuleDict({"fc1": nn.Linear(32, 128)}), state
 
 
-def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
+def test_flys_layout_decides_the_butterfly(shared: Path) -> None:
     model, state = fly_layer(shared)
     (layer,) = layer_specs_in("x", model, state).values()
     assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4} | {
@@ -279,7 +279,7 @@ def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
         ),
     ],
 )
-def test_tensors_of_no_structure_are_refused(shared: Path, change: Any, message: str) -> None:
+def test_tensors_that_fit_no_structured_layer_are_refused(shared: Path, change: Any, message: str) -> None:
     model, state = fly_layer(shared)
     change(state)
     with pytest.raises(CheckpointError, match=r"^x: fc1\.[^\n]*$") as caught:
