@@ -19,7 +19,7 @@ from ..errors import CheckpointError
 from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
-from .fitting import fit_checkpoint
+from .fitting import Fitted, fit_checkpoint
 from .timm_weights import PREFIX, fetch_timm_weights
 
 
@@ -71,33 +71,22 @@ def import_checkpoint(
     fitted = fit_checkpoint(
         str(path), state, arch or card.arch or None, num_classes, wanted_args, named=info.facts.get("arch")
     )
-    classes = fitted.arch_args["num_classes"]
-    if labels is not None and len(labels) != classes:
-        hint = classes_hint(classes)
-        raise CheckpointError(f"{path}: {len(labels)} labels given, the checkpoint has {classes} classes{hint}")
-    if labels is None and card.labels is not None and len(card.labels) == classes:
-        labels = card.labels
-    notes = [*info.notes, *card.notes, *fitted.notes]
-    own_args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
-    prepared = default_preprocess(fitted.arch, **own_args) | dict(fitted.preprocess) | dict(card.preprocess)
-    if "img_size" in own_args:
-        prepared["size"] = own_args["img_size"]
-    seconds = time.perf_counter() - start
+    notes = (*info.notes, *card.notes, *fitted.notes)
     config = BundleConfig(
         arch=fitted.arch,
         arch_args=fitted.arch_args,
         structure=fitted.layer_specs,
-        preprocess=prepared | dict(preprocess or {}),
+        labels=_labels(path, labels, card, fitted.arch_args["num_classes"]),
+        preprocess=_preprocess(fitted, card) | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},
             "import",
             {"arch": arch, "num_classes": num_classes, "arch_args": dict(arch_args or {})},
-            seconds,
+            time.perf_counter() - start,
         ),
-        labels=tuple(default_labels(classes) if labels is None else labels),
     )
     saved = save_bundle(out, fitted.model, config, overwrite=overwrite)
-    return ImportReport(saved, info, tuple(notes), time.perf_counter() - start)
+    return ImportReport(saved, info, notes, time.perf_counter() - start)
 
 
 def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInfo, str | None]:
@@ -125,6 +114,23 @@ def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
     card = info.card
     same = card is not None and (arch is None or arch.partition(".")[0] == card.arch.partition(".")[0])
     return card if card is not None and same else ModelCard("")
+
+
+def _labels(path: str | Path, given: Sequence[Label] | None, card: ModelCard, classes: int) -> tuple[Label, ...]:
+    """The labels given, those of the card where it has one for each class, or numbers."""
+    if given is not None and len(given) != classes:
+        hint = classes_hint(classes)
+        raise CheckpointError(f"{path}: {len(given)} labels given, the checkpoint has {classes} classes{hint}")
+    if given is None:
+        given = card.labels if card.labels is not None and len(card.labels) == classes else default_labels(classes)
+    return tuple(given)
+
+
+def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:
+    """What is published for the architecture, with what the checkpoint's keys and card say otherwise."""
+    args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
+    prepared = default_preprocess(fitted.arch, **args) | dict(fitted.preprocess) | dict(card.preprocess)
+    return prepared | ({"size": args["img_size"]} if "img_size" in args else {})
 
 
 def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:
