@@ -66,7 +66,7 @@ def torchscript_forward(model: nn.Module, shape: tuple[int, ...], dtype: torch.d
     It shares the model's parameters and buffers, and may be called by several threads at a time.
 
     Args:
-        shape: of the input, with its batch axis; on the CPU.
+        shape: shape of the input, with its batch axis; the input is on the CPU.
 
     Raises:
         TorchScriptError: nothing can be recorded, or the graph gives other bits than the model on two random inputs.
