@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ..models.accounting import COUNTER, macs, parameter_count
+from ..models.architectures.meta_init import on_meta
 from ..models.architectures.registry import (
     CUSTOM_VITAE,
     classifier_layers,
@@ -22,8 +23,8 @@ from ..models.architectures.registry import (
 )
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import TimmModel, recorded_timm_models, timm_record
-from ..models.bundle.meta_init import on_meta
-from ..models.layers.layer_spec import select_linears, structures_for
+from ..models.layers.layer_spec import layer_specs_for
+from ..models.layers.select import select_linears
 
 DEFAULT_DOC = Path("docs/models.md")
 NBLOCKS = 4
@@ -98,7 +99,7 @@ def own_model(name: str) -> OwnModel:
     count, counted = parameter_count(model), macs(model, size)
     scopes = []
     for layers in SCOPES.values():
-        structures = structures_for(model, select_linears(model, layers), nblocks=NBLOCKS)
+        structures = layer_specs_for(model, select_linears(model, layers), nblocks=NBLOCKS)
         saved = {layer: found.dense_weight_count - found.weight_count for layer, found in structures.items()}
         tokens = {layer: counted.by_layer[layer] // found.dense_weight_count for layer, found in structures.items()}
         saved_macs = sum(saved[layer] * tokens[layer] for layer in saved)

@@ -26,11 +26,11 @@ from torch import Tensor, nn
 from ..models import create_model, default_preprocess, load_bundle, read_config, select_linears
 from ..models.bundle.provenance import library_versions
 from ..models.compress import CompressRequest, compress_model
-from ..models.layers.layer_spec import monarch_structure
+from ..models.layers.layer_spec import layer_specs_for
 from ..models.onnx.export import LIMITS, write_verified
 from ..models.onnx.session import OnnxSession, runtime_version
 from ..models.serving.pack import prepare_for_inference
-from ..models.serving.torchscript import traced
+from ..models.serving.torchscript import torchscript_forward
 from .bodies import photos
 from .http_overhead import running_server
 from .machine import machine
@@ -171,7 +171,7 @@ def _sides(forms: Mapping[str, nn.Module], size: int, batch_sizes: Sequence[int]
             write_verified(copy.deepcopy(model), file, size)
             served = prepare_for_inference(model)
             for images in batch_sizes:
-                sides[images][f"torch {form}"] = traced(served, (images, 3, size, size))
+                sides[images][f"torch {form}"] = torchscript_forward(served, (images, 3, size, size))
                 sides[images][f"onnxruntime {form}"] = OnnxSession(file, batch=images)
     return sides
 
@@ -194,7 +194,7 @@ def _random(arch: str) -> tuple[str, dict[str, nn.Module], int]:
     """An architecture with random weights, dense and with Monarch MLPs: name, model by form, px."""
     torch.manual_seed(0)
     dense = create_model(arch)
-    monarch = create_model(arch, structure=monarch_structure(dense, select_linears(dense, ["mlp"])))
+    monarch = create_model(arch, layer_specs=layer_specs_for(dense, select_linears(dense, ["mlp"])))
     forms = {"dense": dense.requires_grad_(False), "monarch": monarch.requires_grad_(False)}
     return arch, forms, int(default_preprocess(arch)["size"])
 

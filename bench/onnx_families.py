@@ -22,13 +22,13 @@ from torch import Tensor, nn
 
 from ..models import create_model, default_preprocess
 from ..models.accounting import parameter_count
+from ..models.architectures.meta_init import on_meta
 from ..models.architectures.registry import CUSTOM_VITAE, classifier_layers, own_architectures
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import recorded_timm_models
-from ..models.bundle.meta_init import on_meta
 from ..models.bundle.provenance import library_versions
 from ..models.errors import ExportError
-from ..models.layers.layer_spec import monarch_structure, replace_linears
+from ..models.layers.layer_spec import layer_specs_for, replace_linears
 from ..models.onnx.export import LIMITS, write_verified
 from ..models.onnx.session import OnnxSession, runtime_version
 from .bodies import photos
@@ -107,7 +107,7 @@ def _model(arch: str) -> tuple[nn.Module, int]:
     model = create_model(arch)
     linears = linears_outside(model, classifier_layers(arch))
     names = [name for name, linear in linears.items() if min(linear.weight.shape) >= NBLOCKS]
-    replace_linears(model, monarch_structure(model, names, nblocks=NBLOCKS))
+    replace_linears(model, layer_specs_for(model, names, nblocks=NBLOCKS))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
     return model.eval().requires_grad_(False), len(names)

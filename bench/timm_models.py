@@ -20,9 +20,9 @@ import timm
 from torch import Tensor, nn
 
 from ..models.accounting import macs
+from ..models.architectures.meta_init import built_on_meta, on_meta
 from ..models.architectures.summary import linears_outside
 from ..models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
-from ..models.bundle.meta_init import built_on_meta, on_meta
 from ..models.layers.layer_spec import LayerSpec, replace_linears
 
 DEFAULT_OUT = Path("models/architectures/timm_models.json")

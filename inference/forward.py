@@ -21,8 +21,8 @@ from ..models.accounting import resident_bytes
 from .device import usable_cores
 
 if TYPE_CHECKING:
-    from ..models.serving.cuda_graph import Capture, GraphedForward
-    from ..models.serving.torchscript import TracedForward
+    from ..models.serving.cuda_graph import Capture, CudaGraphForward
+    from ..models.serving.torchscript import TorchScriptForward
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
 # The demo (49 M): 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`bench.lanes`). 4 gain most of what 8 do, and a lone
@@ -110,8 +110,8 @@ class Forward:
         self.resident_bytes = resident_bytes(model) if weight_bytes is None else weight_bytes
         self.warm_seconds: dict[int, float] = {}
         """Time of a forward by its number of images, as `warm_up` measured it."""
-        self.cuda_graphs: GraphedForward | None = None
-        self.traced: TracedForward | None = None
+        self.cuda_graphs: CudaGraphForward | None = None
+        self.traced: TorchScriptForward | None = None
         self._probabilities = _Probabilities(model.to(device))
         self._compute: Callable[[Tensor], Tensor] = self._probabilities
         # The calling thread is a lane itself: a single image changes no thread.
@@ -122,7 +122,7 @@ class Forward:
             self.traced = self._compute = self._traced()
 
     @property
-    def graph(self) -> "GraphedForward | TracedForward | None":
+    def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
         """What the forward was captured or recorded as; None where it runs as it is."""
         return self.traced if self.cuda_graphs is None else self.cuda_graphs
 
@@ -163,19 +163,19 @@ class Forward:
         """End the helper threads."""
         self._helpers.shutdown(wait=True)
 
-    def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "GraphedForward":
+    def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
         # Imported here: a machine without a GPU pays for none of it, not even in memory.
-        from ..models.serving.cuda_graph import GraphedForward
+        from ..models.serving.cuda_graph import CudaGraphForward
 
         shape = (3, self.size, self.size)
-        return GraphedForward(
+        return CudaGraphForward(
             self._on_device, device=self.device, image_shape=shape, batch_sizes=batch_sizes, capture=capture
         )
 
-    def _traced(self) -> "TracedForward":
-        from ..models.serving.torchscript import TracedForward
+    def _traced(self) -> "TorchScriptForward":
+        from ..models.serving.torchscript import TorchScriptForward
 
-        return TracedForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self.dtype)
+        return TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self.dtype)
 
     def _on_device(self, images: Tensor) -> Tensor:
         """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""

@@ -14,7 +14,7 @@ from ..loaders.errors import InputError
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
-from ..models.layers.layer_spec import layer_spec_of
+from ..models.layers.layer_spec import layer_specs_of
 from ..models.report import DataUse, Measured, check_report_packages, write_report
 from ..models.training import (
     Alone,
@@ -187,7 +187,7 @@ def _save(
     facts = {} if input_version is None else {"input_version": input_version, "input_metrics": dict(config.metrics)}
     config = replace(
         config,
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         metrics={"training": {"held_out": {**measured, "images": data[1].images}, "images": data[0].images}},
         provenance=add_step(config.provenance, "train", request.arguments(), result.seconds, **facts),
     )

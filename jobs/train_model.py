@@ -11,7 +11,8 @@ from ..models import BundleConfig, LayerSpec, create_model, default_preprocess, 
 from ..models.architectures.registry import classifier_layers
 from ..models.bundle.labels import Label
 from ..models.compress import project_layer
-from ..models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
+from ..models.layers.layer_spec import layer_specs_for, layer_specs_of, replace_linears
+from ..models.layers.select import select_linears
 from ..models.training import densified
 from .dataset import class_labels
 from .train_request import DENSE, TrainJob
@@ -54,7 +55,7 @@ def _from_scratch(request: TrainJob) -> tuple[nn.Module, BundleConfig]:
     config = BundleConfig(
         arch=request.arch,
         arch_args={"num_classes": len(labels), **request.arch_args},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess={**default_preprocess(request.arch, **request.arch_args), **request.preprocess},
         labels=labels,
     )
@@ -74,13 +75,13 @@ def _continued(request: TrainJob, bundle: Path) -> tuple[nn.Module, BundleConfig
         for name, layer in _structures(request, model, request.structure).items():
             project_layer(model, name, layer)
     preprocess = {**config.preprocess, **request.preprocess}
-    return model, replace(config, structure=layer_spec_of(model), preprocess=preprocess)
+    return model, replace(config, structure=layer_specs_of(model), preprocess=preprocess)
 
 
 def _with_new_head(model: nn.Module, config: BundleConfig, labels: Sequence[Label]) -> tuple[nn.Module, BundleConfig]:
     """The same model for other classes: its heads start anew, even where the new classes are as many."""
     arch_args = {**config.arch_args, "num_classes": len(labels)}
-    fresh = create_model(config.arch, structure=config.structure, **arch_args)
+    fresh = create_model(config.arch, layer_specs=config.structure, **arch_args)
     heads = tuple(f"{name}." for name in classifier_layers(config.arch))
     kept = {name: value for name, value in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(kept, strict=False)
@@ -89,4 +90,4 @@ def _with_new_head(model: nn.Module, config: BundleConfig, labels: Sequence[Labe
 
 def _structures(request: TrainJob, model: nn.Module, kind: str) -> dict[str, LayerSpec]:
     names = select_linears(model, request.layers)
-    return structures_for(model, names, kind, nblocks=request.nblocks, rank=request.rank, gating=request.gating)
+    return layer_specs_for(model, names, kind, nblocks=request.nblocks, rank=request.rank, gating=request.gating)

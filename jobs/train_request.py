@@ -27,7 +27,7 @@ class TrainJob:
         held_out: another such folder to measure on; None takes `held_out_fraction` of `data` away.
         structure: kind of the chosen layers, or `dense`; None is monarch from scratch, and with `start_bundle` as
             the bundle is.
-        layers, nblocks, rank, gating: as `structures_for`.
+        layers, nblocks, rank, gating: as `layer_specs_for`.
         schedule: `s2d` makes the structured layers dense after `s2d_fraction` of the epochs.
         start_bundle: train on from its weights; dense layers that `structure` names are projected first (D2S).
         new_head: the classes are those of `data`, not of `start_bundle`; its classifier starts anew.

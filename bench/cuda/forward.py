@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...models import create_model, default_preprocess, macs, select_linears
 from ...models.compress import densify_layer
-from ...models.layers.layer_spec import monarch_structure
+from ...models.layers.layer_spec import layer_specs_for
 from ...models.layers.monarch import MonarchLinear
 from ...models.serving.fused.fuse import fuse
 from ...models.serving.pack import prepare_for_inference
@@ -154,9 +154,9 @@ def monarch_model(arch: str, layers: Sequence[str], nblocks: int) -> nn.Module:
     """A model of random weights, those layers Monarch."""
     with torch.device("meta"):
         shapes = create_model(arch)
-    structure = monarch_structure(shapes, select_linears(shapes, layers), nblocks, None)
+    structure = layer_specs_for(shapes, select_linears(shapes, layers), nblocks=nblocks)
     torch.manual_seed(0)
-    return create_model(arch, structure=structure).eval()
+    return create_model(arch, layer_specs=structure).eval()
 
 
 def dense_twin(model: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ from ...inference.model_form import GPU_BATCH_SIZE, ForwardOptions, prepare_mode
 from ...loaders import PreprocessSpec, validate
 from ...models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
 from ...models.bundle.labels import default_labels
-from ...models.layers.layer_spec import layer_spec_of
+from ...models.layers.layer_spec import layer_specs_of
 from ...server.config.settings import Settings
 from ..clients import load
 from ..http_overhead import running_server
@@ -161,7 +161,7 @@ def _batch(subject: Subject, bodies: list[bytes]) -> int:
 def made_bundle(path: Path, arch: str, layers: Sequence[str]) -> Path:
     """A model of random weights, those layers Monarch."""
     model = monarch_model(arch, layers, 4)
-    config = BundleConfig(arch=arch, structure=layer_spec_of(model), preprocess=default_preprocess(arch), arch_args={})
+    config = BundleConfig(arch=arch, structure=layer_specs_of(model), preprocess=default_preprocess(arch), arch_args={})
     save_bundle(path, model, config, default_labels(CLASSES))
     return path
 

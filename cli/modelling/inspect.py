@@ -153,10 +153,11 @@ def _resident(storage: Mapping[str, str]) -> str:
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
     """How many layers are of which kind: `4 of them Monarch`."""
-    from ...models.layers.layer_spec import KIND_NAMES
+    from ...models.layers.layer_spec import LAYER_CLASSES
 
     counts = Counter(layer["kind"] for layer in structured)
-    return ", ".join(f"{count} of them {KIND_NAMES[kind]}" for kind, count in counts.items()) or "all of them dense"
+    said = (f"{count} of them {LAYER_CLASSES[kind].kind_name}" for kind, count in counts.items())
+    return ", ".join(said) or "all of them dense"
 
 
 def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from milkweed.cli import main
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.layers.layer_spec import monarch_structure
+from milkweed.models.layers.layer_spec import layer_specs_for
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -103,8 +103,8 @@ def _tell_apart(model: nn.Module, images: list[bytes]) -> None:
 def _model(monarch: bool, images: list[bytes]) -> tuple[nn.Module, BundleConfig]:
     torch.manual_seed(0)
     dense = create_model("vitae_basic", num_classes=CLASSES, **SMALL)
-    structure = monarch_structure(dense, select_linears(dense, ["mlp"])) if monarch else {}
-    model = create_model("vitae_basic", num_classes=CLASSES, structure=structure, **SMALL)
+    structure = layer_specs_for(dense, select_linears(dense, ["mlp"])) if monarch else {}
+    model = create_model("vitae_basic", num_classes=CLASSES, layer_specs=structure, **SMALL)
     _tell_apart(model, images)
     config = BundleConfig(
         arch="vitae_basic",

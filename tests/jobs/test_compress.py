@@ -243,11 +243,11 @@ def test_a_full_disk_keeps_what_can_be_gone_on_with(
     """While the recovery's state is written, and while OUT is: one line, no OUT; with room again it goes on."""
     whole = compress(replace(run, out=tmp_path / "whole"))
     module = {"state": "milkweed.models.training.state", "bundle": "milkweed.models.bundle.bundle"}[place]
-    from milkweed.models.bundle import safetensors_file as tensorfile
+    from milkweed.models.bundle.safetensors_file import write_tensors
 
     def full(path: Path, *tensors: Any) -> None:
         if place == "bundle" and run.work in Path(path).parents:
-            tensorfile.write_tensors(path, *tensors)
+            write_tensors(path, *tensors)
             return
         Path(path).write_bytes(b"torn")
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from milkweed.models import create_model, load_bundle
-from milkweed.models.layers.layer_spec import replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 
 ARCH = "deit_tiny_patch16_224"
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4}
@@ -66,7 +67,7 @@ def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) ->
     torch.manual_seed(0)
     model = create_model("vit_small_patch16_224", num_classes=3, **FLYS)
     names = select_linears(model, ["mlp"])
-    replace_linears(model, structures_for(model, names, "monarch", nblocks=16))
+    replace_linears(model, layer_specs_for(model, names, "monarch", nblocks=16))
     weights = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": weights, "pytorch-lightning_version": "1.6.0"}, tmp_path / "last.ckpt")
     ran = milkweed("import", tmp_path / "last.ckpt", tmp_path / "out")

@@ -13,7 +13,8 @@ from milkweed.cli.options import json_object
 from milkweed.jobs.dataset import DataError, class_labels, find_images
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import project_layer
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.report import read_report
 from milkweed.models.training import accuracy
 
@@ -133,7 +134,7 @@ def test_from_a_bundle_by_projection(train: Callable[..., Any], tmp_path: Path) 
     assert report is not None
     assert report.before is not None
     model, config = load_bundle(tmp_path / "dense")
-    for name, layer in monarch_structure(model, select_linears(model, ["mlp"]), 2).items():
+    for name, layer in layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=2).items():
         project_layer(model, name, layer)
     assert report.input_version == config.version
     assert report.before.top1 == accuracy(model, _held_out(report, tmp_path, config))["top1"]

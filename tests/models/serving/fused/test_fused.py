@@ -1,4 +1,4 @@
-"""A fused model computes what the model did, whatever runs it: on the CPU, with the operators' CPU implementations."""
+"""A fused model gives the model's logits with every engine of the CPU."""
 
 from itertools import product
 from types import ModuleType
@@ -21,9 +21,9 @@ from ...small_models import (
     BRANCHES,
     CPU,
     MODELS,
+    MONARCH_ROLES,
     NATIVE,
     PERFORMERS,
-    STRUCTURES,
     Preferring,
     build,
     fused,
@@ -34,10 +34,10 @@ from ...small_models import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("roles", MONARCH_ROLES)
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_is_the_same_function_at_every_batch(name: str, structure: str) -> None:
-    model = build(name, structure)
+def test_float32_is_the_same_function_at_every_batch(name: str, roles: str) -> None:
+    model = build(name, roles)
     copied, report = fused(model)
     with torch.inference_mode():
         for count in (1, 3, 4, 5):  # buckets, between them, above them
@@ -53,11 +53,11 @@ def test_float32_is_the_same_function_at_every_batch(name: str, structure: str) 
 
 
 @pytest.mark.parametrize(
-    ("engine", "structure"),
+    ("engine", "roles"),
     [*product(["dense", "torch"], ["dense", "all"]), ("feature_major", "all"), ("batched", "all")],
 )
-def test_every_engine_of_the_cpu_gives_the_models_logits(engine: str, structure: str) -> None:
-    model = build("vit", structure)
+def test_every_engine_of_the_cpu_gives_the_models_logits(engine: str, roles: str) -> None:
+    model = build("vit", roles)
     timer = Preferring(engine)
     copied, report = fused(model, tuning=Tuning(measure=timer), batch_sizes=(2,))
     x = images(2)

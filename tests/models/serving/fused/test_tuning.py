@@ -85,7 +85,7 @@ def test_off_measures_nothing_and_takes_what_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("entry", [{}, {"cuts": "0b", "engines": [], "seconds": 1.0}, {"seconds": "x"}, 3])
-def test_off_takes_no_nonsense_out_of_a_cache(entry: object) -> None:
+def test_off_ignores_bad_entries_of_a_cache(entry: object) -> None:
     cache, one = TuningCache(), chain()
     choose_chain(one, PROBLEM, tuning(cache=cache, measure=Timer()))
     assert cache._own is not None
@@ -94,7 +94,7 @@ def test_off_takes_no_nonsense_out_of_a_cache(entry: object) -> None:
     assert choose_chain(one, PROBLEM, tuning(mode="off", cache=cache)).source == "untuned"
 
 
-def test_force_measures_anew_once_a_start_and_writes_it_down(tmp_path: Path) -> None:
+def test_force_measures_once_a_start_and_writes_the_cache(tmp_path: Path) -> None:
     one = chain()
     choose_chain(one, PROBLEM, tuning(cache=open_cache(CPU, "auto", tmp_path), measure=Timer()))
     forced = open_cache(CPU, "force", tmp_path)
@@ -107,7 +107,7 @@ def test_force_measures_anew_once_a_start_and_writes_it_down(tmp_path: Path) -> 
     assert later.seconds == first.seconds
 
 
-def test_the_cache_lies_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert open_cache(CPU, "auto", tmp_path / "here").path == tmp_path / "here" / "cpu.json"
     assert open_cache(CPU, "auto").path == tmp_path / "milkweed" / "tune" / "cpu.json"
@@ -192,14 +192,16 @@ def test_parts_are_measured_and_remembered_too() -> None:
     assert other.source == "measured"
 
 
-def test_a_part_that_torch_runs_faster_is_torchs() -> None:
+def test_a_part_that_torch_runs_faster_runs_in_torch() -> None:
     fast_torch = {"branch torch": 1e-3}
     chosen = choose(Doubling(RIGHT), PROBLEM, tuning(measure=lambda call: fast_torch.get(str(call), 1.0)))
     assert chosen.way.name == "torch"
 
 
 @pytest.mark.parametrize("bad", [WRONG, NAN, SHAPE, FAILING], ids=lambda way: way.name)
-def test_a_way_that_is_wrong_or_fails_is_left_out_and_told(bad: Alternative, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_way_that_is_wrong_or_fails_is_left_out_and_reported(
+    bad: Alternative, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = choose(Doubling(bad), PROBLEM, tuning(mode="off", measure=never))
     assert (chosen.way.name, chosen.source) == ("torch", "untuned")
