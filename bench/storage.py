@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..jobs.compress_request import Progress
+from ..jobs.compress_job import Progress
 from ..jobs.convert import ConvertJob, convert
 from ..jobs.dataset import labelled_images
 from ..loaders.dataset.evaluation import PreparedImages

@@ -14,7 +14,7 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, read_config
 from ..models.compress import CalibrationData
 from ..models.compress.calibration import MIN_IMAGES
-from .compress_request import CompressJob, Progress
+from .compress_job import CompressJob, Progress
 from .dataset import DataError, find_images, labelled_images
 from .skipped import skipped_lines
 from .train_report import data_use

@@ -36,7 +36,7 @@ from .calibration_images import (
     name_skipped,
     split_held_out,
 )
-from .compress_request import CompressJob, Progress
+from .compress_job import CompressJob, Progress
 from .dataset import DataError
 from .train_report import data_use
 from .train_split import digest

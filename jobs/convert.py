@@ -13,7 +13,7 @@ from ..models import read_config
 from ..models.compress.conversion import ConvertReport, convert_model
 from ..models.compress.quantisation import INT8_LIMIT
 from .calibration_images import BATCH, folder_samples, name_skipped, spaced
-from .compress_request import Progress
+from .compress_job import Progress
 from .dataset import DataError
 
 SAMPLE_IMAGES = 64

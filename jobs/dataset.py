@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..loaders.dataset.folder import read_file
 from ..loaders.errors import InputError
-from ..loaders.image_suffixes import IMAGE_SUFFIXES
+from ..loaders.headers.info import IMAGE_SUFFIXES
 from ..models.bundle.labels import Label
 
 _SHOWN = 5

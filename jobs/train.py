@@ -29,9 +29,9 @@ from ..models.training import (
     densified,
     train_model,
 )
+from .train_job import TrainJob
 from .train_model import starting_model
 from .train_report import data_use, measured_row, run_report
-from .train_request import TrainJob
 from .train_split import fingerprint, plain_twin, split_samples
 
 EVALUATION_BATCH = 256

@@ -14,7 +14,7 @@ from ..models.compress import project_layer
 from ..models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
 from ..models.training import densified
 from .dataset import class_labels
-from .train_request import DENSE, TrainJob
+from .train_job import DENSE, TrainJob
 
 
 def starting_model(request: TrainJob) -> tuple[nn.Module, BundleConfig]:

@@ -14,7 +14,7 @@ from ..models.layers.structured import StructuredLinear
 from ..models.report import DataUse, Measured, RunReport, Skipped
 from ..models.report.rows import LayerNote, layer_rows, model_totals
 from ..models.training import TrainResult
-from .train_request import TrainJob
+from .train_job import TrainJob
 
 FEW_IMAGES = 1000
 

@@ -11,7 +11,7 @@ from ..loaders.dataset.training import Sample
 from ..models import BundleConfig, read_config
 from ..models.bundle.labels import Label
 from .dataset import DataError, labelled_images
-from .train_request import TrainJob
+from .train_job import TrainJob
 
 
 def split_samples(request: TrainJob, labels: Sequence[Label]) -> tuple[list[Sample], list[Sample]]:

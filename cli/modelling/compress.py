@@ -40,7 +40,7 @@ from .train_options import Gating, Layers, Seed, Threads, Workers
 if TYPE_CHECKING:
     import torch
 
-    from ...jobs.compress_request import CompressJob
+    from ...jobs.compress_job import CompressJob
     from ...loaders.dataset.augmentation import Augmentation
     from ...models.compress import CompressReport
     from ...models.recovery import RecoveryPlan
@@ -102,7 +102,7 @@ def compress(
     import torch
 
     from ...jobs.compress import compress
-    from ...jobs.compress_request import Progress
+    from ...jobs.compress_job import Progress
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -125,7 +125,7 @@ def compress(
 
 def _run(given: dict[str, Any]) -> "CompressJob":
     from ...inference.device import resolve_device, use_device
-    from ...jobs.compress_request import CompressJob
+    from ...jobs.compress_job import CompressJob
     from ...models.compress import CompressRequest
 
     device = resolve_device(given["device"] or "auto")

@@ -52,7 +52,7 @@ def convert(
     """
     check_free(out, force)
     from ...inference.device import resolve_device, use_device
-    from ...jobs.compress_request import Progress
+    from ...jobs.compress_job import Progress
     from ...jobs.convert import ConvertJob
     from ...jobs.convert import convert as run_conversion
     from ...models.compress.quantisation import INT8_LIMIT

@@ -65,7 +65,7 @@ from .train_options import (
 
 if TYPE_CHECKING:
     from ...jobs.train import Hooks, TrainOutcome
-    from ...jobs.train_request import TrainJob
+    from ...jobs.train_job import TrainJob
     from ...models.training import Recipe
 
 
@@ -162,7 +162,7 @@ def train(
 
 
 def _request(given: Mapping[str, Any]) -> "TrainJob":
-    from ...jobs.train_request import TrainJob
+    from ...jobs.train_job import TrainJob
     from ...loaders.dataset.augmentation import Augmentation
 
     arch_args = json_object("--arch-args", given["arch_args"])

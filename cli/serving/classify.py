@@ -18,7 +18,7 @@ from .classify_output import KINDS, AnswerFile, kind_of
 
 if TYPE_CHECKING:
     from ...client import Answer
-    from ...client.questions import Priority
+    from ...client.requests import Priority
 
 Images = Annotated[
     list[str] | None,
@@ -124,7 +124,7 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
 @contextmanager
 def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
-    from ...client.questions import base_url
+    from ...client.requests import base_url
 
     try:
         server = base_url(url)

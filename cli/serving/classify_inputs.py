@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...loaders.image_suffixes import IMAGE_SUFFIXES
+from ...loaders.headers.info import IMAGE_SUFFIXES
 from ..errors import WRONG_USAGE, CommandError, one_line
 from ..output import note
 

@@ -17,6 +17,10 @@ SANDBOXED: Mapping[Format, "CostClass"] = {
     "JPEG2000": "jpeg2000",
 }
 """Only the children of a `Sandbox` read the headers of these formats; the limits of each are those of its class."""
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".gif", ".bmp", ".dib", ".tif", ".tiff")
+) | {".ppm", ".pgm", ".pbm", ".pnm"}
+"""How the names of image files end; other files in a folder are passed over."""
 
 # What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,

@@ -13,7 +13,7 @@ import httpx
 from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer
 from .images import Encoded, Image, encode, encoded, in_batches, is_one
-from .questions import MOST_TIMEOUT_MS, Priority, Question, base_url, body_of, key_headers
+from .requests import MOST_TIMEOUT_MS, Priority, Question, base_url, body_of, key_headers
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0

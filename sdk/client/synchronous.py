@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, overload
 from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
 from .images import Image, encode, encoded, in_batches, is_one
-from .questions import Priority, Question
+from .requests import Priority, Question
 
 T = TypeVar("T")
 

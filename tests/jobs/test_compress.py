@@ -12,7 +12,7 @@ import pytest
 
 from milkweed.jobs.calibration_images import calibration_samples, folder_samples, split_held_out
 from milkweed.jobs.compress import EPOCH_CHOSEN, compress
-from milkweed.jobs.compress_request import CompressJob, Progress
+from milkweed.jobs.compress_job import CompressJob, Progress
 from milkweed.jobs.dataset import DataError
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
