@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..jobs.compress_job import Progress
 from ..jobs.convert import ConvertJob, convert
 from ..jobs.dataset import labelled_images
+from ..jobs.progress import Progress
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import (

@@ -1,4 +1,4 @@
-"""`milkweed import`: a published checkpoint becomes a bundle."""
+"""`milkweed import` makes a bundle of a published checkpoint."""
 
 from pathlib import Path
 from typing import Annotated
@@ -21,32 +21,22 @@ Checkpoint = Annotated[
 Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
 Arch = Annotated[
     str | None,
-    typer.Option(
-        "--arch", metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."
-    ),
+    typer.Option(metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."),
 ]
 ArchArgs = Annotated[
-    str | None,
-    typer.Option(
-        "--arch-args", metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."
-    ),
+    str | None, typer.Option(metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one.")
 ]
 Preprocess = Annotated[
     str | None,
     typer.Option(
-        "--preprocess",
         metavar="JSON|FILE",
         help="How images become input: size, crop_pct, interpolation, mean, std; as published if not given.",
     ),
 ]
 Labels = Annotated[
-    Path | None,
-    typer.Option("--labels", metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line."),
+    Path | None, typer.Option(metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line.")
 ]
-Classes = Annotated[
-    int | None,
-    number_option("--num-classes", "Number of classes; counted in the checkpoint if not given."),
-]
+Classes = Annotated[int | None, number_option("Number of classes; counted in the checkpoint if not given.")]
 
 
 def import_checkpoint(

@@ -12,8 +12,9 @@ import pytest
 
 from milkweed.jobs.calibration_images import calibration_samples, folder_samples, split_held_out
 from milkweed.jobs.compress import EPOCH_CHOSEN, compress
-from milkweed.jobs.compress_job import CompressJob, Progress
+from milkweed.jobs.compress_job import CompressJob
 from milkweed.jobs.dataset import DataError
+from milkweed.jobs.progress import Progress
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.cli.progress import Steps
+from milkweed.cli.progress import job_progress
 from milkweed.models import load_bundle, read_config
 from milkweed.models.report import read_report
 
@@ -195,15 +195,15 @@ def test_steps_are_shown_one_after_the_other(
 
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Steps("compress") as steps:
-        steps("calibrating", 1, 4)
+    with job_progress("compress: ", units={"fitting": "layers"}) as told:
+        told.step("calibrating", 1, 4)
         now[0] = 11.0
-        steps("calibrating", 2, 4)
-        steps("fitting", 0, 10)  # begins now: its rate and time left are its own
+        told.step("calibrating", 2, 4)
+        told.step("fitting", 0, 10)  # begins now: its rate and time left are its own
         now[0] = 22.0
-        steps("fitting", 5, 10)
-        steps("calibrating", 1, 1)
+        told.step("fitting", 5, 10)
+        told.step("calibrating", 1, 1)
     assert capsys.readouterr().err.splitlines() == [
         "milkweed: compress: calibrating: 2 of 4 done, 0.2 done/s, 11 s left",
-        "milkweed: compress: fitting: 5 of 10 done, 0.5 done/s, 11 s left",
+        "milkweed: compress: fitting: 5 of 10 layers, 0.5 layers/s, 11 s left",
     ]

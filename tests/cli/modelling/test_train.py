@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from milkweed.cli.options import json_object
-from milkweed.jobs.dataset import DataError, class_labels, find_images
+from milkweed.jobs.dataset import DataError, class_labels, image_files
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import monarch_structure, select_linears
@@ -148,7 +148,7 @@ def _held_out(report: Any, tmp_path: Path, config: Any) -> Any:
     from milkweed.loaders.preprocess.spec import PreprocessSpec
 
     root = next(path for path in tmp_path.parent.glob("colours*") if path.name == report.data[0].folder)
-    samples = [(sample.path, sample.target) for sample in labelled_images(root, config.labels).samples]
+    samples = labelled_images(root, config.labels).samples
     chosen = [samples[place] for place in sorted(epoch_order(0, 0, 36)[:9].tolist())]
     return PreparedImages(chosen, PreprocessSpec.from_dict(config.preprocess), 4)
 
@@ -221,11 +221,11 @@ def test_a_folder_says_its_classes_and_images(photos: Path, tmp_path: Path) -> N
     (tmp_path / "loose.png").write_bytes((photos / "red" / "0.png").read_bytes())
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "b.JPG").write_bytes(b"")
-    assert find_images(tmp_path) == ((tmp_path / "deep" / "er" / "b.JPG", tmp_path / "loose.png"), 1)
+    assert image_files(tmp_path) == [tmp_path / "deep" / "er" / "b.JPG", tmp_path / "loose.png"]
     with pytest.raises(DataError, match="1 folders with images, training needs one for each class"):
         class_labels(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
-        find_images(tmp_path / "nowhere")
+        image_files(tmp_path / "nowhere")
 
 
 def test_objects_come_from_text_or_a_file(tmp_path: Path) -> None:

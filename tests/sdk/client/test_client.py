@@ -241,7 +241,7 @@ def test_wrong_arguments_name_the_value() -> None:
 
 
 def test_every_code_of_the_servers_has_a_class_and_its_status() -> None:
-    assert {code: kind.status for code, kind in client_errors.KINDS.items()} == {
+    assert {code: kind.status for code, kind in client_errors.ERROR_CODES.items()} == {
         code: kind.status for code, kind in server_errors.ERROR_CODES.items()
     }
     limited = client_errors.make_error("rate_limited", "slow down", retry_after=2.0)
