@@ -28,7 +28,7 @@ def progress(what: str, unit: str) -> Iterator[Update]:
         unit: what is counted, such as "images".
     """
     if not sys.stderr.isatty():
-        yield _LogLines(what, unit)
+        yield _log_lines(what, unit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -41,8 +41,13 @@ def progress(what: str, unit: str) -> Iterator[Update]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task, rate = bars.add_task(what, total=None, rate=""), _Rate()
-        yield lambda done, total: bars.update(task, completed=done, total=total, rate=f"{rate(done):.1f} {unit}/s")
+        task, started = bars.add_task(what, total=None, rate=""), time.monotonic()
+
+        def update(done: int, total: int) -> None:
+            rate = done / max(1e-9, time.monotonic() - started)
+            bars.update(task, completed=done, total=total, rate=f"{rate:.1f} {unit}/s")
+
+        yield update
 
 
 @contextmanager
@@ -67,31 +72,25 @@ def job_progress(
                 shown.clear()
                 shown[name] = bar.enter_context(progress(prefix + name, (units or {}).get(name, "done")))
             shown[name](done, total)
+            if done >= total:  # notes that follow are not drawn over
+                bar.close()
+                shown.clear()
 
         yield Progress(step, lambda found: note(row(found)), lambda text: note(one_line(text)))
 
 
-class _Rate:
-    """Units a second since the bar was made."""
+def _log_lines(what: str, unit: str) -> Update:
+    """Print progress as plain lines, at most one every LOG_SECONDS; short work prints nothing."""
+    started = told = time.monotonic()
 
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def __call__(self, done: int) -> float:
-        return done / max(1e-9, time.monotonic() - self._started)
-
-
-class _LogLines:
-    """Progress as plain lines, at most one every LOG_SECONDS; short work says nothing."""
-
-    def __init__(self, what: str, unit: str) -> None:
-        self._what, self._unit, self._rate = what, unit, _Rate()
-        self._next = time.monotonic() + LOG_SECONDS
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() < self._next:
+    def update(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now < told + LOG_SECONDS:
             return
-        self._next = time.monotonic() + LOG_SECONDS
-        rate = self._rate(done)
+        told = now
+        rate = done / max(1e-9, now - started)
         left = f", {(total - done) / rate:.0f} s left" if done else ""
-        note(f"{self._what}: {done} of {total} {self._unit}, {rate:.1f} {self._unit}/s{left}")
+        note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")
+
+    return update

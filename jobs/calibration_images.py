@@ -6,7 +6,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample
 from ..loaders.preprocess.spec import PreprocessSpec
@@ -14,7 +13,7 @@ from ..models import BundleConfig, read_config
 from ..models.compress import CalibrationData
 from ..models.compress.calibration import MIN_IMAGES
 from .compress_job import CompressJob
-from .dataset import DataError, image_files, labelled_images
+from .dataset import DataError, hold_out, image_files, labelled_images, spaced
 from .progress import Progress
 from .train_report import data_use
 
@@ -48,7 +47,7 @@ def calibration_data(job: CompressJob, progress: Progress) -> CalibrationData | 
     return CalibrationData(torch.cat(pixels), torch.cat(targets) if targets else None, use)
 
 
-def calibration_samples(job: CompressJob, folder: Path, config: BundleConfig) -> list[Sample]:
+def calibration_samples(job: CompressJob, folder: Path, config: BundleConfig) -> Sequence[Sample]:
     """Choose evenly spaced images of the folder, none that a recovery from the same folder will be judged by."""
     samples = folder_samples(folder, config)
     if job.recover is not None and folder.resolve() == job.recover.resolve():
@@ -75,13 +74,4 @@ def split_held_out(samples: Sequence[Sample], folder: Path) -> tuple[list[Sample
     count = max(MIN_HELD_OUT, round(HELD_OUT_FRACTION * len(samples)))
     if len(samples) < 2 * MIN_HELD_OUT:
         raise DataError(f"DATA {folder}: {len(samples)} images, a recovery needs at least {2 * MIN_HELD_OUT}")
-    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
-    training = [sample for place, sample in enumerate(samples) if place not in taken]
-    return training, [samples[place] for place in sorted(taken)]
-
-
-def spaced(samples: list[Sample], most: int) -> list[Sample]:
-    """Choose at most `most` of the samples, evenly spaced."""
-    if len(samples) <= most:
-        return samples
-    return [samples[place * len(samples) // most] for place in range(most)]
+    return hold_out(samples, count)

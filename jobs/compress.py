@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -43,6 +44,15 @@ from .train_split import digest
 
 COMPRESSED = "compressed"
 """The name of the bundle before its recovery, in the work folder."""
+
+EPOCH_CHOSEN = (
+    "the held-out images chose the epoch that was kept: figures on them are a little better than on others; measure "
+    "with images of your own (milkweed evaluate)"
+)
+IN_VAIN = (
+    "the recovery found nothing better on its held-out images: the model before it was written; more images, or a "
+    "smaller --recover-lr, may help"
+)
 
 
 def compress(job: CompressJob, progress: Progress | None = None) -> CompressReport:
@@ -105,18 +115,13 @@ def _has_compressed(job: CompressJob) -> bool:
 
 def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], progress: Progress) -> CompressReport:
     """Recover the bundle in the work folder, and write OUT."""
-    assert job.recover is not None
     teacher, config = load_bundle(job.source)
     model, compressed_config = load_bundle(job.work / COMPRESSED)
-    report = read_report(job.work / COMPRESSED)
-    assert report is not None
-    report = replace(report, arguments=job.request.to_dict())
-    training, held_out = samples
     spec = PreprocessSpec.from_dict(config.preprocess)
     source = TrainingImages(
-        training, spec, job.augmentation, batch_size=job.plan.batch_size, seed=job.plan.seed, workers=job.workers
+        samples[0], spec, job.augmentation, batch_size=job.plan.batch_size, seed=job.plan.seed, workers=job.workers
     )
-    prepared = PreparedImages(held_out, spec, BATCH)
+    prepared = PreparedImages(samples[1], spec, BATCH)
     measuring = _measuring(teacher.to(job.device), prepared, job)
     before = measuring(model.to(job.device))
     progress.skipped({**source.skipped, **prepared.skipped})
@@ -127,12 +132,7 @@ def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], pro
         plan=job.plan,
         held_out=measuring.batches,
         state=job.work / "recovery",
-        fingerprint={
-            **job.recovery_fingerprint(),
-            "from": compressed_config.version,
-            "data": digest(job.recover, training),
-            "held out": digest(job.recover, held_out),
-        },
+        fingerprint=_recovery_fingerprint(job, compressed_config.version, samples),
         progress=progress.step,
         on_row=progress.row,
     )
@@ -141,9 +141,18 @@ def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], pro
     request = job.request
     quantisation = choose_storage(result.model, request.storage, measuring.batches, spec.size, limit=request.int8_limit)
     after = measuring(as_stored(result.model, quantisation.storage))
-    report = _with_recovery(report, result, before, after, measuring, _uses(job, source, prepared))
+    report = _with_recovery(job, result, before, after, measuring, _uses(job, source, prepared))
     report = stored_bytes(report, result.model, quantisation.storage)
     return _save(job, result, compressed_config, report, quantisation)
+
+
+def _recovery_fingerprint(
+    job: CompressJob, version: str, samples: tuple[list[Sample], list[Sample]]
+) -> Mapping[str, Any]:
+    """Name all that decides the recovery beside its plan; the version is that of the compressed bundle."""
+    assert job.recover is not None
+    data, held_out = (digest(job.recover, part) for part in samples)
+    return {**job.recovery_fingerprint(), "from": version, "data": data, "held out": held_out}
 
 
 def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, job: CompressJob) -> Measuring:
@@ -158,7 +167,7 @@ def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, job: Compress
 
 
 def _with_recovery(
-    report: RunReport,
+    job: CompressJob,
     result: RecoveryResult,
     before: Measured,
     after: Measured,
@@ -166,17 +175,19 @@ def _with_recovery(
     uses: Sequence[DataUse],
 ) -> RunReport:
     """Add the recovery to the compression's report; quality is measured on the recovery's held-out images now."""
+    report = read_report(job.work / COMPRESSED)
+    assert report is not None
     assert report.totals_after is not None
     assert report.totals_before is not None
     parameters = report.totals_after.parameters
     share = parameters / report.totals_before.parameters
     curve = [replace(tried, chosen=False) for tried in report.curve if not tried.chosen]
-    curve += [
-        _candidate("before recovery", share, parameters, before, chosen=False),
-        _candidate("written", share, parameters, after, chosen=True),
-    ]
+    for label, found in (("before recovery", before), ("written", after)):
+        quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
+        curve.append(Candidate(label=label, share=share, parameters=parameters, chosen=found is after, **quality))
     return replace(
         report,
+        arguments=job.request.to_dict(),
         seconds_by_step={**report.seconds_by_step, "recovery": round(result.seconds, 3)},
         data=(*report.data, *uses),
         before=measuring.before,
@@ -188,28 +199,6 @@ def _with_recovery(
             *(text for text in report.warnings if text != HELD_OUT_CHOSE),
             IN_VAIN if result.kl_after == result.kl_before else EPOCH_CHOSEN,
         ),
-    )
-
-
-EPOCH_CHOSEN = (
-    "the held-out images chose the epoch that was kept: figures on them are a little better than on others; measure "
-    "with images of your own (milkweed evaluate)"
-)
-IN_VAIN = (
-    "the recovery found nothing better on its held-out images: the model before it was written; more images, or a "
-    "smaller --recover-lr, may help"
-)
-
-
-def _candidate(label: str, share: float, parameters: int, found: Measured, *, chosen: bool) -> Candidate:
-    return Candidate(
-        label=label,
-        share=share,
-        parameters=parameters,
-        kl=found.kl,
-        agreement=found.agreement,
-        top1=found.top1,
-        chosen=chosen,
     )
 
 

@@ -13,8 +13,8 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import read_config
 from ..models.compress.conversion import ConvertReport, convert_model
 from ..models.compress.quantisation import INT8_LIMIT
-from .calibration_images import BATCH, folder_samples, spaced
-from .dataset import DataError
+from .calibration_images import BATCH, folder_samples
+from .dataset import DataError, spaced
 from .progress import Progress
 
 SAMPLE_IMAGES = 64
@@ -80,8 +80,8 @@ class _Batches:
         samples = folder_samples(folder, config, labelled=folder == job.evaluate)
         if folder != job.evaluate:
             samples = [Sample(path, None) for path, _ in samples]
-        samples = spaced(samples, most or len(samples))
-        self._prepared = PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
+        chosen = spaced(samples, most or len(samples))
+        self._prepared = PreparedImages(chosen, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
         self._folder, self._progress, self._step, self._device = folder, progress, step, job.device
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.folder import read_file
 from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
@@ -38,13 +39,6 @@ class DataSet:
     def classes(self) -> int:
         """Classes that have an image."""
         return len({sample.target for sample in self.samples})
-
-    def limited(self, limit: int) -> tuple[Sample, ...]:
-        """At most `limit` samples, evenly spaced, so that few images are still of many classes."""
-        count = len(self.samples)
-        if limit >= count:
-            return self.samples
-        return tuple(self.samples[place * count // limit] for place in range(limit))
 
 
 def labelled_images(root: Path, labels: Sequence[Label]) -> DataSet:
@@ -86,6 +80,19 @@ def class_labels(root: Path) -> tuple[Label, ...]:
             f"DATA {root}: {len(names)} folders with images, training needs one for each class, two or more"
         )
     return tuple(Label(name, name.replace("_", " ")) for name in names)
+
+
+def spaced(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    """Choose at most `most` of the samples, evenly spaced, so that few images are still of many classes."""
+    count = len(samples)
+    return samples if count <= most else [samples[place * count // most] for place in range(most)]
+
+
+def hold_out(samples: Sequence[Sample], count: int) -> tuple[list[Sample], list[Sample]]:
+    """Split samples into those to train on and `count` to measure on, always the same ones."""
+    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
+    training = [sample for place, sample in enumerate(samples) if place not in taken]
+    return training, [samples[place] for place in sorted(taken)]
 
 
 def read_image(path: Path, max_bytes: int) -> bytes | InputError:

@@ -6,11 +6,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.training import Sample
 from ..models import BundleConfig, read_config
 from ..models.bundle.labels import Label
-from .dataset import DataError, labelled_images
+from .dataset import DataError, hold_out, labelled_images
 from .train_job import TrainJob
 
 
@@ -30,9 +29,7 @@ def split_samples(job: TrainJob, labels: Sequence[Label]) -> tuple[list[Sample],
             f"{len(samples) - count} to train on and {count} to measure on"
         )
     # The seed of the run is not used, so that runs of several seeds are measured on the same images.
-    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
-    training = [sample for place, sample in enumerate(samples) if place not in taken]
-    return training, [samples[place] for place in sorted(taken)]
+    return hold_out(samples, count)
 
 
 def fingerprint(

@@ -49,7 +49,7 @@ def evaluate(
     Example:
       milkweed evaluate ./deit ./imagenet/val --limit 5000
     """
-    from ...jobs.dataset import labelled_images
+    from ...jobs.dataset import labelled_images, spaced
     from ...jobs.evaluate import evaluate
     from ...models import read_config
     from ...server.config.sources import load_settings
@@ -61,7 +61,7 @@ def evaluate(
     with closing(model.pipeline), job_progress(units={"evaluate": "images"}) as progress:
         result = evaluate(
             model.pipeline,
-            found.limited(limit) if limit else found.samples,
+            spaced(found.samples, limit) if limit else found.samples,
             max_image_bytes=settings.max_image_bytes,
             batch_size=batch_size,
             progress=progress,
