@@ -99,8 +99,12 @@ def _engine(
         graphs = "captured for each batch size" if settings.cuda_graphs else "not captured (--cuda-graphs false)"
         yield _row("forward", "ok", f"whole batches, {graphs}")
         return
-    if model is None:
-        return
+    if model is not None:
+        yield from _cpu_forward(settings, device, model)
+
+
+def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
+    """Make the rows about the forward on a CPU."""
     if settings.engine == "onnxruntime":
         yield _row("kernels", "ok", "ONNX Runtime's")
     elif model.structured:

@@ -72,12 +72,7 @@ def evaluate(
     if record:
         record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
     if json:
-        about = {
-            "bundle": str(bundle),
-            "version": model.config.version,
-            "data": str(data),
-            "layout": found.layout,
-        }
+        about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": found.layout}
         skipped = [
             {"image": str(path), "code": error.code, "message": error.message} for path, error in result.skipped.items()
         ]
