@@ -70,7 +70,7 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
 def measuring(bundle: Path, folder: Path) -> Measuring:
     """The dense bundle's answers on the evaluating half."""
     model, config = load_bundle(bundle)
-    samples = [(sample.path, sample.target) for sample in labelled_images(folder, config.labels).samples]
+    samples = labelled_images(folder, config.labels).samples
     pairs = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
     targets = [classes for _, classes in pairs if classes is not None]
     return Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))

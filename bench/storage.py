@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..jobs.compress_request import Progress
 from ..jobs.convert import ConvertJob, convert
 from ..jobs.dataset import labelled_images
+from ..jobs.progress import Progress
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import (
@@ -114,7 +114,7 @@ def process_bytes(work: Path) -> dict[str, int]:
 def accuracy(paths: Mapping[str, Path], photos: Path) -> dict[str, Measured]:
     """Each storage against float32 on all photographs, each of which is read once."""
     config = read_config(paths["float32"])
-    samples = [(sample.path, sample.target) for sample in labelled_images(photos, config.labels).samples]
+    samples = labelled_images(photos, config.labels).samples
     models = {storage: served(path, "float32") for storage, path in paths.items()}
     found: dict[str, list[torch.Tensor]] = {storage: [] for storage in paths}
     targets = []

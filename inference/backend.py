@@ -125,7 +125,7 @@ def _export(bundle: Path, version: str, file: Path) -> int:
         raise BackendError(f"bundle {bundle}: not exported as ONNX within {EXPORT_SECONDS:.0f} s") from None
     if done.returncode:
         said = (done.stderr.strip() or f"ended with code {done.returncode}").splitlines()[-1]
-        raise BackendError(said.removeprefix("milkweed: error: "))
+        raise BackendError(said)
     report = json.loads(done.stdout)
     if report["version"] != version:
         raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {report['version']}")

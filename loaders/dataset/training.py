@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,12 +19,16 @@ from .augmentation import Augmentation, Augmenter, Levels
 from .counter_rng import epoch_order, random_bits, random_uniform
 from .folder import read_levels
 
-Sample = tuple[Path, int | None]
-"""An image file and its class, if it is known."""
-
 CACHE_BYTES = 2 << 30
 
 Refused = tuple[Path, InputError]
+
+
+class Sample(NamedTuple):
+    """An image file and the index of its class, None where that is not known."""
+
+    path: Path
+    target: int | None
 
 
 class TrainingImages:

@@ -1,4 +1,4 @@
-"""What the machine says of itself, read from made files and a torch that refuses."""
+"""Tests how facts about the machine are read, from made files and a torch that refuses."""
 
 import socket
 from pathlib import Path
@@ -56,7 +56,9 @@ def test_torchs_own_words_say_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatc
     assert gather().cuda_error == "this PyTorch is built without CUDA"
 
 
-def test_the_containers_limit_and_the_drivers_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gather_reads_the_containers_limit_and_the_drivers_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(module, "container_memory", lambda: container.container_memory(tmp_path))

@@ -26,7 +26,7 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unexportable(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        said = "some warning\nmilkweed: error: bundle colours: cannot be exported as ONNX: it branches\n"
+        said = "some warning\nbundle colours: cannot be exported as ONNX: it branches\n"
         return subprocess.CompletedProcess(command, 1, "", said)
 
     monkeypatch.setattr(backend.subprocess, "run", fail)
