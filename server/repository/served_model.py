@@ -22,7 +22,7 @@ from ...models.serving.pack import kernel_decision
 from ..config.image_limits import image_limits
 from ..config.settings import Settings
 from ..scheduler.cost_model import CostModel
-from ..telemetry.memory import trim_heap
+from ..telemetry.system_metrics import trim_heap
 from .model_info import ModelInfo
 
 

@@ -28,7 +28,7 @@ from ..repository.open import open_on_all
 from ..repository.served_model import OpenModel, ServedModel
 from ..scheduler.cost_model import CostModel
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.memory import trim_heap
+from ..telemetry.system_metrics import trim_heap
 
 logger = logging.getLogger("milkweed.lifecycle")
 

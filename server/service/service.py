@@ -14,6 +14,7 @@ from ...loaders.headers.info import ImageInfo
 from ..config.image_limits import image_limits
 from ..config.settings import OFF, Settings
 from ..engine.batch_record import forget_model, observe_batch, record_batch, record_model
+from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..errors import ServiceError
 from ..http.body import BodyBudget
@@ -24,12 +25,11 @@ from ..repository.served_model import OpenModel, ServedModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.container_memory import collect_container_memory
-from ..telemetry.device_metrics import collect_decoders, collect_engines
 from ..telemetry.exposition import exposition
 from ..telemetry.loop_lag import LoopLag
-from ..telemetry.memory import StageCpu, collect_gpu_memory, collect_process_memory
 from ..telemetry.metrics import CPU_STAGES, Metrics
 from ..telemetry.statistics import ModelStatistics, count_answers
+from ..telemetry.system_metrics import StageCpu, collect_gpu_memory, collect_process_memory
 from .lifecycle import ModelLifecycle
 from .poller import RepositoryPoller
 from .response_cache import ResponseCache

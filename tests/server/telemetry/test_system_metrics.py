@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from milkweed.server.telemetry import nvml
-from milkweed.server.telemetry.memory import collect_gpu_memory, collect_process_memory, gpu_memory_kinds
+from milkweed.server.telemetry.system_metrics import collect_gpu_memory, collect_process_memory, gpu_memory_kinds
 
 GIB = 1 << 30
 TOTAL, FREE, RESERVED, ALLOCATED = 80 * GIB, 50 * GIB, 12 * GIB, 10 * GIB
