@@ -6,7 +6,7 @@ import numpy as np
 
 from ..loaders.errors import InputError
 from ..server.errors import ServiceError
-from ..server.http.parsers import give_way
+from .yielding import give_way
 
 SCORES_AT_ONCE = 1000
 

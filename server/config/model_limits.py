@@ -2,14 +2,11 @@
 
 import logging
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .tables import nested, parse_table
-
-if TYPE_CHECKING:
-    from .settings import Settings
 
 logger = logging.getLogger("milkweed.limits")
 
@@ -38,17 +35,6 @@ def read_model_limits(value: Any) -> Any:
         ValueError: it is none of these.
     """
     return nested(parse_table(value))
-
-
-def limits_of(settings: "Settings", model: str) -> dict[str, int]:
-    """What counts for requests to a model: its own limits, or those of all."""
-    own = settings.of(model)
-    return {
-        "max_queue_images": own.max_queue_images,
-        "max_images_per_request": own.max_images_per_request,
-        "timeout_ms": own.timeout_ms,
-        "top_k": own.top_k,
-    }
 
 
 def contradictions(name: str, limits: ModelLimits, *, queue: int, timeout_ms: int) -> Iterator[str]:

@@ -7,8 +7,8 @@ at memory speed, where a parser that looks at each byte costs as much as decodin
 import re
 from collections.abc import Iterator
 
+from ...inference.yielding import give_way
 from ..errors import ServiceError
-from .parsers import give_way
 
 MAX_PART_HEADER_BYTES = 16_384
 

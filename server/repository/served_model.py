@@ -9,6 +9,7 @@ from typing import Any
 
 from ...inference.backend import choose_backend
 from ...inference.build import build_pipeline
+from ...inference.memory import trim_heap
 from ...inference.model_form import ForwardOptions
 from ...inference.pipeline import Pipeline
 from ...loaders.headers.validate import Limits
@@ -19,10 +20,8 @@ from ...models.bundle.config import BundleConfig
 from ...models.errors import BundleError
 from ...models.onnx.session import runtime_version
 from ...models.serving.pack import kernel_decision
-from ..config.image_limits import image_limits
-from ..config.settings import Settings
+from ..config.settings import Settings, image_limits
 from ..scheduler.cost_model import CostModel
-from ..telemetry.system_metrics import trim_heap
 from .model_info import ModelInfo
 
 

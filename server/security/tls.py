@@ -1,5 +1,6 @@
 """TLS from PEM files, which may be replaced while the server runs."""
 
+import logging
 import ssl
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,12 @@ from typing import Any
 from ..config.settings import OFF, Settings
 from .file_watcher import FileWatch
 
+logger = logging.getLogger("milkweed.grpc")
+
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
+
+_GrpcFiles = tuple[bytes, bytes, bytes | None]
+"""The key, the chain, and the certificates of who signs clients' certificates."""
 
 
 class TlsError(ValueError):
@@ -77,6 +83,41 @@ def make_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
+def grpc_credentials(grpc: Any, settings: Settings) -> Any:
+    """What a secure port is opened with; None where the settings name no certificate.
+
+    The files are read again for each handshake; where they cannot be, those before them stay in force.
+
+    Args:
+        grpc: the package.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the settings ask for what gRPC cannot do.
+    """
+    if settings.tls_cert == OFF:
+        return None
+    if settings.tls_min_version != "1.2":
+        raise ValueError(f"tls_min_version = {settings.tls_min_version}: gRPC also speaks TLS 1.2; set grpc_port to 0")
+    last = _read_files(settings)
+
+    def changed() -> Any:
+        nonlocal last
+        try:
+            now = _read_files(settings)
+        except OSError as error:
+            logger.warning("TLS files cannot be read, the ones before stay: %s", error)
+            return None
+        if now == last:
+            return None
+        last = now
+        return _grpc_configuration(grpc, now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _grpc_configuration(grpc, last), changed, require_client_authentication=last[2] is not None
+    )
+
+
 def _check_readable(name: str, file: str) -> None:
     """OpenSSL's own words for a file that is not there name no file."""
     try:
@@ -103,3 +144,15 @@ def _reason(error: Exception) -> str:
     if reason is None:
         return "no certificate and key in PEM, or an encrypted key"
     return words.get(reason, reason.lower().replace("_", " "))
+
+
+def _read_files(settings: Settings) -> _GrpcFiles:
+    """Key, chain, and who signs clients' certificates."""
+    chain = Path(settings.tls_cert).read_bytes()
+    key = chain if settings.tls_key == OFF else Path(settings.tls_key).read_bytes()
+    return key, chain, None if settings.tls_client_ca == OFF else Path(settings.tls_client_ca).read_bytes()
+
+
+def _grpc_configuration(grpc: Any, files: _GrpcFiles) -> Any:
+    key, chain, authorities = files
+    return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)

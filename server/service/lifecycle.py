@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 
+from ...inference.memory import trim_heap
 from ..config.aliases import AliasError, AliasTarget, check_alias, targets_of
 from ..config.model_limits import check_limited
 from ..config.settings import OFF, Settings
@@ -28,7 +29,6 @@ from ..repository.open import open_on_all
 from ..repository.served_model import OpenModel, ServedModel
 from ..scheduler.cost_model import CostModel
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.system_metrics import trim_heap
 
 logger = logging.getLogger("milkweed.lifecycle")
 

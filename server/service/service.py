@@ -11,8 +11,7 @@ from pathlib import Path
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
 from ...loaders.headers.info import ImageInfo
-from ..config.image_limits import image_limits
-from ..config.settings import OFF, Settings
+from ..config.settings import OFF, Settings, image_limits
 from ..engine.batch_record import forget_model, observe_batch, record_batch, record_model
 from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
@@ -24,12 +23,10 @@ from ..repository.model_info import ModelInfo
 from ..repository.served_model import OpenModel, ServedModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.container_memory import collect_container_memory
-from ..telemetry.exposition import exposition
 from ..telemetry.loop_lag import LoopLag
-from ..telemetry.metrics import CPU_STAGES, Metrics
+from ..telemetry.metrics import CPU_STAGES, Metrics, exposition
 from ..telemetry.statistics import ModelStatistics, count_answers
-from ..telemetry.system_metrics import StageCpu, collect_gpu_memory, collect_process_memory
+from ..telemetry.system_metrics import StageCpu, collect_container_memory, collect_gpu_memory, collect_process_memory
 from .lifecycle import ModelLifecycle
 from .poller import RepositoryPoller
 from .response_cache import ResponseCache

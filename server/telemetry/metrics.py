@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.registry import Collector
@@ -215,6 +216,12 @@ class _Live(Collector):
 
     def describe(self) -> Iterable[Any]:
         return cast(Iterable[Any], ())  # nothing is collected at registration
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """A scrape's answer and its content type: Prometheus text, or OpenMetrics where it is asked for."""
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 def package_version(name: str = "milkweed") -> str:

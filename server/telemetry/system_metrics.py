@@ -1,8 +1,8 @@
-"""Memory as the operating system and the device see it, read at each scrape; and giving it back."""
+"""Reads memory and CPU time from the operating system, the container and the GPUs, at each scrape."""
 
-import ctypes
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -12,6 +12,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from .nvml import process_bytes
 
 _TASKS = Path("/proc/self/task")
+
+CGROUP = Path("/sys/fs/cgroup")
+"""In a container its own; on a host the root, which has no limit."""
 
 
 def collect_process_memory() -> Iterator[Metric]:
@@ -84,12 +87,47 @@ def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, pr
     return kinds | {"free": free}
 
 
-def trim_heap() -> None:
-    """Give memory that was freed back to the system, where the C library would keep it for itself."""
+@dataclass(frozen=True)
+class ContainerMemory:
+    """Bytes.
+
+    Args:
+        working_set: of all processes, without pages of files that nobody has read for a while, as the kubelet counts.
+        limit: beyond which the kernel ends a process.
+    """
+
+    working_set: int
+    limit: int
+
+
+def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
+    """Now; None where nothing limits it or nobody tells."""
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library: it keeps what it likes
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((cgroup / "memory.current").read_text())
+        counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return ContainerMemory(max(0, used - int(counts.get("inactive_file", 0))), int(limit))
+    except (OSError, ValueError):
+        return None
+
+
+def collect_container_memory(cgroup: Path = CGROUP) -> Iterator[Metric]:
+    """Working set and limit, where there is one."""
+    memory = container_memory(cgroup)
+    if memory is None:
+        return
+    yield GaugeMetricFamily(
+        "milkweed_container_memory_working_set_bytes",
+        "Memory of the container that cannot be taken back, of all its processes.",
+        value=memory.working_set,
+    )
+    yield GaugeMetricFamily(
+        "milkweed_container_memory_limit_bytes",
+        "Limit of the container's memory; there where it has one.",
+        value=memory.limit,
+    )
 
 
 class StageCpu:

@@ -18,8 +18,7 @@ from milkweed.models.serving.cuda_graph import Captured, ForwardFunction, Graphe
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.server.api.schemas import ModelList
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel, forward_options
 
@@ -85,7 +84,7 @@ SERVE_ON_A_CPU = """
 import pathlib, sys
 from milkweed.server import serve
 from milkweed.server.repository.served_model import open_model
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
 parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph",
          "milkweed.models.serving.fused.fuse")

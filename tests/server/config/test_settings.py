@@ -3,8 +3,7 @@
 import pytest
 
 from milkweed.loaders.headers.info import FORMATS
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.config.sources import SettingsError, load_settings
 
 

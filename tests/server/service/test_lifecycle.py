@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from milkweed.models.errors import BundleError
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.errors import ServiceError
 from milkweed.server.repository.index import ModelIndex
 from milkweed.server.repository.served_model import ServedModel
