@@ -168,9 +168,9 @@ class GrpcServer:
         Raises:
             ServiceError: `unauthorized`, `rate_limited`.
         """
-        account = self._gate.identify(trace.headers) if self._gate.closed and name not in PROBES else None
-        source = account.name if account is not None else _address(context.peer())
-        return Call(trace, source, account, context.time_remaining())
+        account = self._gate.identify(trace.headers) if self._gate.needs_key and name not in PROBES else None
+        trace.caller = account.name if account is not None else _address(context.peer())
+        return Call(trace, account, context.time_remaining())
 
     async def _refuse(
         self, name: str, error: ServiceError, trace: RequestContext, context: Any, metadata: tuple[tuple[str, str], ...]

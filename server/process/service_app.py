@@ -11,7 +11,7 @@ from ..api.app import http_app
 from ..config.settings import Settings
 from ..repository.served_model import OpenModel, open_model
 from ..security.auth import Authenticator
-from ..security.file_watcher import FileWatch
+from ..security.file_watcher import FileWatcher
 from ..service.service import Service
 from ..telemetry.tracer import Tracer
 
@@ -36,7 +36,7 @@ def create_app(
         TracingError: traces are asked for and the packages are missing.
     """
     service = Service(settings, bundles, open_model=open_model)
-    watch = FileWatch(service.metrics.reload_failing)
+    watch = FileWatcher(service.metrics.reload_failing)
     gate = Authenticator(settings, service.metrics, watch)
     tracer = Tracer.of(settings)
     if tracer is not None:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config.settings import OFF, Settings
-from .file_watcher import FileWatch
+from .file_watcher import FileWatcher
 
 logger = logging.getLogger("milkweed.grpc")
 
@@ -29,7 +29,7 @@ class Tls(ssl.SSLContext):
     _current: ssl.SSLContext
 
     @classmethod
-    def of(cls, settings: Settings, watch: FileWatch) -> "Tls | None":
+    def of(cls, settings: Settings, watch: FileWatcher) -> "Tls | None":
         """The context that the settings ask for; None without a certificate.
 
         Raises:

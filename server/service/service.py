@@ -16,7 +16,7 @@ from ..engine.batch_record import forget_model, observe_batch, record_batch, rec
 from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..errors import ServiceError
-from ..http.body import BodyBudget
+from ..http.body_budget import BodyBudget
 from ..http.parsers import Parsers
 from ..repository.index import ModelIndex
 from ..repository.model_info import ModelInfo
@@ -51,7 +51,7 @@ class Service:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics = settings, Metrics()
-        self.held = BodyBudget(settings.max_held_bytes)
+        self.body_budget = BodyBudget(settings.max_held_bytes)
         self.bundles = dict(bundles)
         self.draining = False
         self._accepting = True
@@ -93,7 +93,7 @@ class Service:
             )
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
-        self.metrics.held_bytes.set_function(lambda: self.held.total)
+        self.metrics.held_bytes.set_function(lambda: self.body_budget.total)
         for collect in (
             *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),

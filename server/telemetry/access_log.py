@@ -1,4 +1,4 @@
-"""One log line for a request that was answered: a share of them, and all that failed by a fault of ours."""
+"""Writes a log line for a share of the requests, and for all that failed by a fault of ours."""
 
 import logging
 import random
@@ -30,13 +30,11 @@ class AccessLog:
 
     def note(
         self,
-        trace: RequestContext,
+        context: RequestContext,
         *,
         method: str,
         route: str,
         status: int,
-        code: str | None,
-        caller: str | None,
         end: float,
     ) -> None:
         """A request is over.
@@ -44,25 +42,23 @@ class AccessLog:
         Args:
             method, route: from closed sets, never what the client wrote.
             status: of HTTP, also where the protocol has another.
-            code: the error it ended with.
-            caller: by key, else address.
             end: perf_counter seconds.
         """
-        failed = status >= 500 and code is not None and code not in _QUIET
+        failed = status >= 500 and context.code is not None and context.code not in _QUIET
         if not failed and random.random() >= self._share:
             return
         request = {
             "method": method,
             "route": route,
             "status": status,
-            "code": code,
-            "model": trace.model_name or None,
-            "images": trace.images,
-            "cache": trace.notes.get("cache"),
-            "body_bytes": trace.body_bytes,
-            "caller": caller,
-            "stages_ms": trace.stages_ms(end),
-            "total_ms": round((end - trace.started) * 1e3, 3),
+            "code": context.code,
+            "model": context.model_name or None,
+            "images": context.images,
+            "cache": context.notes.get("cache"),
+            "body_bytes": context.body_bytes,
+            "caller": context.caller,
+            "stages_ms": context.stages_ms(end),
+            "total_ms": round((end - context.started) * 1e3, 3),
         }
-        extra = {"request_id": trace.request_id.decode(), "event": request}
+        extra = {"request_id": context.request_id.decode(), "event": request}
         logger.info("%s %s %d", method, route, status, extra=extra)

@@ -91,7 +91,7 @@ class Tracer:
         return self._sampler.follow(headers)
 
     def finish(
-        self, trace: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
+        self, context: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
     ) -> dict[str, str]:
         """A followed request is over; what marks its observations in a histogram (an exemplar).
 
@@ -101,18 +101,18 @@ class Tracer:
             end: perf_counter seconds.
             status: of HTTP; 0 where nobody was answered.
         """
-        assert trace.span is not None
-        exemplar = {"trace_id": trace.span.trace_hex}
+        assert context.span is not None
+        exemplar = {"trace_id": context.span.trace_hex}
         if self._handed - self._exporter.taken >= MAX_WAITING:
             self._dropped += 1
             return exemplar
         self._handed += 1
-        attributes["milkweed.request_id"] = trace.request_id.decode()
-        if trace.images:
-            attributes["milkweed.model"] = trace.model_name
-            attributes["milkweed.images"] = trace.images
-        attributes |= {f"milkweed.{name}": value for name, value in trace.notes.items()}
-        code, failed = trace.code, status >= 500
+        attributes["milkweed.request_id"] = context.request_id.decode()
+        if context.images:
+            attributes["milkweed.model"] = context.model_name
+            attributes["milkweed.images"] = context.images
+        attributes |= {f"milkweed.{name}": value for name, value in context.notes.items()}
+        code, failed = context.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code
         if failed:
@@ -120,8 +120,8 @@ class Tracer:
         self._processor.on_end(
             self._make(
                 name,
-                trace.span,
-                times_ns=_unix_ns((trace.started, *trace.ends, end)),
+                context.span,
+                times_ns=_unix_ns((context.started, *context.stages.ended(), end)),
                 stages=STAGES,
                 attributes=attributes,
                 error=(code or "") if failed else None,

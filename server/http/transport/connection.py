@@ -5,7 +5,7 @@ from typing import Any, Literal, NoReturn
 import httptools
 
 from ...errors import ServiceError
-from ..disconnect import DISCONNECT_KEY, Disconnect
+from ...telemetry.context import DISCONNECT_KEY, Disconnect
 from .connection_table import ConnectionTable
 from .counted_protocol import REFUSAL_KEY, CountedProtocol
 from .request_head import check_headers, head_too_large, read_target

@@ -7,7 +7,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from ...errors import ServiceError
-from ..disconnect import DISCONNECT_KEY
+from ...telemetry.context import DISCONNECT_KEY
 from .connection_table import ConnectionTable, raw_answer
 from .unread import Unread
 
