@@ -100,7 +100,7 @@ def open_metrics(service: "Service") -> None:
             if not error.in_use:
                 raise
             continue
-        MetricsPort(listener, service, service.metrics.registry).start()
+        MetricsPort(listener, service).start()
         logger.info("metrics", extra={"event": {"port": port}})
         return
     raise PortError(f"cannot listen on {host}: metrics ports {first} to {ports[-1]} are all in use")

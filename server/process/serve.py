@@ -1,4 +1,4 @@
-"""Runs the service as a process: sockets, signals, the metrics port, and an end that loses nothing."""
+"""Runs the service as a process: sockets, signals, all ports, the exit code."""
 
 import asyncio
 import contextlib
@@ -27,28 +27,28 @@ from .side_ports import SidePorts
 
 logger = logging.getLogger("milkweed.serve")
 
-# How long a thread may go on running Python while others wait to; CPython's own 5 ms are as long as a whole request.
-# Whenever one thread is busy for long (a large body or answer), each step of all others began with such a wait.
+# How long a thread may run Python while others wait for it; CPython's own 5 ms are as long as a whole request. Whenever
+# one thread was busy for long (with a large body or answer), each step of all others began with such a wait.
 SWITCH_SECONDS = 0.001
 
 
 def run_server(settings: Settings, bundles: Mapping[str, Path]) -> int:
-    """Serve until SIGTERM or SIGINT; the process's exit code.
+    """Serve until SIGTERM or SIGINT, and return the exit code of the process.
 
     Args:
         bundles: where each served model lies, by name; the first one is the default.
 
     Returns:
-        0 after a clean end; 1 when a model cannot be loaded, after one line that says why, or when the engine did
-        not end.
+        0 after a clean end; 1 when a model cannot be loaded, after one line that says why, or when the engine did not
+        end in time.
 
     Raises:
         PortError: a port is in use or not ours to take.
     """
     configure_logs(settings.log_level)
     sys.setswitchinterval(SWITCH_SECONDS)
-    with contextlib.suppress(OSError, ValueError):  # stderr may be no file
-        faulthandler.enable()  # a crash of a native library says at least in which thread and call
+    with contextlib.suppress(OSError, ValueError):  # stderr may not be a file
+        faulthandler.enable()  # a crash in a native library then tells the thread and the call
     with listen(settings.host, settings.port) as listener:
         return _Run(settings, bundles, listener).run()
 
@@ -62,23 +62,21 @@ class _Run:
         self._failed = False
         self.grace_seconds = 0.0
         self._signalled = False
-        self.app: FastAPI = create_app(settings, bundles, on_prepared=self._prepared, on_ended=self._engine_ended)
+        self.app: FastAPI = create_app(settings, bundles, on_prepared=self._on_prepared, on_ended=self._on_engine_ended)
         self.service: Service = self.app.state.service
-        self.tls = Tls.of(settings, self.app.state.watch)
-        state = self.app.state
-        self._beside = SidePorts(self.service, state.gate, state.tracer, self.service.metrics.registry, self.tls)
-        self._server = HttpServer(
-            self.app, self.service, self, most=allow_files(settings.max_connections), tls=self.tls
-        )
+        self.tls = Tls.of(settings, self.app.state.file_watcher)
+        self._side_ports = SidePorts(self.service, self.app.state.auth, self.app.state.tracer, self.tls)
+        max_connections = allow_files(settings.max_connections)
+        self._server = HttpServer(self.app, self.service, self, max_connections=max_connections, tls=self.tls)
 
     def run(self) -> int:
-        self._beside.open_metrics()
+        self._side_ports.start_metrics()
         logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
         try:
             self._server.run(sockets=[self._listener])
         finally:
             gc.unfreeze()
-            self._beside.close_metrics()
+            self._side_ports.stop_metrics()
         if not self.app.state.stopped_clean:
             logger.error("the engine did not end within %s s", self._settings.drain_seconds)
             exit_now(1)  # its threads would keep the interpreter from ending
@@ -89,9 +87,9 @@ class _Run:
         """Where the service answers."""
         return url_of(self._listener, self.tls is not None)
 
-    def _prepared(self, error: BaseException | None) -> None:
-        """The models are warm, or never will be."""
-        if self._signalled:  # nobody is served any more, and the port is closed; Ctrl-C may have failed the load, too
+    def _on_prepared(self, error: BaseException | None) -> None:
+        """The models are warm, or could not be loaded."""
+        if self._signalled:  # the port is closed, and Ctrl-C may have made the load fail
             return
         if error is not None:
             self._failed = True
@@ -100,27 +98,29 @@ class _Run:
             return
         log_models(self.service, self.url)
 
-    def _engine_ended(self) -> None:
-        """Whoever waited has been told; what starts processes shall start this one again."""
+    def _on_engine_ended(self) -> None:
+        """Exit with 1, so that the supervisor starts the process again; waiting clients have been answered."""
         logger.error("the engine has ended: the process ends with 1")
         self._failed = True
         self._server.should_exit = True
 
-    async def begun(self) -> None:
-        """Open the other ports, if there shall be any; without the gRPC port the process does not go on."""
+    async def on_started(self) -> None:
+        """Open the other ports that the settings ask for; without the gRPC port the process ends."""
         try:
-            await self._beside.begin()
+            await self._side_ports.start()
         except GrpcError as error:
             self._failed = True
             print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
-            asyncio.get_running_loop().call_soon(self._server.drain)  # once uvicorn has begun, so that it also ends
+            asyncio.get_running_loop().call_soon(
+                self._server.drain
+            )  # later, once uvicorn has started, or it would not end
 
-    async def ending(self) -> None:
-        """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
-        await self._beside.end()
+    async def on_stopping(self) -> None:
+        """Stop the other ports; gRPC calls in flight have as long as requests over HTTP."""
+        await self._side_ports.stop()
 
-    def signalled(self, signal_number: int) -> None:
-        """First signal: say not ready, wait a moment, then drain; a person at a terminal need not wait. Second: end."""
+    def on_signal(self, signal_number: int) -> None:
+        """Drain on the first signal, after a moment as not ready unless it is Ctrl-C; end at once on the second."""
         if self._signalled:
             logger.warning("second signal: ending at once")
             exit_now(128 + signal_number)
@@ -133,7 +133,7 @@ class _Run:
 
 
 def log_failure(error: BaseException) -> None:
-    """Why the models could not be loaded: a line where it is the user's to mend, else the log has it all."""
+    """Tell why the models could not be loaded: in one line where the user can mend it, else with the traceback."""
     if isinstance(error, ValueError | OSError):
         print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
     else:
@@ -141,8 +141,8 @@ def log_failure(error: BaseException) -> None:
 
 
 def log_models(service: Service, url: str) -> None:
-    """The models are warm: tell the person at the terminal, and the garbage collector."""
-    # What is loaded now stays: the collector need not walk it again and again (0.1 ms of each request).
+    """The models are warm: print what is served, and exempt it from garbage collection."""
+    # The collector would walk the models again and again, which took 0.1 ms of each request.
     gc.collect()
     gc.freeze()
     for model in service.models.values():

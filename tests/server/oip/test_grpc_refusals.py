@@ -165,7 +165,7 @@ async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
 async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
     async with running(settings=settings()) as app, calling(app):
         app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
-        second = GrpcServer(app.service, app.app.state.gate)
+        second = GrpcServer(app.service, app.app.state.auth)
         with pytest.raises(GrpcError, match="cannot listen on"):
             await second.start()
 

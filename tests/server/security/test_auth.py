@@ -108,14 +108,14 @@ async def test_images_are_charged_to_who_sends_them(running: Any, keys: Path) ->
     from milkweed.server.errors import ServiceError
 
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
-        gate = app.app.state.gate
-        account = gate.identify({b"x-api-key": b"slow-key"})
-        gate.charge_images(account, 1)
+        auth = app.app.state.auth
+        account = auth.identify({b"x-api-key": b"slow-key"})
+        auth.charge_images(account, 1)
         with pytest.raises(ServiceError) as caught:
-            gate.charge_images(account, 1)
+            auth.charge_images(account, 1)
         assert (caught.value.code, caught.value.retry_after_seconds) == ("rate_limited", 1)
         assert app.value("caller_refusals_total", caller="slow", limit="images") == 1
-        gate.charge_images(None, 1000)
+        auth.charge_images(None, 1000)
 
 
 async def test_every_answer_forbids_sniffing(running: Any) -> None:
