@@ -1,4 +1,4 @@
-"""Every knob of the service: one frozen object."""
+"""Defines every setting of the service in one frozen object."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ _FORMAT = "|".join(FORMATS + OPT_IN_FORMATS).lower()
 
 
 def _without_unit(value: object) -> object:
-    """`64MiB` or `64 MB` as a number; whatever is no size as it is, for the field to refuse."""
+    """Turn `64MiB` or `64 MB` into a number; return any other value as it is, for the field to refuse."""
     if not isinstance(value, str) or value[-1:].isdigit():
         return value
     try:
@@ -31,14 +31,14 @@ def _without_unit(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
-"""Bytes, as a number or with a unit."""
+"""A number of bytes, which may have a unit."""
 
 OFF = "off"
-"""What a setting that names a file says where there is none."""
+"""The value of a setting that names a file, where there is no file."""
 
 
 class Settings(BaseSettings):
-    """The knobs. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
+    """The settings. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
@@ -227,12 +227,12 @@ class Settings(BaseSettings):
         }
 
     def of(self, model: str) -> "Settings":
-        """As they are for one model: with its limits in place of the service's."""
+        """The settings for one model: with its limits in place of the service's."""
         return self._of_model.get(model, self) if self.model_limits else self
 
     @model_validator(mode="after")
-    def _agree(self) -> "Settings":
-        """Limits that contradict each other are refused at start, not met by the first unlucky request."""
+    def _validate(self) -> "Settings":
+        """Refuse limits that contradict each other at start, not at the first unlucky request."""
         found = list(self._contradictions())
         if found:
             raise ValueError("\n".join(found))

@@ -1,4 +1,4 @@
-"""Threads that parse bodies and write answers where that takes long, so that the event loop goes on."""
+"""Runs the parsing of large bodies and the writing of large answers on threads, so that the event loop goes on."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from ...inference.yielding import mark_yielding_thread
 T = TypeVar("T")
 
 INLINE_BYTES = 1 << 20
-"""Work on so many bytes (about 1 ms) is done at once; work on more goes to a thread."""
+"""Work on so many bytes, about 1 ms, is done at once; more goes to a thread."""
 
 THREADS = 2
 
 
 class Parsers:
-    """The threads. Metrics are collected on others, which no body can keep busy."""
+    """The threads. Metrics are collected on other threads, so that no body can delay a scrape."""
 
     def __init__(self) -> None:
         self.threads = ThreadPoolExecutor(THREADS, "milkweed-parse", initializer=mark_yielding_thread)
@@ -25,12 +25,12 @@ class Parsers:
         """Call `work` here where it is small, else on a thread.
 
         Args:
-            size: bytes that `work` goes through, or as many as would take as long.
+            size: bytes that `work` goes through, or so many as would take as long.
         """
         if size <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
     def close(self) -> None:
-        """End the threads without waiting for what they do; work that waits for one is dropped."""
+        """End the threads without waiting for them; work that waits for a thread is dropped."""
         self.threads.shutdown(wait=False, cancel_futures=True)

@@ -9,15 +9,15 @@ from .logs import ACCESS
 
 logger = logging.getLogger(ACCESS)
 
-# Refusals that are no fault: under load there may be thousands a second.
+# These are not faults: under load there may be thousands a second.
 _QUIET = frozenset({"overloaded", "draining"})
 
 
 class AccessLog:
-    """Writes the lines. Nothing in them is a client's own words, but for a request id that has passed its check.
+    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check.
 
     Args:
-        share: of the requests that get a line, 0 to 1.
+        share: this part of all requests gets a line, 0 to 1.
     """
 
     def __init__(self, share: float) -> None:
@@ -25,7 +25,7 @@ class AccessLog:
 
     @classmethod
     def of(cls, settings: Settings) -> "AccessLog | None":
-        """The log that the settings ask for; None where it is off."""
+        """The access log for the settings; None where it is off."""
         return cls(settings.access_log) if settings.access_log else None
 
     def note(
@@ -37,11 +37,10 @@ class AccessLog:
         status: int,
         end: float,
     ) -> None:
-        """A request is over.
+        """Log a request that is over, or leave it out.
 
         Args:
             method, route: from closed sets, never what the client wrote.
-            status: of HTTP, also where the protocol has another.
             end: perf_counter seconds.
         """
         failed = status >= 500 and context.code is not None and context.code not in _QUIET
