@@ -13,7 +13,7 @@ from ..errors import ServiceError
 MAX_PART_HEADER_BYTES = 16_384
 
 # A search holds Python's lock; so many bytes take less than a millisecond.
-_SEARCHED_BYTES = 1 << 20
+SEARCHED_BYTES = 1 << 20
 
 MAX_FIELDS = 64
 """So many parts of a body may be something other than files; they are not read."""
@@ -83,10 +83,10 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
 
 def _find(body: bytes, wanted: bytes, start: int) -> int:
     """Find what `bytes.find` would, in short steps so that other threads can run between them."""
-    for here in range(start, len(body), _SEARCHED_BYTES):
+    for here in range(start, len(body), SEARCHED_BYTES):
         if here > start:
             give_way()
-        found = body.find(wanted, here, here + _SEARCHED_BYTES + len(wanted) - 1)
+        found = body.find(wanted, here, here + SEARCHED_BYTES + len(wanted) - 1)
         if found >= 0:
             return found
     return -1

@@ -9,7 +9,7 @@ from typing import Any
 
 logger = logging.getLogger("milkweed.nvml")
 
-_MODULE_VERSION = Path("/sys/module/nvidia/version")
+MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 
 def process_bytes(uuid: str) -> int | None:
@@ -21,13 +21,13 @@ def process_bytes(uuid: str) -> int | None:
     Returns:
         None where it is not known: no NVML, an old driver, or a container, outside which the process has another id.
     """
-    library = _library()
-    if library is None:
+    nvml = library()
+    if nvml is None:
         return None
     try:
-        handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        running = library.nvmlDeviceGetComputeRunningProcesses(handle)
-    except library.NVMLError:
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
         return None
     held = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
     return sum(held) if held and None not in held else None
@@ -35,18 +35,18 @@ def process_bytes(uuid: str) -> int | None:
 
 def driver_version() -> str | None:
     """The version of the NVIDIA driver, such as `580.65.06`, from NVML or the kernel module; None without a driver."""
-    library = _library()
-    if library is not None:
-        with contextlib.suppress(library.NVMLError):
-            return str(library.nvmlSystemGetDriverVersion())
+    nvml = library()
+    if nvml is not None:
+        with contextlib.suppress(nvml.NVMLError):
+            return str(nvml.nvmlSystemGetDriverVersion())
     try:
-        return _MODULE_VERSION.read_text().strip()
+        return MODULE_VERSION.read_text().strip()
     except OSError:
         return None
 
 
 @functools.cache
-def _library() -> Any:
+def library() -> Any:
     """pynvml after nvmlInit; None where it is not installed or has no driver, which is logged once."""
     try:
         import pynvml

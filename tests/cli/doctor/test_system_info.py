@@ -60,8 +60,8 @@ def test_the_containers_limit_and_the_drivers_version(monkeypatch: pytest.Monkey
     for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
         (tmp_path / name).write_text(text)
     monkeypatch.setattr(module, "container_memory", lambda: container_memory(tmp_path))
-    monkeypatch.setattr(nvml, "_library", lambda: None)
-    monkeypatch.setattr(nvml, "_MODULE_VERSION", tmp_path / "version")
+    monkeypatch.setattr(nvml, "library", lambda: None)
+    monkeypatch.setattr(nvml, "MODULE_VERSION", tmp_path / "version")
     assert (gather().memory_limit, gather().driver) == (10**9, None)
     (tmp_path / "version").write_text("580.65.06\n")
     assert gather().driver == "580.65.06"

@@ -60,7 +60,7 @@ async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> No
         assert app.service.body_budget.total == limit
 
 
-async def test_metrics_are_told_while_all_parsers_are_busy(running: Any) -> None:
+async def test_metrics_answer_while_all_parsers_are_busy(running: Any) -> None:
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
@@ -110,7 +110,7 @@ async def test_scores_of_one_answer_have_a_limit(
 
 
 @pytest.mark.parametrize(("pieces", "turns"), [(1, 0), (4, 3)])
-async def test_a_large_body_gives_way_after_each_of_its_pieces(pieces: int, turns: int) -> None:
+async def test_a_large_body_gives_way_after_each_piece(pieces: int, turns: int) -> None:
     """One that comes as fast as it is read would keep the event loop from everybody else until it is there."""
     chunk, seen = bytes(PIECE_BYTES // 16), 0
     chunks = 16 * pieces - 1

@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from milkweed.server.errors import ServiceError
 from milkweed.server.security.keys import key_block, new_key
 
 from ...support import server_parts
@@ -35,7 +36,7 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
-async def test_a_key_lets_in(running: Any, keys: Path, headers: dict[str, str]) -> None:
+async def test_a_key_in_any_accepted_header_admits(running: Any, keys: Path, headers: dict[str, str]) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
         assert answer.status_code == 200
@@ -57,7 +58,9 @@ async def test_a_key_lets_in(running: Any, keys: Path, headers: dict[str, str]) 
     ],
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
-async def test_without_one_it_is_401(running: Any, keys: Path, headers: dict[str, str], words: str, path: str) -> None:
+async def test_a_missing_or_wrong_key_is_401(
+    running: Any, keys: Path, headers: dict[str, str], words: str, path: str
+) -> None:
     async with (
         running(settings={"api_keys": str(keys)}, wait=False) as app,
         server_parts.one_reason(app, "unauthorized"),
@@ -68,7 +71,7 @@ async def test_without_one_it_is_401(running: Any, keys: Path, headers: dict[str
     assert KEY[:-1] not in answer.text
 
 
-async def test_probes_and_pages_need_none(running: Any, keys: Path) -> None:
+async def test_probes_and_pages_need_no_key(running: Any, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
             assert (await app.client.get(path)).status_code == 200
@@ -78,7 +81,7 @@ async def test_probes_and_pages_need_none(running: Any, keys: Path) -> None:
         assert (await app.client.get("/v1/models")).status_code == 200
 
 
-async def test_beyond_the_rate_it_is_429_with_retry_after(running: Any, keys: Path) -> None:
+async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Any, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for _ in range(2):
             assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
@@ -91,7 +94,7 @@ async def test_beyond_the_rate_it_is_429_with_retry_after(running: Any, keys: Pa
         assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-async def test_who_asks_is_in_the_scope(running: Any, keys: Path) -> None:
+async def test_the_queue_learns_the_caller_or_the_address(running: Any, keys: Path) -> None:
     seen: list[Any] = []
     async with running(settings={"api_keys": str(keys)}) as app:
         submit = app.service.submit
@@ -104,9 +107,7 @@ async def test_who_asks_is_in_the_scope(running: Any, keys: Path) -> None:
     assert seen == ["camera", "127.0.0.1"]
 
 
-async def test_images_are_charged_to_who_sends_them(running: Any, keys: Path) -> None:
-    from milkweed.server.errors import ServiceError
-
+async def test_images_beyond_the_rate_are_refused(running: Any, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         auth = app.app.state.auth
         account = auth.identify({b"x-api-key": b"slow-key"})
@@ -204,7 +205,7 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path
 
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
-async def test_behind_a_prefix_the_same_is_open_and_closed(running: Any, keys: Path, prefix: str) -> None:
+async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Any, keys: Path, prefix: str) -> None:
     """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()

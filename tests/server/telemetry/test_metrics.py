@@ -1,5 +1,6 @@
 """Metrics: stages add up to the whole, label sets stay closed, everything named in the docs is there."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ async def scrape(app: Any) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(answer.text)}
 
 
-async def test_every_series_is_there(running: Any) -> None:
+async def test_a_scrape_has_every_series(running: Any) -> None:
     async with running() as app:
         await app.client.post("/classify", content=server_parts.encoded())
         families = await scrape(app)
@@ -139,7 +140,7 @@ async def test_openmetrics_is_served_when_asked_for(running: Any) -> None:
     assert answer.text.endswith("# EOF\n")
 
 
-async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
+async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: Any) -> None:
     async with running() as app:
         for accept in ("text/plain", "application/openmetrics-text"):
             headers = {"accept": accept, "accept-encoding": "identity"}
@@ -153,8 +154,6 @@ async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
 
 
 async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
-    import asyncio
-
     async with running() as app:
         app.model.gate.clear()
         request = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
@@ -167,7 +166,7 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
         assert app.value("http_held_body_bytes") == 0
 
 
-async def test_figures_that_cannot_be_read_are_missing_and_no_others(
+async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
     running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(index: int) -> tuple[int, int]:

@@ -57,9 +57,9 @@ class FakeNvml(ModuleType):
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    nvml._library.cache_clear()
+    nvml.library.cache_clear()
     yield
-    nvml._library.cache_clear()
+    nvml.library.cache_clear()
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def gpu_kinds() -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_nvml_tells_this_process_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_divided_with_nvml_between_this_process_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     kinds = gpu_kinds()
@@ -102,7 +102,7 @@ def test_nvml_tells_this_process_from_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_nobody_uses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
@@ -123,7 +123,7 @@ def test_a_gpu_that_nobody_uses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=["absent", "no driver", "no such device", "not allowed", "not told", "other numbers"],
 )
-def test_without_its_word_there_is_one_part_less(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_other_processes_are_not_told_apart(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     kinds = gpu_kinds()
     assert kinds == {
@@ -142,12 +142,12 @@ def test_figures_that_contradict_each_other_make_no_negative_part(process: int) 
     assert sum(kinds.values()) == 80
 
 
-def test_without_cuda_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_there_is_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert list(collect_gpu_memory()) == []
 
 
-def test_process_memory_is_the_systems() -> None:
+def test_process_memory_is_what_the_system_tells() -> None:
     ballast = b"x" * (64 << 20)
     [family] = collect_process_memory()
     kinds = {sample.labels["kind"]: sample.value for sample in family.samples}
@@ -164,13 +164,13 @@ def cgroup(folder: Path, limit: str = "2147483648", used: str = "1000000000", in
     return folder
 
 
-def test_files_that_nobody_reads_do_not_count(tmp_path: Path) -> None:
+def test_container_memory_leaves_out_inactive_files(tmp_path: Path) -> None:
     assert container_memory(cgroup(tmp_path)) == ContainerMemory(700_000_000, 2 << 30)
     # the two are read one after the other
     assert container_memory(cgroup(tmp_path, used="5", inactive="7")) == ContainerMemory(0, 2 << 30)
 
 
-def test_both_are_metrics(tmp_path: Path) -> None:
+def test_container_memory_and_its_limit_are_metrics(tmp_path: Path) -> None:
     found = {family.name: family.samples[0].value for family in collect_container_memory(cgroup(tmp_path))}
     assert found == {
         "milkweed_container_memory_working_set_bytes": 700_000_000,
@@ -179,10 +179,10 @@ def test_both_are_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "used"), [("max", "1"), ("many", "1"), ("1000", ""), ("", "1")])
-def test_without_a_limit_there_is_none(tmp_path: Path, limit: str, used: str) -> None:
+def test_container_memory_without_a_limit_is_none(tmp_path: Path, limit: str, used: str) -> None:
     assert container_memory(cgroup(tmp_path, limit, used)) is None
     assert list(collect_container_memory(tmp_path)) == []
 
 
-def test_elsewhere_there_is_none(tmp_path: Path) -> None:
+def test_container_memory_without_cgroups_is_none(tmp_path: Path) -> None:
     assert container_memory(tmp_path / "none") is None

@@ -24,7 +24,7 @@ def test_an_unsampled_parent_is_obeyed_whatever_the_share(flags: str) -> None:
     assert Sampler(1).sample(headers(f"00-{TRACE}-{SPAN}-{flags}")) is None
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_a_later_version_of_traceparent_may_have_more_fields() -> None:
     ids = Sampler(0).sample(headers(f"01-{TRACE}-{SPAN}-01-more"))
     assert ids is not None
     assert ids.trace_hex == TRACE
@@ -51,7 +51,7 @@ def test_a_later_version_may_say_more() -> None:
         ),
     ],
 )
-def test_what_is_no_parent_begins_a_trace_of_its_own(text: str) -> None:
+def test_an_invalid_parent_begins_a_new_trace(text: str) -> None:
     assert Sampler(0).sample(headers(text)) is None
     ids = Sampler(1).sample(headers(text, b"a=1"))
     assert ids is not None
@@ -59,20 +59,20 @@ def test_what_is_no_parent_begins_a_trace_of_its_own(text: str) -> None:
     assert (ids.parent_id, ids.state) == (0, b"")
 
 
-def test_a_long_state_is_dropped_whole() -> None:
+def test_a_long_tracestate_is_dropped_whole() -> None:
     for extra, kept in ((0, MAX_STATE_BYTES), (1, 0)):
         ids = Sampler(0).sample(headers(f"00-{TRACE}-{SPAN}-01", b"a=" + b"x" * (MAX_STATE_BYTES - 2 + extra)))
         assert ids is not None
         assert len(ids.state) == kept
 
 
-def test_the_share_is_kept() -> None:
+def test_the_share_of_requests_without_a_parent_is_traced() -> None:
     followed = [ids for _ in range(4000) if (ids := Sampler(0.25).sample([])) is not None]
     assert 800 < len(followed) < 1200  # 7 standard deviations
     assert len({ids.trace_id for ids in followed}) == len(followed)
     assert Sampler(0).sample([]) is None
 
 
-def test_the_answer_names_trace_and_span() -> None:
+def test_the_response_header_names_trace_and_span() -> None:
     ids = SpanIds(int(TRACE, 16), int(SPAN, 16))
     assert ids.response_header == (b"traceresponse", f"00-{TRACE}-{SPAN}-01".encode())

@@ -59,7 +59,7 @@ def three() -> Port:
     return Port(ConnectionTable(ConnectionLimits.of(Settings()), 3, metrics, clock), metrics, clock)
 
 
-def test_who_has_owed_us_bytes_for_longest_makes_room(three: Port) -> None:
+def test_the_connection_that_waits_for_longest_is_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.table.mark_waiting(a)  # it had an answer: it owes the next request from now on
     three.open("d")
@@ -69,7 +69,7 @@ def test_who_has_owed_us_bytes_for_longest_makes_room(three: Port) -> None:
     assert three.table.open == 3
 
 
-def test_whom_we_owe_an_answer_never_does(three: Port) -> None:
+def test_a_busy_connection_is_never_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.table.mark_busy(a)
     three.table.mark_busy(b)
@@ -81,7 +81,7 @@ def test_whom_we_owe_an_answer_never_does(three: Port) -> None:
     assert three.table.open == 5  # two of them on their way out
 
 
-def test_a_steady_upload_goes_last(three: Port) -> None:
+def test_a_steady_upload_is_evicted_last(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.table.mark_steady(a)
     for other in (b, c):
@@ -91,7 +91,7 @@ def test_a_steady_upload_goes_last(three: Port) -> None:
     assert a.asked == []
 
 
-def test_an_upload_that_has_stopped_goes_like_anybody(three: Port) -> None:
+def test_an_upload_that_has_stopped_is_evicted_like_any_other(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.table.mark_steady(a)
     three.clock.now += STEADY_SECONDS + 1
@@ -101,7 +101,7 @@ def test_an_upload_that_has_stopped_goes_like_anybody(three: Port) -> None:
     assert (a.asked, b.asked, c.asked) == (["evict"], [], [])
 
 
-def test_among_steady_uploads_the_one_that_is_behind_goes(three: Port) -> None:
+def test_the_steady_upload_that_is_behind_is_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     for each in (a, b, c, a):
         three.table.mark_steady(each)
@@ -109,7 +109,7 @@ def test_among_steady_uploads_the_one_that_is_behind_goes(three: Port) -> None:
     assert (a.asked, b.asked, c.asked) == ([], ["evict"], [])
 
 
-def test_whoever_leaves_is_not_asked_again_and_not_counted(three: Port) -> None:
+def test_an_evicted_connection_is_not_evicted_again(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.open("d")
     three.table.mark_waiting(a)
@@ -118,7 +118,7 @@ def test_whoever_leaves_is_not_asked_again_and_not_counted(three: Port) -> None:
     assert (a.asked, b.asked, c.asked) == (["evict"], ["evict"], [])
 
 
-def test_so_many_leave_at_once_and_no_more(three: Port) -> None:
+def test_the_first_of_too_many_evicted_connections_is_aborted(three: Port) -> None:
     gone = three.open("a", "b", "c")
     for number in range(MOST_LEAVING - 1):
         gone += three.open(str(number))

@@ -55,7 +55,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_stops_reading_waits_in_line_and_then_ends() -> None:
+async def test_a_client_that_stops_reading_may_be_evicted_and_is_cut_off() -> None:
     transport, table = Transport(), Table()
     unread_watch = Unread(table, table, transport)  # type: ignore[arg-type]
     unread_watch.start()
@@ -69,7 +69,7 @@ async def test_who_stops_reading_waits_in_line_and_then_ends() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_has_read_all_and_does_not_close_ends_uncounted() -> None:
+async def test_a_client_that_has_read_all_and_does_not_close_is_cut_off_uncounted() -> None:
     transport, table = Transport(), Table()
     transport.size, transport.closing = 0, True
     Unread(table, table, transport).start()  # type: ignore[arg-type]
@@ -78,7 +78,7 @@ async def test_who_has_read_all_and_does_not_close_ends_uncounted() -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_is_not_watched_any_more_goes_on() -> None:
+async def test_a_stopped_watch_cuts_off_nobody() -> None:
     transport, table = Transport(), Table()
     unread_watch = Unread(table, table, transport)  # type: ignore[arg-type]
     unread_watch.start()
