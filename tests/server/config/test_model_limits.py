@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -73,7 +72,7 @@ def test_an_invalid_limit_is_refused_in_one_line(text: str, words: str) -> None:
 
 
 async def test_limits_of_an_unknown_model_stop_the_start_unless_a_repository_may_bring_it(
-    running: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"model_limits": {"none": {"top_k": 1}, "held": {"top_k": 1}}}
     with pytest.raises(ValueError, match="model_limits names none: no such model is served; there are: held"):
@@ -87,7 +86,7 @@ async def test_limits_of_an_unknown_model_stop_the_start_unless_a_repository_may
     ]
 
 
-async def test_defaults_of_a_model_hold_in_every_protocol(running: Any) -> None:
+async def test_defaults_of_a_model_hold_in_every_protocol(running: server_parts.Start) -> None:
     limits = {"other": {"top_k": 2, "max_images_per_request": 2, "timeout_ms": 9000, "max_batch_size": 4}}
     async with running(settings={"model_limits": limits, "top_k": 3}, names=("held", "other")) as app:
         image = server_parts.encoded()
@@ -113,7 +112,7 @@ async def test_defaults_of_a_model_hold_in_every_protocol(running: Any) -> None:
         assert {name: int(each["string_value"]) for name, each in config.items()} == listed["other"]["limits"]
 
 
-async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: Any) -> None:
+async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: server_parts.Start) -> None:
     async with running(settings={"model_limits": {"other": {"timeout_ms": 500}}}, names=("held", "other")) as app:
         image, raw = server_parts.encoded(), {"inference-header-content-length": "0"}
         app.models["other"].gate.clear()
@@ -123,7 +122,7 @@ async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: Any)
             assert late.status_code == 503 or "500 ms" in late.text
 
 
-async def test_a_flood_of_one_model_leaves_room_for_others(running: Any) -> None:
+async def test_a_flood_of_one_model_leaves_room_for_others(running: server_parts.Start) -> None:
     limits = {"flood": {"max_queue_images": 4, "max_batch_size": 1}}
     settings = {"model_limits": limits, "max_queue_images": 12, "max_images_per_request": 4, "max_batch_size": 4}
     async with running(settings=settings, names=("flood", "calm")) as app:
@@ -154,7 +153,7 @@ async def test_a_flood_of_one_model_leaves_room_for_others(running: Any) -> None
         assert (await ask("flood", 40)).status_code == 200
 
 
-async def test_a_flood_without_a_limit_of_its_own_takes_all_room(running: Any) -> None:
+async def test_a_flood_without_a_limit_of_its_own_takes_all_room(running: server_parts.Start) -> None:
     """What the limit is for: the same flood without one keeps the other model out."""
     settings = {"max_queue_images": 8, "max_images_per_request": 4, "max_batch_size": 1}
     async with running(settings=settings, names=("flood", "calm")) as app:

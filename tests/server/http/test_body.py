@@ -26,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json", "array"])
-async def test_images_are_counted_while_their_body_is_there_too(running: Any, form: str) -> None:
+async def test_images_are_counted_while_their_body_is_there_too(running: server_parts.Start, form: str) -> None:
     """Bodies of all forms but one exist twice for a moment, and counted once."""
     image = server_parts.encoded()
     array = io.BytesIO()
@@ -46,7 +46,7 @@ async def test_images_are_counted_while_their_body_is_there_too(running: Any, fo
         assert app.service.body_budget.total == 0
 
 
-async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> None:
+async def test_an_answer_is_not_thrown_away_for_want_of_room(running: server_parts.Start) -> None:
     image = server_parts.encoded()
     limit = max(len(image), 1024)
     settings = {"max_held_bytes": limit, "max_body_bytes": limit, "max_image_bytes": limit}
@@ -60,7 +60,7 @@ async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> No
         assert app.service.body_budget.total == limit
 
 
-async def test_metrics_answer_while_all_parsers_are_busy(running: Any) -> None:
+async def test_metrics_answer_while_all_parsers_are_busy(running: server_parts.Start) -> None:
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
@@ -74,7 +74,9 @@ async def test_metrics_answer_while_all_parsers_are_busy(running: Any) -> None:
             busy.set()
 
 
-async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_raw_body_of_any_size_leaves_the_loop_free(
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
     monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 100)
     seen: list[str] = []
@@ -91,7 +93,7 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Any, monkeyp
 
 @pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
 async def test_scores_of_one_answer_have_a_limit(
-    running: Any, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
 ) -> None:
     """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
     monkeypatch.setattr("milkweed.server.service.params.MAX_SCORES", 10)

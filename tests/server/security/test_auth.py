@@ -36,7 +36,9 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
-async def test_a_key_in_any_accepted_header_admits(running: Any, keys: Path, headers: dict[str, str]) -> None:
+async def test_a_key_in_any_accepted_header_admits(
+    running: server_parts.Start, keys: Path, headers: dict[str, str]
+) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
         assert answer.status_code == 200
@@ -59,7 +61,7 @@ async def test_a_key_in_any_accepted_header_admits(running: Any, keys: Path, hea
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
 async def test_a_missing_or_wrong_key_is_401(
-    running: Any, keys: Path, headers: dict[str, str], words: str, path: str
+    running: server_parts.Start, keys: Path, headers: dict[str, str], words: str, path: str
 ) -> None:
     async with (
         running(settings={"api_keys": str(keys)}, wait=False) as app,
@@ -71,7 +73,7 @@ async def test_a_missing_or_wrong_key_is_401(
     assert KEY[:-1] not in answer.text
 
 
-async def test_probes_and_pages_need_no_key(running: Any, keys: Path) -> None:
+async def test_probes_and_pages_need_no_key(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
             assert (await app.client.get(path)).status_code == 200
@@ -81,7 +83,7 @@ async def test_probes_and_pages_need_no_key(running: Any, keys: Path) -> None:
         assert (await app.client.get("/v1/models")).status_code == 200
 
 
-async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Any, keys: Path) -> None:
+async def test_requests_beyond_the_rate_are_429_with_retry_after(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for _ in range(2):
             assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
@@ -94,7 +96,7 @@ async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Any, k
         assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-async def test_the_queue_learns_the_caller_or_the_address(running: Any, keys: Path) -> None:
+async def test_the_queue_learns_the_caller_or_the_address(running: server_parts.Start, keys: Path) -> None:
     seen: list[Any] = []
     async with running(settings={"api_keys": str(keys)}) as app:
         submit = app.service.submit
@@ -107,7 +109,7 @@ async def test_the_queue_learns_the_caller_or_the_address(running: Any, keys: Pa
     assert seen == ["camera", "127.0.0.1"]
 
 
-async def test_images_beyond_the_rate_are_refused(running: Any, keys: Path) -> None:
+async def test_images_beyond_the_rate_are_refused(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         auth = app.app.state.auth
         account = auth.identify({b"x-api-key": b"slow-key"})
@@ -119,7 +121,7 @@ async def test_images_beyond_the_rate_are_refused(running: Any, keys: Path) -> N
         auth.charge_images(None, 1000)
 
 
-async def test_every_answer_forbids_sniffing(running: Any) -> None:
+async def test_every_answer_forbids_sniffing(running: server_parts.Start) -> None:
     async with running() as app:
         for answer in (
             await app.client.post("/classify", content=server_parts.encoded()),
@@ -130,7 +132,7 @@ async def test_every_answer_forbids_sniffing(running: Any) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_api_page_loads_nothing(running: Any) -> None:
+async def test_the_api_page_loads_nothing(running: server_parts.Start) -> None:
     async with running() as app:
         page = await app.client.get("/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
@@ -140,7 +142,7 @@ async def test_the_api_page_loads_nothing(running: Any) -> None:
         assert words in page.text
 
 
-async def test_the_document_says_where_a_key_is_needed(running: Any, keys: Path) -> None:
+async def test_the_document_says_where_a_key_is_needed(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         document = (await app.client.get("/openapi.json")).json()
         page = (await app.client.get("/docs")).text
@@ -177,7 +179,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("target", SPELLINGS)
-async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path, target: str) -> None:
+async def test_no_other_spelling_opens_what_needs_a_key(running: server_parts.Start, keys: Path, target: str) -> None:
     """Each of these is refused, unless it is a path that is open to everybody."""
     sent: list[dict[str, Any]] = []
 
@@ -205,7 +207,9 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path
 
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
-async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Any, keys: Path, prefix: str) -> None:
+async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(
+    running: server_parts.Start, keys: Path, prefix: str
+) -> None:
     """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()

@@ -31,7 +31,7 @@ async def scrape(app: Any) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(answer.text)}
 
 
-async def test_a_scrape_has_every_series(running: Any) -> None:
+async def test_a_scrape_has_every_series(running: server_parts.Start) -> None:
     async with running() as app:
         await app.client.post("/classify", content=server_parts.encoded())
         families = await scrape(app)
@@ -39,7 +39,7 @@ async def test_a_scrape_has_every_series(running: Any) -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "python_info"} <= set(families)
 
 
-async def test_stages_add_up_to_the_request(running: Any) -> None:
+async def test_stages_add_up_to_the_request(running: server_parts.Start) -> None:
     async with running() as app:
         for seed in range(20):
             await app.client.post("/classify", content=server_parts.encoded(seed=seed))
@@ -56,7 +56,7 @@ async def test_stages_add_up_to_the_request(running: Any) -> None:
     assert all(seconds > 0 for seconds in stages.values())
 
 
-async def test_batches_and_images_are_counted(running: Any) -> None:
+async def test_batches_and_images_are_counted(running: server_parts.Start) -> None:
     async with running(settings={"max_batch_size": 4}) as app:
         await app.client.post("/classify", content=server_parts.encoded("JPEG"))
         files = [("i", ("a", server_parts.encoded(), "image/png"))] * 10 + [
@@ -76,7 +76,7 @@ async def test_batches_and_images_are_counted(running: Any) -> None:
         assert app.value("http_request_body_bytes_count", route="/classify", format="multipart") == 1
 
 
-async def test_labels_stay_closed_whatever_clients_send(running: Any) -> None:
+async def test_labels_stay_closed_whatever_clients_send(running: server_parts.Start) -> None:
     async with running() as app:
         await scrape(app)
 
@@ -96,7 +96,7 @@ async def test_labels_stay_closed_whatever_clients_send(running: Any) -> None:
         assert await series() == before
 
 
-async def test_routes_are_counted_by_template(running: Any) -> None:
+async def test_routes_are_counted_by_template(running: server_parts.Start) -> None:
     async with running() as app:
         for path in ("/", "/livez", "/readyz", "/v1/models", "/metrics", "/openapi.json", "/a/b"):
             await app.client.get(path)
@@ -108,7 +108,7 @@ async def test_routes_are_counted_by_template(running: Any) -> None:
         assert app.value(count, route="/classify", method="POST", code="200") == 1
 
 
-async def test_model_bytes_and_identity_are_exported(running: Any) -> None:
+async def test_model_bytes_and_identity_are_exported(running: server_parts.Start) -> None:
     async with running(settings={"model_limits": {"held": {"timeout_ms": 500}}}) as app:
         version = server_parts.make_config().version
         bytes_of = {
@@ -133,14 +133,14 @@ async def test_model_bytes_and_identity_are_exported(running: Any) -> None:
     }
 
 
-async def test_openmetrics_is_served_when_asked_for(running: Any) -> None:
+async def test_openmetrics_is_served_when_asked_for(running: server_parts.Start) -> None:
     async with running() as app:
         answer = await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
 
 
-async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: Any) -> None:
+async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: server_parts.Start) -> None:
     async with running() as app:
         for accept in ("text/plain", "application/openmetrics-text"):
             headers = {"accept": accept, "accept-encoding": "identity"}
@@ -153,7 +153,7 @@ async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: Any)
             assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
 
 
-async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
+async def test_in_flight_and_held_bytes_return_to_zero(running: server_parts.Start) -> None:
     async with running() as app:
         app.model.gate.clear()
         request = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
@@ -167,7 +167,7 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
 
 
 async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(index: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: device-side assert triggered")

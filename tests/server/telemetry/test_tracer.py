@@ -39,7 +39,7 @@ def dead_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def test_spans_of_stages_fill_the_span_of_their_request(running: Any, collector: Any) -> None:
+async def test_spans_of_stages_fill_the_span_of_their_request(running: server_parts.Start, collector: Any) -> None:
     before = time.time_ns()
     async with running(settings=traced(collector)) as app:
         answers = [await app.client.post("/classify", content=server_parts.encoded(seed=seed)) for seed in range(5)]
@@ -76,7 +76,7 @@ async def test_spans_of_stages_fill_the_span_of_their_request(running: Any, coll
     assert collector.resources[0]["service.name"] == "milkweed"
 
 
-async def test_spans_tell_what_the_cache_answered(running: Any, collector: Any) -> None:
+async def test_spans_tell_what_the_cache_answered(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
         answers = [await app.client.post("/classify", content=server_parts.encoded()) for _ in range(2)]
     roots = [span for span in collector.spans if span.kind == SERVER]
@@ -87,7 +87,7 @@ async def test_spans_tell_what_the_cache_answered(running: Any, collector: Any) 
 
 
 async def test_standard_variables_name_the_service_and_add_headers(
-    running: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
@@ -99,7 +99,7 @@ async def test_standard_variables_name_the_service_and_add_headers(
     assert collector.seen[0][1]["x-tenant"] == "seven"
 
 
-async def test_the_callers_sampling_decision_counts(running: Any, collector: Any) -> None:
+async def test_the_callers_sampling_decision_counts(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
         for flags in ("00", "01"):
             headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}", "tracestate": "a=1,b=2"}
@@ -112,7 +112,7 @@ async def test_the_callers_sampling_decision_counts(running: Any, collector: Any
     assert (root.trace_id.hex(), root.parent_span_id.hex(), root.trace_state) == (TRACE, SPAN, "a=1,b=2")
 
 
-async def test_an_unsampled_parent_makes_no_span(running: Any, collector: Any) -> None:
+async def test_an_unsampled_parent_makes_no_span(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector)) as app:
         for _ in range(3):
             await app.client.post(
@@ -122,7 +122,7 @@ async def test_an_unsampled_parent_makes_no_span(running: Any, collector: Any) -
     assert [span.name for span in collector.spans] == ["GET /livez"]
 
 
-async def test_spans_tell_refusals_and_failures_apart(running: Any, collector: Any) -> None:
+async def test_spans_tell_refusals_and_failures_apart(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector)) as app:
         await app.client.post("/classify", content=b"no picture")
         await app.client.request("BREW", "/secret%0a/path?key=1")
@@ -144,7 +144,7 @@ async def test_spans_tell_refusals_and_failures_apart(running: Any, collector: A
 
 
 async def test_without_a_collector_every_request_is_answered(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 8)
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 4)
@@ -168,7 +168,7 @@ async def test_without_a_collector_every_request_is_answered(
 
 
 async def test_a_collector_that_hangs_delays_nobody(
-    running: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.2)
@@ -181,7 +181,7 @@ async def test_a_collector_that_hangs_delays_nobody(
     assert not collector.spans
 
 
-async def test_exemplars_lead_to_the_trace(running: Any, collector: Any) -> None:
+async def test_exemplars_lead_to_the_trace(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
         await app.client.post("/classify", content=server_parts.encoded())
         answer = await app.client.post(
@@ -197,7 +197,7 @@ async def test_exemplars_lead_to_the_trace(running: Any, collector: Any) -> None
     assert TRACE not in plain
 
 
-async def test_without_traces_there_are_no_exemplars(running: Any) -> None:
+async def test_without_traces_there_are_no_exemplars(running: server_parts.Start) -> None:
     async with running() as app:
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
@@ -217,7 +217,7 @@ def exemplars(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 async def test_log_lines_of_a_traced_request_have_its_trace(
-    running: Any, collector: Any, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, collector: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.handler.setFormatter(JsonFormatter())
     async with running(settings=traced(collector, 0.0)) as app:
