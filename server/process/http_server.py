@@ -1,48 +1,38 @@
-"""Serves the service's port: hands signals on, and ends without losing a request."""
+"""Serves the service's port: drains on a signal, and ends without losing a request."""
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Protocol
+from typing import NoReturn
 
 from fastapi import FastAPI
 
-from ..http.transport.connection_table import ConnectionLimits, ConnectionTable
+from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.port import HttpPort
 from ..http.transport.sockets import accept_all, drop_newcomers
+from ..oip.grpc_server import GrpcError
 from ..security.tls import Tls
 from ..service.service import Service
+from .side_ports import DRAIN_MARGIN_SECONDS, SidePorts
 
-# The server waits this much longer than the service, so that the service can answer every client first.
-DRAIN_MARGIN_SECONDS = 2
+logger = logging.getLogger("milkweed.serve")
 
 # When no new client is let in any more, those that have connected may still bring a request for so long. Half of it is
 # left to those that are half-way through connecting: a round trip to anywhere.
 LAST_REQUEST_SECONDS = 1.0
 
 
-class ServerHooks(Protocol):
-    """Called by the server when it starts, when it stops, and on its signals."""
-
-    grace_seconds: float
-    """How long the server went on accepting after it was told to end."""
-
-    async def on_started(self) -> None:
-        """The server listens."""
-
-    async def on_stopping(self) -> None:
-        """No new client is let in any more; returns once the other ports have stopped."""
-
-    def on_signal(self, number: int) -> None:
-        """SIGTERM or SIGINT came."""
-
-
 class HttpServer(HttpPort):
-    """A port that drains on a signal: uvicorn's own closes the listener at once and ends by the signal, not with 0.
+    """The service's port, which starts and stops the side ports with it.
+
+    uvicorn's own server would close the listener at once on a signal, and end by the signal instead of with 0.
 
     Args:
         max_connections: open at once.
@@ -50,10 +40,10 @@ class HttpServer(HttpPort):
     """
 
     def __init__(
-        self, app: FastAPI, service: Service, hooks: ServerHooks, *, max_connections: int, tls: Tls | None
+        self, app: FastAPI, service: Service, side_ports: SidePorts, *, max_connections: int, tls: Tls | None
     ) -> None:
         settings = service.settings
-        table = ConnectionTable(ConnectionLimits.of(settings), max_connections, service.metrics)
+        table = ConnectionTable(settings, max_connections, service.metrics)
         service.metrics.connections.set_function(lambda: table.open)
         super().__init__(
             app,
@@ -63,7 +53,14 @@ class HttpServer(HttpPort):
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=int(settings.drain_seconds) + DRAIN_MARGIN_SECONDS,
         )
-        self._service, self._hooks = service, hooks
+        self._service, self._side_ports = service, side_ports
+        self._grace_seconds = 0.0  # how long it went on accepting after a signal
+        self.signalled = False
+        self.failed = False
+
+    def fail(self) -> None:
+        """End the process with 1."""
+        self.failed = self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -79,24 +76,32 @@ class HttpServer(HttpPort):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called on a signal; the hooks decide what it means."""
-        self._hooks.on_signal(sig)
-
-    def drain(self) -> None:
-        """Let no new client in and end once all are answered; requests that take too long get an error."""
-        self.should_exit = True
-        asyncio.get_running_loop().call_later(self._service.settings.drain_seconds, self._service.abandon)
+        """Drain on the first signal, after a moment as not ready unless it is Ctrl-C; end at once on the second."""
+        if self.signalled:
+            logger.warning("second signal: ending at once")
+            exit_now(128 + sig)
+        self.signalled = True
+        grace = self._grace_seconds = 0.0 if sig == signal.SIGINT else self._service.settings.drain_grace_seconds
+        logger.info("stopping", extra={"event": {"signal": signal.Signals(sig).name, "grace": grace}})
+        self._service.begin_drain()
+        asyncio.get_running_loop().call_later(grace, self._drain)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept clients, then start what starts with the server."""
+        """Accept clients, then open the side ports; without the gRPC port the process ends."""
         await super().startup(sockets)
-        await self._hooks.on_started()
+        try:
+            await self._side_ports.start()
+        except GrpcError as error:
+            self.failed = True
+            print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
+            # uvicorn ends only once it has started.
+            asyncio.get_running_loop().call_soon(self._drain)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let no new client in, answer those that have connected, then close what is idle."""
         listeners = sockets or []
-        others_stopped = asyncio.create_task(self._hooks.on_stopping())
-        last = min(LAST_REQUEST_SECONDS, self._hooks.grace_seconds)
+        side_ports_stopped = asyncio.create_task(self._side_ports.stop())
+        last = min(LAST_REQUEST_SECONDS, self._grace_seconds)
         end = time.monotonic() + last
         if all(map(drop_newcomers, listeners)):
             await asyncio.sleep(last / 2)
@@ -111,5 +116,18 @@ class HttpServer(HttpPort):
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._service.stop_accepting()
-        await others_stopped
+        await side_ports_stopped
         await super().shutdown(sockets)
+
+    def _drain(self) -> None:
+        """Let no new client in and end once all are answered; requests that take too long get an error."""
+        self.should_exit = True
+        asyncio.get_running_loop().call_later(self._service.settings.drain_seconds, self._service.abandon)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without waiting for any thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

@@ -1,27 +1,21 @@
 """Runs the service as a process: sockets, signals, all ports, the exit code."""
 
-import asyncio
 import contextlib
 import faulthandler
 import gc
 import logging
 import os
-import signal
 import socket
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NoReturn
-
-from fastapi import FastAPI
 
 from ..config.settings import Settings
 from ..http.transport.sockets import allow_files, listen, url_of
-from ..oip.grpc_server import GrpcError
 from ..security.tls import Tls
 from ..service.service import Service
 from ..telemetry.logs import configure_logs
-from .http_server import HttpServer
+from .http_server import HttpServer, exit_now
 from .service_app import create_app
 from .side_ports import SidePorts
 
@@ -57,79 +51,43 @@ class _Run:
     """One run of the server, from sockets to exit code."""
 
     def __init__(self, settings: Settings, bundles: Mapping[str, Path], listener: socket.socket) -> None:
-        self._settings = settings
         self._listener = listener
-        self._failed = False
-        self.grace_seconds = 0.0
-        self._signalled = False
-        self.app: FastAPI = create_app(settings, bundles, on_prepared=self._on_prepared, on_ended=self._on_engine_ended)
-        self.service: Service = self.app.state.service
-        self.tls = Tls.of(settings, self.app.state.file_watcher)
-        self._side_ports = SidePorts(self.service, self.app.state.auth, self.app.state.tracer, self.tls)
+        self._app = create_app(settings, bundles, on_prepared=self._on_prepared, on_ended=self._on_engine_ended)
+        state = self._app.state
+        self._service: Service = state.service
+        tls = Tls.of(settings, state.file_watcher)
+        self._url = url_of(listener, tls is not None)
+        self._side_ports = SidePorts(self._service, state.auth, state.tracer, tls)
         max_connections = allow_files(settings.max_connections)
-        self._server = HttpServer(self.app, self.service, self, max_connections=max_connections, tls=self.tls)
+        self._server = HttpServer(self._app, self._service, self._side_ports, max_connections=max_connections, tls=tls)
 
     def run(self) -> int:
         self._side_ports.start_metrics()
-        logger.info("listening", extra={"event": {"url": self.url, "pid": os.getpid()}})
+        logger.info("listening", extra={"event": {"url": self._url, "pid": os.getpid()}})
         try:
             self._server.run(sockets=[self._listener])
         finally:
             gc.unfreeze()
             self._side_ports.stop_metrics()
-        if not self.app.state.stopped_clean:
-            logger.error("the engine did not end within %s s", self._settings.drain_seconds)
+        if not self._app.state.stopped_clean:
+            logger.error("the engine did not end within %s s", self._service.settings.drain_seconds)
             exit_now(1)  # its threads would keep the interpreter from ending
-        return 1 if self._failed else 0
-
-    @property
-    def url(self) -> str:
-        """Where the service answers."""
-        return url_of(self._listener, self.tls is not None)
+        return int(self._server.failed)
 
     def _on_prepared(self, error: BaseException | None) -> None:
         """The models are warm, or could not be loaded."""
-        if self._signalled:  # the port is closed, and Ctrl-C may have made the load fail
+        if self._server.signalled:  # the port is closed, and Ctrl-C may have made the load fail
             return
-        if error is not None:
-            self._failed = True
+        if error is None:
+            log_models(self._service, self._url)
+        else:
             log_failure(error)
-            self._server.should_exit = True
-            return
-        log_models(self.service, self.url)
+            self._server.fail()
 
     def _on_engine_ended(self) -> None:
         """Exit with 1, so that the supervisor starts the process again; waiting clients have been answered."""
         logger.error("the engine has ended: the process ends with 1")
-        self._failed = True
-        self._server.should_exit = True
-
-    async def on_started(self) -> None:
-        """Open the other ports that the settings ask for; without the gRPC port the process ends."""
-        try:
-            await self._side_ports.start()
-        except GrpcError as error:
-            self._failed = True
-            print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
-            asyncio.get_running_loop().call_soon(
-                self._server.drain
-            )  # later, once uvicorn has started, or it would not end
-
-    async def on_stopping(self) -> None:
-        """Stop the other ports; gRPC calls in flight have as long as requests over HTTP."""
-        await self._side_ports.stop()
-
-    def on_signal(self, signal_number: int) -> None:
-        """Drain on the first signal, after a moment as not ready unless it is Ctrl-C; end at once on the second."""
-        if self._signalled:
-            logger.warning("second signal: ending at once")
-            exit_now(128 + signal_number)
-        self._signalled = True
-        grace = 0.0 if signal_number == signal.SIGINT else self._settings.drain_grace_seconds
-        self.grace_seconds = grace
-        logger.info("stopping", extra={"event": {"signal": signal.Signals(signal_number).name, "grace": grace}})
-        self.service.begin_drain()
-        asyncio.get_running_loop().call_later(grace, self._server.drain)
+        self._server.fail()
 
 
 def log_failure(error: BaseException) -> None:
@@ -152,11 +110,3 @@ def log_models(service: Service, url: str) -> None:
             f"loader {model.loader} | dtype {model.dtype} | kernels {model.kernels}"
         )
         print(line, flush=True)
-
-
-def exit_now(code: int) -> NoReturn:
-    """End the process without waiting for any thread."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
-            stream.flush()
-    os._exit(code)

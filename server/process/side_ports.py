@@ -7,8 +7,10 @@ from ..security.auth import Authenticator
 from ..security.tls import Tls
 from ..service.service import Service
 from ..telemetry.tracer import Tracer
-from .http_server import DRAIN_MARGIN_SECONDS
 from .metrics_port import MetricsPort
+
+# Ports wait this much longer than the service, so that the service can answer every client first.
+DRAIN_MARGIN_SECONDS = 2
 
 
 class SidePorts:

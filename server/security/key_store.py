@@ -53,11 +53,6 @@ class KeyStore:
         self._accounts: Mapping[str, Account] = {}
         self._owners: Mapping[bytes, tuple[bytes, Account]] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The callers' names."""
-        return tuple(self._accounts)
-
     def reload(self) -> None:
         """Read the file, on any thread; all keys change at once.
 

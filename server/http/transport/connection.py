@@ -30,7 +30,7 @@ class Connection(CountedProtocol):
 
     def __init__(self, table: ConnectionTable, **uvicorn: Any) -> None:
         super().__init__(table, **uvicorn)
-        self._limits = table.limits
+        self._settings = table.settings
         self._head_bytes = 0  # in whole chunks of an unfinished head
         self._trailers = 0
         self._refusal: ServiceError | None = None
@@ -57,8 +57,8 @@ class Connection(CountedProtocol):
             return
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
-            if self._head_bytes > self._limits.max_header_bytes:
-                self._give_up(head_too_large(self._limits.max_header_bytes), "too_large")
+            if self._head_bytes > self._settings.max_header_bytes:
+                self._give_up(head_too_large(self._settings.max_header_bytes), "too_large")
                 return
         else:
             self._body_bytes += len(data)
@@ -74,12 +74,12 @@ class Connection(CountedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._in_head:  # a trailer, after a chunked body: it does not count as a header
             self._trailers += 1
-            if self._trailers > self._limits.max_headers:
-                self._refuse(ServiceError("headers_too_large", f"more than {self._limits.max_headers} trailers"))
+            if self._trailers > self._settings.max_headers:
+                self._refuse(ServiceError("headers_too_large", f"more than {self._settings.max_headers} trailers"))
             return
-        if len(self.headers) >= self._limits.max_headers:
+        if len(self.headers) >= self._settings.max_headers:
             self._refuse(
-                ServiceError("headers_too_large", f"more headers than the limit of {self._limits.max_headers}")
+                ServiceError("headers_too_large", f"more headers than the limit of {self._settings.max_headers}")
             )
         super().on_header(name, value)
 
@@ -88,7 +88,7 @@ class Connection(CountedProtocol):
         if len(self.pipeline) >= MAX_PIPELINED or version not in _VERSIONS:
             raise _Refused
         try:
-            check_headers(self.url, self.headers, version, self._limits.max_header_bytes)
+            check_headers(self.url, self.headers, version, self._settings.max_header_bytes)
             self.url, host = read_target(self.parser.get_method(), self.url)
         except ServiceError as error:
             self._refuse(error)
@@ -98,7 +98,7 @@ class Connection(CountedProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
-        self._next_step = self._limits.body_bytes_per_second
+        self._next_step = self._settings.body_min_bytes_per_second
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -117,7 +117,7 @@ class Connection(CountedProtocol):
             phase = "body" if self.cycle.more_body else "none"
         if phase == self._phase:
             if phase == "body" and self._body_bytes >= self._next_step and self._owes_body:
-                self._next_step = self._body_bytes + self._limits.body_bytes_per_second
+                self._next_step = self._body_bytes + self._settings.body_min_bytes_per_second
                 self._table.mark_steady(self)
             return
         self._phase = phase
@@ -128,29 +128,30 @@ class Connection(CountedProtocol):
             self._deadline = None
         if phase != "none":
             self._since = self.loop.time()
-            self._set_timer(self._limits.header_seconds if phase == "head" else self._limits.body_seconds)
+            settings = self._settings
+            self._set_timer((settings.header_timeout_ms if phase == "head" else settings.body_timeout_ms) / 1e3)
 
     def _set_timer(self, seconds: float) -> None:
         self._deadline = self.loop.call_later(seconds, self._deadline_passed)
 
     def _deadline_passed(self) -> None:
         """End a connection whose head or body is late."""
-        limits = self._limits
+        settings = self._settings
         if self._phase == "body" and self._answering and self.cycle.more_body:
-            allowed = limits.body_seconds + self._body_bytes / limits.body_bytes_per_second
+            allowed = settings.body_timeout_ms / 1e3 + self._body_bytes / settings.body_min_bytes_per_second
             rest = self._since + allowed - self.loop.time()
             if rest > 0 or self.flow.read_paused:  # paused: the delay is ours
                 self._set_timer(max(rest, 1.0))
                 return
             text = (
                 f"{self._body_bytes} bytes of the body came within {allowed:.1f} s; the limit is "
-                f"{limits.body_seconds:g} s and {limits.body_bytes_per_second} bytes a second"
+                f"{settings.body_timeout_ms / 1e3:g} s and {settings.body_min_bytes_per_second} bytes a second"
             )
             self._give_up(ServiceError("request_timeout", text, close=True), "body_timeout")
         elif self._answering:  # a head behind a request that we have not answered yet
-            self._set_timer(limits.header_seconds)
+            self._set_timer(settings.header_timeout_ms / 1e3)
         elif self._in_head:
-            text = f"the headers did not come within {limits.header_seconds:g} s"
+            text = f"the headers did not come within {settings.header_timeout_ms / 1e3:g} s"
             self._give_up(ServiceError("request_timeout", text, close=True), "head_timeout")
         else:  # the rest of a body that is not read, or blank lines
             self._table.count_closed("head_timeout")

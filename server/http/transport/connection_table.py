@@ -3,7 +3,6 @@
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from ...config.settings import Settings
@@ -27,28 +26,6 @@ class Evictable(Protocol):
         """Close at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionLimits:
-    """Limits of one connection, in seconds and bytes."""
-
-    max_headers: int
-    max_header_bytes: int
-    header_seconds: float
-    body_seconds: float
-    body_bytes_per_second: int
-
-    @classmethod
-    def of(cls, settings: Settings) -> "ConnectionLimits":
-        """The limits in the settings."""
-        return cls(
-            settings.max_headers,
-            settings.max_header_bytes,
-            settings.header_timeout_ms / 1e3,
-            settings.body_timeout_ms / 1e3,
-            settings.body_min_bytes_per_second,
-        )
-
-
 class ConnectionTable:
     """The open connections of one port. Belongs to the event loop.
 
@@ -65,12 +42,12 @@ class ConnectionTable:
 
     def __init__(
         self,
-        limits: ConnectionLimits,
+        settings: Settings,
         max_connections: int,
         metrics: Metrics,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.limits = limits
+        self.settings = settings
         self.max_connections = max_connections
         self.open = 0
         self._metrics = metrics

@@ -36,7 +36,7 @@ class Handshake(SSLProtocol):  # type: ignore[misc]
             tls,
             None,
             server_side=True,
-            ssl_handshake_timeout=table.limits.header_seconds,
+            ssl_handshake_timeout=table.settings.header_timeout_ms / 1e3,
             ssl_shutdown_timeout=SHUTDOWN_SECONDS,
         )
 

@@ -8,7 +8,6 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.http.transport.connection_table import (
     MOST_LEAVING,
     STEADY_SECONDS,
-    ConnectionLimits,
     ConnectionTable,
 )
 from milkweed.server.telemetry.metrics import Metrics
@@ -56,7 +55,7 @@ class Port:
 @pytest.fixture
 def three() -> Port:
     metrics, clock = Metrics(), Clock()
-    return Port(ConnectionTable(ConnectionLimits.of(Settings()), 3, metrics, clock), metrics, clock)
+    return Port(ConnectionTable(Settings(), 3, metrics, clock), metrics, clock)
 
 
 def test_the_connection_that_waits_for_longest_is_evicted(three: Port) -> None:
