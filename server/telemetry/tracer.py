@@ -109,26 +109,24 @@ class Tracer:
         self._handed += 1
         attributes["milkweed.request_id"] = context.request_id.decode()
         if context.images:
-            attributes["milkweed.model"] = context.model_name
-            attributes["milkweed.images"] = context.images
+            attributes |= {"milkweed.model": context.model_name, "milkweed.images": context.images}
         attributes |= {f"milkweed.{name}": value for name, value in context.notes.items()}
         code, failed = context.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code
         if failed:
             attributes["error.type"] = code or str(status)
-        self._processor.on_end(
-            self._make(
-                name,
-                context.span,
-                times_ns=_unix_ns((context.started, *context.stages.ended(), end)),
-                stages=STAGES,
-                attributes=attributes,
-                error=(code or "") if failed else None,
-                resource=self._resource,
-                scope=self._scope,
-            )
+        span = self._make(
+            name,
+            context.span,
+            times_ns=_unix_ns((context.started, *context.stages.ended(), end)),
+            stages=STAGES,
+            attributes=attributes,
+            error=(code or "") if failed else None,
+            resource=self._resource,
+            scope=self._scope,
         )
+        self._processor.on_end(span)
         return exemplar
 
     def close(self) -> None:
