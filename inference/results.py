@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..loaders.errors import InputError
-from ..server.http.parsers import give_way
 from .errors import InferenceError
+from .yielding import give_way
 
 SCORES_AT_ONCE = 1000
 

@@ -15,8 +15,8 @@ import torch
 
 from ...inference.device import usable_cores
 from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
-from ...server.telemetry.container_memory import container_memory
 from ...server.telemetry.nvml import driver_version
+from ...server.telemetry.system_metrics import container_memory
 
 PACKAGES = (
     "torch",

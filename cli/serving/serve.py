@@ -56,7 +56,8 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
 
     for path in bundles.values():
         read_config(path)
-    from ...server.process.serve import exit_now, run_server
+    from ...server.process.http_server import exit_now
+    from ...server.process.serve import run_server
 
     # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.
     exit_now(run_server(loaded, bundles))

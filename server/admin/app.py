@@ -41,7 +41,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
         # A page in a browser on this machine can post to any port, but not without telling where it is from.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
-        if gate is not None and gate.closed and gate.identify(dict(request.headers.raw)).name != ADMIN:
+        if gate is not None and gate.needs_key and gate.identify(dict(request.headers.raw)).name != ADMIN:
             raise ServiceError("unauthorized", f"the admin API answers the caller {ADMIN} alone")
 
     app = FastAPI(

@@ -9,8 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from ...inference.results import SCORE_COST, Predictions
 from ..errors import ServiceError, status_of
-from ..http.body import BudgetLease, read_body
-from ..http.disconnect import caller_of
+from ..http.body import read_body
+from ..http.body_budget import BudgetLease
 from ..http.payload import encoded_images, payload_kind
 from ..http.responses import send_whole
 from ..repository.model_info import ModelInfo
@@ -36,8 +36,8 @@ class Classify:
         service.check_accepting()
         params = read_params(scope["query_string"], trace.headers, service.models, service.settings)
         service.check_time(params.timeout_seconds, params.priority)
-        requester, streamed = Requester(trace, caller_of(scope), receive), wants_stream(trace.headers)
-        with service.held.hold() as hold:
+        requester, streamed = Requester(trace, receive), wants_stream(trace.headers)
+        with service.body_budget.lease() as hold:
             with service.using(params.model):
                 try:
                     async with asyncio.timeout(params.timeout_seconds):
@@ -52,7 +52,7 @@ class Classify:
                     await self._stream(params, images, requester, send)
                     return
             del images
-            hold.become(len(answer.body))  # until the client has read it
+            hold.resize(len(answer.body))  # until the client has read it
             headers = [(b"content-type", b"application/json")]
             await send_whole(send, trace, answer.body, headers, status=answer.status)
 
@@ -70,7 +70,7 @@ class Classify:
         settings = service.settings
         limit = min(limits.max_bytes, settings.max_body_bytes) if form == "raw" else settings.max_body_bytes
         body = await read_body(receive, trace.content_length(), limit, hold)
-        trace.mark()
+        trace.end_stage("receive")
         service.metrics.body_bytes[form].observe(len(body))
         content_type = trace.headers.get(b"content-type", b"")
         most = settings.of(model.name).max_images_per_request
@@ -88,14 +88,14 @@ class Classify:
         self._gate.charge_images(account, len(images))
         left = trace.started + params.timeout_seconds - time.perf_counter()
         images = await service.sandboxed_images.decode(images, model.spec, hold, left)
-        trace.mark()
+        trace.end_stage("parse")
         return images
 
     async def _stream(
         self, params: ClassifyParams, images: list[CheckedImage], requester: Requester, send: Send
     ) -> None:
         """Answer image by image."""
-        service, model, trace = self._service, params.model, requester.trace
+        service, model, trace = self._service, params.model, requester.context
         trace.asks(model.name, len(images))
         request, waiter, wanted = make_request(params, images, requester)
         try:

@@ -55,7 +55,7 @@ class Stream:
             ClientDisconnected: nobody reads any more.
         """
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
-        receive, trace = self._requester.receive, self._requester.trace
+        receive, trace = self._requester.receive, self._requester.context
         headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", trace.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
@@ -98,7 +98,7 @@ class Stream:
         ok, total = self.counts["ok"], self.counts.total()
         body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
             self._params.model.head_json,
-            self._requester.trace.request_id,
+            self._requester.context.request_id,
             total,
             ok,
         )

@@ -2,8 +2,7 @@
 
 from ...inference.open import InferenceOptions
 from ...loaders.select import DaliOptions
-from .image_limits import image_limits
-from .settings import Settings
+from .settings import Settings, image_limits
 
 
 def inference_options(settings: Settings) -> InferenceOptions:

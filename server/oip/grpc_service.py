@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ServiceError
-from ..http.body import BudgetLease
+from ..http.body_budget import BudgetLease
 from ..repository.model_info import ModelInfo
 from ..security.auth import Authenticator
 from ..security.key_store import Account
@@ -30,13 +30,11 @@ class Call:
     """One call.
 
     Args:
-        source: who asks, as far as anybody knows.
         account: the caller's, where keys are needed.
         seconds_left: until the caller's deadline, from the trace's start; None where it has none.
     """
 
     trace: RequestContext
-    source: str | None
     account: Account | None
     seconds_left: float | None
 
@@ -66,8 +64,8 @@ class GrpcService:
     async def _model_infer(self, payload: bytes, call: Call) -> Any:
         service = self._service
         service.check_accepting()
-        call.trace.mark()
-        with service.held.hold() as hold:
+        call.trace.end_stage("receive")
+        with service.body_budget.lease() as hold:
             size = len(payload)
             cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
             hold.take(cost)
@@ -90,7 +88,7 @@ class GrpcService:
                 params,
                 prepared,
                 clock,
-                Requester(call.trace, call.source, receive=None),
+                Requester(call.trace, receive=None),
                 hold,
                 charge=lambda images: self._gate.charge_images(call.account, images),
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ...inference.results import SCORE_COST, Predictions
 from ..config.settings import Settings
 from ..errors import ServiceError
-from ..http.body import BudgetLease
+from ..http.body_budget import BudgetLease
 from ..repository.model_info import ModelInfo
 from ..scheduler.request import Outcome
 from ..service.params import ClassifyParams, check_scores, params_for
@@ -133,7 +133,7 @@ async def infer(
     if not options.partial:
         _refuse_bad(service, params.model, prepared.images)
     images = await service.sandboxed_images.decode(prepared.images, params.model.spec, hold, clock.left())
-    requester.trace.mark()
+    requester.context.end_stage("parse")
     if not options.partial:
         _refuse_bad(service, params.model, images)
     outcomes = await ask(service, params, images, requester)

@@ -17,9 +17,8 @@ from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
 from ...models.onnx.session import runtime_version
 from ...models.serving.pack import kernel_decision
-from ..config.image_limits import image_limits
 from ..config.inference_options import inference_options
-from ..config.settings import Settings
+from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
 

@@ -64,9 +64,9 @@ class ResponseCache:
         self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
     ) -> list[Outcome]:
         """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
-        trace = requester.trace
-        if _directives(trace.headers) & {b"no-cache", b"no-store"}:
-            trace.notes["cache"] = "MISS"
+        context = requester.context
+        if _directives(context.headers) & {b"no-cache", b"no-store"}:
+            context.notes["cache"] = "MISS"
             return await self._answer(params, images, requester)
         keys = await self._keys(params, images)
         bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
@@ -80,7 +80,7 @@ class ResponseCache:
                 answers[key] = landed
         lost = [key for key in flights if key not in answers]  # whoever computed these gave up: our turn
         answers |= await self._compute(lost, bodies, params, requester)
-        self._count(params.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
+        self._count(params.model.name, context, sum(key is not None for key in keys), len(computed) + len(lost))
         return [answers[key] if key is not None else _refusal(image) for key, image in zip(keys, images, strict=True)]
 
     async def _compute(
@@ -139,13 +139,13 @@ class ResponseCache:
             self.bytes -= cost(*self._entries.popitem(last=False))
             self._evictions.inc()
 
-    def _count(self, model: str, trace: RequestContext, images: int, misses: int) -> None:
+    def _count(self, model: str, context: RequestContext, images: int, misses: int) -> None:
         """Count images, and say in the answer's X-Cache whether they had to be computed."""
         hits = images - misses
         self._hits.labels(model).inc(hits)
         self._misses.labels(model).inc(misses)
         if images:
-            trace.notes["cache"] = "PARTIAL" if hits and misses else "HIT" if hits else "MISS"
+            context.notes["cache"] = "PARTIAL" if hits and misses else "HIT" if hits else "MISS"
 
 
 def cost(key: bytes, value: bytes) -> int:

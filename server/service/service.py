@@ -12,24 +12,21 @@ from pathlib import Path
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
 from ...loaders.headers.info import ImageInfo
-from ..config.image_limits import image_limits
-from ..config.settings import OFF, Settings
+from ..config.settings import OFF, Settings, image_limits
+from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..engine.events import EngineEvents
 from ..errors import ServiceError
-from ..http.body import BodyBudget
+from ..http.body_budget import BodyBudget
 from ..http.parsers import Parsers
 from ..repository.index import ModelIndex
 from ..repository.served_model import OpenModel, ServedModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.container_memory import collect_container_memory
-from ..telemetry.device_metrics import collect_decoders, collect_engines
-from ..telemetry.exposition import exposition
 from ..telemetry.loop_lag import LoopLag
-from ..telemetry.memory import StageCpu, collect_gpu_memory, collect_process_memory
-from ..telemetry.metrics import CPU_STAGES, Metrics
+from ..telemetry.metrics import CPU_STAGES, Metrics, exposition
 from ..telemetry.statistics import ModelStatistics, count_answers
+from ..telemetry.system_metrics import StageCpu, collect_container_memory, collect_gpu_memory, collect_process_memory
 from .lifecycle import ModelLifecycle
 from .loaded_models import LoadedModels
 from .model_metrics import observe_batch, record_batch
@@ -58,7 +55,7 @@ class Service(EngineEvents):
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics = settings, Metrics()
-        self.held = BodyBudget(settings.max_held_bytes)
+        self.body_budget = BodyBudget(settings.max_held_bytes)
         self.bundles = dict(bundles)
         self.draining = False
         self._accepting = True
@@ -92,7 +89,7 @@ class Service(EngineEvents):
             )
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
-        self.metrics.held_bytes.set_function(lambda: self.held.total)
+        self.metrics.held_bytes.set_function(lambda: self.body_budget.total)
         for collect in (
             *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),

@@ -34,12 +34,10 @@ class Requester:
     """Who sent a request and waits for its answer.
 
     Args:
-        source: the key's name or the client's address, as far as anybody knows.
         receive: where it is seen that the client leaves; None where its leaving cancels the task.
     """
 
-    trace: RequestContext
-    source: str | None
+    context: RequestContext
     receive: Receive | None
 
     async def wait(self, waiter: "asyncio.Future[None]") -> None:
@@ -48,7 +46,7 @@ class Requester:
         Raises:
             ClientDisconnected: the client left first.
         """
-        async with cancel_on_disconnect(waiter, self.receive, self.trace.disconnect):
+        async with cancel_on_disconnect(waiter, self.receive, self.context.disconnect):
             await waiter
 
 
@@ -82,7 +80,7 @@ async def ask(
     service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> list[Outcome]:
     """What becomes of each image, counted; raises what `Answer` raises."""
-    requester.trace.asks(params.model.name, len(images))
+    requester.context.asks(params.model.name, len(images))
     try:
         outcomes = await service.answer(params, images, requester)
     except BaseException as error:
@@ -103,7 +101,7 @@ async def submit_and_wait(
             await requester.wait(waiter)
         finally:
             service.finish(request)
-        _mark_engine(service, params.model, request, requester.trace)
+        _mark_engine(service, params.model, request, requester.context)
     return [outcome for outcome in request.outcomes if outcome is not None]
 
 
@@ -119,9 +117,9 @@ def make_request(
 ) -> tuple[Request, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
     """A request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = requester.trace.started + params.timeout_seconds
+    deadline = requester.context.started + params.timeout_seconds
     request = Request(
-        *(params.model.key, params.top_k, deadline, waiter, len(images), requester.source, params.priority)
+        *(params.model.key, params.top_k, deadline, waiter, len(images), requester.context.caller, params.priority)
     )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
     for index, image in enumerate(images):
@@ -132,11 +130,13 @@ def make_request(
     return request, waiter, wanted
 
 
-def _mark_engine(service: "Service", model: ServedModel, request: Request, trace: RequestContext) -> None:
+def _mark_engine(service: "Service", model: ServedModel, request: Request, context: RequestContext) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
     result = request.last
-    if result is None or trace.model is not None:  # the latter: marked by an earlier part of the same request
+    if result is None or context.model_metrics is not None:  # the latter: marked by an earlier part of the same request
         return
-    trace.ends += (result.started, result.decoded, result.launched, result.forwarded, result.finished)
-    trace.mark()
-    trace.model = service.metrics.model(model.name)
+    stages = context.stages
+    stages.queue, stages.decode, stages.ready = result.started, result.decoded, result.launched
+    stages.forward, stages.postprocess = result.forwarded, result.finished
+    context.end_stage("deliver")
+    context.model_metrics = service.metrics.model(model.name)

@@ -76,7 +76,7 @@ SERVE_ON_A_CPU = """
 import pathlib, sys
 from milkweed.server.process import serve
 from milkweed.server.repository.served_model import open_model
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
 parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph",
          "milkweed.models.serving.fused.fuse")

@@ -23,8 +23,7 @@ from milkweed.loaders.decode.pillow import PillowLoader
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import Label
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.errors import ERROR_CODES
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel

@@ -16,8 +16,8 @@ from milkweed.inference.device import usable_cores
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
 from milkweed.server.http.transport.sockets import PortError
-from milkweed.server.telemetry import container_memory as container
 from milkweed.server.telemetry import nvml
+from milkweed.server.telemetry.system_metrics import container_memory
 
 
 def test_the_cpu_is_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -61,9 +61,9 @@ def test_gather_reads_the_containers_limit_and_the_drivers_version(
 ) -> None:
     for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(module, "container_memory", lambda: container.container_memory(tmp_path))
-    monkeypatch.setattr(nvml, "_library", lambda: None)
-    monkeypatch.setattr(nvml, "_MODULE_VERSION", tmp_path / "version")
+    monkeypatch.setattr(module, "container_memory", lambda: container_memory(tmp_path))
+    monkeypatch.setattr(nvml, "library", lambda: None)
+    monkeypatch.setattr(nvml, "MODULE_VERSION", tmp_path / "version")
     assert (gather().memory_limit, gather().driver) == (10**9, None)
     (tmp_path / "version").write_text("580.65.06\n")
     assert gather().driver == "580.65.06"

@@ -37,13 +37,13 @@ async def test_bodies_in_memory_are_bounded(running: Any) -> None:
     async with running(settings=settings) as app:
         app.model.gate.clear()
         held = [asyncio.create_task(app.client.post("/classify", content=image)) for _ in range(1500 // len(image))]
-        await server_parts.until(lambda: app.service.held.total == len(held) * len(image))
+        await server_parts.until(lambda: app.service.body_budget.total == len(held) * len(image))
         async with server_parts.one_reason(app, "overloaded"):
             refused = await app.client.post("/classify", content=image)
         server_parts.check_error(refused, 503, "overloaded", "1500")
         app.model.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
@@ -110,7 +110,7 @@ async def test_client_that_leaves_in_its_body_is_counted(running: Any) -> None:
         scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
         await app.app(scope, receive, send)
         assert app.value("requests_cancelled_total", stage="receive") == 1
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Any) -> None:
@@ -132,7 +132,7 @@ async def test_unknown_exception_is_500_with_the_request_id_alone(
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr("milkweed.server.api.classify.images_in", fail)
+    monkeypatch.setattr("milkweed.server.api.classify.encoded_images", fail)
     async with running() as app, server_parts.one_reason(app, "internal"):
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers={"X-Request-ID": "me-1"})
     server_parts.check_error(answer, 500, "internal")

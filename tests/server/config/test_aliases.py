@@ -29,7 +29,7 @@ def refused(answer: httpx.Response, status: int, code: str, *words: str) -> None
         assert word in error["message"]
 
 
-def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aliases_read_the_same_from_every_source_and_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"production": "deit@3", "canary": "deit"}
     assert load_settings({"aliases": "production=deit@3, canary=deit"}).aliases == expected
     file = tmp_path / "milkweed.toml"
@@ -52,7 +52,7 @@ def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: py
         ('{"a"', "not JSON"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line(text: str, word: str) -> None:
+def test_an_invalid_alias_setting_is_refused_in_one_line(text: str, word: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"aliases": text})
     assert str(caught.value).startswith("--aliases = ")
@@ -69,7 +69,7 @@ def test_a_setting_that_cannot_be_is_one_line(text: str, word: str) -> None:
         ({"production": "canary", "canary": "deit"}, "alias production -> canary: no model 'canary'"),
     ],
 )
-async def test_an_alias_that_cannot_be_stops_the_start(
+async def test_an_alias_that_fits_no_model_stops_the_start(
     tmp_path: Path, put: Put, aliases: dict[str, str], words: str
 ) -> None:
     put("deit/1")
@@ -80,7 +80,7 @@ async def test_an_alias_that_cannot_be_stops_the_start(
     assert words in str(caught.value)
 
 
-async def test_an_alias_answers_with_what_it_stands_for_in_every_protocol(tmp_path: Path, put: Put) -> None:
+async def test_an_alias_answers_as_its_target_in_every_protocol(tmp_path: Path, put: Put) -> None:
     versions = {str(number): put(f"deit/{number}", seed=number) for number in (1, 2, 3)}
     aliases = {"production": "deit@1", "canary": f"deit@{versions['3']}", "latest": "deit"}
     async with serving(tmp_path, aliases=aliases) as app:
@@ -111,7 +111,7 @@ async def test_an_alias_answers_with_what_it_stands_for_in_every_protocol(tmp_pa
         assert (await app.admin.get("/v1/aliases")).json() == {"aliases": listed}
 
 
-async def test_a_version_beside_an_alias_must_be_the_one_it_pins(tmp_path: Path, put: Put) -> None:
+async def test_a_request_for_an_alias_and_another_version_is_refused(tmp_path: Path, put: Put) -> None:
     one, two = put("deit/1"), put("deit/2", seed=1)
     async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1", "latest": "deit"}) as app:
         for said in ("1", one):
@@ -124,7 +124,7 @@ async def test_a_version_beside_an_alias_must_be_the_one_it_pins(tmp_path: Path,
         assert await app.version("latest", **{"X-Model-Version": "1"}) == one
 
 
-async def test_the_admin_api_sets_moves_and_deletes(tmp_path: Path, put: Put) -> None:
+async def test_the_admin_api_sets_moves_and_deletes_aliases(tmp_path: Path, put: Put) -> None:
     one, two = put("deit/1"), put("deit/2", seed=1)
     async with serving(tmp_path, keep_versions=2) as app:
         refused(await app.ask("production"), 404, "unknown_model")
@@ -180,11 +180,16 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put) -> Non
         [line] = await app.service.poller.poll()
         assert line.startswith("failed production: model production: an alias has this name")
         assert await app.version("production") == one
+
         # Pointed elsewhere, what it held is let go.
-        held = len(app.service.loaded)
+        def ready(version: str) -> float | None:
+            labels = {"model": "deit", "version": version}
+            return app.service.metrics.registry.get_sample_value("milkweed_model_ready", labels)
+
+        assert ready(one) == 1
         assert (await point(app, "production", "deit")).status_code == 200
         await app.service.lifecycle.settled()
-        assert len(app.service.loaded) == held - 1
+        assert (ready(one), ready(three)) == (None, 1)
         refused(await app.ask("deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
 
 
@@ -200,7 +205,7 @@ async def test_aliases_need_no_repository(tmp_path: Path, put: Put) -> None:
         assert await both.version("canary") == version
 
 
-async def test_switching_under_load_loses_no_request_and_mixes_no_answers(tmp_path: Path, put: Put) -> None:
+async def test_moving_an_alias_under_load_loses_no_request_and_mixes_no_answers(tmp_path: Path, put: Put) -> None:
     versions = [put("deit/1"), put("deit/2", seed=1)]
     async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1"}) as app:
         alone = {
@@ -228,6 +233,6 @@ async def test_switching_under_load_loses_no_request_and_mixes_no_answers(tmp_pa
         assert min(counts) >= 8, counts
 
 
-def test_a_target_is_spelled_as_it_is_read() -> None:
+def test_a_target_prints_as_it_was_parsed() -> None:
     for text in ("deit", "deit@3", "a.b_c@0f0f"):
         assert str(AliasTarget.parse(text)) == text

@@ -87,12 +87,12 @@ async def test_bodies_in_memory_are_bounded(running: Any, oip: SimpleNamespace) 
         app.model.gate.clear()
         first = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
         await server_parts.entered(app.model)
-        assert app.service.held.total > len(body)  # the parsed JSON is counted too
+        assert app.service.body_budget.total > len(body)  # the parsed JSON is counted too
         async with server_parts.one_reason(app, "overloaded"):
             oip.check_refusal(await app.client.post(oip.url, content=body + bytes(3000), headers=headers), 503, "4000")
         app.model.gate.set()
         assert (await first).status_code == 200
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 @pytest.mark.parametrize("header", [True, False])

@@ -73,11 +73,11 @@ class Rig:
     async def ask(self, *bodies: bytes, digest: bytes = b"v1", top_k: int = 5, **headers: str) -> Any:
         """Outcomes, and what the answer's X-Cache says."""
         model = SimpleNamespace(name="m", digest=digest)
-        trace = RequestContext([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
+        context = RequestContext([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
         images = [(body, INFO) for body in bodies]
         params: Any = SimpleNamespace(model=model, top_k=top_k)
-        outcomes = await self.cache(params, images, Requester(trace, None, None))
-        return outcomes, trace.notes.get("cache")
+        outcomes = await self.cache(params, images, Requester(context, None))
+        return outcomes, context.notes.get("cache")
 
     def value(self, name: str) -> float | None:
         labels = {"model": "m"} if name in ("hits_total", "misses_total") else {}

@@ -49,7 +49,7 @@ async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Any) -
             lambda: app.value("decode_backend_images_total", backend="sandbox", format="TIFF") == 5
         )
         assert app.value("sandbox_images_total", outcome="ok") == 5
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 @pytest.mark.parametrize("format", RARE)
@@ -66,7 +66,7 @@ async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, format: 
             "/v2/models/held/infer", content=broken, headers={"inference-header-content-length": "0"}
         )
         assert inferred.status_code == 422
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,7 +102,7 @@ async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Any) -
         server_parts.check_error(answer, 503, "overloaded", "the sandbox")
         assert int(answer.headers["retry-after"]) >= 1
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_crops_count_as_held(running: Any) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..engine.engine_group import EngineGroup
 from ..repository.served_model import ServedModel
+from .engine_group import EngineGroup
 
 
 def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
