@@ -83,7 +83,7 @@ def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
 
 SERVE_ON_A_CPU = """
 import pathlib, sys
-from milkweed.server import serve
+from milkweed.server.process import serve
 from milkweed.server.repository.served_model import open_model
 from milkweed.server.config.settings import Settings
 open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
