@@ -14,13 +14,13 @@ from ..http.disconnect import caller_of
 from ..http.payload import encoded_images, payload_kind
 from ..http.responses import send_whole
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import outcome_label
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..security.key_store import Account
 from ..service.params import ClassifyParams, check_scores, read_params
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_request
 from ..telemetry.context import RequestContext, context_of
-from .outcomes import outcome_label
 from .stream import Stream, wants_stream
 
 

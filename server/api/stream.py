@@ -10,10 +10,9 @@ from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parsers import Parsers
 from ..repository.model_info import ModelInfo
-from ..scheduler.request import Request
+from ..scheduler.request import Request, outcome_label
 from ..service.params import ClassifyParams
 from ..service.submit import Requester
-from .outcomes import outcome_label
 
 CONTENT_TYPE = b"application/x-ndjson"
 

@@ -1,14 +1,18 @@
 """What waits: requests, their images, and the batches they are collected into."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ...inference.results import BatchResult, ImageResult
+from ...inference.results import BatchResult, ImageResult, Predictions
 from ...loaders.headers.info import ImageInfo
+from ..errors import ClientDisconnected
 
 Priority = Literal["interactive", "bulk"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
+
+_LABELS = {"internal": "error", "overloaded": "rejected", "draining": "rejected", "deadline": "expired"}
 
 
 class Waiter(Protocol):
@@ -117,3 +121,14 @@ class Batch:
     def pixels(self) -> int:
         """Decoded size of all, px."""
         return sum(item.pixels for item in self.items)
+
+
+def outcome_label(outcome: object) -> str:
+    """The label, one of `metrics.OUTCOMES`, of how an image ended, or the request that it was in."""
+    if isinstance(outcome, Predictions):
+        return "ok"
+    if isinstance(outcome, ClientDisconnected):
+        return "cancelled"
+    if isinstance(outcome, TimeoutError | asyncio.CancelledError):
+        return "expired"
+    return _LABELS.get(getattr(outcome, "code", "internal"), "invalid")

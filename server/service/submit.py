@@ -15,11 +15,10 @@ from ...inference.results import ImageResult
 from ...loaders.errors import InputError
 from ...loaders.headers.info import ImageInfo
 from ...loaders.headers.validate import validate
-from ..api.outcomes import outcome_label
 from ..errors import ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..repository.model_info import ModelInfo
-from ..scheduler.request import Request
+from ..scheduler.request import Request, outcome_label
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 

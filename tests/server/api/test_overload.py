@@ -132,7 +132,7 @@ async def test_unknown_exception_is_500_with_the_request_id_alone(
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr("milkweed.server.api.classify.images_in", fail)
+    monkeypatch.setattr("milkweed.server.api.classify.encoded_images", fail)
     async with running() as app, server_parts.one_reason(app, "internal"):
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers={"X-Request-ID": "me-1"})
     server_parts.check_error(answer, 500, "internal")

@@ -137,4 +137,4 @@ def test_nothing_is_inline_and_no_text_becomes_markup() -> None:
 def test_the_wheel_has_it() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     for name in FILES:
-        assert any(fnmatch(f"page/{name}", pattern) for pattern in data["milkweed.server"]), name
+        assert any(fnmatch(f"static/{name}", pattern) for pattern in data["milkweed.server.api"]), name
