@@ -5,7 +5,6 @@ from typing import Any
 
 from ..errors import ServiceError
 from ..repository.model_info import ModelInfo
-from .grpc_messages import Messages
 from .metadata import version_of
 from .rest_request import MAX_HEAD_BYTES, MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
@@ -85,9 +84,13 @@ def read_infer_message(message: Any) -> InferRequest:
     )
 
 
-def infer_response(messages: Messages, model: ModelInfo, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
-    """A ModelInferResponse; its values are raw contents, as Triton's are."""
-    response = messages["ModelInferResponse"](model_name=model.name, model_version=version_of(model), id=id or "")
+def infer_response(messages: Any, model: ModelInfo, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
+    """Make a ModelInferResponse; its values are raw contents, as Triton's are.
+
+    Args:
+        messages: the module `grpc_service_pb2`.
+    """
+    response = messages.ModelInferResponse(model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         response.raw_output_contents.append(output.to_bytes())

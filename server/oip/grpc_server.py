@@ -19,13 +19,12 @@ from ..telemetry.context import RequestContext
 from ..telemetry.metrics import SECONDS_BUCKETS
 from ..telemetry.trace_context import current_span
 from ..telemetry.tracer import Tracer
-from .grpc_messages import PACKAGE
 from .grpc_reading import SLOW_PLACES, MessageReading
 from .grpc_service import PROBES, Call, GrpcService, Method
 
 logger = logging.getLogger("milkweed.grpc")
 
-SERVICE_NAME = f"{PACKAGE}.GRPCInferenceService"
+SERVICE_NAME = "inference.GRPCInferenceService"
 
 MAX_STREAMS = 128
 """Calls of one connection at the same time; a client's others wait there."""

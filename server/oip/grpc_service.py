@@ -16,7 +16,6 @@ from ..service.submit import Requester
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
-from .grpc_messages import Messages
 from .infer import before_deadline, find_version, infer, prepare, question_of
 from .outputs import output_tensors
 from .tensors import InferRequest
@@ -48,9 +47,11 @@ class GrpcService:
     """The methods of one service, by name."""
 
     def __init__(self, service: Service, gate: Authenticator) -> None:
+        from . import grpc_service_pb2  # not above: gRPC and Protobuf are an extra
+
         self._service = service
         self._gate = gate
-        self._messages = Messages()
+        self._messages: Any = grpc_service_pb2
         self.methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -111,10 +112,10 @@ class GrpcService:
         return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerLiveResponse"](live=_passes(self._service.check_alive))
+        return self._messages.ServerLiveResponse(live=_passes(self._service.check_alive))
 
     async def _server_ready(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerReadyResponse"](ready=_passes(self._service.check_ready))
+        return self._messages.ServerReadyResponse(ready=_passes(self._service.check_ready))
 
     async def _model_ready(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelReadyRequest", payload)
@@ -124,23 +125,23 @@ class GrpcService:
         except ServiceError as error:
             if error.code == "unknown_model":
                 raise
-            return self._messages["ModelReadyResponse"](ready=False)
-        return self._messages["ModelReadyResponse"](ready=True)
+            return self._messages.ModelReadyResponse(ready=False)
+        return self._messages.ModelReadyResponse(ready=True)
 
     async def _server_metadata(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerMetadataResponse"](**describe.server_metadata())
+        return self._messages.ServerMetadataResponse(**describe.server_metadata())
 
     async def _model_metadata(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelMetadataRequest", payload)
         model = find_version(self._service, request.name, request.version)
-        return self._messages["ModelMetadataResponse"](
+        return self._messages.ModelMetadataResponse(
             **describe.model_metadata(model, self._service.models.versions(model.name))
         )
 
     async def _model_config(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelConfigRequest", payload)
         model = find_version(self._service, request.name, request.version)
-        return self._messages["ModelConfigResponse"](config=describe.model_config(self._service.settings, model))
+        return self._messages.ModelConfigResponse(config=describe.model_config(self._service.settings, model))
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
@@ -148,17 +149,19 @@ class GrpcService:
         if request.name:
             models = [find_version(self._service, request.name, request.version)]
         found = describe.statistics(models, await self._service.statistics())
-        return self._messages["ModelStatisticsResponse"](model_stats=found)
+        return self._messages.ModelStatisticsResponse(model_stats=found)
 
     async def _repository_index(self, payload: bytes, call: Call) -> Any:
         request = self._read("RepositoryIndexRequest", payload)
         index = describe.repository_index(self._service, ready_only=request.ready)
-        return self._messages["RepositoryIndexResponse"](models=index)
+        return self._messages.RepositoryIndexResponse(models=index)
 
     def _read(self, name: str, payload: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
         try:
-            return self._messages.parse(name, payload)
-        except ValueError:
+            return getattr(self._messages, name).FromString(payload)
+        except DecodeError:
             raise ServiceError("bad_request", f"the message is no {name}") from None
 
 

@@ -50,12 +50,9 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Any) ->
         calls = [call for channel in channels for call in silent(channel, 100)]
         try:
             for _ in range(3):
-                answer = client.messages.parse(
-                    "ModelInferResponse",
-                    await client.start("ModelInfer", client.infer(server_parts.encoded()), timeout=20),
-                )
+                answer = await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=20)
                 assert answer.model_name == "held"
-            assert (await client.ask("ServerReady", client.messages["ServerReadyRequest"]())).ready
+            assert (await client.ask("ServerReady", client.messages.ServerReadyRequest())).ready
         finally:
             for call in calls:
                 call.cancel()

@@ -151,7 +151,7 @@ async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
     )
     async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
         kinds = client.messages
-        assert (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
+        assert (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             async with server_parts.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
                 await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=metadata)
