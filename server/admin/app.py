@@ -34,14 +34,14 @@ class AliasBody(BaseModel):
     version: str | None = Field(default=None, min_length=1, max_length=80)
 
 
-def create_admin_app(service: Service, gate: Authenticator | None = None) -> FastAPI:
+def create_admin_app(service: Service, auth: Authenticator | None = None) -> FastAPI:
     """The app of one service; `POST` changes what it serves and answers once that is done."""
 
     async def check(request: Request) -> None:  # on the event loop: that is where rates are counted
         # A page in a browser on this machine can post to any port, but not without telling where it is from.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
-        if gate is not None and gate.closed and gate.identify(dict(request.headers.raw)).name != ADMIN:
+        if auth is not None and auth.closed and auth.identify(dict(request.headers.raw)).name != ADMIN:
             raise ServiceError("unauthorized", f"the admin API answers the caller {ADMIN} alone")
 
     app = FastAPI(
@@ -54,10 +54,10 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
     @app.get("/v1/repository")
     async def index() -> JSONResponse:
         """Every bundle of the repository, newest versions first, and which of them serve."""
-        watch = _watch(service)
+        poller = _poller(service)
         names = [
             {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
-            for versions in (await asyncio.to_thread(scan, watch.root)).values()
+            for versions in (await asyncio.to_thread(scan, poller.root)).values()
             for each in versions
         ]
         return JSONResponse({"models": names})
@@ -65,17 +65,17 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
     @app.post("/v1/repository/look")
     async def look() -> JSONResponse:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines."""
-        return JSONResponse({"done": await _watch(service).look()})
+        return JSONResponse({"done": await _poller(service).look()})
 
     @app.post("/v1/models/{name}/load")
     async def load(name: str, number: str | None = None) -> JSONResponse:
         """Serve the newest version, or the number given; it answers who asks for no version."""
-        return JSONResponse(_described(await _watch(service).load(name, number)))
+        return JSONResponse(_described(await _poller(service).load(name, number)))
 
     @app.post("/v1/models/{name}/unload")
     async def unload(name: str, version: str | None = None) -> JSONResponse:
         """Serve it no more; answered once its memory is back."""
-        gone = await _watch(service).unload(name, version)
+        gone = await _poller(service).unload(name, version)
         return JSONResponse({"unloaded": [_described(model) for model in gone]})
 
     @app.get("/v1/aliases")
@@ -146,7 +146,7 @@ def _check_loaded(service: Service) -> None:
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 
-def _watch(service: Service) -> RepositoryPoller:
+def _poller(service: Service) -> RepositoryPoller:
     if service.watch is None:
         raise ServiceError("not_found", "this server has no repository: --repository DIR")
     _check_loaded(service)

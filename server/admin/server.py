@@ -28,13 +28,13 @@ class AdminServer(HttpPort):
         PortError: the port is in use or not ours to take.
     """
 
-    def __init__(self, service: Service, gate: Authenticator, tls: Tls | None) -> None:
+    def __init__(self, service: Service, auth: Authenticator, tls: Tls | None) -> None:
         settings = service.settings
         self._listener: socket.socket = listen(settings.admin_host, settings.admin_port)
         self._task: asyncio.Task[None] | None = None
         most = min(settings.max_connections, MOST_CONNECTIONS)
         super().__init__(
-            create_admin_app(service, gate),
+            create_admin_app(service, auth),
             ConnectionTable(ConnectionLimits.of(settings), most, service.metrics),
             tls,
             lifespan="off",

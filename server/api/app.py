@@ -18,7 +18,7 @@ from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.middleware import RequestMiddleware
 from ..http.responses import error_response
-from ..oip.error_format import ErrorForm
+from ..oip.error_format import ErrorFormat
 from ..oip.rest import oip_routes
 from ..security.auth import Authenticator
 from ..service.service import Service
@@ -45,7 +45,7 @@ _DOCUMENTED: tuple[type[BaseModel], ...] = (
 
 def http_app(
     service: Service,
-    gate: Authenticator,
+    auth: Authenticator,
     *,
     tracer: Tracer | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
@@ -63,9 +63,9 @@ def http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    classify = Classify(service, gate)
+    classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    app.router.routes.extend(oip_routes(service, gate))
+    app.router.routes.extend(oip_routes(service, auth))
     routers = [health_routes(service), model_routes(service), metric_routes(service), docs_routes(app)]
     if service.settings.page:
         routers.append(home_routes())
@@ -73,13 +73,13 @@ def http_app(
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
-    around = partial(RequestMiddleware, service=service, gate=gate, routes=templates, tracer=tracer)
+    around = partial(RequestMiddleware, service=service, gate=auth, routes=templates, tracer=tracer)
     app.classify = around(classify)
     app.whole = around(_options)
     app.add_middleware(around)
-    app.add_middleware(ErrorForm)  # around all others
+    app.add_middleware(ErrorFormat)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = lambda: _document(app, service.settings, gate)  # type: ignore[method-assign]
+    app.openapi = lambda: _document(app, service.settings, auth)  # type: ignore[method-assign]
     return app
 
 
@@ -141,7 +141,7 @@ def _shown(path: str) -> str:
     return "".join(char if char.isprintable() else "?" for char in path[:80])
 
 
-def _document(app: FastAPI, settings: Settings, gate: Authenticator) -> dict[str, Any]:
+def _document(app: FastAPI, settings: Settings, auth: Authenticator) -> dict[str, Any]:
     """FastAPI's OpenAPI document with the hand-written route in it; made once."""
     if app.openapi_schema is None:
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
@@ -151,6 +151,6 @@ def _document(app: FastAPI, settings: Settings, gate: Authenticator) -> dict[str
             ref_template="#/components/schemas/{model}",
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        add_security(document, gate)
+        add_security(document, auth)
         app.openapi_schema = document
     return app.openapi_schema

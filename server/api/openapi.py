@@ -19,16 +19,16 @@ _BROKEN = {
 }
 
 
-def add_security(document: dict[str, Any], gate: Authenticator) -> None:
-    """Add to a document what the gate and the connections may answer, in place."""
-    if gate.closed:
+def add_security(document: dict[str, Any], auth: Authenticator) -> None:
+    """Add to a document what the authenticator and the connections may answer, in place."""
+    if auth.closed:
         document.setdefault("components", {})["securitySchemes"] = _SCHEMES
     for path, item in document["paths"].items():
         for method, operation in item.items():
             if method not in ("get", "post", "put", "delete", "patch", "head", "options"):
                 continue
             answers = dict(_BROKEN) if "requestBody" in operation else {}
-            if not gate.is_open(path):
+            if not auth.is_open(path):
                 operation["security"] = [{name: []} for name in _SCHEMES]
                 answers |= _WITHOUT_KEY
             for status, description in answers.items():

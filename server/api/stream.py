@@ -54,11 +54,11 @@ class Stream:
             ClientDisconnected: nobody reads any more.
         """
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
-        receive, trace = self._requester.receive, self._requester.trace
-        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", trace.server_timing())]
+        receive, context = self._requester.receive, self._requester.trace
+        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", context.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, trace.disconnect):
+            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, context.disconnect):
                 await self._lines(waiter)
         except TimeoutError:
             error = ServiceError("deadline", f"no answer within {round(self._params.timeout_seconds * 1e3)} ms")

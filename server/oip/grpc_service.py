@@ -1,4 +1,4 @@
-"""The calls of `inference.GRPCInferenceService`, without the wire: from a message to a message."""
+"""Answers the calls of `inference.GRPCInferenceService`: each method turns the bytes of a request into a response."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -10,31 +10,30 @@ from ..http.body import BudgetLease
 from ..repository.model_info import ModelInfo
 from ..security.auth import Authenticator
 from ..security.key_store import Account
-from ..service.params import ClassifyParams
+from ..service.params import ClassifyParams, params_for
 from ..service.service import Service
 from ..service.submit import Requester
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
-from .infer import before_deadline, find_version, infer, prepare, question_of
-from .outputs import output_tensors
+from .infer import before_deadline, find_version, infer, output_tensors, prepare
 from .tensors import InferRequest
 
-# Asked by whoever starts, routes to or restarts the process: they have no key.
 PROBES = frozenset({"ServerLive", "ServerReady"})
+"""Calls that need no key: whoever starts, routes to or restarts the process makes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call.
+    """One call and who makes it.
 
     Args:
-        source: who asks, as far as anybody knows.
-        account: the caller's, where keys are needed.
-        seconds_left: until the caller's deadline, from the trace's start; None where it has none.
+        source: the key's name or the client's address, as far as it is known.
+        account: the caller's account, where keys are needed.
+        seconds_left: from the start of the call to the caller's deadline; None where it has none.
     """
 
-    trace: RequestContext
+    context: RequestContext
     source: str | None
     account: Account | None
     seconds_left: float | None
@@ -44,13 +43,13 @@ Method = Callable[[bytes, Call], Awaitable[Any]]
 
 
 class GrpcService:
-    """The methods of one service, by name."""
+    """Holds the methods of one service by name."""
 
-    def __init__(self, service: Service, gate: Authenticator) -> None:
+    def __init__(self, service: Service, auth: Authenticator) -> None:
         from . import grpc_service_pb2  # not above: gRPC and Protobuf are an extra
 
         self._service = service
-        self._gate = gate
+        self._auth = auth
         self._messages: Any = grpc_service_pb2
         self.methods: dict[str, Method] = {
             "ServerLive": self._server_live,
@@ -67,33 +66,33 @@ class GrpcService:
     async def _model_infer(self, payload: bytes, call: Call) -> Any:
         service = self._service
         service.check_accepting()
-        call.trace.mark()
-        with service.held.hold() as hold:
+        call.context.mark()
+        with service.held.hold() as lease:
             size = len(payload)
             cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
-            hold.take(cost)
+            lease.take(cost)
             message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
             del payload
             model = find_version(service, message.model_name, message.model_version)
             request = read_infer_message(message)
             del message
-            hold.give_back(cost - 2 * size)
+            lease.give_back(cost - 2 * size)
             with service.using(model):
-                return await self._answer(request, size, hold, model, call)
+                return await self._answer(request, size, lease, model, call)
 
-    async def _answer(self, request: InferRequest, size: int, hold: BudgetLease, model: ModelInfo, call: Call) -> Any:
+    async def _answer(self, request: InferRequest, size: int, lease: BudgetLease, model: ModelInfo, call: Call) -> Any:
         service = self._service
-        params, said = self._params(model, call)
-        async with before_deadline(params, call.trace, said=said) as clock:
+        params, requested = self._params(model, call)
+        async with before_deadline(params, call.context, requested=requested) as deadline:
             prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
             outcomes = await infer(
                 service,
                 params,
                 prepared,
-                clock,
-                Requester(call.trace, call.source, receive=None),
-                hold,
-                charge=lambda images: self._gate.charge_images(call.account, images),
+                deadline,
+                Requester(call.context, call.source, receive=None),
+                lease,
+                charge=lambda images: self._auth.charge_images(call.account, images),
             )
 
             def write() -> Any:
@@ -103,12 +102,12 @@ class GrpcService:
             return await service.parsers.run(write, prepared.answer_cost)
 
     def _params(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
-        """Of metadata and deadline; and whether the caller said anything of time."""
-        params = question_of(self._service, model, call.trace)
-        said = b"x-request-timeout-ms" in call.trace.headers
+        """Read the metadata and the caller's deadline; also tell whether the caller named any time."""
+        params = params_for(model, call.context.headers, self._service.settings)
+        requested = b"x-request-timeout-ms" in call.context.headers
         if call.seconds_left is None:
-            return params, said
-        most = params.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
+            return params, requested
+        most = params.timeout_seconds if requested else self._service.settings.max_timeout_ms / 1e3
         return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
