@@ -1,4 +1,4 @@
-"""POST /classify: images in three forms to classes. Plain ASGI: this is the path that must be cheap."""
+"""Answers POST /classify, which turns images into classes. It is plain ASGI because it must be cheap."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from .stream import Stream, wants_stream
 
 
 class Classify:
-    """The endpoint."""
+    """The endpoint of one service."""
 
     def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service, self._auth = service, auth
@@ -63,7 +63,7 @@ class Classify:
         lease: BudgetLease,
         account: Account | None,
     ) -> list[CheckedImage]:
-        """The request's images, each past the guard, and the sandbox where it needs that, or with its error."""
+        """Read the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
         form = payload_kind(context.headers)
         service, model, limits = self._service, params.model, params.model.limits
         settings = service.settings
@@ -79,7 +79,7 @@ class Classify:
             check_scores(len(encoded), params.top_k)
             return [check_image(image, model) for image in encoded]
 
-        # The images of other forms are copies: for a moment they are there beside the body, later in its place.
+        # In forms other than raw the images are copies: for a moment they exist beside the body, then instead of it.
         copies = 0 if form == "raw" else len(body)
         lease.take(copies)
         images = await service.parsers.run(parse, len(body))
@@ -93,7 +93,7 @@ class Classify:
     async def _stream(
         self, params: ClassifyParams, images: list[CheckedImage], requester: Requester, send: Send
     ) -> None:
-        """Answer image by image."""
+        """Send each image's result as soon as it is there."""
         service, model, context = self._service, params.model, requester.trace
         context.asks(model.name, len(images))
         request, waiter, wanted = make_request(params, images, requester)
@@ -113,7 +113,7 @@ class Classify:
             count_outcomes(service, model, stream.counts)
 
     async def _answer(self, params: ClassifyParams, outcomes: list[ImageResult], context: RequestContext) -> "_Answer":
-        """Predictions and errors in order; the first error's status when nothing succeeded."""
+        """Write predictions and errors in order; where no image succeeded, the first one's status counts."""
         cost = SCORE_COST * len(outcomes) * params.top_k
         return await self._service.parsers.run(lambda: _write(params.model, outcomes, context), cost)
 
@@ -126,14 +126,14 @@ class _Answer(NamedTuple):
 def _write(model: ModelInfo, outcomes: list[ImageResult], context: RequestContext) -> _Answer:
     several = len(outcomes) > 1
     results = b", ".join(
-        model.result_json(outcome, f"image {place}: " if several else "") for place, outcome in enumerate(outcomes)
+        model.result_json(outcome, f"image {index}: " if several else "") for index, outcome in enumerate(outcomes)
     )
     body = b'%b%b", "results": [%b]}' % (model.head_json, context.request_id, results)
     first = outcomes[0]
     if isinstance(first, Predictions) or any(isinstance(outcome, Predictions) for outcome in outcomes):
         return _Answer(200, body)
     context.code = first.code
-    # Whoever looks for the common shape of errors finds it; whoever looks for results finds them.
+    # The body has the common shape of errors and the results too: a client finds whichever it looks for.
     error = {"code": first.code, "message": first.message}
     body = b'{"error": %b, %b' % (json.dumps(error, ensure_ascii=False).encode(), body[1:])
     return _Answer(status_of(first.code), body)
