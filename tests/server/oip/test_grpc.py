@@ -100,7 +100,7 @@ async def test_options_mean_what_they_mean_over_rest(running: Any, oip: SimpleNa
     assert found["error"].tolist() == expected["error"].tolist()
 
 
-async def test_server_and_models_describe_themselves(running: Any) -> None:
+async def test_metadata_is_that_of_rest(running: Any) -> None:
     async with running(settings=settings(), names=("held", "other")) as app, calling(app) as client:
         rest = (await app.client.get("/v2/models/held")).json()
         config = (await app.client.get("/v2/models/held/config")).json()
