@@ -35,7 +35,7 @@ def test_there_is_time_for_the_whole_shutdown(
         settings.drain_grace_seconds
         + settings.drain_seconds
         + constant("process/http_server.py", "LAST_REQUEST_SECONDS")
-        + constant("process/http_server.py", "DRAIN_MARGIN_SECONDS")
+        + constant("process/side_ports.py", "DRAIN_MARGIN_SECONDS")
         + constant("telemetry/tracer.py", "FLUSH_SECONDS")
     )
     given = manifests.pod["terminationGracePeriodSeconds"]
