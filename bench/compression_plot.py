@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..models.report.drawing import PICTURE, figure, label_ends, save_picture
+from ..models.report.drawing import PICTURE, figure, save_picture
+from .labels import label_ends
 
 KINDS = {
     "calibrated": PICTURE.palette.series[0],

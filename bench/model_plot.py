@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..models.report.drawing import PICTURE, figure, label_ends, save_picture
-from ..models.report.spelling import counted
+from ..models.report.drawing import PICTURE, figure, save_picture
+from ..models.report.terms import counted
+from .labels import label_ends
 
 Course = tuple[list[int], list[float]]
 """Images of a batch, and images a second."""

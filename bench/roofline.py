@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..models.report.drawing import PICTURE, figure, label_ends, plain_log, save_picture
-from ..models.report.spelling import counted
+from ..models.report.drawing import PICTURE, figure, save_picture
+from ..models.report.terms import counted
+from .labels import label_ends, plain_log
 
 Point = tuple[float, float, str]
 """Operations a byte, operations a second, what and batch."""

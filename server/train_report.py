@@ -10,7 +10,7 @@ from ..loaders.errors import InputError
 from ..models import BundleConfig
 from ..models.accounting import layer_accounts
 from ..models.provenance import library_versions
-from ..models.report import DataUse, Measured, RunReport, Skipped
+from ..models.report import DataUse, Measured, Role, RunReport, Skipped
 from ..models.report.rows import LayerNote, layer_rows, model_totals
 from ..models.structured import StructuredLinear
 from ..models.training import TrainResult
@@ -65,7 +65,7 @@ def measured_row(result: TrainResult) -> Mapping[str, Any]:
     return result.best or next((row for row in reversed(result.history) if "top1" in row), {})
 
 
-def data_use(role: str, folder: Path, images: int, skipped: Mapping[Path, InputError]) -> DataUse:
+def data_use(role: Role, folder: Path, images: int, skipped: Mapping[Path, InputError]) -> DataUse:
     """What became of a folder's images."""
     refused = (Skipped(image=_within(path, folder), code=e.code, message=e.message) for path, e in skipped.items())
     return DataUse(role=role, folder=folder.resolve().name, images=images, skipped=tuple(refused))

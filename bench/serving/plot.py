@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...models.report.drawing import PICTURE, figure, label_ends, plain_log, save_picture
+from ...models.report.drawing import PICTURE, figure, save_picture
+from ..labels import label_ends, plain_log
 
 NINES = (0, 50, 90, 99, 99.9)
 PALETTE = PICTURE.palette

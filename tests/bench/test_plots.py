@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from milkweed.bench import compression_plot, decode_plot, http_plot, model_plot, roofline
-from milkweed.models.report.drawing import PICTURE, PRINT, figure, label_ends, render, save_picture, style
+from milkweed.bench.labels import label_ends
+from milkweed.models.report.drawing import PICTURE, figure, render, save_picture, style
 
 CPU = {"processor": "EPYC"}
 
@@ -116,7 +117,7 @@ def test_accuracy_against_size() -> None:
 
 
 def test_labels_that_would_lie_on_each_other_are_moved_apart() -> None:
-    with style("test", PRINT):
+    with style("test"):
         drawn = figure(PICTURE, 300)
         axis = drawn.subplots()
         axis.plot([0, 1], [0, 100])

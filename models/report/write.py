@@ -9,19 +9,20 @@ from typing import Any
 from ..errors import quoted
 from ..json_document import parse_json, readable_json
 from .document import RunReport
+from .drawing import require
 
 HTML, JSON = "report.html", "report.json"
 MAX_HISTORY = 2000
-"""Recorded steps that are kept; of more, evenly spaced ones and all evaluations."""
+"""So many recorded steps are kept; of a longer history, evenly spaced ones and all evaluations."""
 MAX_REPORT_BYTES = 8 << 20
-"""Far above any report of ours: ViT-H has 128 linear layers, a row of each is 600 bytes."""
+"""Far above any report of ours: ViT-H has 128 linear layers, and a row takes 600 bytes."""
 
 
 def write_report(report: RunReport) -> dict[str, bytes]:
-    """The files to lie beside a bundle's own: a page for a person, and the same as JSON.
+    """The two files that lie beside a bundle's own: a page for a person, and the same as JSON.
 
-    The same report gives the same bytes. Figures that are not finite become null and are named in a warning: a
-    long run does not fail for the sake of its report.
+    The same report gives the same bytes. Figures that are not finite become null and are named in a warning, since
+    a long run should not fail for the sake of its report.
 
     Raises:
         ImportError: matplotlib or jinja2 is not installed.
@@ -43,7 +44,7 @@ def write_report(report: RunReport) -> dict[str, bytes]:
 
 
 def read_report(bundle: str | Path) -> RunReport | None:
-    """The report that lies in a bundle, or None where there is none. No hash covers it: it may be anything.
+    """The report that lies in a bundle, or None where there is none. No hash covers it, so that it may be anything.
 
     Raises:
         ValueError: names the file and what is wrong with it.
@@ -54,7 +55,7 @@ def read_report(bundle: str | Path) -> RunReport | None:
         return None
     if not path.is_file():
         raise ValueError(f"{JSON} is not a file")
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         data = file.read(MAX_REPORT_BYTES + 1)
     if len(data) > MAX_REPORT_BYTES:
         raise ValueError(f"{JSON} has more than {MAX_REPORT_BYTES} bytes")
@@ -70,15 +71,12 @@ def check_report_packages() -> None:
     Raises:
         ImportError: names what to install.
     """
-    from .drawing import check_matplotlib
-    from .page import check_jinja
-
-    check_matplotlib()
-    check_jinja()
+    for package in ("matplotlib", "jinja2"):
+        require(package)
 
 
 def _plain(value: Any, where: str, odd: list[str]) -> Any:
-    """`value` as JSON can hold it; appends to `odd` the places of figures that are not finite."""
+    """`value` in a form that JSON can hold; adds the places of figures that are not finite to `odd`."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):
