@@ -119,7 +119,7 @@ def draw_size(axis: Any, report: RunReport, name: str) -> None:
         axis.set_yscale("symlog", linthresh=min(value for value in values if value > 0))
         axis.set_ylim(0, 1.3 * max(values))
     _finish(axis, _TITLES[name], "parameters, % of the dense model")
-    axis.legend()
+    axis.legend(loc="best")
 
 
 def draw_layers(axis: Any, report: RunReport, name: str) -> None:
@@ -164,7 +164,7 @@ def draw_history(axis: Any, report: RunReport, name: str) -> None:
         axis.set_yscale("log")
     _finish(axis, _TITLES[name] if name == "loss" else f"{_TITLES[name]}, on held-out images", "step")
     if len(phases) > 1:
-        axis.legend()
+        axis.legend(loc="best")
 
 
 def _page_svg(salt: str, draw: Draw, report: RunReport, name: str) -> str:

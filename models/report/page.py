@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import Any
 
 from . import terms
-from .charts import page_charts
+from .charts import measured, page_charts
 from .document import Candidate, LayerRow, Measured, RunReport
 from .drawing import require
 from .terms import compact, optional, percent, size
@@ -53,7 +53,7 @@ def render_page(report: RunReport) -> str:
         verdict=verdict(report),
         tiles=[*_quality_tiles(report), *_cost_tiles(report)],
         charts=page_charts(report),
-        candidates=_candidate_columns(report.curve),
+        candidates=_candidates(report.curve),
         columns=_layer_columns(report.layers),
         sums=_sums(report.layers) if report.layers else None,
         kept=terms.kept_dense(report.layers),
@@ -115,23 +115,27 @@ def _cost_tiles(report: RunReport) -> list[Figure]:
     return tiles
 
 
-def _candidate_columns(curve: Sequence[Candidate]) -> dict[str, Callable[[Candidate], str]]:
-    """The columns of the table of candidates, with what makes a cell of each; those that are empty are left out."""
-    columns: dict[str, Callable[[Candidate], str]] = {
-        "parameters": lambda candidate: compact(candidate.parameters),
-        "of dense": lambda candidate: percent(100 * candidate.share),
-    }
-    if any(candidate.top1 is not None for candidate in curve):
-        columns["top-1"] = lambda candidate: percent(candidate.top1)
-    if any(candidate.agreement is not None for candidate in curve):
-        columns["agreement"] = lambda candidate: percent(candidate.agreement)
-    if any(candidate.kl is not None for candidate in curve):
-        columns["KL"] = lambda candidate: optional(candidate.kl)
-    return columns
+def _candidates(curve: Sequence[Candidate]) -> tuple[list[str], list[tuple[Candidate, list[str]]]]:
+    """The headings of the table of candidates, and its rows; columns without figures are left out."""
+    kinds: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("top-1", "top1", percent),
+        ("agreement", "agreement", percent),
+        ("KL", "kl", optional),
+    ]
+    kinds = [kind for kind in kinds if measured(curve, kind[1])]
+    rows = [
+        (
+            candidate,
+            [compact(candidate.parameters), percent(100 * candidate.share)]
+            + [spell(getattr(candidate, name)) for _, name, spell in kinds],
+        )
+        for candidate in sorted(curve, key=lambda candidate: candidate.share)
+    ]
+    return ["parameters", "of dense", *(title for title, _, _ in kinds)], rows
 
 
 def _layer_columns(rows: Sequence[LayerRow]) -> dict[str, Callable[[LayerRow], Figure]]:
-    """The columns of the table of layers, as `_candidate_columns`."""
+    """The columns of the table of layers, with what makes a cell of each; those without figures are left out."""
     columns: dict[str, Callable[[LayerRow], Figure]] = {
         "weights": lambda row: _change(row.dense_weights, row.weights, compact, bar=True),
         "MACs": lambda row: _change(row.macs_before, row.macs_after, compact),
