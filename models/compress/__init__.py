@@ -1,4 +1,4 @@
-"""Makes models smaller, and dense again: calibration, projection, budgets; compression and densification of bundles."""
+"""Compresses models, with calibration, projection and budgets, and makes them dense again."""
 
 from ..projection.plain import (
     Projection,

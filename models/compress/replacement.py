@@ -8,7 +8,7 @@ from ..weightless import weightless
 
 
 def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:
-    """Replace the dense linear layer `name` of `model` by what was fitted to it, its bias shifted."""
+    """Replace the dense linear layer `name` of `model` by the layer that was fitted to it, with its bias shifted."""
     linear = linear_layer(model, name)
     with weightless():
         layer = fit.structure.build()

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..compress.densification import densify_layer
-from ..structured import StructuredLinear
+from ..compress.densification import densify_layers
 from .average import Ema
 from .objective import Objective
 from .optimizer import load_moments, make_optimizer, moments, set_rate
@@ -229,12 +228,7 @@ def densified(model: nn.Module) -> nn.Module:
     Raises:
         ValueError: a layer that no dense layer can stand for (a gated Pixelfly).
     """
-    layers = [(name, layer) for name, layer in model.named_modules() if isinstance(layer, StructuredLinear)]
-    for name, layer in layers:
-        try:
-            model.set_submodule(name, densify_layer(layer))
-        except ValueError as error:
-            raise ValueError(f"layer {name}: {error}") from None
+    densify_layers(model)
     return model
 
 
