@@ -34,7 +34,7 @@ from ..models.traced import traced
 from .bodies import photos
 from .http_overhead import running_server
 from .machine import machine
-from .serving.processes import usage
+from .server.processes import usage
 
 Sides = dict[str, Callable[[Tensor], Tensor]]
 """What computes logits, by engine and form: `torch dense`."""

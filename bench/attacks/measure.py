@@ -25,8 +25,8 @@ from ..http_overhead import make_jpeg, running_server
 from ..load.plan import Plan, Shot
 from ..load.processes import Clients
 from ..load.summary import summary
-from ..serving.bundles import TINY, TINY_PREPROCESS
-from ..serving.ports import free_port
+from ..server.bundles import TINY, TINY_PREPROCESS
+from ..server.ports import free_port
 from .hostile import ATTACKS, CLASSES, PARTS, Target
 
 

@@ -15,12 +15,12 @@ from ..load.endpoints import target_of
 from ..load.plan import Plan
 from ..load.single import learned
 from ..machine import machine
-from ..serving import sections as rows_of
-from ..serving.bodies import array_bodies, pictures, shots
-from ..serving.bundles import TINY_SIZE
-from ..serving.run import ANSWER
-from ..serving.sections import Options
-from ..serving.subject import Say, Subject
+from ..server import sections as rows_of
+from ..server.bodies import array_bodies, pictures, shots
+from ..server.bundles import TINY_SIZE
+from ..server.run import ANSWER
+from ..server.sections import Options
+from ..server.subject import Say, Subject
 from .catalogue import PEERS
 from .install import missing, version_of
 from .process import running_peer

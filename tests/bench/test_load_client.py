@@ -14,7 +14,7 @@ from milkweed.bench.load.plan import Plan, Shot, Watch
 from milkweed.bench.load.processes import Clients
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.single import learned, recovery_seconds
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 
 from .fake_server import OK, Answering, Fake, fake_server
 

@@ -25,9 +25,9 @@ from milkweed.bench.peers.run import SLOW
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.peers.tables import skipped, table
 from milkweed.bench.peers.weights import export
-from milkweed.bench.serving.bodies import array_bodies, pictures
-from milkweed.bench.serving.bundles import tiny_bundle
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.bodies import array_bodies, pictures
+from milkweed.bench.server.bundles import tiny_bundle
+from milkweed.bench.server.ports import free_port
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
 from milkweed.server.assembly import build_pipeline

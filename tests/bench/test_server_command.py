@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from milkweed.bench.load.plan import Plan, Shot, Watch
-from milkweed.bench.serving.processes import usage
-from milkweed.bench.serving.reloading import growth_share, reloading
-from milkweed.bench.serving.rolling import rolling
-from milkweed.bench.serving.run import ANSWER, Request, run, usual
-from milkweed.bench.serving.sections import Options
-from milkweed.bench.serving.subject import Subject
+from milkweed.bench.server.processes import usage
+from milkweed.bench.server.reloading import growth_share, reloading
+from milkweed.bench.server.rolling import rolling
+from milkweed.bench.server.run import ANSWER, Request, run, usual
+from milkweed.bench.server.sections import Options
+from milkweed.bench.server.subject import Subject
 from milkweed.server.cli import main
 
 from .fake_server import Answering, fake_server
@@ -35,7 +35,7 @@ def test_the_command_measures_a_server(
     out, picture = tmp_path / "results" / "server.json", tmp_path / "server.svg"
     arguments = ["bench", "server", *SMALL, "--rates", "60", "--body", "npy", "--images", "2"]
     arguments += ["--sections", "load,malformed", "--malformed", "0.3", "--set", "drain-grace-seconds=0"]
-    monkeypatch.setattr("milkweed.bench.serving.subject.WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.subject.WARM_UP_SECONDS", 0.2)
     monkeypatch.setattr("sys.argv", ["milkweed", *arguments, "--api-key", "secret"])
     code = main([*arguments, "--api-key", "secret", "--out", str(out), "--plot", str(picture)])
     printed, err = capfd.readouterr()
@@ -103,8 +103,8 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, gr
             time.sleep(grace_seconds)
         time.sleep(0.2)  # nobody is there
 
-    monkeypatch.setattr("milkweed.bench.serving.rolling.running_server", running)
-    monkeypatch.setattr("milkweed.bench.serving.rolling.SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("milkweed.bench.server.rolling.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.rolling.SETTLE_SECONDS", 0.3)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
     subject = Subject("fake", plan)
     rolling(subject, Path(), {}, restarts=2, rate=200, watch=Watch(0.02, 0.1))
@@ -125,9 +125,9 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
         with fake_server(answering(threading.Event())) as fake:
             yield SimpleNamespace(pid=os.getpid()), f"http://127.0.0.1:{fake.port}"
 
-    monkeypatch.setattr("milkweed.bench.serving.reloading.running_server", running)
-    monkeypatch.setattr("milkweed.bench.serving.reloading.load", lambda port, number: loaded.append(number))
-    monkeypatch.setattr("milkweed.bench.serving.reloading.SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.reloading.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.reloading.load", lambda port, number: loaded.append(number))
+    monkeypatch.setattr("milkweed.bench.server.reloading.SETTLE_SECONDS", 0.2)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
     subject = Subject("fake", plan)
     reloading(subject, tmp_path / "bundle", tmp_path / "repository", {}, reloads=3, rate=200)

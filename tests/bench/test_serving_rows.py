@@ -13,10 +13,10 @@ from rich.console import Console
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.summary import curve, summary, timeline
-from milkweed.bench.serving.bodies import KINDS, array_bodies, jpegs, pictures, shots
-from milkweed.bench.serving.plot import draw, plot
-from milkweed.bench.serving.sections import growth, no_row_failed
-from milkweed.bench.serving.tables import line, others, table
+from milkweed.bench.server.bodies import KINDS, array_bodies, jpegs, pictures, shots
+from milkweed.bench.server.plot import draw, plot
+from milkweed.bench.server.sections import growth, no_row_failed
+from milkweed.bench.server.tables import line, others, table
 
 
 def row(section: str = "load", **changes: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 
 from ..e2e.forked import Forked, Forker
 from .blocks import ROOT, Block, words

@@ -15,7 +15,7 @@ import httpx
 import pytest
 import torch
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 from milkweed.models.bundle import save_bundle
 from milkweed.models.config import BundleConfig
 from milkweed.models.labels import default_labels

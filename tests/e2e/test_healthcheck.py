@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 from milkweed.server.healthcheck import DEFAULTS
 from milkweed.server.settings import Settings
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 from milkweed.models import load_bundle
 from milkweed.models.bundle import save_bundle
 from milkweed.models.labels import Label

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 
 from .test_tls import OPENSSL, Authority, name_on, trusting
 

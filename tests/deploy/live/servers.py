@@ -16,8 +16,8 @@ from milkweed.bench.http_overhead import running_server
 from milkweed.bench.load.endpoints import target_of
 from milkweed.bench.load.plan import Plan, Watch
 from milkweed.bench.load.processes import Clients
-from milkweed.bench.serving.bodies import jpegs, pictures, shots
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.bodies import jpegs, pictures, shots
+from milkweed.bench.server.ports import free_port
 
 
 class Replica:

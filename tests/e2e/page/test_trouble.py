@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.server.ports import free_port
 from milkweed.server.cli.bundles import demo_bundle
 from milkweed.server.security.keys import key_block
 

@@ -1,10 +1,10 @@
 """`milkweed bench server`: a server under load."""
 
-from . import bench_options as given
-from .bench_output import check_files, finish
-from .failure import FAILED, WRONG_USAGE, Failure
-from .options import Json, Plot
-from .output import note, print_rich
+from ...server.cli.failure import FAILED, WRONG_USAGE, Failure
+from ...server.cli.options import Json, Plot
+from ...server.cli.output import note, print_rich
+from . import options as given
+from .output import check_files, finish
 
 
 def server(
@@ -47,14 +47,14 @@ def server(
       milkweed bench server ./deit --photos ./photos --sections capacity,load
       milkweed bench server --sections soak --minutes 30
     """
-    from ...bench.load.connection import ConnectionFailed
-    from ...bench.load.plan import Watch
-    from ...bench.load.schedule import ARRIVALS
-    from ...bench.serving import run as bench
-    from ...bench.serving.bodies import KINDS
-    from ...bench.serving.plot import plot as draw
-    from ...bench.serving.sections import Options
-    from ...bench.serving.tables import line, table
+    from ..load.connection import ConnectionFailed
+    from ..load.plan import Watch
+    from ..load.schedule import ARRIVALS
+    from ..server import run as bench
+    from ..server.bodies import KINDS
+    from ..server.plot import plot as draw
+    from ..server.sections import Options
+    from ..server.tables import line, table
 
     if sum(value is not None for value in (bundle, url, arch)) > 1:
         raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .failure import WRONG_USAGE, Failure
-from .options import number_option, split_list
+from ...server.cli.failure import WRONG_USAGE, Failure
+from ...server.cli.options import number_option, split_list
 
 HEADINGS = {
     "--url": "What is put under load",
