@@ -21,12 +21,12 @@ from ...models.bundle import save_bundle
 from ...models.config import BundleConfig
 from ...models.labels import default_labels
 from ...models.registry import create_model
-from ..http_overhead import make_jpeg, running_server
+from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot
 from ..load.processes import Clients
 from ..load.summary import summary
+from ..process import free_port, running_server
 from ..server.bundles import TINY, TINY_PREPROCESS
-from ..server.ports import free_port
 from .hostile import ATTACKS, CLASSES, PARTS, Target
 
 

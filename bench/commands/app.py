@@ -1,4 +1,4 @@
-"""`milkweed bench`: measures this machine. It and `bench_server` alone in the server room know the bench room."""
+"""The app `milkweed bench`, and its commands that measure models, kernels, decoding and the server's own cost."""
 
 import json as json_format
 import sys
@@ -15,9 +15,9 @@ from ...server.cli.help_page import page
 from ...server.cli.options import Json, Plot, number_option, split_list
 from ...server.cli.output import flattened, note, print_json, print_rich, print_table
 from ...server.cli.progress import progress
-from . import options as given
+from .options import BatchSizes, Out, Threads, chosen, counts, text_option
 from .output import Draw, check_files, finish, json_file, print_kernels, print_model
-from .server import server
+from .server import HEADINGS, server
 
 app = typer.Typer(
     help="Measure this machine: server, models, kernels, decoding.\n\n"
@@ -26,16 +26,14 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-app.command(cls=page(given.HEADINGS))(server)
-
-HTTP_OUT = Path("bench/results/http_overhead.json")
+app.command(cls=page(HEADINGS))(server)
 
 MADE_IMAGES = 12
-"""JPEGs made for `bench decode` where no photographs are given."""
+"""JPEGs made for `bench decode` where no photographs are """
 
 MaybeBundle = Annotated[
     Path | None,
-    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given."),
+    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not "),
 ]
 
 
@@ -46,16 +44,14 @@ def model(
     ] = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option("--arch", metavar="NAME", help="Measure this architecture with random weights; repeatable."),
+        text_option("--arch", "NAME", "Measure this architecture with random weights; repeatable."),
     ] = None,
-    layers: Annotated[
-        str, typer.Option("--layers", metavar="LIST", help="With --arch: layers that are Monarch.")
-    ] = "mlp",
+    layers: Annotated[str, text_option("--layers", "LIST", "With --arch: layers that are Monarch.")] = "mlp",
     nblocks: Annotated[
         int, number_option("--nblocks", "Blocks of each Monarch factor, of --arch and of the MLPs.")
     ] = 4,
-    batch_sizes: given.BatchSizes = "1,8",
-    threads: given.Threads = 1,
+    batch_sizes: BatchSizes = "1,8",
+    threads: Threads = 1,
     seconds: Annotated[
         float, number_option("--seconds", "Seconds that each row is measured; at least 7 rounds.", least=0, kind=float)
     ] = 3.0,
@@ -63,7 +59,7 @@ def model(
         bool, typer.Option("--mlp/--no-mlp", help="Measure the MLP blocks of ViT-S and ViT-B as well.")
     ] = True,
     plot: Plot = None,
-    out: given.Out = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
     """Compare dense models with their Monarch form, on the CPU.
@@ -78,14 +74,14 @@ def model(
     from ..model import ARCHS, DEFAULT_OUT, run
     from ..model_plot import plot as draw
 
-    sizes = given.counts("--batch-sizes", batch_sizes)
+    sizes = counts("--batch-sizes", batch_sizes)
     check_files(out, plot, DEFAULT_OUT)
 
-    chosen = bundle is not None or arch is not None
+    named = bundle is not None or arch is not None
     with progress("bench model", "rows") as update:
         document = run(
-            bundle if chosen else installed_demo(),
-            archs=(arch or ()) if chosen else ARCHS,
+            bundle if named else installed_demo(),
+            archs=(arch or ()) if named else ARCHS,
             layers=split_list(layers),
             nblocks=nblocks,
             batch_sizes=sizes,
@@ -101,18 +97,16 @@ def model(
 
 @app.command(cls=page())
 def kernels(
-    batch_sizes: given.BatchSizes = "1,8",
-    dtype: Annotated[
-        str, typer.Option("--dtype", metavar="float32|bfloat16", help="Number type, on the CPU.")
-    ] = "float32",
+    batch_sizes: BatchSizes = "1,8",
+    dtype: Annotated[str, text_option("--dtype", "float32|bfloat16", "Number type, on the CPU.")] = "float32",
     nblocks: Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor: 2, 4 or 8.", least=2)] = 4,
-    threads: given.Threads = 1,
+    threads: Threads = 1,
     rounds: Annotated[int, number_option("--rounds", "Rounds in which all ways take turns.")] = 7,
     device: Annotated[
-        str, typer.Option("--device", metavar="auto|cpu|cuda", help="Where to measure; auto = a GPU if there is one.")
+        str, text_option("--device", "auto|cpu|cuda", "Where to measure; auto = a GPU if there is one.")
     ] = "auto",
     plot: Plot = None,
-    out: given.Out = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
     """Time kernels alone: MLPs of published shapes, dense and Monarch.
@@ -133,7 +127,7 @@ def kernels(
         raise Failure(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
     if nblocks not in NBLOCKS:
         raise Failure(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
-    sizes = given.counts("--batch-sizes", batch_sizes)
+    sizes = counts("--batch-sizes", batch_sizes)
     on_gpu = resolve_device(device).type == "cuda"
     check_files(out, plot, GPU_OUT if on_gpu else DEFAULT_OUT)
     if on_gpu:
@@ -171,12 +165,10 @@ def decode(
     limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
     sections: Annotated[
         str | None,
-        typer.Option(
-            "--sections", metavar="LIST", help="Some of one, batches, isolation, equality, damage; not given: all."
-        ),
+        text_option("--sections", "LIST", "Some of one, batches, isolation, equality, damage; not given: all."),
     ] = None,
     plot: Plot = None,
-    out: given.Out = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
     """Compare ways from JPEG bytes to model input.
@@ -193,9 +185,7 @@ def decode(
     from ..decode_plot import plot as draw
     from ..decode_tables import tables
 
-    chosen = SECTIONS if sections is None else split_list(sections)
-    if not chosen or set(chosen) - set(SECTIONS):
-        raise Failure(f"--sections {sections}: expected some of {', '.join(SECTIONS)}", WRONG_USAGE)
+    parts = SECTIONS if sections is None else chosen("--sections", sections, SECTIONS)
     check_files(out, plot, DEFAULT_OUT)
     with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
         document = run(
@@ -203,7 +193,7 @@ def decode(
             out=None,
             rounds=rounds,
             limit=limit,
-            sections=chosen,
+            sections=parts,
             progress=update,
         )
     document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
@@ -215,14 +205,16 @@ def decode(
 
 @app.command(cls=page())
 def http(
-    bundle: MaybeBundle = None,
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
+    ] = None,
     requests: Annotated[int, number_option("--requests", "Requests posted in all.", least=2)] = 2000,
     concurrency: Annotated[int, number_option("--concurrency", "Connections at once.")] = 32,
     body_bytes: Annotated[
         int, number_option("--body-bytes", "Bytes of the JPEG that is posted.", least=10_000)
     ] = 110_000,
     plot: Plot = None,
-    out: given.Out = None,
+    out: Out = None,
     json: Json = False,
 ) -> None:
     """Measure what the server itself costs a request.
@@ -235,14 +227,14 @@ def http(
       milkweed bench http --requests 2000 --concurrency 32 --plot http.svg
     """
     from ...models import read_config
-    from ..http_overhead import run
+    from ..http_overhead import DEFAULT_OUT, run
     from ..http_plot import plot as draw
 
-    check_files(out, plot, HTTP_OUT)
+    check_files(out, plot, DEFAULT_OUT)
     bundle = bundle or demo_bundle()
     read_config(bundle)  # what is wrong with it is told before a server is started on it
     document = run(bundle, requests=requests, concurrency=concurrency, body_bytes=body_bytes)
-    finish(document, out, HTTP_OUT, json, plot, draw)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
     if not json:
         print_table(("figure", "value"), flattened(document).items())
     if document["errors"]:

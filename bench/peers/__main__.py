@@ -8,12 +8,14 @@ import argparse
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..server.request import Request
 from .catalogue import PEERS, VENVS
 from .install import TORCH, install
-from .run import DEFAULT_OUT, OURS, Request, run
+from .run import DEFAULT_OUT, OURS, Comparison
 
 VENV_FOLDER = Path("/tmp/peers")
 WIDTH = 120
@@ -25,16 +27,14 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "setup":
         return _setup(options)
     request = Request(
-        peers=options.peers,
-        venvs=options.venvs,
         seconds=options.seconds,
         concurrency=options.concurrency,
         clients=options.clients,
-        rate=options.rate,
-        device_ms=options.device_ms,
+        rates=(options.rate,),
         settings=dict(pair.split("=", 1) for pair in options.set),
     )
-    document = run(request, say=_say, note=lambda line: print(line, file=sys.stderr, flush=True))
+    note = partial(print, file=sys.stderr, flush=True)
+    document = Comparison(request, options.venvs, options.device_ms, _say, note).run(options.peers)
     document["command"] = shlex.join(["python", "-m", "milkweed.bench.peers", *(arguments or sys.argv[1:])])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-from ..server.ports import free_port, wait_until_ready
+from ..process import free_port, wait_until_ready
 from .catalogue import Peer
 from .install import venv_of
 

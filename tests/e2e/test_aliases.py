@@ -8,8 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from milkweed.bench.server.ports import free_port
-
+from ..support.ports import free_port
 from .test_serving import jpeg
 
 

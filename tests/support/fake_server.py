@@ -81,7 +81,10 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
         listening.set()
         await stop.wait()
         server.close()
-        await asyncio.sleep(0.01)  # connections on their way in have arrived then
+        await asyncio.sleep(0.01)
+        arriving = asyncio.all_tasks() - tasks - {asyncio.current_task()}
+        if arriving:
+            await asyncio.wait(arriving, timeout=0.1)  # connections on their way in have arrived then
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
