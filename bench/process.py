@@ -1,4 +1,4 @@
-"""A server process that is measured: free ports, the start of one of ours, readiness, and what it costs."""
+"""A server process that is measured: free ports, the start of one of ours, and what it costs."""
 
 import json
 import os
@@ -9,9 +9,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ PORTS = range(12_000, 32_000)
 listens there, and a server that is started again could not have it."""
 
 START_SECONDS = 120.0
-ASK_EVERY_SECONDS = 0.1
 
 _SERVE = """
 import json, os, signal, sys, threading
@@ -69,27 +67,6 @@ def free_port(following: int = 0) -> int:
             except OSError:
                 continue
             return port
-
-
-def wait_until_ready(url: str, seconds: float, alive: Callable[[], bool]) -> None:
-    """Ask until the URL answers with 200.
-
-    Raises:
-        RuntimeError: it did not in time, or its process is no longer alive.
-    """
-    end, last = time.monotonic() + seconds, "nothing listens"
-    while time.monotonic() < end:
-        if not alive():
-            raise RuntimeError(f"{url}: its process ended")
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                if answer.status == 200:
-                    return
-                last = f"status {answer.status}"
-        except OSError as error:  # urllib's errors are such, too
-            last = str(error)
-        time.sleep(ASK_EVERY_SECONDS)
-    raise RuntimeError(f"{url}: not ready within {seconds:g} s: {last}")
 
 
 @contextmanager

@@ -43,7 +43,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     Console(width=WIDTH, markup=False, emoji=False, highlight=False).print(table(document))
-    print(*skipped(document), sep="\n")
+    for why in skipped(document):
+        print(why)
     return 0
 
 

@@ -181,11 +181,3 @@ def test_what_is_not_there_is_one_line(arguments: list[str], words: str, capfd: 
     assert main(["bench", *arguments]) == 1
     printed, err = capfd.readouterr()
     assert (printed, err) == ("", f"milkweed: error: {words}\n")
-
-
-def test_help_fits_100_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert main(["bench", "server", "--help"]) == 0
-    printed, _ = capfd.readouterr()
-    assert all(len(line) <= 100 for line in printed.splitlines())
-    assert "--overload-timeout-ms" in printed
