@@ -117,11 +117,9 @@ async def connect(host: str, port: int, timeout_seconds: float) -> Connection:
         ConnectionFailed: nobody listens, or it was broken at once.
         TimeoutError: not open in time.
     """
-    try:
-        async with asyncio.timeout(timeout_seconds):
+    async with asyncio.timeout(timeout_seconds):
+        try:
             _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
-    except TimeoutError:
-        raise
-    except OSError:
-        raise ConnectionFailed(REFUSED) from None
+        except OSError:
+            raise ConnectionFailed(REFUSED) from None
     return connection

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from subprocess import PIPE
 from typing import IO
 
 from .plan import Plan
@@ -23,10 +24,7 @@ class Clients:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
         command = [sys.executable, "-m", "milkweed.bench.load.worker"]
         self._plans = [plan.share(number, count) for number in range(count)]
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            for _ in self._plans
-        ]
+        self._processes = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment) for _ in self._plans]
 
     def __enter__(self) -> "Clients":
         for process, plan in zip(self._processes, self._plans, strict=True):
