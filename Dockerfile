@@ -39,7 +39,6 @@ FROM kernels-${VARIANT} AS kernels
 FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
-COPY bench bench
 COPY client client
 COPY facade facade
 COPY kernels kernels

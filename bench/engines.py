@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from .http_overhead import running_server
+from .process import running_server
 
 BATCH = 8
 

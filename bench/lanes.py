@@ -19,7 +19,7 @@ from ..models import load_bundle, macs
 from ..models.inference import prepare_for_inference
 from ..server.lanes import LanePlan, Lanes, plan_lanes
 from .machine import machine
-from .serving.bundles import tiny_bundle
+from .server.bundles import tiny_bundle
 
 CPU = torch.device("cpu")
 WAYS = ("Python", "recorded")

@@ -32,9 +32,8 @@ from ..models.provenance import library_versions
 from ..models.structure import monarch_structure
 from ..models.traced import traced
 from .bodies import photos
-from .http_overhead import running_server
 from .machine import machine
-from .serving.processes import usage
+from .process import running_server, usage
 
 Sides = dict[str, Callable[[Tensor], Tensor]]
 """What computes logits, by engine and form: `torch dense`."""

@@ -8,7 +8,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FACADE = "facade"  # its one file is the package `milkweed` itself
-ROOMS = ("server", "client", "models", "kernels", "loaders", "bench")
+SHIPPED = ("server", "client", "models", "kernels", "loaders")
+ROOMS = (*SHIPPED, "bench")  # which is imported from a checkout alone, by a link beside the facade's file
 MAY_IMPORT = {
     "kernels": set(),
     "loaders": set(),
@@ -20,7 +21,7 @@ MAY_IMPORT = {
 }
 # The command `milkweed bench` is the one place that knows the bench room; the client is asked where a command asks a
 # server, and gives its types to answers from this process.
-ALSO = {"server/cli/bench.py": "bench", "server/cli/bench_server.py": "bench"}
+ALSO = {"server/cli/bench.py": "bench"}
 ALSO |= {"server/cli/classify.py": "client", "server/cli/answer_file.py": "client"}
 ALSO |= {"server/local.py": "client"}
 
@@ -59,7 +60,7 @@ def test_package_list_is_the_folders() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = {
         "milkweed." + path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for room in ROOMS
+        for room in SHIPPED
         for path in (ROOT / room).rglob("__init__.py")
     }
     assert set(project["packages"]) == folders | {"milkweed"}
@@ -67,6 +68,13 @@ def test_package_list_is_the_folders() -> None:
         "milkweed": FACADE,
         **{name: name.removeprefix("milkweed.") for name in folders},
     }
+
+
+def test_a_checkout_finds_the_bench_room() -> None:
+    link = ROOT / FACADE / "bench"
+    assert link.is_symlink()
+    assert link.resolve() == ROOT / "bench"
+    assert "facade/bench" in (ROOT / ".dockerignore").read_text().splitlines()
 
 
 def test_every_folder_with_code_is_a_package() -> None:

@@ -3,8 +3,8 @@
 import tempfile
 from pathlib import Path
 
-from ..clients import load
-from ..http_overhead import running_server
+from ..load.folder import load
+from ..process import running_server
 from .forward import ALL, MLPS
 from .images_served import ARCH, LOADERS, made_bundle, served_settings, written
 from .images_subject import ImageReport, Subject

@@ -17,8 +17,8 @@ from ...server.device import resolve_dtype
 from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
 from ...server.lanes import Lanes, plan_lanes
 from ...server.settings import Settings
-from ..clients import load
-from ..http_overhead import running_server
+from ..load.folder import load
+from ..process import running_server
 from .forward import MLPS, monarch_model
 from .images_rates import rate
 from .images_subject import ImageReport, Subject

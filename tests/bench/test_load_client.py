@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from milkweed.bench.load.client import run_client
-from milkweed.bench.load.endpoints import Endpoints, host_of, target_of
-from milkweed.bench.load.plan import Plan, Shot, Watch
+from milkweed.bench.load.endpoints import Endpoints
+from milkweed.bench.load.plan import Plan, Shot, Watch, host_of, target_of
 from milkweed.bench.load.processes import Clients
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.single import learned, recovery_seconds
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.process import free_port
 
-from .fake_server import OK, Answering, Fake, fake_server
+from ..support.fake_server import OK, Answering, Fake, fake_server
 
 SLACK = 0.08
 """Seconds that a busy machine may add."""

@@ -16,15 +16,14 @@ from typing import Any
 import pytest
 
 from milkweed.bench.load.plan import Plan, Shot, Watch
-from milkweed.bench.serving.processes import usage
-from milkweed.bench.serving.reloading import growth_share, reloading
-from milkweed.bench.serving.rolling import rolling
-from milkweed.bench.serving.run import ANSWER, Request, run, usual
-from milkweed.bench.serving.sections import Options
-from milkweed.bench.serving.subject import Subject
+from milkweed.bench.process import usage
+from milkweed.bench.server.request import ANSWER, Request, usual_sections
+from milkweed.bench.server.restarts import growth_share, reloading, rolling
+from milkweed.bench.server.run import run
+from milkweed.bench.server.subject import Subject
 from milkweed.server.cli import main
 
-from .fake_server import Answering, fake_server
+from ..support.fake_server import Answering, fake_server
 
 SMALL = ["--seconds", "0.5", "--concurrency", "256", "--overload-timeout-ms", "300"]
 
@@ -35,7 +34,7 @@ def test_the_command_measures_a_server(
     out, picture = tmp_path / "results" / "server.json", tmp_path / "server.svg"
     arguments = ["bench", "server", *SMALL, "--rates", "60", "--body", "npy", "--images", "2"]
     arguments += ["--sections", "load,malformed", "--malformed", "0.3", "--set", "drain-grace-seconds=0"]
-    monkeypatch.setattr("milkweed.bench.serving.subject.WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.subject.WARM_UP_SECONDS", 0.2)
     monkeypatch.setattr("sys.argv", ["milkweed", *arguments, "--api-key", "secret"])
     code = main([*arguments, "--api-key", "secret", "--out", str(out), "--plot", str(picture)])
     printed, err = capfd.readouterr()
@@ -80,8 +79,8 @@ def answering(ending: threading.Event) -> Answering:
 
 def test_against_a_url_there_is_no_cpu() -> None:
     with fake_server(answering(threading.Event())) as fake:
-        usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, options=Options(rates=(60,)))
-        document = run(replace(usual_request, bodies=("npy",), sections=usual("url")[:2], concurrency=256))
+        usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, rates=(60,))
+        document = run(replace(usual_request, bodies=("npy",), sections=usual_sections("url")[:2], concurrency=256))
         with pytest.raises(ValueError, match="section rolling starts servers of its own"):
             run(replace(usual_request, sections=("rolling",)))
     assert [row["section"] for row in document["rows"]] == ["capacity", "load"]
@@ -103,11 +102,11 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, gr
             time.sleep(grace_seconds)
         time.sleep(0.2)  # nobody is there
 
-    monkeypatch.setattr("milkweed.bench.serving.rolling.running_server", running)
-    monkeypatch.setattr("milkweed.bench.serving.rolling.SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.3)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
-    subject = Subject("fake", plan)
-    rolling(subject, Path(), {}, restarts=2, rate=200, watch=Watch(0.02, 0.1))
+    subject = Subject("fake", plan, Request(restarts=2, watch=Watch(0.02, 0.1)))
+    rolling(subject, Path(), rate=200)
     (row,) = subject.rows
     assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
     assert row["statuses"]["200"] > 100
@@ -125,12 +124,12 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
         with fake_server(answering(threading.Event())) as fake:
             yield SimpleNamespace(pid=os.getpid()), f"http://127.0.0.1:{fake.port}"
 
-    monkeypatch.setattr("milkweed.bench.serving.reloading.running_server", running)
-    monkeypatch.setattr("milkweed.bench.serving.reloading.load", lambda port, number: loaded.append(number))
-    monkeypatch.setattr("milkweed.bench.serving.reloading.SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.restarts.load", lambda port, number: loaded.append(number))
+    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.2)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
-    subject = Subject("fake", plan)
-    reloading(subject, tmp_path / "bundle", tmp_path / "repository", {}, reloads=3, rate=200)
+    subject = Subject("fake", plan, Request(reloads=3))
+    reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)
     (row,) = subject.rows
     assert loaded == ["1", "2", "1"]
     assert (row["reloads"], row["lost"], row["good_failed"]) == (3, 0, 0)
@@ -182,11 +181,3 @@ def test_what_is_not_there_is_one_line(arguments: list[str], words: str, capfd: 
     assert main(["bench", *arguments]) == 1
     printed, err = capfd.readouterr()
     assert (printed, err) == ("", f"milkweed: error: {words}\n")
-
-
-def test_help_fits_100_columns(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "100")
-    assert main(["bench", "server", "--help"]) == 0
-    printed, _ = capfd.readouterr()
-    assert all(len(line) <= 100 for line in printed.splitlines())
-    assert "--overload-timeout-ms" in printed

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.serving.ports import free_port
 from milkweed.server.healthcheck import DEFAULTS
 from milkweed.server.settings import Settings
 
+from ..support.ports import free_port
 from .test_tls import OPENSSL, Authority
 
 

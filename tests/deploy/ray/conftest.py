@@ -21,10 +21,11 @@ import yaml
 from PIL import Image
 from starlette.testclient import TestClient
 
-from milkweed.bench.serving.ports import free_port, wait_until_ready
 from milkweed.server.app import create_app
 from milkweed.server.cli.bundles import named_bundles
 from milkweed.server.settings import Settings
+
+from ...support.ports import free_port, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"

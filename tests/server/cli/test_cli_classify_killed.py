@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ...bench.fake_server import Answering, Fake, fake_server
 from ...client.answering import answers, images_of, refusal
+from ...support.fake_server import Answering, Fake, fake_server
 
 MILKWEED = (sys.executable, "-P", "-c", "import sys; from milkweed.server.cli import main; sys.exit(main())")
 WAIT_SECONDS = 60

@@ -7,11 +7,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from milkweed.bench.http_overhead import make_jpeg, run
+from milkweed.bench.bodies import make_jpeg
+from milkweed.bench.http_overhead import run
+from milkweed.bench.server.bundles import tiny_bundle
 
 
-def test_figures_hang_together(tiny_bundle: Path) -> None:
-    result = run(tiny_bundle, requests=60, concurrency=4, body_bytes=20_000)
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
+
+
+def test_figures_hang_together(bundle: Path) -> None:
+    result = run(bundle, requests=60, concurrency=4, body_bytes=20_000)
     assert (result["requests"], result["errors"], result["statuses"]) == (60, 0, {"200": 60})
     parts = ("decode_cpu_ms_per_request", "forward_cpu_ms_per_request", "overhead_cpu_ms_per_request")
     assert sum(result[part] for part in parts) == pytest.approx(result["cpu_ms_per_request"], abs=0.01)
@@ -21,12 +28,12 @@ def test_figures_hang_together(tiny_bundle: Path) -> None:
     assert result["machine"]["cores"] >= 1
 
 
-def test_a_server_ends_with_a_bench_that_is_killed(tiny_bundle: Path) -> None:
+def test_a_server_ends_with_a_bench_that_is_killed(bundle: Path) -> None:
     code = (
-        "import sys, time; from pathlib import Path; from milkweed.bench.http_overhead import running_server\n"
+        "import sys, time; from pathlib import Path; from milkweed.bench.process import running_server\n"
         "with running_server(Path(sys.argv[1])) as (server, _): print(server.pid, flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", code, str(tiny_bundle)]
+    command = [sys.executable, "-c", code, str(bundle)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as bench:
         assert bench.stdout is not None
         server = psutil.Process(int(bench.stdout.readline()))

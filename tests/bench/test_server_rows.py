@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from milkweed.bench.bodies import arrays, jpegs, pictures
 from milkweed.bench.load.plan import Plan
+from milkweed.bench.load.requests import KINDS, shots
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.summary import curve, summary, timeline
-from milkweed.bench.serving.bodies import KINDS, array_bodies, jpegs, pictures, shots
-from milkweed.bench.serving.plot import draw, plot
-from milkweed.bench.serving.sections import growth, no_row_failed
-from milkweed.bench.serving.tables import line, others, table
+from milkweed.bench.server.plot import draw, plot
+from milkweed.bench.server.sections import growth, no_row_failed
+from milkweed.bench.server.tables import line, others, table
 
 
 def row(section: str = "load", **changes: Any) -> dict[str, Any]:
@@ -33,7 +34,7 @@ def row(section: str = "load", **changes: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_bodies_hold_their_images(kind: str) -> None:
     images = pictures(32, 3)
-    encoded = array_bodies(images) if kind == "npy" else jpegs(images)
+    encoded = arrays(images) if kind == "npy" else jpegs(images)
     count = 1 if kind == "raw" else 2
     found = shots(kind, encoded, count)
     good, malformed = [shot for shot in found if shot.good], [shot for shot in found if not shot.good]

@@ -22,7 +22,7 @@ def table(document: Mapping[str, Any]) -> Table:
         found.add_column(column, justify="right", no_wrap=True)
     found.add_column("other than 200", overflow="fold")
     for row in document["rows"]:
-        found.add_row(*cells(row))
+        found.add_row(*_cells(row))
     return found
 
 
@@ -33,8 +33,30 @@ def line(row: Mapping[str, Any]) -> str:
     return ", ".join(filter(None, (found, others(row))))
 
 
-def cells(row: Mapping[str, Any]) -> list[str]:
-    """The cells of a row."""
+def others(row: Mapping[str, Any]) -> str:
+    """What else became of good requests, and of the server."""
+    found = [f"{count} x {outcome}" for outcome, count in row["statuses"].items() if outcome != "200"]
+    found += [f"malformed {count} x {outcome}" for outcome, count in row["malformed_statuses"].items()]
+    words = {
+        "wrong_answers": "{} wrong answers",
+        "refusals_without_retry_after": "{} without Retry-After",
+        "moved": "{} moved",
+        "recovery_seconds": "itself again after {} s",
+        "growth_mb_per_10000_requests": "{:+.3f} MB in 10,000 requests",
+        "rss_idle_mb": "{:,.0f} MB a minute later",
+        "rss_growth": "memory {:+.1%}",
+    }
+    counts = ("wrong_answers", "refusals_without_retry_after", "moved")
+    for name, said in words.items():
+        value = row.get(name)
+        if value is not None and (value or name not in counts):
+            found.append(said.format(value))
+    if row.get("recovery_seconds", 0) is None:
+        found.append("did not recover")
+    return ", ".join(found)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
     latency, lateness = row["latency_ms"] or {}, row["lateness_ms"] or {}
     return [
         row["section"],
@@ -48,26 +70,6 @@ def cells(row: Mapping[str, Any]) -> list[str]:
         _number(lateness.get("p99"), 1) + ("!" if row["client_late"] else ""),
         others(row),
     ]
-
-
-def others(row: Mapping[str, Any]) -> str:
-    """What else became of good requests, and of the server."""
-    found = [f"{count} x {outcome}" for outcome, count in row["statuses"].items() if outcome != "200"]
-    found += [f"malformed {count} x {outcome}" for outcome, count in row["malformed_statuses"].items()]
-    found += [f"{row['wrong_answers']} wrong answers"] if row["wrong_answers"] else []
-    bare = row["refusals_without_retry_after"]
-    found += [f"{bare} without Retry-After"] if bare else []
-    found += [f"{row['moved']} moved"] if row["moved"] else []
-    if "recovery_seconds" in row:
-        recovery = row["recovery_seconds"]
-        found.append(f"itself again after {recovery} s" if recovery is not None else "did not recover")
-    if row.get("growth_mb_per_10000_requests") is not None:
-        found.append(f"{row['growth_mb_per_10000_requests']:+.3f} MB in 10,000 requests")
-    if row.get("rss_idle_mb") is not None:
-        found.append(f"{row['rss_idle_mb']:,.0f} MB a minute later")
-    if row.get("rss_growth") is not None:
-        found.append(f"memory {row['rss_growth']:+.1%}")
-    return ", ".join(found)
 
 
 def _number(value: float | None, digits: int) -> str:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .failure import Failure
-from .options import check_plot
-from .output import note, print_json, print_table
+from ...server.cli.failure import Failure
+from ...server.cli.options import check_plot
+from ...server.cli.output import note, print_json, print_table
 
 Draw = Callable[[Mapping[str, Any], Path], Path]
 """Writes the picture of a document."""

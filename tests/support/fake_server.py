@@ -80,8 +80,10 @@ def fake_server(answer: Answering, port: int = 0) -> Iterator[Fake]:
         fake.port = server.sockets[0].getsockname()[1]
         listening.set()
         await stop.wait()
+        for listening_socket in server.sockets:
+            loop.remove_reader(listening_socket)
+        await asyncio.sleep(0.01)  # what is being accepted has its transport then, which a closed server cannot give
         server.close()
-        await asyncio.sleep(0.01)  # connections on their way in have arrived then
         for task in tuple(tasks):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..load.plan import Plan
-from ..load.processes import Clients
+from ..load.processes import Clients, run_plan
 from ..load.samples import Samples
 from ..load.single import recovery_seconds
 from ..load.summary import curve, summary, timeline
-from .processes import Usage, usage
+from ..process import Usage, usage
+from .request import Request
 
 WARM_UP_SECONDS = 1.0
 SAMPLE_SECONDS = 1.0
@@ -27,59 +28,55 @@ class Subject:
     Args:
         name: in the rows.
         plan: a request of each kind, targets, timeout, headers; each row changes what it needs.
-        pids: the server's first process, and others whose CPU is its; empty where the server is elsewhere.
-        clients: client processes.
-        seconds: of a row.
+        pid: the server's first process, whose CPU and memory are booked with its children's; None = it is elsewhere.
         say: called with each row that is done.
         stages: CPU seconds by stage since the server's start, where it tells.
     """
 
     name: str
     plan: Plan
-    pids: tuple[int, ...] = ()
-    clients: int = 1
-    seconds: float = 10.0
-    images: int = 1
+    request: Request
+    pid: int | None = None
     say: Say = lambda row: None
     rows: list[dict[str, Any]] = field(default_factory=list)
     stages: Callable[[], dict[str, float]] = dict
 
     def warm_up(self) -> None:
-        """A closed loop whose figures nobody sees."""
-        with Clients(replace(self.plan, seconds=WARM_UP_SECONDS, rate=0.0, malformed_share=0.0)) as clients:
-            clients.run()
+        """Run a closed loop whose figures nobody sees."""
+        run_plan(replace(self.plan, seconds=WARM_UP_SECONDS))
 
     def recover(self, row: dict[str, Any]) -> None:
         """Wait until it answers again after a row that was too much for it, and book how long that took."""
         row["recovery_seconds"] = recovery_seconds(self.plan, RECOVERED_ANSWERS, RECOVERY_SECONDS)
 
-    def rss_mb(self) -> float:
-        """Resident memory now, of all its processes."""
-        return _rss_mb(self.pids)
-
-    def row(
-        self, section: str, what: str, plan: Plan, during: Callable[[Clients], None] | None = None
-    ) -> dict[str, Any]:
+    def row(self, section: str, what: str, plan: Plan, during: Callable[[], None] | None = None) -> dict[str, Any]:
         """Run one row and book it.
 
         Args:
             what: is special about it.
             during: runs beside the load, in this thread; the load ends with it.
         """
-        with Clients(plan, self.clients) as clients:
-            before, stages, memory = self._usage(), self.stages(), _Memory(self.pids)
+        with Clients(plan, self.request.clients) as clients:
+            before, stages, memory = self._usage(), self.stages(), _Memory(self.pid)
             clients.begin()
             if during is not None:
-                during(clients)
+                during()
                 clients.stop()
             samples = clients.results()
             memory.stop()
-            after = self._usage()
-            spent = {stage: seconds - stages[stage] for stage, seconds in self.stages().items()}
-        found: dict[str, Any] = {"section": section, "what": what, "server": self.name, "images": self.images}
-        found |= summary(plan, samples) | self._cost(samples, before, after) | {"memory": memory.seen}
+            after, stages_after = self._usage(), self.stages()
+        found: dict[str, Any] = {
+            "section": section,
+            "what": what,
+            "server": self.name,
+            "images": self.request.images,
+            **summary(plan, samples),
+            **self._cost(samples, before, after),
+            "memory": memory.seen,
+        }
         found["stage_cpu_ms_per_request"] = {
-            stage: round(seconds / max(1, found["answered"]) * 1e3, 3) for stage, seconds in spent.items()
+            stage: round((seconds - stages[stage]) / max(1, found["answered"]) * 1e3, 3)
+            for stage, seconds in stages_after.items()
         }
         found |= {"timeline": timeline(samples, BIN_SECONDS), "curve": curve(samples)}
         self.rows.append(found)
@@ -87,7 +84,7 @@ class Subject:
         return found
 
     def _cost(self, samples: Samples, before: Usage, after: Usage) -> dict[str, Any]:
-        if not self.pids:
+        if self.pid is None:
             return {"cpu_ms_per_request": None, "rss_mb": None, "pss_mb": None, "processes": None}
         spent = after.cpu_seconds - before.cpu_seconds
         answered = max(1, sum(count for outcome, count in samples.counts().items() if outcome.isdigit()))
@@ -100,37 +97,28 @@ class Subject:
         }
 
     def _usage(self) -> Usage:
-        found = [usage(pid) for pid in self.pids]
-        return Usage(
-            sum(one.cpu_seconds for one in found),
-            sum(one.rss_bytes for one in found),
-            sum(one.pss_bytes for one in found),
-            sum(one.processes for one in found),
-        )
+        return Usage() if self.pid is None else usage(self.pid)
 
 
-def _rss_mb(pids: tuple[int, ...]) -> float:
-    return round(sum(usage(pid, proportional=False).rss_bytes for pid in pids) / 1e6, 2)
+def rss_mb(pid: int) -> float:
+    """Resident memory now, of a process and its children."""
+    return round(usage(pid, proportional=False).rss_bytes / 1e6, 2)
 
 
 class _Memory:
     """Resident memory once a second, from a thread of its own: seconds since the start, MB."""
 
-    def __init__(self, pids: tuple[int, ...]) -> None:
+    def __init__(self, pid: int | None) -> None:
         self.seen: list[tuple[float, float]] = []
-        self._pids, self._done = pids, threading.Event()
-        self._thread = threading.Thread(target=self._look, daemon=True)
-        if pids:
-            self._thread.start()
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._look, args=(pid,), daemon=True)
+        self._thread.start()
 
     def stop(self) -> None:
         """Look no more."""
         self._done.set()
-        if self._pids:
-            self._thread.join()
+        self._thread.join()
 
-    def _look(self) -> None:
-        at = 0.0
-        while not self._done.wait(SAMPLE_SECONDS):
-            at += SAMPLE_SECONDS
-            self.seen.append((at, _rss_mb(self._pids)))
+    def _look(self, pid: int | None) -> None:
+        while pid is not None and not self._done.wait(SAMPLE_SECONDS):
+            self.seen.append(((len(self.seen) + 1) * SAMPLE_SECONDS, rss_mb(pid)))
