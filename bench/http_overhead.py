@@ -149,7 +149,7 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
     Returns:
         CPU ms per request by part, RSS along the way, latencies, errors.
     """
-    from .machine import machine  # here, so that the client process does not load torch
+    from .process import machine  # here, so that the client process does not load torch
 
     body = make_jpeg(body_bytes)
     load_average = os.getloadavg()[0]

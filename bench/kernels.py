@@ -22,8 +22,8 @@ from .cuda.mlp import mlp_rows
 from .cuda.rows import Row
 from .cuda.shapes import MLP_SHAPES, MlpShape
 from .cuda.timing import HostTimer
-from .machine import machine
 from .model import torch_threads
+from .process import machine
 
 DEFAULT_OUT = Path("bench/results/kernels.json")
 GPU_OUT = Path("bench/results/gpu.json")

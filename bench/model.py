@@ -29,7 +29,7 @@ from ..models.monarch import MonarchLinear
 from ..models.provenance import library_versions
 from ..models.structure import monarch_structure, structure_of
 from ..models.structured import StructuredLinear
-from .machine import machine
+from .process import machine
 
 DEFAULT_OUT = Path("bench/results/model.json")
 

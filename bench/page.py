@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from .machine import machine
+from .process import machine
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

@@ -24,7 +24,7 @@ from ..loaders.sandbox.child import cut
 from ..loaders.sandbox.process import Child
 from ..loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES, Sandbox
 from ..loaders.spec import PreprocessSpec
-from .machine import machine
+from .process import machine
 
 FORMATS: dict[Format, dict[str, Any]] = {
     "PNG": {},

@@ -14,7 +14,7 @@ from ..http_overhead import running_server
 from ..load.endpoints import target_of
 from ..load.plan import Plan
 from ..load.single import learned
-from ..machine import machine
+from ..process import machine
 from ..serving import sections as rows_of
 from ..serving.bodies import array_bodies, pictures, shots
 from ..serving.bundles import TINY_SIZE

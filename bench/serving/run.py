@@ -16,7 +16,7 @@ from ..http_overhead import make_jpeg, running_server, stage_cpu_seconds
 from ..load.endpoints import target_of
 from ..load.plan import Plan, Watch
 from ..load.single import learned
-from ..machine import machine
+from ..process import machine
 from . import sections as rows_of
 from .bodies import array_bodies, jpegs, pictures, shots
 from .bundles import random_bundle, tiny_bundle

@@ -126,7 +126,7 @@ def kernels(
       milkweed bench kernels --batch-sizes 1,8 --threads 2 --plot roofline.svg
     """
     from ...bench.kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
-    from ...bench.roofline import plot as draw
+    from ...bench.plots import plot as draw
     from ..device import resolve_device
 
     if dtype not in DTYPES:
@@ -189,9 +189,9 @@ def decode(
     Example:
       milkweed bench decode ./photos --sections one,batches --plot decode.svg
     """
-    from ...bench.decode import DEFAULT_OUT, SECTIONS, run
+    from ...bench.decode.run import DEFAULT_OUT, SECTIONS, run
+    from ...bench.decode.tables import tables
     from ...bench.decode_plot import plot as draw
-    from ...bench.decode_tables import tables
 
     chosen = SECTIONS if sections is None else split_list(sections)
     if not chosen or set(chosen) - set(SECTIONS):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import typer
 
-from milkweed.bench import cifar10
-from milkweed.bench.cifar10 import ExperimentError, run, table
-from milkweed.bench.cifar10_plan import SIBLINGS, Plan, Sibling, command, summary
 from milkweed.bench.cifar10_plot import plot
+from milkweed.bench.studies import cifar10
+from milkweed.bench.studies.cifar10 import ExperimentError, run, table
+from milkweed.bench.studies.cifar10_plan import SIBLINGS, Plan, Sibling, command, summary
 from milkweed.server.cli.app import build_app
 
 TOP1 = {"dense": 84.0, "monarch": 83.5, "s2d": 84.25, "d2s": 12.0, "d2s_aware": 40.0, "d2s_recovered": 83.0}

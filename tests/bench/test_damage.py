@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import picture
-from milkweed.bench.damage import CHUNK, KINDS, START_OF_SCAN, damage_rows, damaged
+from milkweed.bench.decode.damage import CHUNK, KINDS, START_OF_SCAN, damage_rows, damaged
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
 
 SPEC = PreprocessSpec(size=64)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import BAD_KINDS, edge_cases, lossless_cases, picture
-from milkweed.bench.contract import LIMITS, Limit, equality
-from milkweed.bench.damage import KINDS
-from milkweed.bench.decode import run
-from milkweed.bench.decode_batches import batch_rows, our_loaders
-from milkweed.bench.decode_tables import tables
-from milkweed.bench.isolation import BAD, BATCH, isolation
+from milkweed.bench.cuda.images.contract import LIMITS, Limit, equality
+from milkweed.bench.cuda.images.isolation import BAD, BATCH, isolation
+from milkweed.bench.decode.batches import batch_rows, our_loaders
+from milkweed.bench.decode.damage import KINDS
+from milkweed.bench.decode.run import run
+from milkweed.bench.decode.tables import tables
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PillowLoader, PreprocessSpec, inspect
 from milkweed.server.cli import main
 

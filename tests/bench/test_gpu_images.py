@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import picture
-from milkweed.bench.cuda import images_answers, images_facts, images_served
-from milkweed.bench.cuda.images_rates import measure_rates, rate
-from milkweed.bench.cuda.images_stream import check_stream_order
-from milkweed.bench.cuda.images_subject import TINY, ImageReport, Subject, name_of, take_photos
+from milkweed.bench.cuda.images import answers, facts, served
+from milkweed.bench.cuda.images.rates import measure_rates, rate
+from milkweed.bench.cuda.images.stream import check_stream_order
+from milkweed.bench.cuda.images.subject import TINY, ImageReport, Subject, name_of, take_photos
 from milkweed.bench.cuda.run import Run
 from milkweed.bench.cuda.timing import HostTimer
 from milkweed.bench.gpu import main
@@ -99,7 +99,7 @@ def test_a_server_is_put_under_load(
     model = create_model("deit_tiny_patch16_224", **VIT)
     config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
     save_bundle(tmp_path / "bundle", model, config, default_labels(5))
-    monkeypatch.setattr(images_served, "LOADERS", ("cpu",))
+    monkeypatch.setattr(served, "LOADERS", ("cpu",))
     code, result = dry_run("--parts", "served", "--bundle", str(tmp_path / "bundle"))
     rows = result["images"]["served"]
     assert code == 0
@@ -115,8 +115,8 @@ def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeyp
     torch.manual_seed(0)
     config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
     save_bundle(tmp_path / "bundle", create_model(config.arch, **VIT), config, default_labels(5))
-    monkeypatch.setattr(images_answers, "LOADERS", ("cpu",))
-    monkeypatch.setattr(images_answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
+    monkeypatch.setattr(answers, "LOADERS", ("cpu",))
+    monkeypatch.setattr(answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
     code, result = dry_run("--bundle", str(tmp_path / "bundle"), "--parts", "numerics", "growth", "latency", "ingest")
     assert (code, result["skipped"]) == (0, [])
     images = result["images"]
@@ -131,11 +131,11 @@ def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeyp
 
 
 def test_goals_are_of_dali_and_of_large_photographs() -> None:
-    def row(what: str, loader: str, served: float) -> images_served.Served:
-        return images_served.Served(what, loader, served, 1.0, 2.0, {}, 1000.0, 2000.0)
+    def row(what: str, loader: str, rate: float) -> served.Served:
+        return served.Served(what, loader, rate, 1.0, 2.0, {}, 1000.0, 2000.0)
 
     rows = [row("12.0 MP", "dali", 900), row("0.2 MP", "dali", 700), row("12.0 MP", "cpu", 500)]
-    found = {str(goal["goal"]): (goal["measured"], goal["met"]) for goal in images_served._goals(rows)}
+    found = {str(goal["goal"]): (goal["measured"], goal["met"]) for goal in served._goals(rows)}
     assert found == {
         "served with DALI, 12.0 MP: share of the slower of decode and forward alone": (0.9, True),
         "served with DALI, 0.2 MP: share of the slower of decode and forward alone": (0.7, False),
@@ -206,10 +206,10 @@ def test_large_photographs_are_called_by_their_size(folder: Path) -> None:
 def test_engines_that_cannot_be_counted_are_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "libnvjpeg.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(images_facts, "_libraries", lambda: iter([broken]))
-    assert images_facts.jpeg_engines().startswith("not counted: libnvjpeg.so: ")
-    monkeypatch.setattr(images_facts, "_libraries", lambda: iter(()))
-    assert images_facts.jpeg_engines() == "not counted: no libnvjpeg in the nvidia packages"
+    monkeypatch.setattr(facts, "_libraries", lambda: iter([broken]))
+    assert facts.jpeg_engines().startswith("not counted: libnvjpeg.so: ")
+    monkeypatch.setattr(facts, "_libraries", lambda: iter(()))
+    assert facts.jpeg_engines() == "not counted: no libnvjpeg in the nvidia packages"
 
 
 def test_sections_share_the_time_that_is_theirs() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from milkweed.bench import lanes
+from milkweed.bench.studies import lanes
 
 
 def test_figures_are_written_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from milkweed.bench.onnx import _in_turns
-from milkweed.bench.onnx_families import smallest
+from milkweed.bench.studies.onnx import _in_turns
+from milkweed.bench.studies.onnx_families import smallest
 from milkweed.models.timm_door import recorded_timm_models
 
 

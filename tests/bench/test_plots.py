@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench import compression_plot, decode_plot, http_plot, model_plot, roofline
+from milkweed.bench import compression_plot, decode_plot, http_plot, model_plot
+from milkweed.bench import plots as roofline
 from milkweed.models.report.drawing import PICTURE, PRINT, figure, label_ends, render, save_picture, style
 
 CPU = {"processor": "EPYC"}

@@ -9,7 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
-from milkweed.bench import storage
+from milkweed.bench.studies import storage
 from milkweed.models import BundleConfig, create_model, default_preprocess, save_bundle
 from milkweed.models.labels import default_labels
 from milkweed.models.storage import STORAGES

@@ -1,4 +1,4 @@
-"""ONNX Runtime against torch on a CPU: `python -m milkweed.bench.onnx BUNDLE ... --photos DIR`.
+"""ONNX Runtime against torch on a CPU: `python -m milkweed.bench.studies.onnx BUNDLE ... --photos DIR`.
 
 Forwards in float32: a dense model and what its MLPs are as Monarch of four blocks, by torch as it is served and by ONNX
 Runtime, in turns in one run; medians. Each bundle and its Monarch one are also served by both engines over HTTP,
@@ -23,18 +23,18 @@ import httpx
 import torch
 from torch import Tensor, nn
 
-from ..models import create_model, default_preprocess, load_bundle, read_config, select_linears
-from ..models.compress import CompressRequest, compress_model
-from ..models.inference import prepare_for_inference
-from ..models.onnx.export import LIMITS, write_verified
-from ..models.onnx.session import OnnxSession, runtime_version
-from ..models.provenance import library_versions
-from ..models.structure import monarch_structure
-from ..models.traced import traced
-from .bodies import photos
-from .http_overhead import running_server
-from .machine import machine
-from .serving.processes import usage
+from ...models import create_model, default_preprocess, load_bundle, read_config, select_linears
+from ...models.compress import CompressRequest, compress_model
+from ...models.inference import prepare_for_inference
+from ...models.onnx.export import LIMITS, write_verified
+from ...models.onnx.session import OnnxSession, runtime_version
+from ...models.provenance import library_versions
+from ...models.structure import monarch_structure
+from ...models.traced import traced
+from ..bodies import photos
+from ..http_overhead import running_server
+from ..process import machine
+from ..serving.processes import usage
 
 Sides = dict[str, Callable[[Tensor], Tensor]]
 """What computes logits, by engine and form: `torch dense`."""

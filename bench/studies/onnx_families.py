@@ -1,4 +1,4 @@
-"""ONNX exports of every family against torch: `python -m milkweed.bench.onnx_families --photos DIR [ARCH ...]`.
+"""ONNX exports of every family against torch: `python -m milkweed.bench.studies.onnx_families --photos DIR [ARCH ...]`.
 
 The smallest model of each family, all its replaceable layers but the classifier Monarch of four blocks, is exported and
 computed by ONNX Runtime: random and real images, batches of 1, 3 and 8. The errors are differences of logits, divided
@@ -20,18 +20,18 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ..models import create_model, default_preprocess
-from ..models.accounting import parameter_count
-from ..models.catalogue import linears_outside
-from ..models.errors import ExportError
-from ..models.onnx.export import LIMITS, write_verified
-from ..models.onnx.session import OnnxSession, runtime_version
-from ..models.provenance import library_versions
-from ..models.registry import CUSTOM_VITAE, classifier_layers, own_architectures
-from ..models.structure import monarch_structure, replace_linears
-from ..models.timm_door import recorded_timm_models
-from ..models.weightless import weightless
-from .bodies import photos
+from ...models import create_model, default_preprocess
+from ...models.accounting import parameter_count
+from ...models.catalogue import linears_outside
+from ...models.errors import ExportError
+from ...models.onnx.export import LIMITS, write_verified
+from ...models.onnx.session import OnnxSession, runtime_version
+from ...models.provenance import library_versions
+from ...models.registry import CUSTOM_VITAE, classifier_layers, own_architectures
+from ...models.structure import monarch_structure, replace_linears
+from ...models.timm_door import recorded_timm_models
+from ...models.weightless import weightless
+from ..bodies import photos
 
 OUT = Path("bench/results/onnx_families.json")
 PUBLISHED = ("vision_transformer", "deit", "mlp_mixer")

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..loaders import CpuLoader, Loader, LoadResult, PreprocessSpec
-from ..loaders.dali_graph import Resample
-from .bodies import edge_cases, lossless_cases
-from .contract import LIMITS, Equality, equality
-from .dali_alone import GraphAlone
-from .decode_methods import MISSING, SPEC, Load, timm_transform, why
+from ...loaders import CpuLoader, Loader, LoadResult, PreprocessSpec
+from ...loaders.dali_graph import Resample
+from ..bodies import edge_cases, lossless_cases
+from ..cuda.images.contract import LIMITS, Equality, equality
+from ..cuda.images.graph_alone import GraphAlone
+from .methods import MISSING, SPEC, Load, timm_transform, why
 
 BATCHES, THREADS = (1, 8, 32), (1, 2)
 
@@ -118,7 +118,7 @@ def _timm_row(timm: _Timm, what: str, bodies: Mapping[str, bytes]) -> Equality:
 
 
 def _dali(spec: PreprocessSpec, threads: int, resample: Resample, *, strict: bool = True) -> Loader:
-    from ..loaders.dali_loader import DaliLoader
+    from ...loaders.dali_loader import DaliLoader
 
     return DaliLoader(spec, num_threads=threads, resample=resample, max_batch=max(BATCHES), strict=strict)
 

@@ -1,4 +1,4 @@
-"""What the recorded forward saves on a CPU: `python -m milkweed.bench.lanes [BUNDLE ...]`.
+"""What the recorded forward saves on a CPU: `python -m milkweed.bench.studies.lanes [BUNDLE ...]`.
 
 Batches that fill all lanes, by the model's Python and by its record in turns; the answers must be equal to the bit. And
 forwards of 1, 4 and 8 images on one thread, in turns: what `MICRO_BATCHES` of `server/lanes.py` is chosen by.
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models import load_bundle, macs
-from ..models.inference import prepare_for_inference
-from ..server.lanes import LanePlan, Lanes, plan_lanes
-from .machine import machine
-from .serving.bundles import tiny_bundle
+from ...models import load_bundle, macs
+from ...models.inference import prepare_for_inference
+from ...server.lanes import LanePlan, Lanes, plan_lanes
+from ..process import machine
+from ..serving.bundles import tiny_bundle
 
 CPU = torch.device("cpu")
 WAYS = ("Python", "recorded")

@@ -1,6 +1,6 @@
 """How long activation-aware projection takes: the 48 linear layers of a ViT-B, covariances given.
 
-    python -m milkweed.bench.projection
+    python -m milkweed.bench.studies.projection
 
 Weights and covariances are drawn; their spectra fall as those of a trained model's do. The rival is plain
 projection (truncated SVDs, no data) of the same layers in the same run.
@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.projection.layer_fit import FitRequest, fit_layers
-from ..models.projection.statistics import InputStatistics
-from ..models.structure import LayerStructure
-from .machine import machine
+from ...models.projection.layer_fit import FitRequest, fit_layers
+from ...models.projection.statistics import InputStatistics
+from ...models.structure import LayerStructure
+from ..process import machine
 
 DEPTH = 12
 LAYERS = {"qkv": (2304, 768), "proj": (768, 768), "fc1": (3072, 768), "fc2": (768, 3072)}

@@ -1,6 +1,6 @@
 """What storing weights in fewer bits saves and costs: bytes on disk and in memory, accuracy, time of a forward.
 
-    python -m milkweed.bench.storage PHOTOS BUNDLE [BUNDLE ...] [--seconds 30]
+    python -m milkweed.bench.studies.storage PHOTOS BUNDLE [BUNDLE ...] [--seconds 30]
 
 Each bundle is converted as `milkweed convert` does, int8 tried on 64 photographs. All its versions answer the
 photographs, named by label id, in float32, as served on a CPU. Then their serving forms take turns with one image and
@@ -26,9 +26,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..loaders.evaluation import PreparedImages
-from ..loaders.spec import PreprocessSpec
-from ..models import (
+from ...loaders.evaluation import PreparedImages
+from ...loaders.spec import PreprocessSpec
+from ...models import (
     BundleConfig,
     create_model,
     default_preprocess,
@@ -37,17 +37,17 @@ from ..models import (
     resident_bytes,
     save_bundle,
 )
-from ..models.compress.measured import Measuring
-from ..models.divergence import answers
-from ..models.inference import prepare_for_inference
-from ..models.labels import default_labels
-from ..models.provenance import library_versions
-from ..models.report import Measured
-from ..models.storage import STORAGES, storable_weights
-from ..server.compress_request import CompressHooks
-from ..server.convert import ConvertRun, convert
-from ..server.dataset import find_samples
-from .machine import machine
+from ...models.compress.measured import Measuring
+from ...models.divergence import answers
+from ...models.inference import prepare_for_inference
+from ...models.labels import default_labels
+from ...models.provenance import library_versions
+from ...models.report import Measured
+from ...models.storage import STORAGES, storable_weights
+from ...server.compress_request import CompressHooks
+from ...server.convert import ConvertRun, convert
+from ...server.dataset import find_samples
+from ..process import machine
 
 BATCH_SIZES = (1, 8)
 DTYPES = ("float32", "bfloat16")

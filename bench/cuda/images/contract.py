@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..loaders import PillowLoader, PreprocessSpec
-from ..loaders.base import LoadResult
+from ....loaders import PillowLoader, PreprocessSpec
+from ....loaders.base import LoadResult
 
 BATCH = 32
 ROUNDING = 1e-3

@@ -8,21 +8,21 @@ from typing import Any
 
 import torch
 
-from ...loaders import PreprocessSpec, inspect
-from ...models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
-from ...models.labels import default_labels
-from ...models.structure import structure_of
-from ...server.assembly import build_pipeline
-from ...server.device import resolve_dtype
-from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
-from ...server.lanes import Lanes, plan_lanes
-from ...server.settings import Settings
-from ..clients import load
-from ..http_overhead import running_server
-from .forward import MLPS, monarch_model
-from .images_rates import rate
-from .images_subject import ImageReport, Subject
-from .report import at_least
+from ....loaders import PreprocessSpec, inspect
+from ....models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
+from ....models.labels import default_labels
+from ....models.structure import structure_of
+from ....server.assembly import build_pipeline
+from ....server.device import resolve_dtype
+from ....server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
+from ....server.lanes import Lanes, plan_lanes
+from ....server.settings import Settings
+from ...clients import load
+from ...http_overhead import running_server
+from ..forward import MLPS, monarch_model
+from ..report import at_least
+from .rates import rate
+from .subject import ImageReport, Subject
 
 ARCH, CLASSES = "deit_tiny_patch16_224", 1000
 LOADERS = ("dali", "cpu")

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ...loaders.dali_loader import DaliLoader
-from ..bodies import without_tables
-from ..contract import ROUNDING
-from ..quiet import quiet_stderr
-from .images_facts import memory_used
-from .images_subject import SPEC, Finding, ImageReport, Subject
+from ....loaders.dali_loader import DaliLoader
+from ...bodies import without_tables
+from ...quiet import quiet_stderr
+from .contract import ROUNDING
+from .facts import memory_used
+from .subject import SPEC, Finding, ImageReport, Subject
 
 BATCH = 32
 _SLEEP_PROBE = 10_000_000

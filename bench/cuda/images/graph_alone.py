@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from ..loaders import LoadResult, PreprocessSpec, geometry, inspect
-from ..loaders.dali_graph import DaliGraph, Region, Resample
-from ..loaders.orientation import stored_geometry
+from ....loaders import LoadResult, PreprocessSpec, geometry, inspect
+from ....loaders.dali_graph import DaliGraph, Region, Resample
+from ....loaders.orientation import stored_geometry
 
 MAX_BATCH = 32
 

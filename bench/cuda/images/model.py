@@ -4,15 +4,15 @@ import copy
 
 import torch
 
-from ...loaders import PreprocessSpec, create_loader
-from ...models import default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
-from ...server.device import resolve_dtype
-from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, ServingForm, serving_form
-from ...server.lanes import Lanes, plan_lanes
-from .forward import ALL, monarch_model
-from .images_facts import memory_used
-from .images_subject import Finding, ImageReport, Subject
-from .report import at_least, at_most
+from ....loaders import PreprocessSpec, create_loader
+from ....models import default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
+from ....server.device import resolve_dtype
+from ....server.forward import GPU_BATCH_SIZE, ForwardOptions, ServingForm, serving_form
+from ....server.lanes import Lanes, plan_lanes
+from ..forward import ALL, monarch_model
+from ..report import at_least, at_most
+from .facts import memory_used
+from .subject import Finding, ImageReport, Subject
 
 ERROR_GOAL, AGREEMENT_GOAL, WEIGHTS_GOAL = 1e-2, 0.995, 0.45
 

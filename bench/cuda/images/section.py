@@ -35,13 +35,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..decode_tables import isolation_table
-from .images_checks import check_bad, check_equality
-from .images_facts import image_facts
-from .images_rates import best_lines, measure_rates
-from .images_stream import check_memory, check_stream_order
-from .images_subject import TINY, ImageReport, Scale, Subject, take_photos
-from .run import IMAGE_PARTS, Run
+from ...decode.tables import isolation_table
+from ..run import IMAGE_PARTS, Run
+from .checks import check_bad, check_equality
+from .facts import image_facts
+from .rates import best_lines, measure_rates
+from .stream import check_memory, check_stream_order
+from .subject import TINY, ImageReport, Scale, Subject, take_photos
 
 Part = Callable[[Subject, ImageReport], None]
 
@@ -66,11 +66,11 @@ _PARTS: Mapping[str, Part] = {
     "bad": check_bad,
     "stream": check_stream_order,
     "memory": check_memory,
-    "numerics": _late("images_model", "check_numerics"),
-    "growth": _late("images_model", "check_growth"),
-    "latency": _late("images_answers", "measure_latency"),
-    "served": _late("images_served", "measure_served"),
-    "ingest": _late("images_answers", "measure_ingest"),
+    "numerics": _late("model", "check_numerics"),
+    "growth": _late("model", "check_growth"),
+    "latency": _late("answers", "measure_latency"),
+    "served": _late("served", "measure_served"),
+    "ingest": _late("answers", "measure_ingest"),
     "rates": measure_rates,
 }
 

@@ -3,12 +3,12 @@
 import tempfile
 from pathlib import Path
 
-from ..clients import load
-from ..http_overhead import running_server
-from .forward import ALL, MLPS
-from .images_served import ARCH, LOADERS, made_bundle, served_settings, written
-from .images_subject import ImageReport, Subject
-from .report import at_most
+from ...clients import load
+from ...http_overhead import running_server
+from ..forward import ALL, MLPS
+from ..report import at_most
+from .served import ARCH, LOADERS, made_bundle, served_settings, written
+from .subject import ImageReport, Subject
 
 LATENCY_GOAL_MS = 3.0
 

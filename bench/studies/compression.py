@@ -1,6 +1,6 @@
 """What compression costs in accuracy: a bundle compressed by half of a folder of photographs, measured on the other.
 
-    python -m milkweed.bench.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--plot FILE.svg]
+    python -m milkweed.bench.studies.compression BUNDLE PHOTOS WORK [--rows all80 all65 ...] [--swap] [--plot FILE.svg]
 
 Every second photograph in sorted order calibrates and recovers, without labels; the others, named by label id, are
 only measured on (`--swap` exchanges the halves). Each row is one `milkweed compress`, and may be interrupted.
@@ -17,13 +17,13 @@ from typing import Any
 
 import torch
 
-from ..loaders.evaluation import PreparedImages
-from ..loaders.spec import PreprocessSpec
-from ..models import load_bundle, read_config
-from ..models.compress.measured import Measuring
-from ..server.dataset import find_samples
-from .compression_plot import plot
-from .machine import machine
+from ...loaders.evaluation import PreparedImages
+from ...loaders.spec import PreprocessSpec
+from ...models import load_bundle, read_config
+from ...models.compress.measured import Measuring
+from ...server.dataset import find_samples
+from ..compression_plot import plot
+from ..process import machine
 
 ALL = "mlp,qkv,proj"
 CALIBRATE, RECOVER = "--calibration", "--recover"

@@ -1,7 +1,7 @@
-"""The table of every model, docs/models.md: `python -m milkweed.bench.models_table`, a few seconds, no weights.
+"""The table of every model, docs/models.md: `python -m milkweed.bench.tables.models`, a few seconds, no weights.
 
 milkweed's own architectures are built and counted here; timm's are those of models/timm_models.json, which
-`python -m milkweed.bench.timm_models` makes.
+`python -m milkweed.bench.tables.timm_models` makes.
 """
 
 import argparse
@@ -12,12 +12,12 @@ from itertools import groupby
 from pathlib import Path
 from textwrap import fill
 
-from ..models.accounting import COUNTER, macs, parameter_count
-from ..models.catalogue import linears_outside
-from ..models.registry import CUSTOM_VITAE, classifier_layers, create_model, default_preprocess, own_architectures
-from ..models.structure import select_linears, structures_for
-from ..models.timm_door import TimmModel, recorded_timm_models, timm_record
-from ..models.weightless import weightless
+from ...models.accounting import COUNTER, macs, parameter_count
+from ...models.catalogue import linears_outside
+from ...models.registry import CUSTOM_VITAE, classifier_layers, create_model, default_preprocess, own_architectures
+from ...models.structure import select_linears, structures_for
+from ...models.timm_door import TimmModel, recorded_timm_models, timm_record
+from ...models.weightless import weightless
 
 DEFAULT_DOC = Path("docs/models.md")
 NBLOCKS = 4
@@ -26,7 +26,7 @@ SCOPES = {"MLPs": ("mlp",), "MLPs, qkv, proj": ("mlp", "qkv", "proj")}
 
 INTRODUCTION = """# Models
 
-Every architecture that `--arch` takes, of 1000 classes. Made by `python -m milkweed.bench.models_table`.
+Every architecture that `--arch` takes, of 1000 classes. Made by `python -m milkweed.bench.tables.models`.
 
 {counting} Parameters are all there are, frozen ones included; a float32 takes 4 bytes, a bfloat16 2. `milkweed inspect`
 counts the same of a bundle, with what it would have if every layer were dense beside it.
@@ -157,7 +157,7 @@ def _filled(text: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.models_table", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.tables.models", description=__doc__)
     parser.add_argument("--doc", type=Path, default=DEFAULT_DOC, help=f"default: {DEFAULT_DOC}")
     given = parser.parse_args(arguments)
     given.doc.write_text(page(own_model(name) for name in own_architectures() if name != CUSTOM_VITAE))

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from ..loaders import InputError, Loader, inspect
-from ..loaders.turbo import check_jpeg, decode_jpeg
+from ...loaders import InputError, Loader, inspect
+from ...loaders.turbo import check_jpeg, decode_jpeg
 
 START_OF_SCAN = b"\xff\xda"
 CHUNK = 8

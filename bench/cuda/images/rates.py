@@ -9,9 +9,9 @@ from itertools import product
 from statistics import quantiles
 from typing import Any
 
-from ...loaders.dali_graph import Resample
-from .images_peers import Load, peers
-from .images_subject import ImageReport, Subject
+from ....loaders.dali_graph import Resample
+from .peers import Load, peers
+from .subject import ImageReport, Subject
 
 LEAST_CALLS, WARM_UP_CALLS = 3, 2
 

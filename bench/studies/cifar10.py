@@ -1,6 +1,6 @@
 """The experiment on CIFAR-10: a small ViTAE dense, Monarch, S2D, D2S and D2S with recovery, by the product's commands.
 
-    python -m milkweed.bench.cifar10 DATA WORK
+    python -m milkweed.bench.studies.cifar10 DATA WORK
 
 DATA holds `train/<class>/*.jpg` and `test/<class>/*.jpg`. Each model is made by `milkweed train` or `milkweed compress`
 from the training images alone and measured by `milkweed evaluate` on all test images, which choose nothing.
@@ -20,9 +20,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from ..cifar10_plot import plot
+from ..process import machine
 from .cifar10_plan import SIBLINGS, Plan, arch_args, command, summary
-from .cifar10_plot import plot
-from .machine import machine
 
 DEFAULT_OUT = Path("bench/results/cifar10.json")
 Milkweed = Callable[[Sequence[str], Path], str]
@@ -159,7 +159,7 @@ def _measured(bundle: Path, data: Path, log: Path, milkweed: Milkweed) -> dict[s
 def _document(plan: Plan, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "benchmark": "cifar10",
-        "command": shlex.join(["python", "-m", "milkweed.bench.cifar10", "DATA", "WORK", *plan.options()]),
+        "command": shlex.join(["python", "-m", "milkweed.bench.studies.cifar10", "DATA", "WORK", *plan.options()]),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "machine": machine(),
         "plan": plan.to_dict(),

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..loaders import PillowLoader, PreprocessSpec
-from .bodies import BAD_KINDS, baseline
+from ....loaders import PillowLoader, PreprocessSpec
+from ...bodies import BAD_KINDS, baseline
 from .contract import Limit, Loads, codes, off
 
 BATCH, BAD = 32, 8

@@ -1,4 +1,4 @@
-"""Which of timm's classifiers milkweed serves: `python -m milkweed.bench.timm_models`, a quarter of an hour.
+"""Which of timm's classifiers milkweed serves: `python -m milkweed.bench.tables.timm_models`, a quarter of an hour.
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
@@ -19,11 +19,11 @@ from typing import Any
 import timm
 from torch import Tensor, nn
 
-from ..models.accounting import macs
-from ..models.catalogue import linears_outside
-from ..models.structure import LayerStructure, replace_linears
-from ..models.timm_door import TimmModel, create_timm_model, timm_classifier
-from ..models.weightless import built_weightless, weightless
+from ...models.accounting import macs
+from ...models.catalogue import linears_outside
+from ...models.structure import LayerStructure, replace_linears
+from ...models.timm_door import TimmModel, create_timm_model, timm_classifier
+from ...models.weightless import built_weightless, weightless
 
 DEFAULT_OUT = Path("models/timm_models.json")
 CLASSES = 1000
@@ -110,7 +110,7 @@ def _shape(output: Any) -> tuple[int, ...]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.timm_models", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m milkweed.bench.tables.timm_models", description=__doc__)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"default: {DEFAULT_OUT}")
     parser.add_argument("--only", default="", help="names like this, as timm.list_models takes it; default: all")
     given = parser.parse_args(arguments)

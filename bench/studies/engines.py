@@ -1,4 +1,4 @@
-"""What several devices add up to: `python -m milkweed.bench.engines BUNDLE`.
+"""What several devices add up to: `python -m milkweed.bench.studies.engines BUNDLE`.
 
 Each batch takes `--device-ms` more without the CPU, so that CPU engines stand for devices: what is measured is whether
 the queue keeps all of them at work, not the forward. Clients ask in a closed loop, one batch a request.
@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 
-from .http_overhead import running_server
+from ..http_overhead import running_server
 
 BATCH = 8
 

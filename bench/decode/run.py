@@ -20,16 +20,16 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ..loaders import PreprocessSpec
-from .bodies import photos
-from .contract import LIMITS, Limit
+from ...loaders import PreprocessSpec
+from ..bodies import photos
+from ..cuda.images.contract import LIMITS, Limit
+from ..cuda.images.isolation import isolation
+from ..process import machine
+from ..quiet import quiet_stderr
+from .batches import batch_rows, equality_rows, lenient_loaders, our_loaders
 from .damage import damage_rows
-from .decode_batches import batch_rows, equality_rows, lenient_loaders, our_loaders
-from .decode_methods import REFERENCE, SPEC, Load, available
-from .decode_tables import tables
-from .isolation import isolation
-from .machine import machine
-from .quiet import quiet_stderr
+from .methods import REFERENCE, SPEC, Load, available
+from .tables import tables
 
 DEFAULT_OUT = Path("bench/results/decode.json")
 SECTIONS = ("one", "batches", "isolation", "equality", "damage")

@@ -4,15 +4,15 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from ...loaders import Loader, PillowLoader
-from ...loaders.dali_graph import DaliError, Resample
-from ...loaders.errors import InputError
-from ..bodies import BAD_KINDS, SILENT_KINDS, truncated
-from ..contract import LIMITS, Limit, codes, equality, off
-from ..dali_alone import GraphAlone
-from ..isolation import BAD, BATCH, GOAL, Isolation, isolation
-from ..quiet import quiet_stderr
-from .images_subject import SPEC, Finding, ImageReport, Subject
+from ....loaders import Loader, PillowLoader
+from ....loaders.dali_graph import DaliError, Resample
+from ....loaders.errors import InputError
+from ...bodies import BAD_KINDS, SILENT_KINDS, truncated
+from ...quiet import quiet_stderr
+from .contract import LIMITS, Limit, codes, equality, off
+from .graph_alone import GraphAlone
+from .isolation import BAD, BATCH, GOAL, Isolation, isolation
+from .subject import SPEC, Finding, ImageReport, Subject
 
 _STRICT = "hw 0, strict"
 """A loader that reads all of a JPEG on the CPU before; without that, damage of SILENT_KINDS is answered."""

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.dlpack import from_dlpack
 
-from ...loaders import CpuLoader, geometry
-from .images_subject import SPEC, Subject
+from ....loaders import CpuLoader, geometry
+from .subject import SPEC, Subject
 
 Load = Callable[[Sequence[bytes]], Tensor]
 """Encoded images to (n, 3, S, S) on the device, queued on the current stream."""

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from PIL import Image
 
-from ..loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
-from ..loaders.dali_graph import Resample
-from ..loaders.errors import LoaderError
-from ..loaders.normalise import Normaliser
-from ..loaders.resize import resize_crop
+from ...loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
+from ...loaders.dali_graph import Resample
+from ...loaders.errors import LoaderError
+from ...loaders.normalise import Normaliser
+from ...loaders.resize import resize_crop
 
 SPEC = PreprocessSpec(orientation="ignore")
 """Of the table: timm turns nothing upright, so nobody does."""
@@ -52,7 +52,7 @@ def why(error: Exception) -> str:
 
 
 def _dali(resample: Resample) -> Loader:
-    from ..loaders.dali_loader import DaliLoader
+    from ...loaders.dali_loader import DaliLoader
 
     return DaliLoader(SPEC, resample=resample, max_batch=1)
 

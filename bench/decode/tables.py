@@ -7,7 +7,7 @@ from typing import Any
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from .isolation import GOAL
+from ..cuda.images.isolation import GOAL
 
 
 def tables(report: Mapping[str, Any]) -> Iterator[Table]:
