@@ -144,7 +144,7 @@ def _write(run: Run, options: argparse.Namespace, facts: dict[str, Any], library
 
 def _plot(out: Path) -> str:
     """Draw the JSON; a line that says what was done, or why not."""
-    from .plots import plot
+    from .plots import kernels as plot
 
     try:
         return f"roofline plot: {plot(json.loads(out.read_text()), out.with_suffix('.png'))}"

@@ -22,8 +22,7 @@ from .cuda.mlp import mlp_rows
 from .cuda.rows import Row
 from .cuda.shapes import MLP_SHAPES, MlpShape
 from .cuda.timing import HostTimer
-from .model import torch_threads
-from .process import machine
+from .process import machine, torch_threads
 
 DEFAULT_OUT = Path("bench/results/kernels.json")
 GPU_OUT = Path("bench/results/gpu.json")

@@ -1,43 +1,31 @@
-"""Decode benchmark: encoded photographs to float32 model input; our loaders against the usual ways, and their contract.
+"""The decode benchmark: encoded photographs to float32 model input, by our loaders and by the usual ways.
 
-Five sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
-`isolation`: batches with bad images among the photographs. `equality`: how far from the reference each loader is.
-`damage`: what of damaged coded data is refused.
-Rounds are interleaved and each row is the best of them in CPU time, which is what a shared machine disturbs
-least; images a second are wall time.
+Three sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
+`damage`: how much damaged coded data is refused. All ways take turns. Each row is the best round in CPU time, which a
+shared machine disturbs least; images a second are wall time.
 """
 
-import argparse
-import json
-import sys
-import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from rich.console import Console
 
-from ...loaders import PreprocessSpec
+from ...loaders import Loader
 from ..bodies import photos
-from ..cuda.images.contract import LIMITS, Limit
-from ..cuda.images.isolation import isolation
-from ..process import machine
-from ..quiet import quiet_stderr
-from .batches import batch_rows, equality_rows, lenient_loaders, our_loaders
-from .damage import damage_rows
-from .methods import REFERENCE, SPEC, Load, available
-from .tables import tables
+from ..process import machine, torch_threads
+from ..turns import Spent, in_turns
+from .damage import damage
+from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, our_loaders
 
 DEFAULT_OUT = Path("bench/results/decode.json")
-SECTIONS = ("one", "batches", "isolation", "equality", "damage")
+SECTIONS = ("one", "batches", "damage")
+BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
 BATCH_IMAGES = 64
-"""Of a pass of the section `batches`, at most: it has many cells."""
-
-WIDTH = 100
-"""Columns where stdout is no terminal; the tables need no more."""
+"""Images of one pass of the section `batches`, at most: it has many cells."""
 
 _PACKAGES = (
     "torch",
@@ -56,7 +44,7 @@ Report = dict[str, Any]
 
 def run(
     images: Path,
-    out: Path | None = DEFAULT_OUT,
+    *,
     rounds: int = 5,
     limit: int = 200,
     sections: Collection[str] = SECTIONS,
@@ -66,67 +54,20 @@ def run(
 
     Args:
         images: folder of JPEGs.
-        out: where the JSON goes; None writes nothing.
-        rounds: passes over the images a row, interleaved.
-        limit: number of images that are timed, in order of their names; equality is of all in the folder.
-        sections: of SECTIONS, what to measure.
+        rounds: passes over the images for each row.
+        limit: number of images that are used, in order of their names.
+        sections: those of SECTIONS that are measured.
         progress: called with sections done and in all.
 
     Returns:
-        What is written: machine, versions, settings, skipped, and of the sections `rows`, `batches`, `isolation`,
-        `equality`, `damage`.
+        Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`.
 
     Raises:
-        ValueError: no such section, or no JPEG in the folder.
+        ValueError: no JPEG in the folder.
     """
-    if unknown := set(sections) - set(SECTIONS):
-        raise ValueError(f"section {sorted(unknown)[0]!r}: expected {', '.join(SECTIONS)}")
-    bodies = photos(images)
-    report = _head(bodies[:limit], rounds)
-    parts: dict[str, Callable[[], Report]] = {
-        "one": lambda: _one(bodies[:limit], rounds),
-        "batches": lambda: _batches(bodies[: min(limit, BATCH_IMAGES)], rounds),
-        "isolation": lambda: _isolation(bodies[:limit], rounds),
-        "equality": lambda: _equality(images, bodies),
-        "damage": lambda: _damage(bodies[:limit], rounds),
-    }
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        chosen = [name for name in SECTIONS if name in sections]
-        for done, name in enumerate(chosen, 1):
-            found = parts[name]()
-            report["skipped"] |= found.pop("skipped")
-            report |= found
-            if progress is not None:
-                progress(done, len(chosen))
-    finally:
-        torch.set_num_threads(before)
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=1) + "\n")
-    return report
-
-
-def main() -> None:
-    """Command line: `python -m milkweed.bench.decode IMAGES [--out FILE] [--rounds N] [--limit N] [--sections ...]`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("images", type=Path, help="folder of JPEGs")
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="JSON report")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--limit", type=int, default=200, help="number of images that are timed")
-    parser.add_argument("--sections", nargs="+", choices=SECTIONS, default=SECTIONS)
-    given = parser.parse_args()
-    report = run(given.images, given.out, given.rounds, given.limit, given.sections)
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
-    for table in tables(report):
-        console.print(table)
-
-
-def _head(bodies: list[bytes], rounds: int) -> Report:
-    return {
+    bodies = photos(images, limit)
+    report: Report = {
         "benchmark": "decode",
-        "command": " ".join(["python -m milkweed.bench.decode", *sys.argv[1:]]),
         "machine": machine(),
         "versions": _versions(),
         "spec": SPEC.to_dict(),
@@ -137,100 +78,82 @@ def _head(bodies: list[bytes], rounds: int) -> Report:
         "rows": [],
         "skipped": {},
     }
+    measures = {"one": one, "batches": batches, "damage": damage}
+    chosen = [name for name in SECTIONS if name in sections]
+    with torch_threads(1):
+        for done, name in enumerate(chosen, 1):
+            found = measures[name](bodies, rounds)
+            report["skipped"] |= found.pop("skipped", {})
+            report |= found
+            if progress is not None:
+                progress(done, len(chosen))
+    return report
 
 
-def _one(bodies: list[bytes], rounds: int) -> Report:
-    methods, skipped = available()
-    seconds = _measure(methods, bodies, rounds)
-    worst = {name: _difference(load, methods[REFERENCE], bodies) for name, load in methods.items()}
-    rows = [_row(name, seconds[name], len(bodies), worst[name]) for name in methods]
+def one(bodies: Sequence[bytes], rounds: int) -> Report:
+    """Every way, one image after the other; and how far its pixels are from the reference's."""
+    ways, skipped = methods()
+    for load in ways.values():
+        _each(load, bodies[:8])
+    spent = in_turns({name: partial(_each, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
+    rows = [
+        {"method": name, **_figures(spent[name], len(bodies)), **_difference(load, ways[REFERENCE], bodies[:50])}
+        for name, load in ways.items()
+    ]
     return {"rows": sorted(rows, key=lambda row: float(row["cpu_ms_per_image"])), "skipped": skipped}
 
 
-def _batches(bodies: list[bytes], rounds: int) -> Report:
-    rows, skipped = batch_rows(bodies, rounds)
-    return {"batches": [row.as_json() for row in rows], "skipped": _named("batches", skipped)}
-
-
-def _isolation(bodies: list[bytes], rounds: int) -> Report:
-    loaders, skipped = our_loaders(PreprocessSpec())
-    loaders |= lenient_loaders(PreprocessSpec())
-    held = {name: (loader, _limit(name)) for name, loader in loaders.items()}
-    with quiet_stderr():
-        rows = isolation(held, bodies, PreprocessSpec(), rounds)
-    for loader in loaders.values():
+def batches(
+    bodies: Sequence[bytes], rounds: int, sizes: Sequence[int] = BATCHES, threads: Sequence[int] = THREADS
+) -> Report:
+    """Our loaders by batch and threads; CPU time is the process's, DALI's own threads included."""
+    bodies = bodies[:BATCH_IMAGES]
+    cells: dict[str, tuple[str, int, int, Loader]] = {}
+    for count in threads:
+        loaders, skipped = our_loaders(count)
+        cells |= {f"{name}, {b}, {count}": (name, b, count, each) for name, each in loaders.items() for b in sizes}
+    for _, size, _, loader in cells.values():
+        loader.load(bodies[:size])
+    calls = {cell: partial(_in_batches, loader, bodies, size) for cell, (_, size, _, loader) in cells.items()}
+    spent = in_turns(calls, rounds, warm_up=0)
+    rows = []
+    for cell, (name, size, count, loader) in cells.items():
         loader.close()
-    return {"isolation": [row.as_json() for row in rows], "skipped": _named("isolation", skipped)}
+        rows.append({"loader": name, "batch": size, "threads": count, **_figures(spent[cell], len(bodies))})
+    rows.sort(key=lambda row: (row["loader"], row["batch"], row["threads"]))
+    return {"batches": rows, "skipped": {f"batches: {name}": reason for name, reason in skipped.items()}}
 
 
-def _limit(loader: str) -> Limit:
-    """Of a loader by its name; that it is lenient changes no pixels."""
-    return LIMITS.get(loader) or LIMITS[f"dali {loader.removesuffix(' lenient')}"]
+def _each(load: Load, bodies: Sequence[bytes]) -> None:
+    for body in bodies:
+        load(body)
 
 
-def _equality(folder: Path, bodies: list[bytes]) -> Report:
-    names = [path.name for path in sorted(folder.glob("*")) if path.suffix.lower() in (".jpg", ".jpeg")]
-    rows, skipped = equality_rows(dict(zip(names, bodies, strict=True)))
-    return {"equality": [row.as_json() for row in rows], "skipped": _named("equality", skipped)}
+def _in_batches(loader: Loader, bodies: Sequence[bytes], size: int) -> None:
+    for start in range(0, len(bodies), size):
+        loader.load(bodies[start : start + size])
 
 
-def _damage(bodies: list[bytes], rounds: int) -> Report:
-    lenient = lenient_loaders(SPEC)
-    with quiet_stderr():
-        rows = damage_rows(bodies, rounds, lenient.get("exact lenient"))
-    for loader in lenient.values():
-        loader.close()
-    return {"damage": [row.as_json() for row in rows], "skipped": {}}
-
-
-def _named(section: str, skipped: dict[str, str]) -> dict[str, str]:
-    return {f"{section}: {name}": reason for name, reason in skipped.items()}
-
-
-def _measure(methods: dict[str, Load], bodies: list[bytes], rounds: int) -> dict[str, list[tuple[float, float]]]:
-    """CPU and wall seconds of every round of every method, the methods taking turns."""
-    seconds: dict[str, list[tuple[float, float]]] = {name: [] for name in methods}
-    for load in methods.values():
-        for body in bodies[:8]:
-            load(body)
-    for _ in range(rounds):
-        for name, load in methods.items():
-            wall, cpu = time.perf_counter(), time.process_time()
-            for body in bodies:
-                load(body)
-            seconds[name].append((time.process_time() - cpu, time.perf_counter() - wall))
-    return seconds
-
-
-def _difference(load: Load, reference: Load, bodies: list[bytes]) -> tuple[float, float]:
-    """Mean and largest difference to the reference, levels 0..255, over at most 50 images."""
-    level = torch.tensor(SPEC.std).view(3, 1, 1) * 255
-    found = [((load(body) - reference(body)) * level).abs() for body in bodies[:50]]
-    return float(torch.stack([each.mean() for each in found]).mean()), max(float(each.max()) for each in found)
-
-
-def _row(name: str, seconds: list[tuple[float, float]], count: int, worst: tuple[float, float]) -> dict[str, Any]:
-    cpu, wall = zip(*seconds, strict=True)
+def _figures(spent: Spent, images: int) -> dict[str, float]:
+    wall, cpu = zip(*spent, strict=True)
     return {
-        "method": name,
-        "cpu_ms_per_image": round(min(cpu) / count * 1e3, 3),
-        "cpu_ms_per_image_median": round(median(cpu) / count * 1e3, 3),
-        "images_per_second": round(count / min(wall), 1),
-        "images_per_second_median": round(count / median(wall), 1),
-        "mean_difference_levels": round(worst[0], 4),
-        "max_difference_levels": round(worst[1], 2),
+        "cpu_ms_per_image": round(min(cpu) / images, 3),
+        "cpu_ms_per_image_median": round(median(cpu) / images, 3),
+        "images_per_second": round(1e3 * images / min(wall), 1),
+        "images_per_second_median": round(1e3 * images / median(wall), 1),
+    }
+
+
+def _difference(load: Load, reference: Load, bodies: Sequence[bytes]) -> dict[str, float]:
+    """Mean and largest difference from the reference, in levels 0..255."""
+    level = torch.tensor(SPEC.std).view(3, 1, 1) * 255
+    found = torch.stack([((load(body) - reference(body)) * level).abs() for body in bodies])
+    return {
+        "mean_difference_levels": round(float(found.mean()), 4),
+        "max_difference_levels": round(float(found.max()), 2),
     }
 
 
 def _versions() -> dict[str, str]:
-    found = {}
-    for package in _PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-if __name__ == "__main__":
-    main()
+    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in metadata.distributions()}
+    return {package: here[package] for package in _PACKAGES if package in here}

@@ -3,8 +3,8 @@
     python -m milkweed.bench.studies.cifar10 DATA WORK
 
 DATA holds `train/<class>/*.jpg` and `test/<class>/*.jpg`. Each model is made by `milkweed train` or `milkweed compress`
-from the training images alone and measured by `milkweed evaluate` on all test images, which choose nothing.
-Interrupted, the same command goes on: finished models in WORK stay, `milkweed` itself takes up the one it was at.
+from the training images alone and measured by `milkweed evaluate` on all test images, which choose nothing. After an
+interruption the same command goes on: finished models in WORK stay, `milkweed` itself takes up the one it was at.
 """
 
 import argparse
@@ -14,17 +14,59 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from math import sqrt
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
-from ..cifar10_plot import plot
 from ..process import machine
-from .cifar10_plan import SIBLINGS, Plan, arch_args, command, summary
+from .pictures import cifar10 as plot
 
-DEFAULT_OUT = Path("bench/results/cifar10.json")
+ARCH = "vitae_basic"
+ARCH_ARGS = {
+    "img_size": 32,
+    "embed_dims": [32, 32, 64],
+    "token_dims": [32, 64, 128],
+    "downsample": [2, 2, 1],
+    "kernel_sizes": [3, 3, 3],
+    "dilations": [[1, 2, 3], [1, 2], [1, 2]],
+    "depths": [0, 0, 3],
+    "num_heads": [1, 1, 4],
+    "mlp_ratio": 2,
+    "groups": [1, 1, 16],
+}
+"""A ViTAE for 32 px: three normal cells of 128 wide at 8x8 tokens, 0.73 million parameters."""
+
+MEAN, STD = [0.4914, 0.4822, 0.4465], [0.2470, 0.2435, 0.2616]
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": MEAN, "std": STD}
+
+RECIPE: dict[str, Any] = {
+    "nblocks": 4,
+    "s2d_fraction": 0.7,  # of the epochs, in whole ones, after which S2D is dense
+    "calibration_images": 2000,
+    "recovery_epochs": 1,  # these are beside the dense model's own
+    "recovery_lr": 1e-3,
+    "batch_size": 64,
+    "lr": 2e-3,
+    "beta2": 0.99,
+    "warmup_epochs": 1.0,
+    "weight_decay": 0.05,
+    "label_smoothing": 0.1,
+    "amp": "bfloat16",
+    "evaluate_every": 2,  # the test images are looked at for the curves alone: the last epoch is kept
+}
+
+TITLES = {
+    "dense": "dense",
+    "monarch": "Monarch",
+    "s2d": "S2D",
+    "d2s": "D2S, weights alone",
+    "d2s_aware": "D2S, activation-aware",
+    "d2s_recovered": "D2S + recovery",
+}
+"""The models that are compared, in the order in which they are made."""
+
 Milkweed = Callable[[Sequence[str], Path], str]
 """Runs `milkweed` with these arguments, messages to a log file; returns what it printed."""
 
@@ -33,26 +75,133 @@ class ExperimentError(RuntimeError):
     """The experiment cannot go on; the message is one line."""
 
 
-def run(data: Path, work: Path, plan: Plan, *, out: Path | None, milkweed: Milkweed) -> dict[str, Any]:
-    """Make and measure what is not there yet; returns, and writes to `out`, what all of it came to.
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What the command line can change of the experiment; every model is made once for each seed."""
 
-    Args:
-        work: keeps the bundles, a log and the figures of each; a folder of another plan is refused.
+    epochs: int = 4
+    seeds: tuple[int, ...] = (0,)
+    threads: int = 1
+    device: str = "cpu"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that decides the result, as JSON has it."""
+        return {**asdict(self), **RECIPE, "seeds": list(self.seeds)}
+
+
+def command(plan: Plan, name: str, seed: int, data: Path, folder: Path) -> list[str]:
+    """The arguments of `milkweed` that make one model of one seed; `folder` holds the seed's bundles."""
+    monarch = {"structure": "monarch", "layers": "mlp", "nblocks": RECIPE["nblocks"]}
+    where = {"threads": plan.threads, "device": plan.device}
+    if name.startswith("d2s"):
+        calibrate = {"calibration": data / "train", "calibration-images": RECIPE["calibration_images"]}
+        more = {"d2s": {}, "d2s_aware": calibrate, "d2s_recovered": {**calibrate, **_recovery(seed, data)}}[name]
+        return ["compress", f"{folder / 'dense'}", f"{folder / name}", *_options({**monarch, **where, **more})]
+    # The epoch after which S2D is dense, as `milkweed train` rounds it.
+    shared = min(max(1, round(RECIPE["s2d_fraction"] * plan.epochs)), plan.epochs)
+    state = folder / "monarch.states" / f"epoch-{shared}"
+    schedule = {"schedule": "s2d", "s2d-fraction": RECIPE["s2d_fraction"], "start-at": state}
+    structure = {
+        "dense": {"structure": "dense"},
+        "monarch": {**monarch, "keep-state-at": shared},
+        "s2d": {**monarch, **schedule},
+    }[name]
+    names = ("evaluate_every", "batch_size", "lr", "beta2", "warmup_epochs", "weight_decay", "label_smoothing", "amp")
+    recipe = {key.replace("_", "-"): RECIPE[key] for key in names}
+    files = {"arch-args": folder.parent / "arch.json", "data": data / "train", "held-out": data / "test"}
+    given = {"arch": ARCH, "preprocess": json.dumps(PREPROCESS), **files, "epochs": plan.epochs, **recipe, **where}
+    return ["train", f"{folder / name}", *_options({**given, "seed": seed, **structure})]
+
+
+def _recovery(seed: int, data: Path) -> dict[str, Any]:
+    """Every parameter learns to answer as the dense model does; the images' classes are not used."""
+    how = {"epochs": "recovery_epochs", "lr": "recovery_lr", "batch-size": "batch_size", "amp": "amp"}
+    given = {f"recover-{name}": RECIPE[key] for name, key in how.items()}
+    return {"recover": data / "train", **given, "recover-trained": "all", "seed": seed}
+
+
+def _options(values: Mapping[str, object]) -> list[str]:
+    return [part for name, value in values.items() for part in (f"--{name}", f"{value}")]
+
+
+def run(data: Path, work: Path, plan: Plan, out: Path, milkweed: Milkweed) -> dict[str, Any]:
+    """Make and measure what `work` does not hold yet; write all of it to `out` after each model, and return it.
 
     Raises:
         ExperimentError: a command failed, or `work` belongs to another plan.
     """
-    _claim(work, plan)
-    rows = []
+    work.mkdir(parents=True, exist_ok=True)
+    file = work / "plan.json"
+    there = json.loads(file.read_text()) if file.exists() else plan.to_dict()
+    for name, value in plan.to_dict().items():
+        if there.get(name) != value:
+            raise ExperimentError(f"{work} is of another plan: its {name} is {there.get(name)!r}, not {value!r}")
+    _write(file, there)
+    (work / "arch.json").write_text(json.dumps(ARCH_ARGS))
+    rows: list[dict[str, Any]] = []
     for seed in plan.seeds:
-        for sibling in SIBLINGS:
-            folder = work / f"seed{seed}"
-            folder.mkdir(exist_ok=True)
-            rows.append(_row(sibling.name, seed, plan, data, folder, milkweed))
-            document = _document(plan, rows)
-            if out is not None:
-                _write(out, document)
+        (work / f"seed{seed}").mkdir(exist_ok=True)
+        for name in TITLES:
+            rows.append(_row(name, seed, plan, data, work / f"seed{seed}", milkweed))
+            document = {
+                "benchmark": "cifar10",
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "machine": machine(),
+                "plan": plan.to_dict(),
+                "arch_args": ARCH_ARGS,
+                "rows": rows,
+                "summary": summary(rows),
+            }
+            _write(out, document)
     return document
+
+
+def _row(name: str, seed: int, plan: Plan, data: Path, folder: Path, milkweed: Milkweed) -> dict[str, Any]:
+    """The figures of one model, which is made and measured if they are not there yet."""
+    file, log, bundle = folder / f"{name}.json", folder / f"{name}.log", folder / name
+    if file.exists():
+        return dict(json.loads(file.read_text()))
+    made = command(plan, name, seed, data, folder)
+    if not bundle.exists():
+        milkweed(made, log)
+    accuracy = json.loads(milkweed(["evaluate", str(bundle), str(data / "test"), "--json"], log))
+    about = json.loads(milkweed(["inspect", str(bundle), "--json"], log))
+    text = shlex.join(["milkweed", *made])
+    row = {
+        "name": name,
+        "seed": seed,
+        "command": text.replace(str(folder.parent), "WORK").replace(str(data), "DATA"),
+        "version": about["version"],
+        "top1": accuracy["top1"],
+        "correct": accuracy["correct1"],
+        "images": accuracy["images"],
+        "parameters": about["parameters"]["total"],
+        "macs": about["macs"]["per_image"],
+        "bytes_on_disk": about["bytes"]["on_disk"],
+        "seconds": sum(step["seconds"] for step in about["provenance"]["commands"]),
+        "history": (about.get("report") or {}).get("history", []),
+    }
+    _write(file, row)
+    return row
+
+
+def summary(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each model: means over the seeds; `to_dense` compares seeds that have both.
+
+    `sampling_error` is one binomial sigma of a mean over all answers, in points: what the choice of the test images
+    alone makes uncertain.
+    """
+    dense = {row["seed"]: row["top1"] for row in rows if row["name"] == "dense"}
+    lines = []
+    for name, title in TITLES.items():
+        if own := [row for row in rows if row["name"] == name]:
+            top1, images = fmean(row["top1"] for row in own), sum(row["images"] for row in own)
+            line = {"name": name, "title": title, "seeds": [row["seed"] for row in own], "top1": round(top1, 4)}
+            line["sampling_error"] = round(sqrt(top1 * (100 - top1) / images), 4)
+            line["to_dense"] = round(fmean(row["top1"] - dense[row["seed"]] for row in own), 4)
+            line |= {key: own[0][key] for key in ("parameters", "macs", "bytes_on_disk")}
+            lines.append({**line, "seconds": round(fmean(row["seconds"] for row in own), 1)})
+    return lines
 
 
 def call_milkweed(arguments: Sequence[str], log: Path) -> str:
@@ -62,8 +211,7 @@ def call_milkweed(arguments: Sequence[str], log: Path) -> str:
         ExperimentError: it failed; the message holds the last line it wrote.
     """
     with open(log, "a") as messages:
-        messages.write(f"$ milkweed {shlex.join(arguments)}\n")
-        messages.flush()
+        print(f"$ milkweed {shlex.join(arguments)}", file=messages, flush=True)
         command = [sys.executable, "-P", "-m", "milkweed.server.cli", *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=messages, text=True, check=False)
     if done.returncode:
@@ -72,25 +220,16 @@ def call_milkweed(arguments: Sequence[str], log: Path) -> str:
     return done.stdout
 
 
-def table(document: Mapping[str, Any]) -> Table:
-    """The document for people."""
-    found = Table(title=f"CIFAR-10 test, {document['plan']['epochs']} epochs, seeds {document['plan']['seeds']}")
-    for name in ("model", "top-1 %", "± sampling", "to dense", "parameters", "minutes"):
-        found.add_column(name, justify="left" if name == "model" else "right")
-    for line in document["summary"]:
-        found.add_row(
-            line["title"],
-            f"{line['top1']:.2f}",
-            f"{line['sampling_error']:.2f}",
-            f"{line['to_dense']:+.2f}",
-            f"{line['parameters']:,}",
-            f"{line['seconds'] / 60:.1f}",
-        )
-    return found
+def _write(file: Path, document: Mapping[str, Any]) -> None:
+    """Whole or not at all."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f".{file.name}.new")
+    new.write_text(json.dumps(document, indent=1) + "\n")
+    new.replace(file)
 
 
 def main() -> None:
-    """Command line; see the module's docstring."""
+    """Run the experiment, print a line for each model, draw the picture beside the JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("work", type=Path)
@@ -98,89 +237,17 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(Plan.seeds))
     parser.add_argument("--threads", type=int, default=Plan.threads)
     parser.add_argument("--device", default=Plan.device)
-    parser.add_argument("--out", type=Path, default=DEFAULT_OUT)
+    parser.add_argument("--out", type=Path, default=Path("bench/results/cifar10.json"))
     args = parser.parse_args()
     plan = Plan(epochs=args.epochs, seeds=tuple(args.seeds), threads=args.threads, device=args.device)
     try:
-        document = run(args.data, args.work, plan, out=args.out, milkweed=call_milkweed)
+        document = run(args.data, args.work, plan, args.out, call_milkweed)
     except ExperimentError as error:
         sys.exit(f"cifar10: {error}")
-    args.out.with_suffix(".svg").write_bytes(plot(document))
-    Console().print(table(document))
-
-
-def _claim(work: Path, plan: Plan) -> None:
-    """Write down what `work` is for, or see that it is for this plan."""
-    work.mkdir(parents=True, exist_ok=True)
-    file, wanted = work / "plan.json", plan.to_dict()
-    if file.exists():
-        there = json.loads(file.read_text())
-        for name, value in wanted.items():
-            if there.get(name) != value:
-                raise ExperimentError(f"{work} is of another plan: its {name} is {there.get(name)!r}, not {value!r}")
-    else:
-        _write(file, wanted)
-    (work / "arch.json").write_text(json.dumps(arch_args()))
-
-
-def _row(name: str, seed: int, plan: Plan, data: Path, folder: Path, milkweed: Milkweed) -> dict[str, Any]:
-    """The figures of one model, made and measured if they are not there yet."""
-    file = folder / f"{name}.json"
-    if file.exists():
-        found: dict[str, Any] = json.loads(file.read_text())
-        return found
-    log, bundle = folder / f"{name}.log", folder / name
-    made = command(plan, name, seed, data, folder)
-    if not bundle.exists():
-        milkweed(made, log)
-    row = {"name": name, "seed": seed, "command": _portable(made, data, folder)}
-    row |= _measured(bundle, data, log, milkweed)
-    _write(file, row)
-    return row
-
-
-def _measured(bundle: Path, data: Path, log: Path, milkweed: Milkweed) -> dict[str, Any]:
-    accuracy = json.loads(milkweed(["evaluate", str(bundle), str(data / "test"), "--json"], log))
-    about = json.loads(milkweed(["inspect", str(bundle), "--json"], log))
-    report = about.get("report") or {}
-    return {
-        "version": about["version"],
-        "top1": accuracy["top1"],
-        "correct": accuracy["correct1"],
-        "images": accuracy["images"],
-        "parameters": about["parameters"]["total"],
-        "macs": about["macs"]["per_image"],
-        "bytes_on_disk": about["bytes"]["on_disk"],
-        "seconds": sum(step["seconds"] for step in about["provenance"]["commands"]),
-        "history": report.get("history", []),
-    }
-
-
-def _document(plan: Plan, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "benchmark": "cifar10",
-        "command": shlex.join(["python", "-m", "milkweed.bench.studies.cifar10", "DATA", "WORK", *plan.options()]),
-        "date": time.strftime("%Y-%m-%d", time.gmtime()),
-        "machine": machine(),
-        "plan": plan.to_dict(),
-        "arch_args": arch_args(),
-        "rows": rows,
-        "summary": summary(rows),
-    }
-
-
-def _portable(arguments: Sequence[str], data: Path, folder: Path) -> str:
-    """The command without this machine's paths."""
-    text = shlex.join(["milkweed", *arguments])
-    return text.replace(str(folder.parent), "WORK").replace(str(data), "DATA")
-
-
-def _write(file: Path, document: Mapping[str, Any]) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_name(f".{file.name}.new")
-    new.write_text(json.dumps(document, indent=1) + "\n")
-    new.replace(file)
+    plot(document, args.out.with_suffix(".svg"))
+    for line in document["summary"]:
+        accuracy = f"{line['top1']:6.2f} % ± {line['sampling_error']:.2f}, to dense {line['to_dense']:+.2f}"
+        print(f"{line['title']:<22} {accuracy}, {line['parameters']:,} parameters, {line['seconds'] / 60:.1f} min")
 
 
 if __name__ == "__main__":

@@ -1,192 +1,127 @@
-"""ONNX Runtime against torch on a CPU: `python -m milkweed.bench.studies.onnx BUNDLE ... --photos DIR`.
+"""ONNX Runtime against torch on a CPU, in float32 and on one thread.
 
-Forwards in float32: a dense model and what its MLPs are as Monarch of four blocks, by torch as it is served and by ONNX
-Runtime, in turns in one run; medians. Each bundle and its Monarch one are also served by both engines over HTTP,
-photograph by photograph in turns: the classes and the servers' CPU time are compared.
+    python -m milkweed.bench.studies.onnx [BUNDLE ...]
+    python -m milkweed.bench.studies.onnx --families [ARCH ...]
+
+The first times forwards: each dense bundle, two architectures of random weights, and what their MLPs are as Monarch of
+four blocks, by torch as it is served and by ONNX Runtime, in turns in one run; medians. The second exports the smallest
+model of each family, all its replaceable layers but the classifier Monarch of four blocks, and compares the logits of
+both: batches of 1, 3 and 8 random images, differences divided by the largest logit where that is above 1.
 """
 
 import argparse
 import copy
-import itertools
 import json
-import os
 import tempfile
-import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
-from statistics import median
 from typing import Any
 
-import httpx
 import torch
 from torch import Tensor, nn
 
-from ...models import create_model, default_preprocess, load_bundle, read_config, select_linears
+from ...models import create_model, default_preprocess, load_bundle, select_linears
+from ...models.accounting import parameter_count
+from ...models.catalogue import linears_outside
 from ...models.compress import CompressRequest, compress_model
+from ...models.errors import ExportError
 from ...models.inference import prepare_for_inference
 from ...models.onnx.export import LIMITS, write_verified
 from ...models.onnx.session import OnnxSession, runtime_version
 from ...models.provenance import library_versions
-from ...models.structure import monarch_structure
+from ...models.registry import CUSTOM_VITAE, classifier_layers, own_architectures
+from ...models.structure import monarch_structure, replace_linears
+from ...models.timm_door import recorded_timm_models
 from ...models.traced import traced
-from ..bodies import photos
-from ..http_overhead import running_server
-from ..process import machine
-from ..serving.processes import usage
+from ...models.weightless import weightless
+from ..process import machine, torch_threads
+from ..turns import in_turns, medians
 
-Sides = dict[str, Callable[[Tensor], Tensor]]
-"""What computes logits, by engine and form: `torch dense`."""
-
-OUT = Path("bench/results/onnx.json")
 ARCHS = ("vit_small_patch16_224", "vitae_basic_tiny")
+BATCHES, NBLOCKS = (1, 3, 8), 4
+PUBLISHED = ("vision_transformer", "deit", "mlp_mixer")
+"""timm's modules of which there are published Monarch models."""
 
-ENGINES = ("torch", "onnxruntime")
-WARM_UP_ROUNDS = 2
+MOST_MACS = 30e9
+"""Multiply-accumulates of one image: a family without a smaller model is passed over, since it would take minutes."""
+
+Calls = dict[str, Callable[[Tensor], Tensor]]
+"""What computes logits, by engine and form: `torch dense`."""
 
 
 def main() -> None:
-    """Print a row a comparison, write all as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("bundles", type=Path, nargs="*", metavar="BUNDLE", help="dense ones")
-    parser.add_argument("--archs", nargs="*", default=ARCHS, help="of random weights, forwards alone")
-    parser.add_argument("--images", type=int, nargs="+", default=[1, 8], help="of one forward")
-    parser.add_argument("--rounds", type=int, default=9, help="each side once a round")
-    parser.add_argument("--photos", type=Path, required=True, help="folder of JPEGs")
-    parser.add_argument("--out", type=Path, default=OUT)
+    """Print a row for each comparison, write all as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="BUNDLE|ARCH", help="dense bundles; with --families architectures")
+    parser.add_argument("--families", action="store_true", help="compare logits of every family, time nothing")
+    parser.add_argument("--rounds", type=int, default=9, help="in which each side computes once")
+    parser.add_argument("--out", type=Path, help="default: bench/results/onnx.json, or onnx_families.json")
     options = parser.parse_args()
-    options.out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
-    torch.set_num_threads(1)
-    before = os.getloadavg()
-    jpegs = photos(options.photos)
-    rows, served = [], []
-    with tempfile.TemporaryDirectory() as folder:
-        pairs = {bundle: _monarch(bundle, Path(folder)) for bundle in options.bundles}
-        for name, forms, size in [*map(_loaded, pairs.items()), *map(_random, options.archs)]:
-            sides = _sides(forms, size, options.images)
-            rows += [forwards(name, sides[images], images, size, options.rounds) for images in options.images]
-        for bundle in itertools.chain.from_iterable(pairs.items()):
-            served.append(photographs(bundle, jpegs))
+    name = "onnx_families" if options.families else "onnx"
+    out = options.out or Path(f"bench/results/{name}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
+    rows: list[dict[str, Any]] = []
+    with torch_threads(1), torch.inference_mode():
+        for row in families(options.names) if options.families else timed(options.names, options.rounds):
+            rows.append(row)
+            print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     document = {
-        "benchmark": "onnx",
+        "benchmark": name,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine(),
-        "load_average": {"before": before, "after": os.getloadavg()},
         "versions": {**library_versions(), "onnxruntime": runtime_version()},
-        "settings": {"threads": 1, "dtype": "float32", "rounds": options.rounds},
         "rows": rows,
-        "photographs": served,
     }
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
-    print(f"wrote {options.out}")
+    out.write_text(json.dumps(document, indent=1) + "\n")
+    print(f"wrote {out}")
 
 
-def forwards(name: str, sides: Sides, images: int, size: int, rounds: int) -> dict[str, Any]:
-    """CPU and wall milliseconds of a forward, medians, by side; `cpu_ratio` to torch's dense one, above 1 is faster.
-
-    Raises:
-        RuntimeError: ONNX Runtime computes something else than torch.
-    """
-    x = torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(0))
-    spent = _in_turns(sides, x, rounds)
-    cpu = {side: median(times["cpu"]) for side, times in spent.items()}
-    ratios = {side: round(cpu["torch dense"] / ms, 2) for side, ms in cpu.items()}
-    figures = ", ".join(f"{side} {ms:.2f} ms ({ratios[side]} x)" for side, ms in cpu.items())
-    print(f"{name}, {images} images, CPU: {figures}", flush=True)
-    return {
-        "model": name,
-        "images": images,
-        "rounds": rounds,
-        "cpu_ms": {side: round(ms, 3) for side, ms in cpu.items()},
-        "wall_ms": {side: round(median(times["wall"]), 3) for side, times in spent.items()},
-        "cpu_ratio": ratios,
-    }
+def timed(bundles: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
+    """CPU and wall milliseconds of forwards by side; `cpu_ratio` to torch's dense one, above 1 is faster."""
+    for name, forms, size in [*map(_loaded, map(Path, bundles)), *map(_random, ARCHS)]:
+        for images in (1, 8):
+            x = torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(0))
+            sides = _sides(forms, size, images)
+            check_equal(sides, x)
+            spent = in_turns({side: partial(call, x) for side, call in sides.items()}, rounds)
+            ms = {side: medians(found) for side, found in spent.items()}
+            cpu, dense = {side: each[1] for side, each in ms.items()}, ms["torch dense"][1]
+            row = {"model": name, "images": images, "rounds": rounds, "cpu_ms": cpu}
+            row["wall_ms"] = {side: each[0] for side, each in ms.items()}
+            yield {**row, "cpu_ratio": {side: round(dense / each, 2) for side, each in cpu.items()}}
 
 
-def photographs(bundle: Path, jpegs: Sequence[bytes]) -> dict[str, Any]:
-    """A bundle served by each engine: photographs that get another class, CPU milliseconds of the server for one.
-
-    Raises:
-        httpx.HTTPStatusError: a photograph was refused.
-    """
-    classes: dict[str, list[int]] = {engine: [] for engine in ENGINES}
-    with ExitStack() as stack:
-        client = stack.enter_context(httpx.Client(timeout=60))
-        servers = {
-            engine: stack.enter_context(running_server(bundle, {"engine": engine, "device": "cpu"}))
-            for engine in ENGINES
-        }
-        before = {engine: usage(process.pid, proportional=False) for engine, (process, _) in servers.items()}
-        for jpeg in jpegs:
-            for engine, (_, url) in servers.items():
-                answer = client.post(f"{url}/classify?top_k=1", content=jpeg, headers={"content-type": "image/jpeg"})
-                classes[engine].append(answer.raise_for_status().json()["results"][0]["predictions"][0]["index"])
-        after = {engine: usage(process.pid, proportional=False) for engine, (process, _) in servers.items()}
-    row = {
-        "bundle": bundle.name,
-        "version": read_config(bundle).version,
-        "photographs": len(jpegs),
-        "classes": len(set(classes["torch"])),
-        "other_top1": sum(one != other for one, other in zip(*classes.values(), strict=True)),
-        "server_cpu_ms": {
-            engine: round((after[engine].cpu_seconds - before[engine].cpu_seconds) / len(jpegs) * 1e3, 2)
-            for engine in ENGINES
-        },
-    }
-    print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    return row
-
-
-def _in_turns(sides: Sides, x: Tensor, rounds: int) -> dict[str, dict[str, list[float]]]:
-    """Milliseconds of each side, each first in turn, the first rounds left out."""
-    spent: dict[str, dict[str, list[float]]] = {side: {"cpu": [], "wall": []} for side in sides}
-    with torch.inference_mode():
-        for turn in range(rounds + WARM_UP_ROUNDS):
-            found = {}
-            for side in [*sides][turn % len(sides) :] + [*sides][: turn % len(sides)]:
-                wall, cpu = time.perf_counter(), time.process_time()
-                found[side] = sides[side](x)
-                took = {"cpu": time.process_time() - cpu, "wall": time.perf_counter() - wall}
-                for clock, seconds in took.items():
-                    if turn >= WARM_UP_ROUNDS:
-                        spent[side][clock].append(seconds * 1e3)
-            _check_equal(found)
-    return spent
-
-
-def _check_equal(found: Mapping[str, Tensor]) -> None:
-    for side, logits in found.items():
-        expected = found[side.replace("onnxruntime", "torch")]
-        if float((logits - expected).abs().max() / expected.abs().max().clamp(min=1)) > LIMITS["float32"]:
+def check_equal(sides: Calls, x: Tensor) -> None:
+    """Raises RuntimeError where ONNX Runtime computes something else than torch."""
+    for side, call in sides.items():
+        if _error(call(x), sides[side.replace("onnxruntime", "torch")](x)) > LIMITS["float32"]:
             raise RuntimeError(f"{side} computes something else than torch")
 
 
-def _sides(forms: Mapping[str, nn.Module], size: int, batch_sizes: Sequence[int]) -> dict[int, Sides]:
-    """Each form by each engine, for batches of each size."""
-    sides: dict[int, Sides] = {images: {} for images in batch_sizes}
+def _error(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).abs().max() / expected.abs().max().clamp(min=1))
+
+
+def _sides(forms: Mapping[str, nn.Module], size: int, images: int) -> Calls:
+    sides: Calls = {}
     for form, model in forms.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             write_verified(copy.deepcopy(model), file, size)
-            served = prepare_for_inference(model)
-            for images in batch_sizes:
-                sides[images][f"torch {form}"] = traced(served, (images, 3, size, size))
-                sides[images][f"onnxruntime {form}"] = OnnxSession(file, batch=images)
+            sides[f"torch {form}"] = traced(prepare_for_inference(model), (images, 3, size, size))
+            sides[f"onnxruntime {form}"] = OnnxSession(file, batch=images)
     return sides
 
 
-def _monarch(bundle: Path, folder: Path) -> Path:
-    """A bundle's nearest Monarch one, beside no other of its name."""
-    out = folder / f"{bundle.name}-monarch"
-    compress_model(bundle, out, CompressRequest())
-    return out
-
-
-def _loaded(pair: tuple[Path, Path]) -> tuple[str, dict[str, nn.Module], int]:
-    """A dense bundle and its Monarch one: name, model by form, px."""
-    (dense, config), (monarch, _) = map(load_bundle, pair)
-    name = f"{pair[0].name} ({config.arch} {config.version})"
+def _loaded(bundle: Path) -> tuple[str, dict[str, nn.Module], int]:
+    """A dense bundle and its nearest Monarch one: name, model by form, px."""
+    with tempfile.TemporaryDirectory() as folder:
+        compress_model(bundle, Path(folder) / "monarch", CompressRequest())
+        monarch, _ = load_bundle(Path(folder) / "monarch")
+    dense, config = load_bundle(bundle)
+    name = f"{bundle.name} ({config.arch} {config.version})"
     return name, {"dense": dense, "monarch": monarch}, int(config.preprocess["size"])
 
 
@@ -197,6 +132,60 @@ def _random(arch: str) -> tuple[str, dict[str, nn.Module], int]:
     monarch = create_model(arch, structure=monarch_structure(dense, select_linears(dense, ["mlp"])))
     forms = {"dense": dense.requires_grad_(False), "monarch": monarch.requires_grad_(False)}
     return arch, forms, int(default_preprocess(arch)["size"])
+
+
+def families(archs: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """The largest error of each model, or why there is none."""
+    for arch, dtype in [(arch, dtype) for arch in archs for dtype in LIMITS] or smallest():
+        size = int(default_preprocess(arch)["size"])
+        model, layers = _all_monarch(arch)
+        row: dict[str, Any] = {"arch": arch, "image_px": size, "monarch_layers": layers, "dtype": dtype}
+        x = torch.randn(max(BATCHES), 3, size, size)
+        with tempfile.TemporaryDirectory() as work:
+            try:
+                file = Path(work) / "model.onnx"
+                write_verified(copy.deepcopy(model), file, size, dtype)
+                row["error"] = _largest_error(model, OnnxSession(file), x)
+            except ExportError as error:
+                row["refused"] = str(error)
+        yield row
+
+
+def _largest_error(model: nn.Module, session: OnnxSession, x: Tensor) -> float:
+    if float(model(x).std(0).max()) < 1e-3:
+        raise RuntimeError("the model says the same of all images: nothing is compared")
+    return float(f"{max(_error(session(x[:n]), model(x[:n])) for n in BATCHES):.3g}")
+
+
+def smallest() -> Iterator[tuple[str, str]]:
+    """The smallest model of each class of ours, by parameters, and of each module of timm's, by MACs.
+
+    In all number types for ours, ViT, DeiT and Mixer, in float32 for the others.
+    """
+    own: dict[str, tuple[int, str]] = {}
+    for arch in set(own_architectures()) - {CUSTOM_VITAE}:
+        with weightless():
+            model = create_model(arch)
+        kind = type(model).__name__
+        own[kind] = min(own.get(kind, (1 << 62, "")), (parameter_count(model).total, arch))
+    timm: dict[str, tuple[int, str]] = {}
+    for arch, record in recorded_timm_models().items():
+        if record.macs <= MOST_MACS:
+            timm[record.family] = min(timm.get(record.family, (1 << 62, "")), (record.macs, arch))
+    for family, (_, arch) in [*sorted(own.items()), *sorted(timm.items())]:
+        yield from ((arch, dtype) for dtype in (LIMITS if family in own or family in PUBLISHED else ["float32"]))
+
+
+def _all_monarch(arch: str) -> tuple[nn.Module, int]:
+    """Random weights, none left at zero: a head of zeros says the same of all images. And the count of its layers."""
+    torch.manual_seed(0)
+    model = create_model(arch)
+    linears = linears_outside(model, classifier_layers(arch))
+    names = [name for name, linear in linears.items() if min(linear.weight.shape) >= NBLOCKS]
+    replace_linears(model, monarch_structure(model, names, nblocks=NBLOCKS))
+    for parameter in model.parameters():
+        parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
+    return model.eval().requires_grad_(False), len(names)
 
 
 if __name__ == "__main__":

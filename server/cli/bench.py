@@ -76,7 +76,7 @@ def model(
       milkweed bench model ./deit-monarch --batch-sizes 1,4,16 --plot model.svg
     """
     from ...bench.model import ARCHS, DEFAULT_OUT, run
-    from ...bench.model_plot import plot as draw
+    from ...bench.plots import model as draw
 
     sizes = given.counts("--batch-sizes", batch_sizes)
     check_files(out, plot, DEFAULT_OUT)
@@ -126,7 +126,7 @@ def kernels(
       milkweed bench kernels --batch-sizes 1,8 --threads 2 --plot roofline.svg
     """
     from ...bench.kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
-    from ...bench.plots import plot as draw
+    from ...bench.plots import kernels as draw
     from ..device import resolve_device
 
     if dtype not in DTYPES:
@@ -171,9 +171,7 @@ def decode(
     limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
     sections: Annotated[
         str | None,
-        typer.Option(
-            "--sections", metavar="LIST", help="Some of one, batches, isolation, equality, damage; not given: all."
-        ),
+        typer.Option("--sections", metavar="LIST", help="Some of one, batches, damage; not given: all."),
     ] = None,
     plot: Plot = None,
     out: given.Out = None,
@@ -182,8 +180,8 @@ def decode(
     """Compare ways from JPEG bytes to model input.
 
     One image after the other: ours, timm's, torchvision's, nvImageCodec's and OpenCV's ways, where they are
-    installed. Then our loaders: on batches, with bad images among good ones, and their pixels against the
-    reference's.
+    installed, and how far their pixels are from the reference's. Then our loaders on batches, and how much damaged
+    data is refused.
 
     \b
     Example:
@@ -191,7 +189,7 @@ def decode(
     """
     from ...bench.decode.run import DEFAULT_OUT, SECTIONS, run
     from ...bench.decode.tables import tables
-    from ...bench.decode_plot import plot as draw
+    from ...bench.plots import decode as draw
 
     chosen = SECTIONS if sections is None else split_list(sections)
     if not chosen or set(chosen) - set(SECTIONS):
@@ -200,7 +198,6 @@ def decode(
     with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
         document = run(
             images or _made_jpegs(Path(folder)),
-            out=None,
             rounds=rounds,
             limit=limit,
             sections=chosen,
@@ -235,7 +232,7 @@ def http(
       milkweed bench http --requests 2000 --concurrency 32 --plot http.svg
     """
     from ...bench.http_overhead import run
-    from ...bench.http_plot import plot as draw
+    from ...bench.plots import http as draw
     from ...models import read_config
 
     check_files(out, plot, HTTP_OUT)

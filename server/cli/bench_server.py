@@ -50,9 +50,9 @@ def server(
     from ...bench.load.connection import ConnectionFailed
     from ...bench.load.plan import Watch
     from ...bench.load.schedule import ARRIVALS
+    from ...bench.plots import server as draw
     from ...bench.serving import run as bench
     from ...bench.serving.bodies import KINDS
-    from ...bench.serving.plot import plot as draw
     from ...bench.serving.sections import Options
     from ...bench.serving.tables import line, table
 

@@ -8,7 +8,7 @@ from ....loaders import Loader, PillowLoader
 from ....loaders.dali_graph import DaliError, Resample
 from ....loaders.errors import InputError
 from ...bodies import BAD_KINDS, SILENT_KINDS, truncated
-from ...quiet import quiet_stderr
+from ...process import quiet_stderr
 from .contract import LIMITS, Limit, codes, equality, off
 from .graph_alone import GraphAlone
 from .isolation import BAD, BATCH, GOAL, Isolation, isolation

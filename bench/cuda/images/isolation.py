@@ -7,10 +7,12 @@ from statistics import median
 from typing import Any
 
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from ....loaders import PillowLoader, PreprocessSpec
 from ...bodies import BAD_KINDS, baseline
+from ...decode.tables import table
 from .contract import Limit, Loads, codes, off
 
 BATCH, BAD = 32, 8
@@ -135,3 +137,25 @@ def clocked(call: Callable[[], object]) -> tuple[float, float]:
     if torch.cuda.is_initialized():
         torch.cuda.synchronize()
     return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def isolation_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """The rows for people."""
+    return table(
+        f"one bad image harms nobody: times as long as a clean batch, goal {GOAL:g}",
+        ("loader", "bad images", " answers", " errors", " changed", " clean ms", " times", " CPU", ""),
+        [
+            (
+                row["loader"],
+                row["kind"],
+                f"{row['right_answers']}/{row['good']}",
+                f"{row['right_errors']}/{row['bad']}",
+                row["changed"],
+                row["clean_ms"],
+                row["ratio"],
+                row["cpu_ratio"],
+                "PASS" if row["passed"] else "FAIL",
+            )
+            for row in rows
+        ],
+    )

@@ -35,10 +35,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from ...decode.tables import isolation_table
 from ..run import IMAGE_PARTS, Run
 from .checks import check_bad, check_equality
 from .facts import image_facts
+from .isolation import isolation_table
 from .rates import best_lines, measure_rates
 from .stream import check_memory, check_stream_order
 from .subject import TINY, ImageReport, Scale, Subject, take_photos

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ....loaders.dali_loader import DaliLoader
 from ...bodies import without_tables
-from ...quiet import quiet_stderr
+from ...process import quiet_stderr
 from .contract import ROUNDING
 from .facts import memory_used
 from .subject import SPEC, Finding, ImageReport, Subject
