@@ -9,7 +9,6 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -24,10 +23,9 @@ from ..models import create_model, default_preprocess, load_bundle, macs, select
 from ..models.compress import densify_layer
 from ..models.inference import prepare_for_inference
 from ..models.monarch import MonarchLinear
-from ..models.provenance import library_versions
 from ..models.structure import monarch_structure, structure_of
 from ..models.structured import StructuredLinear
-from .process import machine, torch_threads
+from .process import about, torch_threads
 from .turns import Spent, in_turns
 
 DEFAULT_OUT = Path("bench/results/model.json")
@@ -72,7 +70,6 @@ def run(
     archs: Sequence[str] | None = None,
     layers: Sequence[str] = ("mlp",),
     nblocks: int = 4,
-    rank: int | None = None,
     batch_sizes: Sequence[int] = (1, 8),
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     threads: int = 1,
@@ -95,40 +92,27 @@ def run(
     """
     if archs is None:
         archs = () if bundle else ARCHS
-    makers: list[Callable[[str], Iterator[Pair]]] = []
-    if bundle:
-        makers.append(partial(_bundle_pairs, bundle, batch_sizes))
-    makers += [partial(_arch_pairs, arch, (layers, nblocks, rank), batch_sizes) for arch in archs]
-    if mlp:
-        makers.append(partial(_mlp_pairs, nblocks, rank))
-    total = ((len(archs) + bool(bundle)) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
+    makers: list[Callable[[str], Iterator[Pair]]] = [partial(_bundle_pairs, bundle, batch_sizes)] if bundle else []
+    makers += [partial(_arch_pairs, arch, layers, nblocks, batch_sizes) for arch in archs]
+    total = (len(makers) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
+    makers += [partial(_mlp_pairs, nblocks)] * mlp
     load_before, rows = os.getloadavg(), list[dict[str, Any]]()
     with torch_threads(threads), torch.inference_mode():
-        for make in makers:
-            for dtype in dtypes:
-                for pair in make(dtype):
-                    rows.append(measure(pair, seconds))
-                    if progress:
-                        progress(len(rows), total)
-    return {
-        "benchmark": "model",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": library_versions(),
-        "settings": {
-            "bundle": bundle.name if bundle else None,
-            "archs": list(archs),
-            "layers": list(layers),
-            "nblocks": nblocks,
-            "rank": rank,
-            "threads": threads,
-            "seconds_per_row": seconds,
-            "mlp_rows": MLP_ROWS,
-            "kernel": str(decide(torch.device("cpu"), differentiable=False)),
-        },
-        "rows": rows,
+        for pair in (pair for make in makers for dtype in dtypes for pair in make(dtype)):
+            rows.append(measure(pair, seconds))
+            if progress:
+                progress(len(rows), total)
+    settings = {
+        "bundle": bundle.name if bundle else None,
+        "archs": list(archs),
+        "layers": list(layers),
+        "nblocks": nblocks,
+        "threads": threads,
+        "seconds_per_row": seconds,
+        "mlp_rows": MLP_ROWS,
+        "kernel": str(decide(torch.device("cpu"), differentiable=False)),
     }
+    return {**about("model", load_before), "settings": settings, "rows": rows}
 
 
 def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
@@ -141,12 +125,11 @@ def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Itera
 
 
 def _arch_pairs(
-    arch: str, structure: tuple[Sequence[str], int, int | None], batch_sizes: Sequence[int], dtype: str
+    arch: str, layers: Sequence[str], nblocks: int, batch_sizes: Sequence[int], dtype: str
 ) -> Iterator[Pair]:
-    layers, nblocks, rank = structure
     with torch.device("meta"):
         dense = create_model(arch)
-    chosen = monarch_structure(dense, select_linears(dense, layers), nblocks, rank)
+    chosen = monarch_structure(dense, select_linears(dense, layers), nblocks)
     torch.manual_seed(0)
     model = create_model(arch, structure=chosen)
     yield from _forward_pairs(arch, model, int(default_preprocess(arch)["size"]), dtype, batch_sizes)
@@ -170,13 +153,13 @@ def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_siz
         yield Pair("forward", name, dtype, count, partial(dense, x), partial(monarch, x), *cost)
 
 
-def _mlp_pairs(nblocks: int, rank: int | None, dtype: str) -> Iterator[Pair]:
+def _mlp_pairs(nblocks: int, dtype: str) -> Iterator[Pair]:
     """fc2(GELU(fc1(x))): two F.linear against the fused kernel, same weights."""
     numbers = getattr(torch, dtype)
     for name, (width, hidden) in MLPS.items():
         torch.manual_seed(0)
         widths = ((width, hidden), (hidden, width))
-        layers = [MonarchLinear(*each, True, nblocks, rank) for each in widths]
+        layers = [MonarchLinear(*each, True, nblocks) for each in widths]
         packed1, packed2 = (
             pack_monarch(fc.blkdiag1, fc.blkdiag2, fc.bias, in_features=i, out_features=o, dtype=numbers)
             for fc, (i, o) in zip(layers, widths, strict=True)

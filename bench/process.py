@@ -5,10 +5,13 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
+
+from ..models.provenance import library_versions
 
 _ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
 
@@ -25,6 +28,17 @@ def machine() -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "bfloat16_instructions": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)},
+    }
+
+
+def about(benchmark: str, load_before: tuple[float, float, float]) -> dict[str, Any]:
+    """The head of a benchmark's document, made when all is measured; loads are `os.getloadavg` before and now."""
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": library_versions(),
     }
 
 

@@ -12,9 +12,9 @@ both: batches of 1, 3 and 8 random images, differences divided by the largest lo
 import argparse
 import copy
 import json
+import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,13 +30,12 @@ from ...models.errors import ExportError
 from ...models.inference import prepare_for_inference
 from ...models.onnx.export import LIMITS, write_verified
 from ...models.onnx.session import OnnxSession, runtime_version
-from ...models.provenance import library_versions
 from ...models.registry import CUSTOM_VITAE, classifier_layers, own_architectures
 from ...models.structure import monarch_structure, replace_linears
 from ...models.timm_door import recorded_timm_models
 from ...models.traced import traced
 from ...models.weightless import weightless
-from ..process import machine, torch_threads
+from ..process import about, torch_threads
 from ..turns import in_turns, medians
 
 ARCHS = ("vit_small_patch16_224", "vitae_basic_tiny")
@@ -62,18 +61,12 @@ def main() -> None:
     name = "onnx_families" if options.families else "onnx"
     out = options.out or Path(f"bench/results/{name}.json")
     out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
-    rows: list[dict[str, Any]] = []
+    before, rows = os.getloadavg(), list[dict[str, Any]]()
     with torch_threads(1), torch.inference_mode():
         for row in families(options.names) if options.families else timed(options.names, options.rounds):
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    document = {
-        "benchmark": name,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "versions": {**library_versions(), "onnxruntime": runtime_version()},
-        "rows": rows,
-    }
+    document = {**about(name, before), "onnxruntime": runtime_version(), "rows": rows}
     out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {out}")
 

@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,12 @@ from ...models import load_bundle, read_config, resident_bytes
 from ...models.compress.measured import Measuring
 from ...models.divergence import answers
 from ...models.inference import prepare_for_inference
-from ...models.provenance import library_versions
 from ...models.report import Measured
 from ...models.storage import STORAGES
 from ...server.compress_request import CompressHooks
 from ...server.convert import ConvertRun, convert
 from ...server.dataset import find_samples
-from ..process import machine, torch_threads
+from ..process import about, torch_threads
 from ..turns import in_turns, medians
 
 BATCH_SIZES = (1, 8)
@@ -111,8 +109,8 @@ def measure(photos: Path, bundles: Sequence[Path], work: Path, seconds: float) -
     for bundle in bundles:
         config = read_config(bundle)
         table = rows(bundle, photos, work, seconds)
-        about = {"arch": config.arch, "version": config.version, "structured_layers": len(config.structure)}
-        found.append({**about, "rows": table})
+        head = {"arch": config.arch, "version": config.version, "structured_layers": len(config.structure)}
+        found.append({**head, "rows": table})
         print(f"{config.arch}, {len(config.structure)} structured layers")
         for row in table:
             top1, agree, kl = (row["measured"][name] for name in ("top1", "agreement", "kl"))
@@ -121,14 +119,7 @@ def measure(photos: Path, bundles: Sequence[Path], work: Path, seconds: float) -
                 f"  {row['storage']:<9} {row['bytes_on_disk'] / 1e6:6.2f} MB on disk, resident MB {resident};", end=" "
             )
             print(f"top-1 {top1:.1f} %, agree {agree:.1f} %, KL {kl:.5f}; CPU ms {row['cpu_ms_per_image']}", flush=True)
-    return {
-        "benchmark": "storage",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": {"before": before, "after": os.getloadavg()},
-        "versions": library_versions(),
-        "bundles": found,
-    }
+    return {**about("storage", before), "bundles": found}
 
 
 def main() -> None:
