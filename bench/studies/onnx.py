@@ -62,7 +62,7 @@ def main() -> None:
     out = options.out or Path(f"bench/results/{name}.json")
     out.parent.mkdir(parents=True, exist_ok=True)  # before what takes minutes
     before, rows = os.getloadavg(), list[dict[str, Any]]()
-    with torch_threads(1), torch.inference_mode():
+    with torch_threads(1):
         for row in families(options.names) if options.families else timed(options.names, options.rounds):
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
@@ -77,8 +77,9 @@ def timed(bundles: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
         for images in (1, 8):
             x = torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(0))
             sides = _sides(forms, size, images)
-            check_equal(sides, x)
-            spent = in_turns({side: partial(call, x) for side, call in sides.items()}, rounds)
+            with torch.inference_mode():
+                check_equal(sides, x)
+                spent = in_turns({side: partial(call, x) for side, call in sides.items()}, rounds)
             ms = {side: medians(found) for side, found in spent.items()}
             cpu, dense = {side: each[1] for side, each in ms.items()}, ms["torch dense"][1]
             row = {"model": name, "images": images, "rounds": rounds, "cpu_ms": cpu}
@@ -144,6 +145,7 @@ def families(archs: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield row
 
 
+@torch.inference_mode()
 def _largest_error(model: nn.Module, session: OnnxSession, x: Tensor) -> float:
     if float(model(x).std(0).max()) < 1e-3:
         raise RuntimeError("the model says the same of all images: nothing is compared")
