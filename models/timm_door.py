@@ -1,7 +1,7 @@
 """The one place that knows timm: those of its classifiers that milkweed serves, never with fetched weights.
 
-Which they are is on record in timm_models.json, which `python -m milkweed.bench.timm_models` makes: every name of timm
-was built, its linear layers outside the classifier were replaced, and it was run.
+Which they are is on record in timm_models.json, which `python -m milkweed.bench.tables.timm_models` makes: every name
+of timm was built, its linear layers outside the classifier were replaced, and it was run.
 """
 
 import json

@@ -72,7 +72,7 @@ def model(
       milkweed bench model ./deit-monarch --batch-sizes 1,4,16 --plot model.svg
     """
     from ..model import ARCHS, DEFAULT_OUT, run
-    from ..model_plot import plot as draw
+    from ..plots import model as draw
 
     sizes = counts("--batch-sizes", batch_sizes)
     check_files(out, plot, DEFAULT_OUT)
@@ -121,7 +121,7 @@ def kernels(
     """
     from ...server.device import resolve_device
     from ..kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
-    from ..roofline import plot as draw
+    from ..plots import kernels as draw
 
     if dtype not in DTYPES:
         raise Failure(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
@@ -165,7 +165,7 @@ def decode(
     limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
     sections: Annotated[
         str | None,
-        text_option("--sections", "LIST", "Some of one, batches, isolation, equality, damage; not given: all."),
+        text_option("--sections", "LIST", "Some of one, batches, damage; not given: all."),
     ] = None,
     plot: Plot = None,
     out: Out = None,
@@ -174,23 +174,22 @@ def decode(
     """Compare ways from JPEG bytes to model input.
 
     One image after the other: ours, timm's, torchvision's, nvImageCodec's and OpenCV's ways, where they are
-    installed. Then our loaders: on batches, with bad images among good ones, and their pixels against the
-    reference's.
+    installed, and how far their pixels are from the reference's. Then our loaders on batches, and how much damaged
+    data is refused.
 
     \b
     Example:
       milkweed bench decode ./photos --sections one,batches --plot decode.svg
     """
-    from ..decode import DEFAULT_OUT, SECTIONS, run
-    from ..decode_plot import plot as draw
-    from ..decode_tables import tables
+    from ..decode.run import DEFAULT_OUT, SECTIONS, run
+    from ..decode.tables import tables
+    from ..plots import decode as draw
 
     parts = SECTIONS if sections is None else chosen("--sections", sections, SECTIONS)
     check_files(out, plot, DEFAULT_OUT)
     with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
         document = run(
             images or _made_jpegs(Path(folder)),
-            out=None,
             rounds=rounds,
             limit=limit,
             sections=parts,
@@ -227,8 +226,8 @@ def http(
       milkweed bench http --requests 2000 --concurrency 32 --plot http.svg
     """
     from ...models import read_config
-    from ..http_overhead import DEFAULT_OUT, run
-    from ..http_plot import plot as draw
+    from ..plots import http as draw
+    from ..server.http_overhead import DEFAULT_OUT, run
 
     check_files(out, plot, DEFAULT_OUT)
     bundle = bundle or demo_bundle()

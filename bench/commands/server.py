@@ -95,8 +95,8 @@ def server(
     from ..load import requests, schedule
     from ..load.connection import ConnectionFailed
     from ..load.plan import Watch
+    from ..plots import server as draw
     from ..server import request
-    from ..server.plot import plot as draw
     from ..server.run import DEFAULT_OUT, run
     from ..server.tables import line, table
 

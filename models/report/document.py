@@ -3,10 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from functools import cache
-from typing import Any, Literal
-
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing import Any, ClassVar, Literal
 
 from ..errors import quoted
 
@@ -141,7 +138,7 @@ class RunReport:
         warnings: sentences for a person.
     """
 
-    __pydantic_config__ = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
     kind: Literal["compress", "train"]
     arch: str
@@ -174,15 +171,12 @@ class RunReport:
         Raises:
             ValueError: names the member that is missing, unknown or of another type.
         """
+        from pydantic import TypeAdapter, ValidationError  # here, so that compression and the kernels need only torch
+
         try:
-            return _validator().validate_json(json.dumps(document))
+            return TypeAdapter(RunReport).validate_json(json.dumps(document))
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
         where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
         found = "" if first["type"] == "missing" else f", not {quoted(first['input'], 40)}"
         raise ValueError(f"report{where}: {first['msg']}{found}")
-
-
-@cache
-def _validator() -> TypeAdapter[RunReport]:
-    return TypeAdapter(RunReport)

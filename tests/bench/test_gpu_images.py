@@ -13,19 +13,22 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.bench.bodies import picture
-from milkweed.bench.cuda import images_answers, images_facts, images_served
-from milkweed.bench.cuda.images_rates import measure_rates, rate
-from milkweed.bench.cuda.images_stream import check_stream_order
-from milkweed.bench.cuda.images_subject import TINY, ImageReport, Subject, name_of, take_photos
+from milkweed.bench.bodies import BAD_KINDS, lossless_cases, picture
+from milkweed.bench.cuda.images import answers, facts, served
+from milkweed.bench.cuda.images.contract import LIMITS, Limit, equality
+from milkweed.bench.cuda.images.isolation import isolation
+from milkweed.bench.cuda.images.rates import measure_rates, rate
+from milkweed.bench.cuda.images.stream import check_stream_order
+from milkweed.bench.cuda.images.subject import TINY, ImageReport, Subject, name_of, take_photos
 from milkweed.bench.cuda.run import Run
 from milkweed.bench.cuda.timing import HostTimer
 from milkweed.bench.gpu import main
-from milkweed.loaders import CpuLoader, LoadResult, PreprocessSpec
+from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
 from milkweed.models import BundleConfig, create_model, save_bundle
 from milkweed.models.labels import default_labels
 
 CPU = torch.device("cpu")
+SMALL = PreprocessSpec(size=64)
 VIT = {"img_size": 32, "patch_size": 16, "embed_dim": 8, "depth": 1, "num_heads": 1, "num_classes": 5}
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -99,7 +102,7 @@ def test_a_server_is_put_under_load(
     model = create_model("deit_tiny_patch16_224", **VIT)
     config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
     save_bundle(tmp_path / "bundle", model, config, default_labels(5))
-    monkeypatch.setattr(images_served, "LOADERS", ("cpu",))
+    monkeypatch.setattr(served, "LOADERS", ("cpu",))
     code, result = dry_run("--parts", "served", "--bundle", str(tmp_path / "bundle"))
     rows = result["images"]["served"]
     assert code == 0
@@ -115,8 +118,8 @@ def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeyp
     torch.manual_seed(0)
     config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=VIT, preprocess=PREPROCESS)
     save_bundle(tmp_path / "bundle", create_model(config.arch, **VIT), config, default_labels(5))
-    monkeypatch.setattr(images_answers, "LOADERS", ("cpu",))
-    monkeypatch.setattr(images_answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
+    monkeypatch.setattr(answers, "LOADERS", ("cpu",))
+    monkeypatch.setattr(answers, "made_bundle", lambda path, arch, layers: tmp_path / "bundle")
     code, result = dry_run("--bundle", str(tmp_path / "bundle"), "--parts", "numerics", "growth", "latency", "ingest")
     assert (code, result["skipped"]) == (0, [])
     images = result["images"]
@@ -131,16 +134,56 @@ def test_what_a_server_answers_is_measured(dry_run: Any, tmp_path: Path, monkeyp
 
 
 def test_goals_are_of_dali_and_of_large_photographs() -> None:
-    def row(what: str, loader: str, served: float) -> images_served.Served:
-        return images_served.Served(what, loader, served, 1.0, 2.0, {}, 1000.0, 2000.0)
+    def row(what: str, loader: str, rate: float) -> served.Served:
+        return served.Served(what, loader, rate, 1.0, 2.0, {}, 1000.0, 2000.0)
 
     rows = [row("12.0 MP", "dali", 900), row("0.2 MP", "dali", 700), row("12.0 MP", "cpu", 500)]
-    found = {str(goal["goal"]): (goal["measured"], goal["met"]) for goal in images_served._goals(rows)}
+    found = {str(goal["goal"]): (goal["measured"], goal["met"]) for goal in served._goals(rows)}
     assert found == {
         "served with DALI, 12.0 MP: share of the slower of decode and forward alone": (0.9, True),
         "served with DALI, 0.2 MP: share of the slower of decode and forward alone": (0.7, False),
         "served, 12.0 MP: DALI over the cpu loader": (1.8, True),
     }
+
+
+class Spoiling:
+    """The fast loader with one thing wrong."""
+
+    def __init__(self, how: str, spec: PreprocessSpec = SMALL) -> None:
+        self._loader, self._how = CpuLoader(spec), how
+
+    def load(self, items: Sequence[bytes], /) -> LoadResult:
+        found = self._loader.load(items)
+        if self._how == "shifts":
+            found.pixels = found.pixels.roll(1, dims=3)
+        if self._how == "blackens":
+            found.pixels[0] = found.pixels[0].amin((1, 2), keepdim=True)
+        if self._how == "harms neighbours" and found.errors:
+            found.pixels[0] += 1
+        if self._how == "renames errors":
+            found.errors = {place: InputError("empty", "?") for place in found.errors}
+        return found
+
+
+def test_equality_notices(folder: Path) -> None:
+    whole, lossless = PreprocessSpec(), lossless_cases()
+    assert equality(Spoiling("nothing", whole), "cpu", "lossless", lossless, whole, LIMITS["cpu"]).passed
+    assert not equality(Spoiling("shifts", whole), "cpu", "lossless", lossless, whole, LIMITS["dali gpu"]).passed
+    photographs = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+    blackened = equality(Spoiling("blackens"), "cpu", "photographs", photographs, SMALL, Limit(256, 256))
+    assert (blackened.black, blackened.passed) == (1, False)
+    bad = {"cut": BAD_KINDS["truncated"](photographs["0.jpg"], 1), **photographs}
+    assert equality(Spoiling("renames errors"), "cpu", "bad", bad, SMALL, Limit(256, 256)).wrong_status == 1
+
+
+@pytest.mark.parametrize("how", ["nothing", "harms neighbours", "renames errors"])
+def test_isolation_notices(folder: Path, how: str) -> None:
+    bodies = [path.read_bytes() for path in sorted(folder.iterdir())]
+    rows = isolation({"cpu": (Spoiling(how), LIMITS["cpu"])}, bodies, SMALL, rounds=1)
+    assert [row.kind for row in rows] == list(BAD_KINDS)
+    answers, errors = {row.right_answers for row in rows}, {row.right_errors for row in rows}
+    assert answers == ({23} if how == "harms neighbours" else {24})
+    assert (errors == {8}) is (how != "renames errors")
 
 
 class Disordered:
@@ -206,10 +249,10 @@ def test_large_photographs_are_called_by_their_size(folder: Path) -> None:
 def test_engines_that_cannot_be_counted_are_no_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     broken = tmp_path / "libnvjpeg.so"
     broken.write_bytes(b"no library")
-    monkeypatch.setattr(images_facts, "_libraries", lambda: iter([broken]))
-    assert images_facts.jpeg_engines().startswith("not counted: libnvjpeg.so: ")
-    monkeypatch.setattr(images_facts, "_libraries", lambda: iter(()))
-    assert images_facts.jpeg_engines() == "not counted: no libnvjpeg in the nvidia packages"
+    monkeypatch.setattr(facts, "_libraries", lambda: iter([broken]))
+    assert facts.jpeg_engines().startswith("not counted: libnvjpeg.so: ")
+    monkeypatch.setattr(facts, "_libraries", lambda: iter(()))
+    assert facts.jpeg_engines() == "not counted: no libnvjpeg in the nvidia packages"
 
 
 def test_sections_share_the_time_that_is_theirs() -> None:

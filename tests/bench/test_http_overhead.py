@@ -8,8 +8,8 @@ import psutil
 import pytest
 
 from milkweed.bench.bodies import make_jpeg
-from milkweed.bench.http_overhead import run
 from milkweed.bench.server.bundles import tiny_bundle
+from milkweed.bench.server.http_overhead import run
 
 
 @pytest.fixture(scope="module")

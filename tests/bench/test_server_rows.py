@@ -15,7 +15,7 @@ from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.requests import KINDS, shots
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.summary import curve, summary, timeline
-from milkweed.bench.server.plot import draw, plot
+from milkweed.bench.plots import server as plot
 from milkweed.bench.server.sections import growth, no_row_failed
 from milkweed.bench.server.tables import line, others, table
 
@@ -115,7 +115,7 @@ def test_the_picture_is_drawn(tmp_path: Path, name: str) -> None:
 
 def test_the_picture_holds_the_rows() -> None:
     document = {"rows": [row(rate=200.0), row(rate=100.0), row("overload")], "capacity": 250.0}
-    distribution, load, overload, p99 = draw(document).axes
+    distribution, load, overload, p99 = plot.draw(document).axes
     for drawn in distribution.lines:
         resolved = 100 * (1 - 10 / 90)  # ten of the 90 that were accepted lie beyond
         assert [x for x, _ in drawn.get_xydata()] == [ms for q, ms in row()["curve"] if q <= resolved]
@@ -129,4 +129,4 @@ def test_the_picture_holds_the_rows() -> None:
     assert heights == [found["statuses"][status] / 0.5 for status in ("200", "503") for found in bins]
     assert p99.lines[0].get_xydata().tolist() == [[found["at"] + 0.25, found["p99_ms"]] for found in bins]
     with pytest.raises(ValueError, match="nothing to draw"):
-        draw({"rows": [row("capacity", curve=[])]})
+        plot.draw({"rows": [row("capacity", curve=[])]})

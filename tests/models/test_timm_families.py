@@ -10,7 +10,7 @@ import timm
 import torch
 from torch import Tensor, nn
 
-from milkweed.bench.timm_models import examine, row_of, text_of
+from milkweed.bench.tables.timm_models import examine, row_of, text_of
 from milkweed.models import timm_door
 from milkweed.models.bundle import load_bundle, save_bundle
 from milkweed.models.catalogue import linears_outside
