@@ -39,11 +39,13 @@ FROM kernels-${VARIANT} AS kernels
 FROM packages AS wheel
 WORKDIR /src
 COPY pyproject.toml README.md LICENSE ./
-COPY client client
-COPY facade facade
+COPY cli cli
+COPY inference inference
+COPY jobs jobs
 COPY kernels kernels
 COPY loaders loaders
 COPY models models
+COPY sdk sdk
 COPY server server
 COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
@@ -84,7 +86,7 @@ ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 HOME
 USER 65532:65532
 EXPOSE 8000 8001
 # Kubernetes has probes of its own.
-HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-m", "milkweed.server.healthcheck"]
+HEALTHCHECK --interval=10s --timeout=5s --start-period=5m --retries=3 CMD ["python", "-m", "milkweed.server.process.healthcheck"]
 # The server is PID 1 and handles SIGTERM itself: no shell in between.
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["milkweed"]

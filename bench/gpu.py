@@ -26,9 +26,9 @@ from typing import Any
 
 import torch
 
-from ..kernels.engines.native import native_engines
-from ..kernels.engines.registry import all_engines
-from ..models.provenance import library_versions
+from ..kernels.impls.all import all_impls
+from ..kernels.impls.native import native_engines
+from ..models.bundle.provenance import library_versions
 from .cuda.ceilings import LARGE, TINY, Ceilings, clocks, device_facts, measure_ceilings
 from .cuda.checks import ROWS
 from .cuda.forward import DRY_MODEL, MODELS
@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
         f"ceilings: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, "
         f"{options.dtype} product {ceilings.flops_per_second / 1e12:.0f} TFLOP/s"
     )
-    engines = all_engines()
+    engines = all_impls()
     if run.dry:
         engines = [*native_engines(on_cpu=True), *(e for e in engines if not e.name.startswith("native"))]
     for name in options.sections:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..kernels.engines.registry import all_engines
+from ..kernels.impls.all import all_impls
 from ..kernels.tuning.tuner import tune_chain
 from .cuda.ceilings import SMALL, Ceilings, measure_ceilings
 from .cuda.mlp import mlp_rows
@@ -79,7 +79,7 @@ def _measured(
 ) -> tuple[list[Row], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
-    engines = [engine for engine in all_engines() if not engine.name.startswith(("native", "triton"))]
+    engines = [engine for engine in all_impls() if not engine.name.startswith(("native", "triton"))]
     device, timer, rows = torch.device("cpu"), HostTimer(samples=rounds, fastest=True), list[Row]()
     ceilings = measure_ceilings(device, dtype, timer, sizes=SMALL)
     for done, (shape, batch) in enumerate(cells, 1):

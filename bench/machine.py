@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ..models.provenance import library_versions
+from ..models.bundle.provenance import library_versions
 
 _ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
 

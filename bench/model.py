@@ -21,10 +21,10 @@ from torch.nn import functional as F
 from ..kernels import decide, pack_monarch, packed_mlp
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
 from ..models.compress import densify_layer
-from ..models.inference import prepare_for_inference
-from ..models.monarch import MonarchLinear
-from ..models.structure import monarch_structure, structure_of
-from ..models.structured import StructuredLinear
+from ..models.layers.layer_spec import layer_spec_of, monarch_structure
+from ..models.layers.monarch import MonarchLinear
+from ..models.layers.structured import StructuredLinear
+from ..models.serving.pack import prepare_for_inference
 from .machine import about, torch_threads
 from .turns import Spent, in_turns
 
@@ -117,7 +117,7 @@ def run(
 
 def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
     model, config = load_bundle(bundle)
-    if not structure_of(model):
+    if not layer_spec_of(model):
         raise ValueError(f"bundle {bundle}: has no structured layer, nothing to compare: compress it first")
     yield from _forward_pairs(
         f"{config.arch} {config.version}", model, int(config.preprocess["size"]), dtype, batch_sizes

@@ -31,15 +31,15 @@ def end_with_the_parent():  # which may be killed: then nobody holds the other e
     sys.stdin.read()
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end_with_the_parent, daemon=True).start()
-from milkweed.server.settings_source import load_settings
+from milkweed.server.config.sources import load_settings
 settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
-from milkweed.server.serve import run_server
+from milkweed.server.process.serve import run_server
 sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
 """
 
 _SLOW = """
 import time
-from milkweed.server.lanes import Lanes
+from milkweed.inference.forward import Lanes
 quick = Lanes.run
 def slow(self, pixels):
     time.sleep({seconds})

@@ -18,12 +18,12 @@ import numpy as np
 import psutil
 from PIL import AvifImagePlugin, Image
 
-from ..loaders.info import SANDBOXED, Format, ImageInfo
-from ..loaders.orientation import pillow_crop
+from ..loaders.headers.info import SANDBOXED, Format, ImageInfo
+from ..loaders.preprocess.orientation import pillow_crop
+from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.sandbox.child import cut
 from ..loaders.sandbox.process import Child
 from ..loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES, Sandbox
-from ..loaders.spec import PreprocessSpec
 from .machine import machine
 
 FORMATS: dict[Format, dict[str, Any]] = {

@@ -9,30 +9,30 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .base import Loader as Loader
     from .base import LoadResult as LoadResult
-    from .cpu_loader import CpuLoader as CpuLoader
+    from .decode.cpu import CpuLoader as CpuLoader
+    from .decode.pillow import PillowLoader as PillowLoader
     from .errors import CODES as CODES
     from .errors import InputError as InputError
-    from .guard import DEFAULT_LIMITS as DEFAULT_LIMITS
-    from .guard import Limits as Limits
-    from .guard import inspect as inspect
-    from .info import FORMATS as FORMATS
-    from .info import ImageInfo as ImageInfo
-    from .pillow_loader import PillowLoader as PillowLoader
+    from .headers.info import FORMATS as FORMATS
+    from .headers.info import ImageInfo as ImageInfo
+    from .headers.validate import DEFAULT_LIMITS as DEFAULT_LIMITS
+    from .headers.validate import Limits as Limits
+    from .headers.validate import validate as validate
+    from .preprocess.spec import Geometry as Geometry
+    from .preprocess.spec import PreprocessSpec as PreprocessSpec
+    from .preprocess.spec import geometry as geometry
     from .select import LOADERS as LOADERS
     from .select import create_loader as create_loader
-    from .spec import Geometry as Geometry
-    from .spec import PreprocessSpec as PreprocessSpec
-    from .spec import geometry as geometry
 
 _HOMES = {
     "base": ("LoadResult", "Loader"),
-    "cpu_loader": ("CpuLoader",),
+    "decode.cpu": ("CpuLoader",),
     "errors": ("CODES", "InputError"),
-    "guard": ("DEFAULT_LIMITS", "Limits", "inspect"),
-    "info": ("FORMATS", "ImageInfo"),
-    "pillow_loader": ("PillowLoader",),
+    "headers.validate": ("DEFAULT_LIMITS", "Limits", "validate"),
+    "headers.info": ("FORMATS", "ImageInfo"),
+    "decode.pillow": ("PillowLoader",),
     "select": ("LOADERS", "create_loader"),
-    "spec": ("Geometry", "PreprocessSpec", "geometry"),
+    "preprocess.spec": ("Geometry", "PreprocessSpec", "geometry"),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

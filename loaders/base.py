@@ -7,7 +7,7 @@ from typing import Protocol
 from torch import Tensor
 
 from .errors import InputError
-from .info import ImageInfo
+from .headers.info import ImageInfo
 
 
 @dataclass

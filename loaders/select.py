@@ -8,12 +8,12 @@ from typing import Literal
 import torch
 
 from .base import Loader
-from .cpu_loader import CpuLoader
+from .decode.cpu import CpuLoader
+from .decode.pillow import PillowLoader
 from .errors import LoaderError
-from .guard import DEFAULT_LIMITS, Limits
-from .pillow_loader import PillowLoader
+from .headers.validate import DEFAULT_LIMITS, Limits
+from .preprocess.spec import PreprocessSpec
 from .sandbox.sandbox import Sandbox
-from .spec import PreprocessSpec
 
 logger = logging.getLogger("milkweed.loaders")
 
@@ -68,7 +68,7 @@ def create_loader(
     if name == "auto":
         return _fastest(spec, limits, num_threads, device, device_id, dali, sandbox)
     if name == "dali":
-        from .dali_loader import DaliLoader
+        from .decode.dali import DaliLoader
 
         return DaliLoader(
             spec,
@@ -120,7 +120,7 @@ def fastest(device: Literal["cpu", "gpu"]) -> tuple[str, str]:
         return "cpu", "the model is on the CPU, where it is quicker than DALI"
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:
         return "cpu", "nvidia-dali is not installed: pip install 'milkweed[dali]'"
-    from .dali_graph import gpus
+    from .decode.dali_graph import gpus
 
     if not gpus():
         return "cpu", "nvidia-dali sees no GPU"

@@ -12,51 +12,51 @@ if TYPE_CHECKING:
     from .accounting import macs as macs
     from .accounting import parameter_count as parameter_count
     from .accounting import resident_bytes as resident_bytes
-    from .blockdiag import BlockdiagLinear as BlockdiagLinear
-    from .bundle import empty_model as empty_model
-    from .bundle import load_bundle as load_bundle
-    from .bundle import read_config as read_config
-    from .bundle import save_bundle as save_bundle
+    from .architectures.registry import create_model as create_model
+    from .architectures.registry import default_preprocess as default_preprocess
+    from .architectures.registry import list_models as list_models
+    from .bundle.bundle import empty_model as empty_model
+    from .bundle.bundle import load_bundle as load_bundle
+    from .bundle.bundle import read_config as read_config
+    from .bundle.bundle import save_bundle as save_bundle
+    from .bundle.config import BundleConfig as BundleConfig
+    from .bundle.labels import Label as Label
+    from .bundle.labels import read_labels as read_labels
     from .compress import CompressRequest as CompressRequest
     from .compress import compress_model as compress_model
     from .compress import densify_model as densify_model
-    from .config import BundleConfig as BundleConfig
     from .errors import BundleError as BundleError
     from .errors import CheckpointError as CheckpointError
     from .errors import ExportError as ExportError
     from .importing import import_checkpoint as import_checkpoint
     from .importing import read_checkpoint as read_checkpoint
-    from .labels import Label as Label
-    from .labels import read_labels as read_labels
-    from .lowrank import LowRankLinear as LowRankLinear
-    from .monarch import MonarchLinear as MonarchLinear
+    from .layers.blockdiag import BlockdiagLinear as BlockdiagLinear
+    from .layers.layer_spec import LayerSpec as LayerSpec
+    from .layers.layer_spec import replace_linears as replace_linears
+    from .layers.layer_spec import select_linears as select_linears
+    from .layers.layer_spec import structures_for as structures_for
+    from .layers.lowrank import LowRankLinear as LowRankLinear
+    from .layers.monarch import MonarchLinear as MonarchLinear
+    from .layers.pixelfly import PixelflyLinear as PixelflyLinear
+    from .layers.structured import StructuredLinear as StructuredLinear
     from .onnx.export import export_bundle as export_bundle
-    from .pixelfly import PixelflyLinear as PixelflyLinear
-    from .registry import create_model as create_model
-    from .registry import default_preprocess as default_preprocess
-    from .registry import list_models as list_models
-    from .structure import LayerStructure as LayerStructure
-    from .structure import replace_linears as replace_linears
-    from .structure import select_linears as select_linears
-    from .structure import structures_for as structures_for
-    from .structured import StructuredLinear as StructuredLinear
 
 _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
-    "blockdiag": ("BlockdiagLinear",),
-    "bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
+    "layers.blockdiag": ("BlockdiagLinear",),
+    "bundle.bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
     "compress": ("CompressRequest", "compress_model", "densify_model"),
-    "config": ("BundleConfig",),
+    "bundle.config": ("BundleConfig",),
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
-    "labels": ("Label", "read_labels"),
-    "lowrank": ("LowRankLinear",),
-    "monarch": ("MonarchLinear",),
+    "bundle.labels": ("Label", "read_labels"),
+    "layers.lowrank": ("LowRankLinear",),
+    "layers.monarch": ("MonarchLinear",),
     "onnx.export": ("export_bundle",),
-    "pixelfly": ("PixelflyLinear",),
-    "registry": ("create_model", "default_preprocess", "list_models"),
-    "structure": ("LayerStructure", "replace_linears", "select_linears", "structures_for"),
-    "structured": ("StructuredLinear",),
+    "layers.pixelfly": ("PixelflyLinear",),
+    "architectures.registry": ("create_model", "default_preprocess", "list_models"),
+    "layers.layer_spec": ("LayerSpec", "replace_linears", "select_linears", "structures_for"),
+    "layers.structured": ("StructuredLinear",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

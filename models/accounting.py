@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from .structured import StructuredLinear
+from .layers.structured import StructuredLinear
 
 # torch 2.10 has no formula for the CPU's attention; it is that of the others.
 _FORMULAS = {

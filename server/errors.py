@@ -11,7 +11,7 @@ class ErrorKind(NamedTuple):
     reason: str
 
 
-KINDS: dict[str, ErrorKind] = {
+ERROR_CODES: dict[str, ErrorKind] = {
     "bad_request": ErrorKind(400, "bad_request"),
     "empty": ErrorKind(400, "empty"),
     "unauthorized": ErrorKind(401, "unauthorized"),
@@ -41,7 +41,7 @@ class ServiceError(Exception):
     """A refusal or failure that a client may see.
 
     Args:
-        code: one of `KINDS`.
+        code: one of `ERROR_CODES`.
         message: one line that names the value and the limit, never holds input bytes.
         retry_after_seconds: when to come back; sent as `Retry-After`.
         close: answer, then close the connection, because unread body may follow.
@@ -60,7 +60,7 @@ class ServiceError(Exception):
         return status_of(self.code)
 
 
-class ClientGone(Exception):
+class ClientDisconnected(Exception):
     """The client closed its connection; nobody is there to answer. `stage` says how far the request was."""
 
     def __init__(self, stage: str) -> None:
@@ -75,7 +75,7 @@ def internal_error() -> ServiceError:
 
 def status_of(code: str) -> int:
     """The HTTP status of an error code; a code that nobody registered is a fault of ours: 500."""
-    kind = KINDS.get(code)
+    kind = ERROR_CODES.get(code)
     return kind.status if kind else 500
 
 

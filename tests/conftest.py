@@ -8,8 +8,12 @@ import psutil
 import pytest
 import torch
 
-from milkweed.server.container import container_memory
-from milkweed.server.device import usable_cores
+from milkweed.inference.device import usable_cores
+from milkweed.server.telemetry.container_memory import container_memory
+
+from .support.colours import colour_bundle, colour_photos, loose_photos
+
+__all__ = ["colour_bundle", "colour_photos", "loose_photos"]
 
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORKERS = 4
@@ -43,6 +47,11 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"no reference data at {path}: set MILKWEED_SHARED")
     return path
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
 
 
 @pytest.fixture

@@ -1,100 +1,174 @@
-"""The house: which room may import which, and that the package list names every folder."""
+"""The house: which folder may import which, how much a folder and a file hold, and how every module begins."""
 
 import ast
+import re
 import tomllib
+from collections import defaultdict
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-FACADE = "facade"  # its one file is the package `milkweed` itself
-SHIPPED = ("server", "client", "models", "kernels", "loaders")
-ROOMS = (*SHIPPED, "bench")  # which is imported from a checkout alone, by a link beside the facade's file
+SDK = "sdk"  # its __init__ is the package `milkweed` itself, its folder `client` is `milkweed.client`
+BENCH = "bench"  # in a checkout only: no wheel has it
+ROOMS = ("kernels", "loaders", "models", "inference", "jobs", "server", SDK, "cli", BENCH)
 MAY_IMPORT = {
     "kernels": set(),
     "loaders": set(),
     "models": {"kernels"},
-    "client": set(),
-    "server": {"models", "loaders"},
-    FACADE: {"server"},
-    "bench": {"server", "models", "loaders", "kernels"},
+    "inference": {"models", "loaders"},
+    "jobs": {"inference", "models", "loaders"},
+    "server": {"inference", "models", "loaders"},
+    SDK: {"inference", "server/config"},  # `milkweed.load` obeys the same MILKWEED_* variables as the server
+    "cli": set(ROOMS) - {BENCH},
+    BENCH: set(ROOMS),
 }
-# The command `milkweed bench` is the one place that knows the bench room; the client is asked where a command asks a
-# server, and gives its types to answers from this process.
-ALSO = {"server/cli/bench.py": "bench"}
-ALSO |= {"server/cli/classify.py": "client", "server/cli/answer_file.py": "client"}
-ALSO |= {"server/local.py": "client"}
+# Lowest first: each may import those before it.
+SERVER = (
+    *("errors", "config", "telemetry", "security", "http/transport", "http"),
+    *("scheduler", "repository", "engine", "service", "oip", "api", "admin", "process"),
+)
+APART = [{"api", "admin"}]  # neighbours in the order that do not know each other
+MAX_FILES, MAX_LINES = 15, 320
+SUFFIXES = {".py", ".cu", ".cuh", ".h", ".cpp", ".js", ".css", ".html", ".j2", ".proto"}
+VAGUE = {"utils", "common", "helpers", "core", "manager", "facade", "door"}
+DANGLING = re.compile(r"(Of|That|Those|Whose|Which|Whoever) ")
 
 
-def imported_rooms(path: Path) -> set[str]:
-    """Rooms that a file imports, relative imports resolved against its place in the package."""
-    folders = path.relative_to(ROOT).parent.parts
-    package = ["milkweed", *(() if folders == (FACADE,) else folders)]
-    rooms = set()
+def modules() -> list[Path]:
+    """Every module of the rooms; bench is linked into sdk, and not looked at twice."""
+    return [
+        path
+        for room in ROOMS
+        for path in sorted((ROOT / room).rglob("*.py"))
+        if (ROOT / SDK / BENCH) not in path.parents
+    ]
+
+
+def name_of(path: Path) -> str:
+    """The dotted name under which a module is imported."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = parts[1:] if parts[0] == SDK else parts
+    return ".".join(["milkweed", *(parts[:-1] if parts[-1] == "__init__" else parts)])
+
+
+def folder_of(path: Path) -> str:
+    """The folder that a module belongs to; a file directly in a room is the room's own, `server/errors` excepted."""
+    relative = path.relative_to(ROOT)
+    return "server/errors" if relative.as_posix() == "server/errors.py" else relative.parent.as_posix()
+
+
+@cache
+def imports() -> dict[tuple[str, str], set[str]]:
+    """{(folder, imported folder): the files that import}, relative imports resolved."""
+    known = {name_of(path): path for path in modules()}
+    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for path in modules():
+        package = name_of(path) if path.stem == "__init__" else name_of(path).rpartition(".")[0]
+        for name in imported_names(path, package):
+            target = known.get(name)
+            if target is not None and folder_of(target) != folder_of(path):
+                found[folder_of(path), folder_of(target)].add(path.relative_to(ROOT).as_posix())
+    return found
+
+
+def imported_names(path: Path, package: str) -> set[str]:
+    """Dotted names of the modules that a file imports, and of the names in them."""
+    names: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
+            names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
+            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
             stem = ".".join([*base, *([node.module] if node.module else [])])
-            names = [stem, *(f"{stem}.{alias.name}" for alias in node.names)]
-        else:
+            names |= {stem, *(f"{stem}.{alias.name}" for alias in node.names)}
+    stray = {name for name in names if name.split(".")[0] in set(ROOMS) - {BENCH}}
+    assert not stray, f"{path.relative_to(ROOT)} imports {sorted(stray)} without `milkweed.`"
+    return names
+
+
+def room_of(folder: str) -> str:
+    return folder.partition("/")[0]
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_rooms_import_only_what_they_may(room: str) -> None:
+    for (folder, target), files in imports().items():
+        if room_of(folder) == room != room_of(target):
+            allowed = room_of(target) in MAY_IMPORT[room] or target in MAY_IMPORT[room]
+            # The command `milkweed bench` alone knows the bench room.
+            allowed |= room_of(target) == BENCH and files == {"cli/bench.py"}
+            assert allowed, f"{sorted(files)} import {target}: {room} may not"
+
+
+def test_folders_of_the_server_import_only_those_below() -> None:
+    rank = {f"server/{folder}": place for place, folder in enumerate(SERVER)}
+    for (folder, target), files in imports().items():
+        if folder in rank and target in rank:
+            apart = {folder.removeprefix("server/"), target.removeprefix("server/")} in APART
+            below = rank[target] < rank[folder] and not apart
+            assert below, f"{sorted(files)} import {target}: {folder} may not"
+
+
+def test_every_folder_of_the_server_has_its_place() -> None:
+    folders = {folder_of(path) for path in modules() if room_of(folder_of(path)) == "server"}
+    assert folders - {"server"} == {f"server/{folder}" for folder in SERVER}
+
+
+def test_no_two_folders_of_a_room_import_each_other() -> None:
+    found = imports()
+    for folder, target in found:
+        inside = not (target + "/").startswith(folder + "/") and not (folder + "/").startswith(target + "/")
+        if room_of(folder) == room_of(target) and inside:
+            assert (target, folder) not in found, f"{folder} and {target} import each other"
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "tests"])
+def test_no_folder_holds_more_than_fifteen_files(room: str) -> None:
+    for folder in (ROOT / room, *(path for path in (ROOT / room).rglob("*") if path.is_dir())):
+        files = [path.name for path in folder.iterdir() if path.suffix in SUFFIXES]
+        assert len(files) <= MAX_FILES, f"{folder.relative_to(ROOT)} holds {len(files)} files: {sorted(files)}"
+
+
+def test_no_module_is_too_long() -> None:
+    generated = ROOT / "server" / "oip" / "grpc_service_pb2.py"
+    lines = {path: len(path.read_text().splitlines()) for path in modules() if path != generated}
+    assert not {path.relative_to(ROOT).as_posix(): n for path, n in lines.items() if n > MAX_LINES}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_every_module_begins_with_a_sentence(room: str) -> None:
+    for path in modules():
+        if room_of(folder_of(path)) != room or path.name.endswith("_pb2.py"):
             continue
-        for name in names:
-            parts = name.split(".")
-            assert parts[0] not in ROOMS or parts[0] == "bench", f"{path}: import {name} without `milkweed.`"
-            if parts[0] == "milkweed" and len(parts) > 1:
-                rooms.add(parts[1])
-    return rooms & set(ROOMS)
+        docstring = ast.get_docstring(ast.parse(path.read_text())) or ""
+        first = " ".join(docstring.partition("\n\n")[0].split())
+        where = f"{path.relative_to(ROOT)}: {first!r}"
+        assert re.match(r"[A-Z`]|milkweed", first), f"{where} does not begin like a sentence"
+        assert first.endswith((".", ":", "?")), f"{where} does not end like a sentence"
+        assert not DANGLING.match(first), f"{where} says of nothing what it is"
 
 
-@pytest.mark.parametrize("room", [FACADE, *ROOMS])
-def test_arrows(room: str) -> None:
-    for path in sorted((ROOT / room).rglob("*.py")):
-        foreign = imported_rooms(path) - {room} - MAY_IMPORT[room]
-        foreign.discard(ALSO.get(path.relative_to(ROOT).as_posix(), ""))
-        assert not foreign, f"{path.relative_to(ROOT)} imports {sorted(foreign)}: {room} may not"
+def test_no_module_is_called_after_nothing() -> None:
+    assert not [path for path in modules() if path.stem in VAGUE]
 
 
 def test_package_list_is_the_folders() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    folders = {
-        "milkweed." + path.parent.relative_to(ROOT).as_posix().replace("/", ".")
-        for room in SHIPPED
-        for path in (ROOT / room).rglob("__init__.py")
+    folders = {name_of(path) for path in modules() if path.name == "__init__.py" and room_of(folder_of(path)) != BENCH}
+    assert set(project["packages"]) == folders
+    assert project["package-dir"] == {
+        "milkweed": SDK,
+        **{f"milkweed.{room}": room for room in ROOMS if room not in (SDK, BENCH)},
     }
-    assert set(project["packages"]) == folders | {"milkweed"}
-    assert {name: folder.replace("/", ".") for name, folder in project["package-dir"].items()} == {
-        "milkweed": FACADE,
-        **{name: name.removeprefix("milkweed.") for name in folders},
-    }
-
-
-def test_a_checkout_finds_the_bench_room() -> None:
-    link = ROOT / FACADE / "bench"
-    assert link.is_symlink()
-    assert link.resolve() == ROOT / "bench"
-    assert "facade/bench" in (ROOT / ".dockerignore").read_text().splitlines()
-
-
-def test_every_folder_with_code_is_a_package() -> None:
-    for room in ROOMS:
-        for path in (ROOT / room).rglob("*.py"):
-            assert (path.parent / "__init__.py").exists(), f"{path.parent} has no __init__.py: the wheel omits it"
+    assert {path.parent for path in modules()} == {path.parent for path in modules() if path.name == "__init__.py"}
 
 
 def test_type_checkers_see_the_mapping() -> None:
-    for room in ROOMS:
-        link = ROOT / ".typings" / "milkweed" / room
-        assert link.is_symlink()
-        assert link.resolve() == ROOT / room
-    facade = ROOT / ".typings" / "milkweed" / "__init__.py"
-    assert facade.is_symlink()
-    assert facade.resolve() == ROOT / FACADE / "__init__.py"
-    assert [path.name for path in (ROOT / FACADE).glob("*.py")] == ["__init__.py"]
-
-
-def test_no_file_is_called_after_nothing() -> None:
-    vague = {"utils", "common", "helpers", "core", "manager"}
-    for room in ROOMS:
-        assert not [p for p in (ROOT / room).rglob("*.py") if p.stem in vague]
+    typings = ROOT / ".typings" / "milkweed"
+    links = {room: room for room in ROOMS if room != SDK}
+    links |= {path.name: f"{SDK}/{path.name}" for path in (ROOT / SDK).glob("*.py")} | {"client": f"{SDK}/client"}
+    for name, target in links.items():
+        assert (typings / name).is_symlink()
+        assert (typings / name).resolve() == ROOT / target

@@ -1,1 +1,1 @@
-../../facade/__init__.py
+../../sdk/__init__.py

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...models.bundle import save_bundle
-from ...models.config import BundleConfig
-from ...models.labels import default_labels
-from ...models.registry import create_model
+from ...models.architectures.registry import create_model
+from ...models.bundle.bundle import save_bundle
+from ...models.bundle.config import BundleConfig
+from ...models.bundle.labels import default_labels
 from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot
 from ..load.processes import run_plan

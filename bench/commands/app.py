@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from ...server.cli.bundles import demo_bundle, installed_demo
-from ...server.cli.failure import FAILED, WRONG_USAGE, Failure
-from ...server.cli.help_page import page
-from ...server.cli.options import Json, Plot, number_option, split_list
-from ...server.cli.output import flattened, note, print_json, print_rich, print_table
-from ...server.cli.progress import progress
+from ...cli.bundle_args import demo_bundle, installed_demo
+from ...cli.errors import FAILED, WRONG_USAGE, CommandError
+from ...cli.help import page
+from ...cli.options import Json, Plot, number_option, split_list
+from ...cli.output import flattened, note, print_json, print_rich, print_table
+from ...cli.progress import progress
 from .options import BatchSizes, Out, Threads, chosen, counts, text_option
 from .output import Draw, check_files, finish, json_file, print_kernels, print_model
 from .server import HEADINGS, server
@@ -119,14 +119,14 @@ def kernels(
     Example:
       milkweed bench kernels --batch-sizes 1,8 --threads 2 --plot roofline.svg
     """
-    from ...server.device import resolve_device
+    from ...inference.device import resolve_device
     from ..kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
     from ..plots import kernels as draw
 
     if dtype not in DTYPES:
-        raise Failure(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
+        raise CommandError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
     if nblocks not in NBLOCKS:
-        raise Failure(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
+        raise CommandError(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
     sizes = counts("--batch-sizes", batch_sizes)
     on_gpu = resolve_device(device).type == "cuda"
     check_files(out, plot, GPU_OUT if on_gpu else DEFAULT_OUT)
@@ -152,7 +152,7 @@ def _gpu_kernels(nblocks: int, out: Path, json: bool, plot: Path | None, draw: D
     if json:
         print_json(document)
     if code:
-        raise Failure("a check of a kernel failed: see above", FAILED)
+        raise CommandError("a check of a kernel failed: see above", FAILED)
 
 
 @app.command(cls=page())
@@ -237,7 +237,7 @@ def http(
     if not json:
         print_table(("figure", "value"), flattened(document).items())
     if document["errors"]:
-        raise Failure(f"{document['errors']} of {document['requests']} requests failed", FAILED)
+        raise CommandError(f"{document['errors']} of {document['requests']} requests failed", FAILED)
 
 
 def _made_jpegs(folder: Path) -> Path:

@@ -5,8 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from ...server.cli.failure import WRONG_USAGE, Failure
-from ...server.cli.options import number_option, split_list
+from ...cli.errors import WRONG_USAGE, CommandError
+from ...cli.options import number_option, split_list
 
 
 def text_option(flag: str, metavar: str, help: str) -> Any:
@@ -30,7 +30,7 @@ def chosen(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
     """
     found = split_list(text)
     if not found or set(found) - set(known):
-        raise Failure(f"{flag} {text}: expected some of {', '.join(known)}", WRONG_USAGE)
+        raise CommandError(f"{flag} {text}: expected some of {', '.join(known)}", WRONG_USAGE)
     return found
 
 
@@ -45,7 +45,7 @@ def numbers(flag: str, text: str | None) -> list[float]:
     except ValueError:
         found = [0.0]
     if any(not 0 < value < 1e9 for value in found):
-        raise Failure(f"{flag} {text}: expected numbers above 0 with commas between", WRONG_USAGE)
+        raise CommandError(f"{flag} {text}: expected numbers above 0 with commas between", WRONG_USAGE)
     return found
 
 
@@ -57,7 +57,7 @@ def counts(flag: str, text: str) -> list[int]:
     """
     found = numbers(flag, text)
     if not found or any(value != int(value) for value in found):
-        raise Failure(f"{flag} {text}: expected whole numbers from 1 on with commas between", WRONG_USAGE)
+        raise CommandError(f"{flag} {text}: expected whole numbers from 1 on with commas between", WRONG_USAGE)
     return sorted({int(value) for value in found})
 
 
@@ -69,5 +69,5 @@ def pairs(flag: str, texts: list[str] | None) -> dict[str, str]:
     """
     for text in texts or ():
         if "=" not in text:
-            raise Failure(f"{flag} {text}: expected NAME=VALUE", WRONG_USAGE)
+            raise CommandError(f"{flag} {text}: expected NAME=VALUE", WRONG_USAGE)
     return {name.replace("-", "_"): value for name, _, value in (text.partition("=") for text in texts or ())}

@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...server.cli.failure import Failure
-from ...server.cli.options import check_plot
-from ...server.cli.output import note, print_json, print_table
+from ...cli.errors import CommandError
+from ...cli.options import check_plot
+from ...cli.output import note, print_json, print_table
 
 Draw = Callable[[Mapping[str, Any], Path], Path]
 """Writes the picture of a document."""
@@ -34,11 +34,11 @@ def check_files(out: Path | None, plot: Path | None, usual: Path) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=path.parent).close()
         except FileExistsError as error:
-            raise Failure(f"{path}: cannot be written: {path.parent} is no folder") from error
+            raise CommandError(f"{path}: cannot be written: {path.parent} is no folder") from error
         except OSError as error:
-            raise Failure(f"{path}: cannot be written: {error.strerror}") from error
+            raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
         if path.is_dir():
-            raise Failure(f"{path}: cannot be written: it is a folder")
+            raise CommandError(f"{path}: cannot be written: it is a folder")
 
 
 def finish(

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from ...server.cli.failure import FAILED, WRONG_USAGE, Failure
-from ...server.cli.options import Json, Plot, number_option
-from ...server.cli.output import note, print_rich
+from ...cli.errors import FAILED, WRONG_USAGE, CommandError
+from ...cli.options import Json, Plot, number_option
+from ...cli.output import note, print_rich
 from .options import Out, chosen, numbers, pairs, text_option
 from .output import check_files, finish
 
@@ -101,9 +101,9 @@ def server(
     from ..server.tables import line, table
 
     if sum(value is not None for value in (bundle, url, arch)) > 1:
-        raise Failure("give one of BUNDLE, --url and --arch", WRONG_USAGE)
+        raise CommandError("give one of BUNDLE, --url and --arch", WRONG_USAGE)
     if malformed > 1:
-        raise Failure(f"--malformed {malformed:g}: expected a share, 0 to 1", WRONG_USAGE)
+        raise CommandError(f"--malformed {malformed:g}: expected a share, 0 to 1", WRONG_USAGE)
     usual = request.usual_sections(url)
     asked = request.Request(
         bundle=bundle,
@@ -134,9 +134,9 @@ def server(
     try:
         document = run(asked, say=lambda row: note(line(row)))
     except ConnectionFailed as error:
-        raise Failure(f"{f'--url {url}' if url else 'the server'}: no connection: {error.outcome}") from error
+        raise CommandError(f"{f'--url {url}' if url else 'the server'}: no connection: {error.outcome}") from error
     finish(document, out, DEFAULT_OUT, json, plot, draw, secret=api_key)
     if not json:
         print_rich(table(document))
     if document["complaints"]:
-        raise Failure("; ".join(document["complaints"]), FAILED)
+        raise CommandError("; ".join(document["complaints"]), FAILED)

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.attention import sdpa_attention
-from ...kernels.engines.base import Engine
-from ...kernels.operators import Attention, Problem, evaluate
+from ...kernels.chain_ir import Attention, Problem, evaluate
+from ...kernels.impls.base import Engine
 from .ceilings import Ceilings
 from .rows import Candidate, Row, Work, measure
 from .shapes import AttentionShape

@@ -7,14 +7,14 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...kernels.operators import Problem
-from ...models.fused.alternatives import Alternative, Part, exact_copy
-from ...models.fused.branch import BranchPart, BranchResidual
-from ...models.fused.device_kernels import device_kernels
-from ...models.fused.reduction import PerformerPart
-from ...models.inference import fold_batch_norms
-from ...models.vitae.normal import NormalCell
-from ...models.vitae.reduction import PerformerAttention
+from ...kernels.chain_ir import Problem
+from ...models.architectures.vitae.normal import NormalCell
+from ...models.architectures.vitae.reduction import PerformerAttention
+from ...models.serving.fused.alternatives import Alternative, Part, exact_copy
+from ...models.serving.fused.branch import BranchPart, BranchResidual
+from ...models.serving.fused.device_kernels import device_kernels
+from ...models.serving.fused.reduction import PerformerPart
+from ...models.serving.pack import fold_batch_norms
 from .ceilings import Ceilings
 from .rows import Candidate, Row, measure
 from .timing import Timer

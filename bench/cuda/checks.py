@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...kernels.engines.base import Engine
-from ...kernels.operators import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
-from ...kernels.tuning.verification import relative_error
+from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
+from ...kernels.impls.base import Engine
+from ...kernels.tuning.verify import relative_error
 from .mlp import layers
 from .rows import TOLERANCE
 from .shapes import ATTENTION_SHAPES, MLP_SHAPES, MlpShape

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from ...models import create_model, default_preprocess, macs, select_linears
 from ...models.compress import densify_layer
-from ...models.fused.fuse import fuse
-from ...models.inference import prepare_for_inference
-from ...models.monarch import MonarchLinear
-from ...models.structure import monarch_structure
+from ...models.layers.layer_spec import monarch_structure
+from ...models.layers.monarch import MonarchLinear
+from ...models.serving.fused.fuse import fuse
+from ...models.serving.pack import prepare_for_inference
 from .ceilings import Ceilings
 from .mlp import compile_forward
 from .rows import Candidate, Row, measure

@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.batched import monarch_batched
-from ...kernels.engines.base import Engine
-from ...kernels.operators import Dense, Gelu, Monarch, Problem, evaluate
+from ...kernels.chain_ir import Dense, Gelu, Monarch, Problem, evaluate
+from ...kernels.impls.base import Engine
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
 from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 import torch
 
-from ...kernels.engines.registry import all_engines
-from ...kernels.operators import Gelu, Problem
+from ...kernels.chain_ir import Gelu, Problem
+from ...kernels.impls.all import all_impls
 from ...kernels.tuning.chain import Chain
 from .mlp import HALVES, WHOLE, layers
 from .shapes import MlpShape
@@ -53,7 +53,7 @@ def launch_once(task: Task) -> int:
     problem = Problem(task.device, task.dtype, task.batch, task.shape.tokens)
     fc1, fc2 = layers(task.shape, task.nblocks, problem)
     chain = Chain((fc1, Gelu(), fc2))
-    (engine,) = (engine for engine in all_engines() if engine.name == task.engine)
+    (engine,) = (engine for engine in all_impls() if engine.name == task.engine)
     ran = 0
     with torch.inference_mode():
         for span in (*WHOLE, *HALVES, (0, 1)):
@@ -71,5 +71,5 @@ def triton_tasks(
     shapes: Sequence[MlpShape], batches: Sequence[int], *, nblocks: int, device: torch.device, dtype: torch.dtype
 ) -> list[Task]:
     """A task for every Triton variant on every shape and batch, in the order in which they will be needed."""
-    names = [engine.name for engine in all_engines() if engine.name.partition(":")[0] in FAMILIES]
+    names = [engine.name for engine in all_impls() if engine.name.partition(":")[0] in FAMILIES]
     return [Task(shape, batch, name, nblocks, device, dtype) for batch in batches for shape in shapes for name in names]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.tuning.verification import relative_error
+from ...kernels.tuning.verify import relative_error
 from .ceilings import Ceilings
 from .timing import Timer, Timing, input_sets
 

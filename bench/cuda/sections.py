@@ -4,8 +4,8 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ...kernels.engines.base import Engine
-from ...kernels.operators import Problem
+from ...kernels.chain_ir import Problem
+from ...kernels.impls.base import Engine
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.tuner import TunedChain, tune_chain
 from ...models import default_preprocess
@@ -137,7 +137,11 @@ def model_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
 
 def tune_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
     """Bring these models into the form they are served in: what the tuner finds for it is this device's preset."""
-    from ...server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form  # the other sections need no server
+    from ...inference.model_form import (  # the other sections need no server
+        GPU_BATCH_SIZE,
+        ForwardOptions,
+        prepare_model,
+    )
 
     options = ForwardOptions(tuning_cache=str(run.tuning_folder or "auto"))
     for arch, layers in run.models:
@@ -145,7 +149,7 @@ def tune_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> Non
             run.skipped.append(f"tune {model_name(arch, layers)}: out of time")
             continue
         began = run.seconds()
-        serving_form(
+        prepare_model(
             monarch_model(arch, layers, run.nblocks),
             device=run.device,
             dtype=run.dtype,

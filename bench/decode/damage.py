@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ...loaders import InputError, inspect
-from ...loaders.turbo import check_jpeg, decode_jpeg
+from ...loaders import InputError, validate
+from ...loaders.decode.turbo import check_jpeg, decode_jpeg
 from ..machine import quiet_stderr
 from ..turns import in_turns
 from .methods import dali, made
@@ -73,11 +73,11 @@ def damage(bodies: Sequence[bytes], rounds: int) -> dict[str, Any]:
 
 
 def _decode(body: bytes) -> None:
-    decode_jpeg(body, inspect(body))
+    decode_jpeg(body, validate(body))
 
 
 def _check(body: bytes) -> None:
-    check_jpeg(body, inspect(body))
+    check_jpeg(body, validate(body))
 
 
 def _all(read: Callable[[bytes], None], bodies: Sequence[bytes]) -> None:

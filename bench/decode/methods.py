@@ -12,8 +12,8 @@ from PIL import Image
 
 from ...loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, geometry
 from ...loaders.errors import LoaderError
-from ...loaders.normalise import Normaliser
-from ...loaders.resize import resize_crop
+from ...loaders.preprocess.normalise import Normaliser
+from ...loaders.preprocess.resize import resize_crop
 
 SPEC = PreprocessSpec(orientation="ignore")
 """timm turns nothing upright, so nobody does here."""
@@ -52,7 +52,7 @@ def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:
 
 def dali(resample: Any, **options: Any) -> Loader:
     """The loader of DALI on the CPU; raises one of MISSING where it is not installed."""
-    from ...loaders.dali_loader import DaliLoader
+    from ...loaders.decode.dali import DaliLoader
 
     return DaliLoader(SPEC, resample=resample, max_batch=MAX_BATCH, **options)
 

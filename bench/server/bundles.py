@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from ...models import BundleConfig, create_model, default_preprocess, save_bundle
-from ...models.labels import default_labels
+from ...models.bundle.labels import default_labels
 
 TINY_SIZE, TINY_CLASSES = 32, 10
 

@@ -212,7 +212,7 @@ def call_milkweed(arguments: Sequence[str], log: Path) -> str:
     """
     with open(log, "a") as messages:
         print(f"$ milkweed {shlex.join(arguments)}", file=messages, flush=True)
-        command = [sys.executable, "-P", "-m", "milkweed.server.cli", *arguments]
+        command = [sys.executable, "-P", "-m", "milkweed.cli", *arguments]
         done = subprocess.run(command, stdout=subprocess.PIPE, stderr=messages, text=True, check=False)
     if done.returncode:
         last = log.read_text().rstrip().rpartition("\n")[2]

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from ...loaders.evaluation import PreparedImages
-from ...loaders.spec import PreprocessSpec
+from ...jobs.dataset import labelled_images
+from ...loaders.dataset.evaluation import PreparedImages
+from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle
 from ...models.compress.measured import Measuring
-from ...server.dataset import find_samples
 from ..machine import machine
 from .pictures import compression as plot
 
@@ -55,7 +55,7 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
 def measuring(bundle: Path, folder: Path) -> tuple[str, Measuring]:
     """The dense bundle's architecture, and its answers on the evaluating half."""
     model, config = load_bundle(bundle)
-    samples = [(sample.path, sample.target) for sample in find_samples(folder, config.labels).samples]
+    samples = [(sample.path, sample.target) for sample in labelled_images(folder, config.labels).samples]
     pairs = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
     targets = [classes for _, classes in pairs if classes is not None]
     return config.arch, Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))
@@ -67,7 +67,7 @@ def row(name: str, bundle: Path, folder: Path, work: Path, measure: Measuring) -
     if options[-1] in (CALIBRATE, RECOVER):
         options.append(str(folder))
     if not (out / "config.json").exists():
-        command = [sys.executable, "-P", "-m", "milkweed.server.cli", "compress", str(bundle), str(out), *options]
+        command = [sys.executable, "-P", "-m", "milkweed.cli", "compress", str(bundle), str(out), *options]
         with open(work / f"{name}.log", "ab") as log:
             subprocess.run([*command, "--json"], stdout=subprocess.DEVNULL, stderr=log, check=True)
     report = json.loads((out / "report.json").read_text())

@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from ...models import create_model, default_preprocess, load_bundle, select_linears
 from ...models.accounting import parameter_count
-from ...models.catalogue import linears_outside
+from ...models.architectures.registry import CUSTOM_VITAE, classifier_layers, own_architectures
+from ...models.architectures.summary import linears_outside
+from ...models.architectures.timm_models import recorded_timm_models
+from ...models.bundle.meta_init import on_meta
 from ...models.compress import CompressRequest, compress_model
 from ...models.errors import ExportError
-from ...models.inference import prepare_for_inference
+from ...models.layers.layer_spec import monarch_structure, replace_linears
 from ...models.onnx.export import LIMITS, write_verified
 from ...models.onnx.session import OnnxSession, runtime_version
-from ...models.registry import CUSTOM_VITAE, classifier_layers, own_architectures
-from ...models.structure import monarch_structure, replace_linears
-from ...models.timm_door import recorded_timm_models
-from ...models.traced import traced
-from ...models.weightless import weightless
+from ...models.serving.pack import prepare_for_inference
+from ...models.serving.torchscript import traced
 from ..machine import about, torch_threads
 from ..turns import in_turns, medians
 
@@ -159,7 +159,7 @@ def smallest() -> Iterator[tuple[str, str]]:
     """
     own: dict[str, tuple[int, str]] = {}
     for arch in set(own_architectures()) - {CUSTOM_VITAE}:
-        with weightless():
+        with on_meta():
             model = create_model(arch)
         kind = type(model).__name__
         own[kind] = min(own.get(kind, (1 << 62, "")), (parameter_count(model).total, arch))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import torch
 
-from ...models.projection.layer_fit import FitRequest, fit_layers
-from ...models.projection.statistics import InputStatistics
-from ...models.structure import LayerStructure
+from ...models.compress.projection.layer_fit import FitRequest, fit_layers
+from ...models.compress.projection.statistics import InputStatistics
+from ...models.layers.layer_spec import LayerSpec
 from ..machine import machine
 
 LAYERS = {"qkv": (2304, 768), "proj": (768, 768), "fc1": (3072, 768), "fc2": (768, 3072)}
@@ -32,7 +32,7 @@ def requests(nblocks: int, *, data: bool) -> dict[str, FitRequest]:
     for block in range(12):
         for name, (outputs, inputs) in LAYERS.items():
             weight = torch.randn(outputs, inputs, generator=generator) / inputs**0.5
-            structure = LayerStructure("monarch", inputs, outputs, nblocks)
+            structure = LayerSpec("monarch", inputs, outputs, nblocks)
             statistics = _statistics(inputs, generator) if data else None
             found[f"blocks.{block}.{name}"] = FitRequest(weight, structure, statistics)
     return found

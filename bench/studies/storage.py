@@ -21,17 +21,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...loaders.evaluation import PreparedImages
-from ...loaders.spec import PreprocessSpec
+from ...jobs.compress_request import Progress
+from ...jobs.convert import ConvertJob, convert
+from ...jobs.dataset import labelled_images
+from ...loaders.dataset.evaluation import PreparedImages
+from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle, read_config, resident_bytes
+from ...models.bundle.storage import STORAGES
 from ...models.compress.measured import Measuring
 from ...models.divergence import answers
-from ...models.inference import prepare_for_inference
 from ...models.report import Measured
-from ...models.storage import STORAGES
-from ...server.compress_request import CompressHooks
-from ...server.convert import ConvertRun, convert
-from ...server.dataset import find_samples
+from ...models.serving.pack import prepare_for_inference
 from ..machine import about, torch_threads
 from ..turns import in_turns, medians
 
@@ -43,7 +43,7 @@ def converted(bundle: Path, photos: Path, work: Path) -> dict[str, Path]:
     """The bundle in every storage."""
     paths = {storage: work / bundle.name / storage for storage in STORAGES}
     for storage, path in paths.items():
-        convert(ConvertRun(source=bundle, out=path, storage=storage, images=photos, limit=1), CompressHooks())
+        convert(ConvertJob(source=bundle, out=path, storage=storage, images=photos, limit=1), Progress())
     return paths
 
 
@@ -56,7 +56,7 @@ def served(path: Path, dtype: str) -> nn.Module:
 def accuracy(paths: Mapping[str, Path], photos: Path) -> dict[str, Measured]:
     """Each storage against float32 on all photographs, each of which is read once."""
     config = read_config(paths["float32"])
-    samples = [(sample.path, sample.target) for sample in find_samples(photos, config.labels).samples]
+    samples = [(sample.path, sample.target) for sample in labelled_images(photos, config.labels).samples]
     models = {storage: served(path, "float32") for storage, path in paths.items()}
     found: dict[str, list[torch.Tensor]] = {storage: [] for storage in paths}
     targets = []

@@ -1,6 +1,6 @@
 """The table of every model, docs/models.md: `python -m milkweed.bench.tables.models`, a few seconds, no weights.
 
-milkweed's own architectures are built and counted here; timm's are those of models/timm_models.json, which
+milkweed's own architectures are built and counted here; timm's are those of models/architectures/timm_models.json, which
 `python -m milkweed.bench.tables.timm_models` makes.
 """
 
@@ -13,11 +13,17 @@ from pathlib import Path
 from textwrap import fill
 
 from ...models.accounting import COUNTER, macs, parameter_count
-from ...models.catalogue import linears_outside
-from ...models.registry import CUSTOM_VITAE, classifier_layers, create_model, default_preprocess, own_architectures
-from ...models.structure import select_linears, structures_for
-from ...models.timm_door import TimmModel, recorded_timm_models, timm_record
-from ...models.weightless import weightless
+from ...models.architectures.registry import (
+    CUSTOM_VITAE,
+    classifier_layers,
+    create_model,
+    default_preprocess,
+    own_architectures,
+)
+from ...models.architectures.summary import linears_outside
+from ...models.architectures.timm_models import TimmModel, recorded_timm_models, timm_record
+from ...models.bundle.meta_init import on_meta
+from ...models.layers.layer_spec import select_linears, structures_for
 
 DEFAULT_DOC = Path("docs/models.md")
 NBLOCKS = 4
@@ -34,7 +40,7 @@ counts the same of a bundle, with what it would have if every layer were dense b
 ## milkweed's own
 
 Checked against what the original code gives with made-up weights: every logit within 1e-5 of its float64 (2e-5 for
-vitae_basic_small), or the first outputs of every cell where no logits are on record (`tests/models/test_parity.py`).
+vitae_basic_small), or the first outputs of every cell where no logits are on record (`tests/models/architectures/test_parity.py`).
 `vitae_basic` is ViTAE v1 with free arguments. ViTAEv2 takes every square `img_size` of 4n or 4n - 1 px, T2T-ViT
 multiples of 16. On the right, all layers of that kind are Monarch ones of {nblocks} blocks.
 """
@@ -54,7 +60,7 @@ So the commands take them; `compress --recover` those whose blocks are `blocks.N
 layers of their blocks where those have timm's usual names; a pattern (`stages.2.*.mlp.*`) always works. The logits are
 those of timm's own code. Computed, not only counted, were: ViT, DeiT and Mixer, compared with recorded logits; small
 models of 26 names, taken through replacing, saving, loading, serving and making dense again by
-`tests/models/test_timm_families.py`. On a GPU, the fused kernels run blocks of `vision_transformer` and `deit` with
+`tests/models/architectures/test_timm_families.py`. On a GPU, the fused kernels run blocks of `vision_transformer` and `deit` with
 plain attention and MLPs; other blocks keep their own forward, and their Monarch layers run on the kernels one by one.
 
 *linears*: layers that can be replaced. *share*: of the parameters, how many are in them. A star: timm does not cut the
@@ -84,7 +90,7 @@ class OwnModel:
 
 def own_model(name: str) -> OwnModel:
     """Count one of milkweed's own architectures, dense and with each scope as Monarch layers."""
-    with weightless():
+    with on_meta():
         model = create_model(name)
     size = int(default_preprocess(name)["size"])
     count, counted = parameter_count(model), macs(model, size)

@@ -2,7 +2,7 @@
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
-by Monarch ones, and the model is run: each must be used as a layer. Writes models/timm_models.json, a part of the
+by Monarch ones, and the model is run: each must be used as a layer. Writes models/architectures/timm_models.json, a part of the
 package.
 """
 
@@ -20,12 +20,12 @@ import timm
 from torch import Tensor, nn
 
 from ...models.accounting import macs
-from ...models.catalogue import linears_outside
-from ...models.structure import LayerStructure, replace_linears
-from ...models.timm_door import TimmModel, create_timm_model, timm_classifier
-from ...models.weightless import built_weightless, weightless
+from ...models.architectures.summary import linears_outside
+from ...models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
+from ...models.bundle.meta_init import built_on_meta, on_meta
+from ...models.layers.layer_spec import LayerSpec, replace_linears
 
-DEFAULT_OUT = Path("models/timm_models.json")
+DEFAULT_OUT = Path("models/architectures/timm_models.json")
 CLASSES = 1000
 
 
@@ -36,17 +36,17 @@ def examine(name: str) -> TimmModel | str:
         return "take no square pictures"
     if not config.classifier:
         return "give no logits"
-    with weightless():
+    with on_meta():
         model = create_timm_model(name, CLASSES, {})
     linears = linears_outside(model, timm_classifier(name))
     if not linears:
         return "have no linear layer outside the classifier"
     if len(list(model.named_parameters(remove_duplicate=False))) != len(list(model.parameters())):
         return "have weights under several names"
-    if _without_values(built_weightless(lambda: create_timm_model(name, CLASSES, {}))):
+    if _without_values(built_on_meta(lambda: create_timm_model(name, CLASSES, {}))):
         return "have a tensor that is neither stored nor computed"
     counts = sum(p.numel() for p in model.parameters()), sum(linear.weight.numel() for linear in linears.values())
-    with weightless():
+    with on_meta():
         replace_linears(model, {layer: _monarch(linear) for layer, linear in linears.items()})
     shapes: list[tuple[int, ...]] = []
     model.register_forward_hook(lambda module, args, output: shapes.append(_shape(output)))
@@ -94,9 +94,9 @@ def text_of(document: Mapping[str, Any]) -> str:
     return f'{{\n "timm": {head},\n "models": {{\n{rows}\n }},\n "left_out": {left_out}\n}}\n'
 
 
-def _monarch(linear: nn.Linear) -> LayerStructure:
+def _monarch(linear: nn.Linear) -> LayerSpec:
     widths = linear.in_features, linear.out_features
-    return LayerStructure("monarch", *widths, nblocks=min(4, *widths), bias=linear.bias is not None)
+    return LayerSpec("monarch", *widths, nblocks=min(4, *widths), bias=linear.bias is not None)
 
 
 def _without_values(model: nn.Module) -> bool:

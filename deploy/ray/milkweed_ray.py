@@ -16,8 +16,8 @@ from ray import serve
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-    from milkweed.server.service import Service
-    from milkweed.server.settings import Settings
+    from milkweed.server.config.settings import Settings
+    from milkweed.server.service.service import Service
 
 logger = logging.getLogger("milkweed.ray")
 
@@ -39,12 +39,12 @@ def build() -> "FastAPI":
         DeviceError: a device is not there.
         PortError: no port is left for the metrics.
     """
-    from milkweed.server.app import create_app
-    from milkweed.server.cli.bundles import named_bundles
-    from milkweed.server.logs import configure_logs
-    from milkweed.server.serve import exit_now, say_failure, say_served
-    from milkweed.server.settings import OFF
-    from milkweed.server.settings_source import load_settings
+    from milkweed.cli.bundle_args import named_bundles
+    from milkweed.server.config.settings import OFF
+    from milkweed.server.config.sources import load_settings
+    from milkweed.server.process.serve import exit_now, log_failure, log_models
+    from milkweed.server.process.service_app import create_app
+    from milkweed.server.telemetry.logs import configure_logs
 
     settings = load_settings()
     refuse_sockets(settings)
@@ -52,9 +52,9 @@ def build() -> "FastAPI":
 
     def prepared(error: BaseException | None) -> None:
         if error is None:
-            say_served(app.state.service, "Ray Serve")
+            log_models(app.state.service, "Ray Serve")
         else:
-            say_failure(error)
+            log_failure(error)
 
     def ended() -> None:
         # Not left to health checks: a replica that refuses everything looks idle, and Ray would send it the most.
@@ -70,7 +70,7 @@ def build() -> "FastAPI":
 
 def refuse_sockets(settings: "Settings") -> None:
     """Raises SettingsError where something is asked for that would silently not be there."""
-    from milkweed.server.settings_source import SettingsError, variable_of
+    from milkweed.server.config.sources import SettingsError, variable_of
 
     for name in SOCKETS:
         value = getattr(settings, name)
@@ -86,8 +86,8 @@ def open_metrics(service: "Service") -> None:
     Raises:
         PortError: all are in use, or the address cannot be listened on.
     """
-    from milkweed.server.listener import PortError, listen
-    from milkweed.server.metrics_port import MetricsPort
+    from milkweed.server.http.transport.sockets import PortError, listen
+    from milkweed.server.process.metrics_port import MetricsPort
 
     host, first = service.settings.host, service.settings.metrics_port
     if not first:

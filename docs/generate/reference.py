@@ -11,8 +11,8 @@ from typing import Any
 import typer
 
 from milkweed import client
+from milkweed.cli.app import build_app
 from milkweed.models import _HOMES as HOMES
-from milkweed.server.cli.app import build_app
 
 
 def commands_page() -> str:
@@ -30,9 +30,9 @@ def commands_page() -> str:
 
 def http_page() -> str:
     """The OpenAPI document of a server with the default settings."""
-    from milkweed.server.app import create_app
-    from milkweed.server.cli.bundles import demo_bundle
-    from milkweed.server.settings import Settings
+    from milkweed.cli.bundle_args import demo_bundle
+    from milkweed.server.config.settings import Settings
+    from milkweed.server.process.service_app import create_app
 
     document = create_app(Settings(), {"demo": demo_bundle()}).openapi()
     lines = ["# HTTP interface", "", "Made from the server's own OpenAPI document, which a server has at", ""]
@@ -49,7 +49,7 @@ def http_page() -> str:
 def python_page() -> str:
     """`milkweed.load`, the client and what `milkweed.models` offers, by mkdocstrings."""
     lines = ["# Python", "", "Nothing heavy is imported before a name is used.", "", "## milkweed", ""]
-    lines += ["::: milkweed.load", "", "::: milkweed.server.local.LocalModel", "", "## milkweed.client", ""]
+    lines += ["::: milkweed.load", "", "::: milkweed.local.LocalModel", "", "## milkweed.client", ""]
     for name in client.__all__:
         if isinstance(getattr(client, name), type):
             lines += [f"::: {_defined('milkweed.client', name)}", ""]

@@ -78,8 +78,8 @@ def gencode(arch: str) -> str:
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
-def included(source: Path) -> list[Path]:
-    """A source and every file beside it that it includes, directly or not."""
+def included(source: Path, root: Path) -> list[Path]:
+    """A source and every file below root that it includes, directly or not; includes are named from root on."""
     found: list[Path] = []
     waiting = [source]
     while waiting:
@@ -88,7 +88,7 @@ def included(source: Path) -> list[Path]:
             continue
         found.append(path)
         names = re.findall(r'^\s*#include "([^"]+)"', path.read_text(), re.MULTILINE)
-        waiting += [path.parent / name for name in names]
+        waiting += [root / name for name in names]
     return sorted(found)
 
 
@@ -99,9 +99,9 @@ def build(job: Build, say: Say = print) -> bool:
         BuildError: a compiler failed.
     """
     started = time.perf_counter()
-    sources = sorted(job.sources.glob("*.cu"))
+    sources = sorted(job.sources.rglob("*.cu"))
     every_hash = source_hash(job.sources)
-    key = job.key([path for source in sources for path in included(source)])
+    key = job.key([path for source in sources for path in included(source, job.sources)])
     if _is_current(job.library, key, every_hash):
         say(f"{job.library} is up to date")
         return False
@@ -135,13 +135,15 @@ def _compile_all(job: Build, sources: Sequence[Path], say: Say) -> list[Path]:
     at_once = min(job.jobs, len(sources))
     with ThreadPoolExecutor(at_once) as pool:
         # The largest first, so that none is left to end alone.
-        by_size = sorted(sources, key=lambda source: -sum(path.stat().st_size for path in included(source)))
+        by_size = sorted(
+            sources, key=lambda source: -sum(path.stat().st_size for path in included(source, job.sources))
+        )
         return list(pool.map(lambda source: _compile(job, source, max(1, job.jobs // at_once), say), by_size))
 
 
 def _compile(job: Build, source: Path, threads: int, say: Say) -> Path:
     """The object of a source, named by the hash of what it is made of: it is compiled again only when that changes."""
-    object_file = job.folder / f"{source.stem}-{job.key(included(source))[:16]}.o"
+    object_file = job.folder / f"{source.stem}-{job.key(included(source, job.sources))[:16]}.o"
     if object_file.exists():
         return object_file
     started = time.perf_counter()
@@ -155,12 +157,13 @@ def _compile(job: Build, source: Path, threads: int, say: Say) -> Path:
         *(gencode(arch) for arch in job.archs),
         f"--threads={threads}",
         f"-isystem={include}",
+        "-I.",
         "-c",
-        source.name,
+        str(source.relative_to(job.sources)),
         "-o",
         str(half_done.resolve()),
     ]
-    run_compiler(command, source.name, cwd=source.parent)
+    run_compiler(command, source.name, cwd=job.sources)
     half_done.rename(object_file)
     say(f"  {source.name} compiled in {time.perf_counter() - started:.0f} s")
     return object_file

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from .ops import conv_branch, monarch_linear, monarch_mlp, performer_attention, short_attention
 from .stamp import LIBRARY, LibraryStamp, file_sha256, read_stamp, source_hash
+from .torch_ops import conv_branch, monarch_linear, monarch_mlp, performer_attention, short_attention
 
 __all__ = [
     "LibraryError",

@@ -86,12 +86,16 @@ def read_stamp(library: Path) -> LibraryStamp:
 
 def source_files(folder: Path = SOURCES) -> list[Path]:
     """Every file that the library is built from."""
-    return sorted(path for path in folder.iterdir() if path.suffix in SOURCE_SUFFIXES)
+    return sorted(path for path in folder.rglob("*") if path.suffix in SOURCE_SUFFIXES)
 
 
 def source_hash(folder: Path = SOURCES) -> str:
     """Of the names and contents of every file that the library is built from."""
-    return hash_of(part for path in source_files(folder) for part in (path.name.encode(), path.read_bytes()))
+    return hash_of(
+        part
+        for path in source_files(folder)
+        for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes())
+    )
 
 
 def hash_of(parts: Iterable[bytes]) -> str:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
-from ..engines.base import Engine, Runner
-from ..operators import Add, Attention, Dense, LayerNorm, Monarch, Operator, Problem, describe
+from ..chain_ir import Add, Attention, Dense, LayerNorm, Monarch, Operator, Problem, describe
+from ..impls.base import Engine, Runner
 from .plan import Plan, Span
 
 

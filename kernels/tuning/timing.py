@@ -9,7 +9,7 @@ from statistics import median
 import torch
 from torch import Tensor
 
-from ..engines.base import Call
+from ..impls.base import Call
 
 Inputs = tuple[Tensor, Tensor | None]
 Measure = Callable[[Callable[[], object]], float]

@@ -11,15 +11,15 @@ from typing import TypeVar
 
 import torch
 
-from ..engines.base import OTHER_KIND, Engine
-from ..operators import Problem, adds_residual, kinds
+from ..chain_ir import Problem, adds_residual, kinds
+from ..impls.base import OTHER_KIND, Engine
 from .cache import TuningCache
+from .cache_key import tuning_key
 from .chain import Chain, CompiledChain, compile_plan, invalid
-from .key import tuning_key
 from .plan import Path, Plan, Span, cheapest, cuts_of, every_span
 from .report import Row, Trial
 from .timing import Measure, Timed, timer_for
-from .verification import Truth, TuningError, failure
+from .verify import Truth, TuningError, failure
 
 logger = logging.getLogger("milkweed.tuner")
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 
 from ..errors import undecodable, unsupported
-from ..info import CostClass, ImageInfo
 from .exif import orientation as exif_orientation
+from .info import CostClass, ImageInfo
 
 MAX_SEGMENTS = 1024  # 64 KiB each: more than a 20 MiB body can hold of useful size
 MAX_JUNK_BYTES = 4096  # padding and garbage between segments

@@ -10,7 +10,7 @@ import struct
 from functools import lru_cache
 
 from ..errors import InputError, undecodable, unsupported
-from ..info import ArrayHeader, ImageInfo
+from .info import ArrayHeader, ImageInfo
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000  # numpy's own limit

@@ -7,8 +7,8 @@ import zlib
 from dataclasses import dataclass
 
 from ..errors import undecodable
-from ..info import ImageInfo
 from .exif import orientation as exif_orientation
+from .info import ImageInfo
 
 MAX_CHUNKS = 16384  # of 8 KiB, what libpng writes, a 20 MiB body has 2,560
 _SIGNATURE_BYTES = 8

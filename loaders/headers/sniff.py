@@ -1,7 +1,7 @@
 """Which accepted format a body is, from its magic bytes alone."""
 
 from ..errors import unsupported
-from ..info import FORMATS, Format
+from .info import FORMATS, Format
 from .npy import MAGIC as NPY_MAGIC
 
 _BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))

@@ -1,8 +1,8 @@
 """WebP headers: canvas size, alpha, orientation and animation from the RIFF chunks (RFC 9649, section 2)."""
 
 from ..errors import undecodable
-from ..info import ImageInfo
 from .exif import orientation as exif_orientation
+from .info import ImageInfo
 
 MAX_CHUNKS = 4096
 _ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InputError, undecodable, unsupported
-from ..guard import DEFAULT_LIMITS, Limits, check_size
-from ..info import ImageInfo
-from ..orientation import pillow_crop
-from ..spec import PreprocessSpec
+from ..headers.info import ImageInfo
+from ..headers.validate import DEFAULT_LIMITS, Limits, check_size
+from ..preprocess.orientation import pillow_crop
+from ..preprocess.spec import PreprocessSpec
 from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE, Crop
 from .process import Child, DeathReason, DiedError
 

@@ -1,6 +1,8 @@
 """Compresses models, with calibration, projection and budgets, and makes them dense again."""
 
-from ..projection.plain import (
+from .compression import CalibrationData, CompressReport, compress_model
+from .densification import DensifyReport, densify_layer, densify_model
+from .projection.plain import (
     Projection,
     project_linear,
     project_monarch,
@@ -8,8 +10,6 @@ from ..projection.plain import (
     project_state,
     projection_error,
 )
-from .compression import CalibrationData, CompressReport, compress_model
-from .densification import DensifyReport, densify_layer, densify_model
 from .replacement import project_layer, replace_layer
 from .request import CompressRequest
 

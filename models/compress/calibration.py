@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..projection.aware import RIDGE
-from ..projection.importance import weighted_statistics
-from ..projection.layer_fit import FitRequest, fit_layer
-from ..projection.parallel import each_on_one_thread
-from ..projection.permutation import Arrangement, permuted
-from ..projection.statistics import InputStatistics
-from ..structure import LayerStructure, linear_layer
+from ..layers.layer_spec import LayerSpec, linear_layer
+from .projection.aware import RIDGE
+from .projection.importance import weighted_statistics
+from .projection.layer_fit import FitRequest, fit_layer
+from .projection.parallel import each_on_one_thread
+from .projection.permutation import Arrangement, permuted
+from .projection.statistics import InputStatistics
 
 MIN_IMAGES = 16
 FEW_IMAGES = 128
@@ -133,7 +133,7 @@ def choose_ridge(
     def errors(name: str) -> list[float]:
         weight = linears[name].weight.detach().cpu()
         rank = max(1, int(RIDGE_SHARE * weight.numel() / sum(weight.shape)))
-        structure = LayerStructure("monarch", weight.shape[1], weight.shape[0], 1, rank, linears[name].bias is not None)
+        structure = LayerSpec("monarch", weight.shape[1], weight.shape[0], 1, rank, linears[name].bias is not None)
         found = []
         for ridge in RIDGES:
             fit = fit_layer(FitRequest(weight, structure, fitted[name]), ridge=ridge, sweeps=RIDGE_SWEEPS)

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 from torch import nn
 
-from ..allocation.costs import LayerCosts
-from ..allocation.search import Progress, Search, Trial
-from ..projection.layer_fit import LayerFit
+from ..layers.layer_spec import LayerSpec
 from ..report import Measured
 from ..report.rows import LayerNote
-from ..structure import LayerStructure
+from .allocation.costs import LayerCosts
+from .allocation.search import Progress, Search, Trial
 from .calibration import Calibration
 from .measured import Measuring
+from .projection.layer_fit import LayerFit
 from .request import CompressRequest
 
 CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
@@ -40,7 +40,7 @@ class Choice:
         warnings: sentences for a person.
     """
 
-    structures: Mapping[str, LayerStructure]
+    structures: Mapping[str, LayerSpec]
     trials: tuple[MeasuredTrial, ...] = ()
     sensitivities: Mapping[str, float] = field(default_factory=dict)
     costs: LayerCosts | None = None
@@ -77,7 +77,7 @@ class Choice:
         }
 
 
-def fixed_choice(structures: Mapping[str, LayerStructure]) -> Choice:
+def fixed_choice(structures: Mapping[str, LayerSpec]) -> Choice:
     """The same structure for all layers, as asked.
 
     Raises:

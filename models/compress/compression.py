@@ -10,22 +10,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..allocation.costs import LayerCosts
-from ..allocation.search import Progress as Progress
-from ..bundle import load_bundle, save_bundle
-from ..config import BundleConfig
-from ..projection.aware import RIDGE
-from ..projection.layer_fit import FitRequest, LayerFit, fit_layers
-from ..projection.permutation import arrange_hidden_units
-from ..provenance import add_step, library_versions
+from ..bundle.bundle import load_bundle, save_bundle
+from ..bundle.config import BundleConfig
+from ..bundle.provenance import add_step, library_versions
+from ..bundle.storage import as_stored
+from ..layers.layer_spec import LayerSpec, linear_layer, select_linears, structures_for
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
-from ..storage import as_stored
-from ..structure import LayerStructure, linear_layer, select_linears, structures_for
+from .allocation.costs import LayerCosts
+from .allocation.search import Progress as Progress
 from .calibration import Calibration, Images, calibrate
 from .choice import Choice, choose_for_budget, fixed_choice
 from .measured import Measuring
+from .projection.aware import RIDGE
+from .projection.layer_fit import FitRequest, LayerFit, fit_layers
+from .projection.permutation import arrange_hidden_units
 from .quantisation import Quantisation, choose_storage
 from .replacement import replace_layer
 from .request import CompressRequest
@@ -193,7 +193,7 @@ def _choose(
 
 def _final_fits(
     model: nn.Module,
-    structures: Mapping[str, LayerStructure],
+    structures: Mapping[str, LayerSpec],
     calibration: Calibration | None,
     progress: Progress | None,
 ) -> dict[str, LayerFit]:

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bundle import load_bundle, save_bundle
-from ..config import BundleConfig
-from ..provenance import add_step
+from ..bundle.bundle import load_bundle, save_bundle
+from ..bundle.config import BundleConfig
+from ..bundle.provenance import add_step
+from ..bundle.storage import as_stored
 from ..report import Measured
-from ..storage import as_stored
 from .measured import measured_change
 from .quantisation import INT8_LIMIT, NOT_MEASURED, choose_storage
 

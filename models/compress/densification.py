@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from ..bundle import load_bundle, save_bundle
-from ..config import BundleConfig
-from ..provenance import add_step
-from ..structured import StructuredLinear
-from ..weightless import weightless
+from ..bundle.bundle import load_bundle, save_bundle
+from ..bundle.config import BundleConfig
+from ..bundle.meta_init import on_meta
+from ..bundle.provenance import add_step
+from ..layers.structured import StructuredLinear
 
 Progress = Callable[[int, int, str], None]
 """Is called with the layers done, their number, and the layer just done."""
@@ -94,7 +94,7 @@ def densify_layer(layer: StructuredLinear) -> nn.Linear:
     first = next(parameter for name, parameter in layer.named_parameters() if name != "bias")
     with torch.no_grad():
         weight = copy.deepcopy(layer).double().dense_weight()
-    with weightless():
+    with on_meta():
         linear = nn.Linear(layer.in_features, layer.out_features, layer.bias is not None)
     state = {"weight": weight.to(first.dtype)}
     if layer.bias is not None:

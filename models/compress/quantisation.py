@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..golden import golden_images
-from ..storage import STORAGES, as_stored, storable_weights
+from ..bundle.golden import golden_images
+from ..bundle.storage import STORAGES, as_stored, storable_weights
 
 INT8_LIMIT = 0.02
 """Relative error of a layer's outputs up to which its weights become int8.

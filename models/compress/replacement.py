@@ -2,15 +2,15 @@
 
 from torch import nn
 
-from ..projection.layer_fit import FitRequest, LayerFit, fit_layer
-from ..structure import LayerStructure, linear_layer
-from ..weightless import weightless
+from ..bundle.meta_init import on_meta
+from ..layers.layer_spec import LayerSpec, linear_layer
+from .projection.layer_fit import FitRequest, LayerFit, fit_layer
 
 
 def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:
     """Replace the dense linear layer `name` of `model` by the layer that was fitted to it, with its bias shifted."""
     linear = linear_layer(model, name)
-    with weightless():
+    with on_meta():
         layer = fit.structure.build()
     state = dict(fit.state)
     if linear.bias is not None:
@@ -19,7 +19,7 @@ def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:
     model.set_submodule(name, layer.requires_grad_(linear.weight.requires_grad).train(linear.training))
 
 
-def project_layer(model: nn.Module, name: str, structure: LayerStructure) -> LayerFit:
+def project_layer(model: nn.Module, name: str, structure: LayerSpec) -> LayerFit:
     """Replace a dense linear layer by the structured one whose weight is nearest to its own.
 
     Raises:

@@ -5,8 +5,8 @@ from dataclasses import asdict, dataclass, field
 from math import isfinite
 from typing import Any
 
-from ..allocation.candidates import BLOCK_COUNTS
-from ..allocation.costs import COSTS
+from .allocation.candidates import BLOCK_COUNTS
+from .allocation.costs import COSTS
 from .quantisation import INT8_LIMIT, check_storage
 
 REFINEMENTS = 10
@@ -18,7 +18,7 @@ class CompressRequest:
 
     Args:
         layers: as in `select_linears`.
-        structure, nblocks, rank, options: the kind of every layer's matrix and its options, as in `LayerStructure`;
+        structure, nblocks, rank, options: the kind of every layer's matrix and its options, as in `LayerSpec`;
             used without a budget.
         budget: share of what the layers cost dense, above 0 and below 1; needs calibration images.
         cost: the budget's unit, one of COSTS.

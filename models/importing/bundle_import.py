@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..bundle import save_bundle
-from ..config import BundleConfig
+from ..architectures.registry import default_preprocess
+from ..bundle.bundle import save_bundle
+from ..bundle.config import BundleConfig
+from ..bundle.labels import Label, default_labels
+from ..bundle.provenance import add_step
+from ..bundle.storage import SCALE
 from ..errors import CheckpointError
-from ..labels import Label, default_labels
-from ..provenance import add_step
-from ..registry import default_preprocess
-from ..storage import SCALE
-from .card import ModelCard
+from .card import ModelInfo
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
 from .fitting import fit_checkpoint
@@ -120,11 +120,11 @@ def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
+def _card_of(info: CheckpointInfo, arch: str | None) -> ModelInfo:
     """What a config.json says; nothing where there is none, or where the architecture is named to be another."""
     card = info.card
     same = card is not None and (arch is None or arch.partition(".")[0] == card.arch.partition(".")[0])
-    return card if card is not None and same else ModelCard("")
+    return card if card is not None and same else ModelInfo("")
 
 
 def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:

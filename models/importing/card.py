@@ -1,18 +1,18 @@
-"""ModelCard: what a Hugging Face config.json says of the weights beside it, in timm's form."""
+"""ModelInfo: what a Hugging Face config.json says of the weights beside it, in timm's form."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..config import INTERPOLATIONS, check_preprocess
+from ..bundle.config import INTERPOLATIONS, check_preprocess
+from ..bundle.labels import Label, parse_labels
 from ..errors import CheckpointError, quoted
-from ..labels import Label, parse_labels
 from .source import read_json
 
 
 @dataclass(frozen=True)
-class ModelCard:
+class ModelInfo:
     """What is known of a model beside its weights.
 
     Args:
@@ -29,7 +29,7 @@ class ModelCard:
     notes: tuple[str, ...] = ()
 
 
-def read_card(path: Path) -> ModelCard:
+def read_card(path: Path) -> ModelInfo:
     """Read a config.json that timm wrote: `architecture`, `model_args`, `pretrained_cfg`, `label_names`.
 
     Raises:
@@ -50,7 +50,7 @@ def read_card(path: Path) -> ModelCard:
         labels = _labels({**published, **document})
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return ModelCard(arch, arch_args, preprocess, labels, notes)
+    return ModelInfo(arch, arch_args, preprocess, labels, notes)
 
 
 def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

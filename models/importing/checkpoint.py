@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 
+from ..bundle.safetensors_file import read_tensors
+from ..bundle.strict_json import canonical_json
 from ..errors import CheckpointError, quoted
-from ..json_document import canonical_json
-from ..tensorfile import read_tensors
-from .card import ModelCard, read_card
+from .card import ModelInfo, read_card
 from .shadow import averaged, shadow_of
 from .source import Source, find_source
 from .unpickling import first_sentence, unpickle
@@ -42,7 +42,7 @@ class CheckpointInfo:
     stripped: tuple[str, ...]
     facts: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    card: ModelCard | None = None
+    card: ModelInfo | None = None
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from ..registry import IMAGENET_PREPROCESS, list_models
-from ..timm_door import has_timm_model
-from ..vitae import VITAE_VARIANTS
+from ..architectures.registry import IMAGENET_PREPROCESS, list_models
+from ..architectures.timm_models import has_timm_model
+from ..architectures.vitae import VITAE_VARIANTS
 
 # By (width of the last stage, depths) and (width, depth).
 _VITAE_V2 = {

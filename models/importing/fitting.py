@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..architectures.registry import create_model, is_model
+from ..bundle.meta_init import built_on_meta, on_meta
 from ..errors import CheckpointError
-from ..registry import create_model, is_model
-from ..structure import LayerStructure, replace_linears
-from ..weightless import built_weightless, weightless
+from ..layers.layer_spec import LayerSpec, replace_linears
 from .diagnosis import HEADS, Misfit, classes_hint
 from .families import Family, detect_family
 from .foreign_layers import LAYOUT, native_layers
@@ -30,7 +30,7 @@ class Fitted:
     model: nn.Module
     arch: str
     arch_args: dict[str, Any]
-    structure: dict[str, LayerStructure]
+    structure: dict[str, LayerSpec]
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -63,10 +63,10 @@ def fit_checkpoint(
     arch = arch or _only_candidate(source, family)
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
     classes = _classes(source, state, num_classes)
-    model = built_weightless(lambda: create_model(arch, num_classes=classes, **arch_args))
+    model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))
     state, converted = native_layers(source, model, state)
     structure = structures_in(source, model, state)
-    with weightless():
+    with on_meta():
         replace_linears(model, structure)
     own_keys = state.keys()
     state, tolerated = _tolerate(model, state)

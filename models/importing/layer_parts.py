@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from ..structure import replaceable_linears
+from ..layers.layer_spec import replaceable_linears
 
 Parts = dict[str, Tensor]
 """A layer's tensors by the rest of their keys."""

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..bundle.strict_json import parse_json
 from ..errors import CheckpointError, quoted
-from ..json_document import parse_json
 
 INDEX = ".index.json"
 _HUGGING_FACE = ("model.safetensors", f"model.safetensors{INDEX}", "pytorch_model.bin", f"pytorch_model.bin{INDEX}")

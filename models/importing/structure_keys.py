@@ -8,9 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..butterfly import ButterflyShape
 from ..errors import CheckpointError
-from ..structure import KIND_NAMES, LayerStructure
+from ..layers.butterfly import ButterflyShape
+from ..layers.layer_spec import KIND_NAMES, LayerSpec
 from .foreign_layers import LAYOUT
 from .layer_parts import Parts, layer_parts
 
@@ -18,7 +18,7 @@ _MAX_DIAGONAL = 64
 """Blocks on the diagonal that are looked for: fly's have 4 to 16."""
 
 
-def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerStructure]:
+def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerSpec]:
     """Structures of the linear layers of `model` that `state` holds in another form.
 
     Exact widths are those of the dense layers replaced.
@@ -41,7 +41,7 @@ def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) ->
     return structure
 
 
-def structure_notes(structure: Mapping[str, LayerStructure]) -> list[str]:
+def structure_notes(structure: Mapping[str, LayerSpec]) -> list[str]:
     """How many layers of each kind were recognised, in words."""
     counts = Counter(layer.kind for layer in structure.values())
     notes = [f"{count} {KIND_NAMES[kind]} layers in the checkpoint" for kind, count in counts.items()]
@@ -50,7 +50,7 @@ def structure_notes(structure: Mapping[str, LayerStructure]) -> list[str]:
     return notes
 
 
-def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerStructure | None:
+def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | None:
     kind = next((kind for kind, (keys, _) in _READERS.items() if keys <= parts.keys()), None)
     if kind is None or (kind == "blockdiag" and parts["weight"].dim() != 3):
         return None
@@ -63,7 +63,7 @@ def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerStructure
     raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {KIND_NAMES[kind]} layer of {_widths(linear)}")
 
 
-def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     """fly's shapes if they fit, else q = rank * nblocks."""
     first = parts["blkdiag1"]
     if first.dim() == 3 and len(first):
@@ -71,16 +71,16 @@ def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
         yield from _described(linear, "monarch", {"nblocks": len(first), "rank": first.shape[1] // len(first)})
 
 
-def _lowrank(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+def _lowrank(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     if parts["lr_weight1"].dim() == 2:
         yield from _described(linear, "lowrank", {"rank": len(parts["lr_weight1"])})
 
 
-def _blockdiag(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+def _blockdiag(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     yield from _described(linear, "blockdiag", {"nblocks": len(parts["weight"])})
 
 
-def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerStructure]:
+def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     """The butterflies that keep the blocks of fly's layout, or as many where there is no layout and no other does."""
     blocks, layout, thin = parts["sparse.weight"], parts.get(LAYOUT), parts.get("low_rank.lr_weight1")
     if blocks.dim() != 3 or (thin is not None and thin.dim() != 2):
@@ -133,16 +133,16 @@ def _equal(own: Tensor, layout: Tensor) -> bool:
     return own.shape == layout.shape and torch.equal(own, layout.to(own.device).bool())
 
 
-def _described(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerStructure]:
+def _described(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerSpec]:
     """The structure with these options where they are within its limits."""
     try:
         bias = linear.bias is not None
-        yield LayerStructure(kind, linear.in_features, linear.out_features, bias=bias, **options)  # type: ignore[arg-type]
+        yield LayerSpec(kind, linear.in_features, linear.out_features, bias=bias, **options)  # type: ignore[arg-type]
     except ValueError:
         return
 
 
-_READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterator[LayerStructure]]]] = {
+_READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterator[LayerSpec]]]] = {
     "monarch": (frozenset({"blkdiag1", "blkdiag2"}), _monarch),
     "lowrank": (frozenset({"lr_weight1", "lr_weight2"}), _lowrank),
     "pixelfly": (frozenset({"sparse.weight"}), _pixelfly),

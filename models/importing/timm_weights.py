@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from ..architectures.timm_models import timm_weights_repository
 from ..errors import CheckpointError
-from ..timm_door import timm_weights_repository
 from .unpickling import first_sentence
 
 PREFIX = "timm:"

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..bundle import load_bundle
-from ..config import BundleConfig
+from ..bundle.bundle import load_bundle
+from ..bundle.config import BundleConfig
+from ..bundle.golden import golden_images
+from ..bundle.labels import labels_document
 from ..errors import ExportError, quoted
-from ..golden import golden_images
-from ..labels import labels_document
 from .file import OPSET, contents, data_file, describe, write_onnx
 from .plain import plain_form
 from .session import OnnxSession, runtime_version

@@ -1,6 +1,6 @@
 """Turns a loaded model into its form for export: structured layers as MatMul, Reshape and Transpose.
 
-It begins with the serving form (`models/inference.py`). The permutations of a Monarch layer are folded into its factors
+It begins with the serving form (`models/serving/pack.py`). The permutations of a Monarch layer are folded into its factors
 as far as that is exact: with the rows of the first factor in the order in which the second one reads them, what lies
 between the factors is a swap of outer axes, K and J, and the runs that it moves are whole (arXiv 2512.20861). Inside an
 MLP the interleaving of fc1's outputs and the cutting of fc2's input become one swap as well: fc2's first factor takes
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels import PackedMonarch
-from ..blockdiag import BlockdiagLinear, shuffled
-from ..inference import PackedLinear, PackedMlp, prepare_for_inference
+from ..layers.blockdiag import BlockdiagLinear, shuffled
+from ..serving.pack import PackedLinear, PackedMlp, prepare_for_inference
 
 
 class PlainMonarch(nn.Module):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
-from ..structured import StructuredLinear
+from ..layers.structured import StructuredLinear
 from ..training import Batch, BatchSource, Objective, Recipe, TrainingError, TrainResult, train_model
-from ..vitae.reduction import PerformerAttention
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import RecoveryPlan

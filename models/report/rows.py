@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from torch import nn
 
 from ..accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
-from ..storage import stored_tensors
-from ..structured import StructuredLinear
+from ..bundle.storage import stored_tensors
+from ..layers.structured import StructuredLinear
 from .document import LayerRow, RunReport, Totals
 
 

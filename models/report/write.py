@@ -6,8 +6,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+from ..bundle.strict_json import parse_json, readable_json
 from ..errors import quoted
-from ..json_document import parse_json, readable_json
 from .document import RunReport
 from .drawing import require
 

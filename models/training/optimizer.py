@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..structured import StructuredLinear
+from ..layers.structured import StructuredLinear
 from .recipe import Recipe
 
 RATE = "rate"

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from ..json_document import canonical_json, parse_json
+from ..bundle.strict_json import canonical_json, parse_json
 from .processes import Alone, Processes
 
 PARALLEL = ("ddp", "fsdp")

@@ -16,10 +16,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ..durable import sync
+from ..bundle.durable import sync
+from ..bundle.safetensors_file import read_tensors, write_tensors
+from ..bundle.strict_json import MAX_JSON_BYTES, parse_json, readable_json
 from ..errors import quoted
-from ..json_document import MAX_JSON_BYTES, parse_json, readable_json
-from ..tensorfile import read_tensors, write_tensors
 
 FORMAT = 1
 DOCUMENT = "state.json"

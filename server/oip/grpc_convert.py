@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
-from ..card import ModelCard
 from ..errors import ServiceError
-from .describe import version_of
+from ..repository.model_info import ModelInfo
 from .grpc_messages import Messages
+from .metadata import version_of
 from .rest_request import MAX_HEAD_BYTES, MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
 
@@ -85,7 +85,7 @@ def read_infer_message(message: Any) -> InferRequest:
     )
 
 
-def infer_response(messages: Messages, model: ModelCard, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
+def infer_response(messages: Messages, model: ModelInfo, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
     """A ModelInferResponse; its values are raw contents, as Triton's are."""
     response = messages["ModelInferResponse"](model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:

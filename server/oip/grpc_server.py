@@ -10,18 +10,18 @@ from urllib.parse import unquote
 
 from prometheus_client import Histogram
 
+from ..config.settings import Settings
 from ..errors import ServiceError, internal_error, status_of
-from ..metrics import SECONDS_BUCKETS
-from ..security.gate import Gate
-from ..service import Service
-from ..settings import Settings
-from ..trace import Trace
-from ..tracing.context import current_span
-from ..tracing.tracer import Tracer
+from ..security.auth import Authenticator
+from ..security.grpc_tls import server_credentials
+from ..service.service import Service
+from ..telemetry.context import RequestContext
+from ..telemetry.metrics import SECONDS_BUCKETS
+from ..telemetry.trace_context import current_span
+from ..telemetry.tracer import Tracer
 from .grpc_messages import PACKAGE
 from .grpc_reading import SLOW_PLACES, MessageReading
 from .grpc_service import PROBES, Call, GrpcService, Method
-from .grpc_tls import server_credentials
 
 logger = logging.getLogger("milkweed.grpc")
 
@@ -55,7 +55,7 @@ class GrpcServer:
         GrpcError: the packages are missing.
     """
 
-    def __init__(self, service: Service, gate: Gate, tracer: Tracer | None = None) -> None:
+    def __init__(self, service: Service, gate: Authenticator, tracer: Tracer | None = None) -> None:
         # Its library would write a line to stderr for each call that it refuses itself; read when it is imported.
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         try:
@@ -131,7 +131,7 @@ class GrpcServer:
 
         async def handle(_: Any, context: Any) -> bytes:
             headers = _headers(context.invocation_metadata())
-            trace = Trace(headers)
+            trace = RequestContext(headers)
             if self._tracer is not None:
                 trace.span = self._tracer.begin(headers)
                 current_span.set(trace.span)
@@ -162,7 +162,7 @@ class GrpcServer:
 
         return handle
 
-    def _call(self, name: str, trace: Trace, context: Any) -> Call:
+    def _call(self, name: str, trace: RequestContext, context: Any) -> Call:
         """Who calls and until when.
 
         Raises:
@@ -173,7 +173,7 @@ class GrpcServer:
         return Call(trace, source, account, context.time_remaining())
 
     async def _refuse(
-        self, name: str, error: ServiceError, trace: Trace, context: Any, metadata: tuple[tuple[str, str], ...]
+        self, name: str, error: ServiceError, trace: RequestContext, context: Any, metadata: tuple[tuple[str, str], ...]
     ) -> None:
         """End a call with an error; does not return."""
         status = "RESOURCE_EXHAUSTED" if error.code == "overloaded" else _STATUSES.get(error.status, "UNKNOWN")
@@ -185,13 +185,13 @@ class GrpcServer:
             metadata = (*metadata, ("retry-after", str(error.retry_after_seconds)))
         await context.abort(getattr(self._grpc.StatusCode, status), error.message, metadata)
 
-    def _count(self, name: str, status: str, trace: Trace) -> None:
+    def _count(self, name: str, status: str, trace: RequestContext) -> None:
         end = time.perf_counter()
         trace.observe_stages(end)
         exemplar = None if trace.span is None else self._traced(name, status, trace, end)
         self._duration.labels(name, status).observe(end - trace.started, exemplar)
 
-    def _traced(self, name: str, status: str, trace: Trace, end: float) -> dict[str, str]:
+    def _traced(self, name: str, status: str, trace: RequestContext, end: float) -> dict[str, str]:
         """Hand a traced call over to who sends it; its exemplar."""
         assert self._tracer is not None  # it began the span
         attributes: dict[str, str | int] = {
@@ -203,7 +203,7 @@ class GrpcServer:
         http = 200 if status == "OK" else 0 if status == "CANCELLED" else status_of(trace.code or "deadline")
         return self._tracer.finish(trace, f"{SERVICE_NAME}/{name}", attributes, end, http)
 
-    def _count_cancelled(self, name: str, trace: Trace, context: Any) -> None:
+    def _count_cancelled(self, name: str, trace: RequestContext, context: Any) -> None:
         """The caller's deadline passed, or he went away; nobody hears an answer."""
         left = context.time_remaining()
         late = left is not None and left <= 0

@@ -5,16 +5,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from ..ask import Requester
-from ..body import Hold
-from ..card import ModelCard
 from ..errors import ServiceError
-from ..question import Question
-from ..security.gate import Gate
-from ..security.keyring import Account
-from ..service import Service
-from ..trace import Trace
-from . import describe
+from ..http.body import BudgetLease
+from ..repository.model_info import ModelInfo
+from ..security.auth import Authenticator
+from ..security.key_store import Account
+from ..service.params import ClassifyParams
+from ..service.service import Service
+from ..service.submit import Requester
+from ..telemetry.context import RequestContext
+from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
 from .grpc_messages import Messages
 from .infer import before_deadline, find_version, infer, prepare, question_of
@@ -35,7 +35,7 @@ class Call:
         seconds_left: until the caller's deadline, from the trace's start; None where it has none.
     """
 
-    trace: Trace
+    trace: RequestContext
     source: str | None
     account: Account | None
     seconds_left: float | None
@@ -47,7 +47,7 @@ Method = Callable[[bytes, Call], Awaitable[Any]]
 class GrpcService:
     """The methods of one service, by name."""
 
-    def __init__(self, service: Service, gate: Gate) -> None:
+    def __init__(self, service: Service, gate: Authenticator) -> None:
         self._service = service
         self._gate = gate
         self._messages = Messages()
@@ -80,7 +80,7 @@ class GrpcService:
             with service.using(model):
                 return await self._answer(request, size, hold, model, call)
 
-    async def _answer(self, request: InferRequest, size: int, hold: Hold, model: ModelCard, call: Call) -> Any:
+    async def _answer(self, request: InferRequest, size: int, hold: BudgetLease, model: ModelInfo, call: Call) -> Any:
         service = self._service
         question, said = self._question(model, call)
         async with before_deadline(question, call.trace, said=said) as clock:
@@ -101,7 +101,7 @@ class GrpcService:
 
             return await service.parsers.run(write, prepared.answer_cost)
 
-    def _question(self, model: ModelCard, call: Call) -> tuple[Question, bool]:
+    def _question(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""
         question = question_of(self._service, model, call.trace)
         said = b"x-request-timeout-ms" in call.trace.headers
@@ -144,7 +144,7 @@ class GrpcService:
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
-        models: list[ModelCard] = list(self._service.models.values())
+        models: list[ModelInfo] = list(self._service.models.values())
         if request.name:
             models = [find_version(self._service, request.name, request.version)]
         found = describe.statistics(models, await self._service.statistics())

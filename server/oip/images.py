@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import numpy as np
 from msgspec import Meta, Raw
 
-from ...loaders.arrays import Dtype, array_images
-from ..card import ModelCard
-from ..client_json import decoded, elements, from_base64, is_array
+from ...loaders.decode.npy import Dtype, array_images
 from ..errors import ServiceError
+from ..http.client_json import decoded, elements, from_base64, is_array
+from ..repository.model_info import ModelInfo
 from .tensors import InputTensor, split_bytes
 
 ENCODED, PIXELS = "image", "pixels"
@@ -43,7 +43,7 @@ def decoded_bytes(tensor: InputTensor) -> int:
     return len(data) if isinstance(data, memoryview) else 0
 
 
-def images_of(inputs: Sequence[InputTensor], model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
+def images_of(inputs: Sequence[InputTensor], model: ModelInfo, max_images: int) -> list[bytes | ServiceError]:
     """The images of a request, in order: bodies as `POST /classify` takes them, or why there is none in a place.
 
     Raises:
@@ -113,7 +113,7 @@ def _element(value: Raw | bytes, in_base64: bool) -> bytes | ServiceError:
         return ServiceError("bad_request", "an element is not base64 text")
 
 
-def _pixels(tensor: InputTensor, model: ModelCard, max_images: int) -> list[bytes | ServiceError]:
+def _pixels(tensor: InputTensor, model: ModelInfo, max_images: int) -> list[bytes | ServiceError]:
     """Pictures, or what the model sees, as arrays; one image along the first axis each."""
     dtype = _PIXEL_TYPES.get(tensor.datatype)
     if dtype is None:

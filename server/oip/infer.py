@@ -6,15 +6,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from ..ask import CheckedImage, Requester, ask, check_image, count_images
-from ..body import Hold
-from ..card import ModelCard
+from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ..config.settings import Settings
 from ..errors import ServiceError
-from ..outcome import SCORE_COST, Outcome, Predictions
-from ..question import Question, check_scores, question_about
-from ..service import Service
-from ..settings import Settings
-from ..trace import Trace
+from ..http.body import BudgetLease
+from ..repository.model_info import ModelInfo
+from ..service.params import ClassifyParams, check_scores, params_for
+from ..service.service import Service
+from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
+from ..telemetry.context import RequestContext
 from .images import images_of
 from .options import Options, read_options
 from .tensors import InferRequest
@@ -34,7 +34,7 @@ class Prepared:
         return SCORE_COST * len(self.images) * self.options.engine_top_k
 
 
-def find_version(service: Service, name: str, version: str) -> ModelCard:
+def find_version(service: Service, name: str, version: str) -> ModelInfo:
     """The model of that name, which may be an alias; `version` may be empty.
 
     Raises:
@@ -45,13 +45,13 @@ def find_version(service: Service, name: str, version: str) -> ModelCard:
     return service.models.find(name, version or None)
 
 
-def question_of(service: Service, model: ModelCard, trace: Trace) -> Question:
+def question_of(service: Service, model: ModelInfo, trace: RequestContext) -> ClassifyParams:
     """What the headers say: by when, and whether others go first; the rest is in the body."""
-    return question_about(model, trace.headers, service.settings)
+    return params_for(model, trace.headers, service.settings)
 
 
 @asynccontextmanager
-async def before_deadline(question: Question, trace: Trace, *, said: bool) -> AsyncIterator["Clock"]:
+async def before_deadline(question: ClassifyParams, trace: RequestContext, *, said: bool) -> AsyncIterator["Clock"]:
     """What runs inside must end in time.
 
     Args:
@@ -71,7 +71,7 @@ async def before_deadline(question: Question, trace: Trace, *, said: bool) -> As
 class Clock:
     """How long a request may take in all; its body may say so after its headers did."""
 
-    def __init__(self, seconds: float, trace: Trace, said: bool) -> None:
+    def __init__(self, seconds: float, trace: RequestContext, said: bool) -> None:
         self.seconds = seconds
         self.timeout: asyncio.Timeout | None = None
         self._trace = trace
@@ -88,7 +88,7 @@ class Clock:
         self.timeout.reschedule(asyncio.get_running_loop().time() + self.left())
 
 
-def prepare(request: InferRequest, model: ModelCard, settings: Settings) -> Prepared:
+def prepare(request: InferRequest, model: ModelInfo, settings: Settings) -> Prepared:
     """Read the options and look at each image's header; costs no more than that and one copy of the images.
 
     Raises:
@@ -103,14 +103,14 @@ def prepare(request: InferRequest, model: ModelCard, settings: Settings) -> Prep
 
 async def infer(
     service: Service,
-    question: Question,
+    question: ClassifyParams,
     prepared: Prepared,
     clock: Clock,
     requester: Requester,
-    hold: Hold,
+    hold: BudgetLease,
     *,
     charge: Callable[[int], None],
-) -> list[Outcome]:
+) -> list[ImageResult]:
     """What became of each image: all are predictions, or some where the request takes partial answers.
 
     Args:
@@ -127,7 +127,7 @@ async def infer(
     try:
         charge(len(prepared.images))
     except ServiceError:
-        count_images(service, question.model, {"rejected": len(prepared.images)})
+        count_outcomes(service, question.model, {"rejected": len(prepared.images)})
         raise
     if not options.partial:
         _refuse_bad(service, question.model, prepared.images)
@@ -142,11 +142,11 @@ async def infer(
     return outcomes
 
 
-def _refuse_bad(service: Service, model: ModelCard, images: list[CheckedImage]) -> None:
+def _refuse_bad(service: Service, model: ModelInfo, images: list[CheckedImage]) -> None:
     """An image that the guard refused fails the request before anything of it is computed."""
     bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:
-        count_images(service, model, {"invalid": len(bad), "rejected": len(images) - len(bad)})
+        count_outcomes(service, model, {"invalid": len(bad), "rejected": len(images) - len(bad)})
         raise _located(images[bad[0]], bad[0], len(images))
 
 

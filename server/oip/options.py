@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..card import ModelCard
+from ..config.settings import Settings
 from ..errors import ServiceError
-from ..settings import Settings
+from ..repository.model_info import ModelInfo
 from .tensors import InferRequest, RequestedOutput
 
 OUTPUTS = ("label", "index", "score", "probabilities", "error")
@@ -53,7 +53,7 @@ class Options:
     outputs: tuple[WantedOutput, ...]
 
 
-def read_options(request: InferRequest, model: ModelCard, settings: Settings) -> Options:
+def read_options(request: InferRequest, model: ModelInfo, settings: Settings) -> Options:
     """The options of a request.
 
     Raises:

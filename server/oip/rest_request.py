@@ -2,8 +2,8 @@
 
 from msgspec import Raw, Struct, field
 
-from ..client_json import decoded, elements, is_array
 from ..errors import ServiceError
+from ..http.client_json import decoded, elements, is_array
 from .images import ENCODED
 from .tensors import InferRequest, InputTensor, Parameters, RequestedOutput
 

@@ -4,8 +4,8 @@ import ssl
 from pathlib import Path
 from typing import Any
 
-from ..settings import OFF, Settings
-from .watch import FileWatch
+from ..config.settings import OFF, Settings
+from .file_watcher import FileWatch
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 

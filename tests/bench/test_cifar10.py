@@ -12,7 +12,7 @@ import typer
 from milkweed.bench.studies import cifar10
 from milkweed.bench.studies.cifar10 import TITLES, ExperimentError, Plan, command, run, summary
 from milkweed.bench.studies.pictures import cifar10 as plot
-from milkweed.server.cli.app import build_app
+from milkweed.cli.app import build_app
 
 TOP1 = {"dense": 84.0, "monarch": 83.5, "s2d": 84.25, "d2s": 12.0, "d2s_aware": 40.0, "d2s_recovered": 83.0}
 PARAMETERS = {"dense": 732_874, "s2d": 732_874}

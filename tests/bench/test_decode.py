@@ -13,8 +13,8 @@ from milkweed.bench.decode import damage
 from milkweed.bench.decode.damage import CHUNK, KINDS, START_OF_SCAN, damaged
 from milkweed.bench.decode.run import batches, run
 from milkweed.bench.decode.tables import tables
+from milkweed.cli import main
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
-from milkweed.server.cli import main
 
 OPTIONAL = ("nvidia.dali", "nvidia.nvimgcodec", "cv2", "timm.data", "torchvision.io")
 AT_MOST = {"one bit": 1, "one byte": 1, "16 random bytes": 16, "64 zeros": 64}

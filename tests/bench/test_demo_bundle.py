@@ -8,8 +8,8 @@ import torch
 
 from milkweed.bench.demo_bundle import make
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle, select_linears
-from milkweed.models.labels import default_labels
-from milkweed.models.structure import monarch_structure
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.layers.layer_spec import monarch_structure
 
 SMALL: dict[str, Any] = {
     "img_size": 32,

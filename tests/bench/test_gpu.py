@@ -16,9 +16,9 @@ from milkweed.bench.cuda.rows import Candidate, Row, measure
 from milkweed.bench.cuda.shapes import DRY_MLP, MLP_SHAPES
 from milkweed.bench.cuda.timing import HostTimer, Timing, input_sets
 from milkweed.bench.gpu import main
-from milkweed.kernels.engines.base import Runner
-from milkweed.kernels.operators import Monarch, Operator, Problem, evaluate
-from milkweed.kernels.tuning.verification import relative_error
+from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
+from milkweed.kernels.impls.base import Runner
+from milkweed.kernels.tuning.verify import relative_error
 
 CPU = torch.device("cpu")
 CEILINGS = Ceilings(1e12, 1e14, 1 << 20)

@@ -25,7 +25,7 @@ from milkweed.bench.cuda.timing import HostTimer
 from milkweed.bench.gpu import main
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
 from milkweed.models import BundleConfig, create_model, save_bundle
-from milkweed.models.labels import default_labels
+from milkweed.models.bundle.labels import default_labels
 
 CPU = torch.device("cpu")
 SMALL = PreprocessSpec(size=64)

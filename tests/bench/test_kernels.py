@@ -9,7 +9,7 @@ import torch
 from milkweed.bench.cuda.mlp import mlp_work
 from milkweed.bench.cuda.shapes import DRY_MLP, MLP_SHAPES
 from milkweed.bench.kernels import run
-from milkweed.server.cli import main
+from milkweed.cli import main
 
 
 def test_work_is_what_the_algorithm_cannot_avoid() -> None:
@@ -70,7 +70,7 @@ def test_on_a_gpu_the_command_is_the_gpus_benchmark(
         print("its own tables")
         return 1
 
-    monkeypatch.setattr("milkweed.server.device.resolve_device", lambda name: torch.device("cuda", 0))
+    monkeypatch.setattr("milkweed.inference.device.resolve_device", lambda name: torch.device("cuda", 0))
     monkeypatch.setattr("milkweed.bench.gpu.main", measured)
     plot = tmp_path / "gpu.svg"
     assert main(["bench", "kernels", "--nblocks", "2", "--plot", str(plot), "--json"]) == 1

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from milkweed.bench import model as bench
+from milkweed.cli import main
 from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
-from milkweed.models.labels import default_labels
-from milkweed.models.structure import monarch_structure, structures_for
-from milkweed.server.cli import main
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.layers.layer_spec import monarch_structure, structures_for
 
 SMALL: dict[str, Any] = {
     "img_size": 32,

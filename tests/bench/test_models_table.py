@@ -8,11 +8,11 @@ import pytest
 
 from milkweed.bench.tables.models import SCOPES, OwnModel, own_model, page
 from milkweed.models.accounting import macs, parameter_count
-from milkweed.models.catalogue import linears_outside
-from milkweed.models.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
-from milkweed.models.structure import select_linears, structures_for
-from milkweed.models.timm_door import recorded_timm_models
-from milkweed.models.weightless import weightless
+from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
+from milkweed.models.architectures.summary import linears_outside
+from milkweed.models.architectures.timm_models import recorded_timm_models
+from milkweed.models.bundle.meta_init import on_meta
+from milkweed.models.layers.layer_spec import select_linears, structures_for
 
 OWN = [name for name in own_architectures() if name != CUSTOM_VITAE]
 DOC = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -64,7 +64,7 @@ def test_counts_with_monarch_mlps_are_the_published_ones(rows: dict[str, OwnMode
 
 def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict[str, Any]) -> None:
     for name, want in published.items():
-        with weightless():
+        with on_meta():
             model = create_model(name)
         linears = linears_outside(model, classifier_layers(name))
         assert len(linears) == sum(layer["count"] for key, layer in want["linears"].items() if key != "head"), name
@@ -80,7 +80,7 @@ def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict
 
 def test_a_monarch_models_macs_are_those_of_the_table(rows: dict[str, OwnModel]) -> None:
     for layers, wanted in zip(SCOPES.values(), rows["t2t_vit_7"].scopes, strict=True):
-        with weightless():
+        with on_meta():
             dense = create_model("t2t_vit_7")
             structure = structures_for(dense, select_linears(dense, layers), nblocks=4)
             model = create_model("t2t_vit_7", structure=structure)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from milkweed.bench.studies.onnx import check_equal, smallest
-from milkweed.models.timm_door import recorded_timm_models
+from milkweed.models.architectures.timm_models import recorded_timm_models
 
 
 def test_sides_are_measured_only_where_they_compute_the_same() -> None:

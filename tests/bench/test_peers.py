@@ -27,10 +27,10 @@ from milkweed.bench.peers.tables import skipped, table
 from milkweed.bench.peers.weights import export
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
+from milkweed.inference.build import build_pipeline
+from milkweed.inference.forward import Forward
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
-from milkweed.server.assembly import build_pipeline
-from milkweed.server.lanes import Lanes
 
 PEER = """
 import http.server, subprocess, sys
@@ -180,7 +180,7 @@ def test_peers_that_are_not_there_are_rows_that_say_so(tmp_path: Path, capsys: p
 
 def test_our_slow_device_is_slow_with_a_recorded_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep must not be recorded away: then nobody is short of the device."""
-    monkeypatch.setattr(Lanes, "run", Lanes.run)
+    monkeypatch.setattr(Forward, "run", Forward.run)
     exec(slow_device(0.2), {})
     model, config = load_bundle(tiny_bundle(tmp_path / "tiny"))
     pipeline = build_pipeline(model, config, device="cpu")

@@ -21,7 +21,7 @@ from milkweed.bench.server.request import ANSWER, Request, usual_sections
 from milkweed.bench.server.restarts import growth_share, reloading, rolling
 from milkweed.bench.server.run import run
 from milkweed.bench.server.subject import Subject
-from milkweed.server.cli import main
+from milkweed.cli import main
 
 from ..support.fake_server import Answering, fake_server
 

@@ -127,7 +127,7 @@ def test_it_runs_as_nobody_and_is_asked_where_it_answers() -> None:
     assert re.findall(r"^USER (.*)$", last, re.MULTILINE) == ["65532:65532"]
     assert re.findall(r"^EXPOSE (.*)$", last, re.MULTILINE) == ["8000 8001"]
     assert "MILKWEED_HOST=0.0.0.0" in last
-    assert 'CMD ["python", "-m", "milkweed.server.healthcheck"]' in last
+    assert 'CMD ["python", "-m", "milkweed.server.process.healthcheck"]' in last
     assert 'ENTRYPOINT ["milkweed"]' in last  # no shell between a signal and the server
 
 

@@ -134,7 +134,7 @@ def photo() -> bytes:
 
 def test_it_says_how_it_is_run(config: dict[str, Any]) -> None:
     assert (config["User"], config["Entrypoint"], config["Cmd"]) == (f"{UID}:{UID}", ["milkweed"], ["serve"])
-    assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "milkweed.server.healthcheck"]
+    assert config["Healthcheck"]["Test"] == ["CMD", "python", "-m", "milkweed.server.process.healthcheck"]
     assert config["Labels"]["org.opencontainers.image.version"].endswith(f"-{VARIANT}")
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, get_args
 import pytest
 import yaml
 
-from milkweed.server import metrics
-from milkweed.server.errors import KINDS
+from milkweed.server.errors import ERROR_CODES
+from milkweed.server.telemetry import metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = ROOT / "deploy" / "prometheus"
@@ -140,7 +140,7 @@ LOADERS = set(
 )
 GPU_KINDS = re.findall(r"^\| `(\w+)` \|", OBSERVABILITY.partition("| kind of `gpu_memory_bytes`")[2], re.MULTILINE)
 VALUES: dict[str, Iterable[str]] = {
-    "reason": {kind.reason for kind in KINDS.values()},
+    "reason": {kind.reason for kind in ERROR_CODES.values()},
     "outcome": metrics.OUTCOMES,
     "stage": metrics.STAGES,
     "form": get_args(metrics.Form),

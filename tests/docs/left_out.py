@@ -13,7 +13,7 @@ NOT_RUN = (
     (r".*milkweed (serve|doctor) .*--device cuda", "needs a GPU"),
     (r"compute-sanitizer", "needs a GPU"),
     (r"milkweed import timm:", "needs the network"),
-    (r".*milkweed train ", "takes minutes, and hundreds of photographs: tests/server/cli/test_cli_train.py"),
+    (r".*milkweed train ", "takes minutes, and hundreds of photographs: tests/cli/modelling/test_train.py"),
     (r"milkweed bench ", "takes minutes"),
     (r"python -m milkweed\.bench\.", "takes minutes"),
     (r"python deploy/grafana/", "writes into the repository, or asks a Prometheus"),
@@ -23,9 +23,9 @@ NOT_RUN = (
 
 # What is run with MILKWEED_TEST_DEPLOY=1 alone, and otherwise looked at as those are.
 SLOW = (
-    (r".*milkweed export ", "ten seconds; tests/server/cli/test_cli_export.py"),
+    (r".*milkweed export ", "ten seconds; tests/cli/modelling/test_export.py"),
     (r".*milkweed serve .*--engine", "exports first"),
-    (r".*milkweed compress .*--storage", "as the one on the same page, then tests/server/cli/test_cli_convert.py"),
+    (r".*milkweed compress .*--storage", "as the one on the same page, then tests/cli/modelling/test_convert.py"),
 )
 
 

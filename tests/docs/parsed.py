@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import typer
 
-from milkweed.server.cli.app import build_app
-from milkweed.server.settings_source import load_settings
+from milkweed.cli.app import build_app
+from milkweed.server.config.sources import load_settings
 
 from .blocks import ROOT, words
 

@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.structure import monarch_structure
-from milkweed.models.weightless import weightless
+from milkweed.models.bundle.meta_init import on_meta
+from milkweed.models.layers.layer_spec import monarch_structure
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))
 PHOTOS = 7
@@ -79,6 +79,6 @@ def _checkpoints(folder: Path) -> None:
 
 def _zeros(arch: str, **arch_args: Any) -> dict[str, torch.Tensor]:
     """Weights that take no time to draw; every answer is a tie."""
-    with weightless():
+    with on_meta():
         model = create_model(arch, **arch_args)
     return {name: torch.zeros(tensor.shape, dtype=tensor.dtype) for name, tensor in model.state_dict().items()}

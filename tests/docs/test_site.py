@@ -11,8 +11,8 @@ import torch
 import typer
 import yaml
 
+from milkweed.cli.app import build_app
 from milkweed.kernels.reference import monarch_to_dense
-from milkweed.server.cli.app import build_app
 
 from .blocks import PAGES, ROOT
 

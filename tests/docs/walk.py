@@ -20,7 +20,7 @@ MAKES = {"import": 3, "compress": 3, "convert": 3, "densify": 3, "train": 2}
 """Which word of these commands is the bundle that they write."""
 TOO_LARGE = {"deit"}
 """What a page makes of real size, and what a small one takes the place of in its next block."""
-_MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
+_MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 _AS_MODULE = "import runpy, sys; sys.argv.pop(0); runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 
 

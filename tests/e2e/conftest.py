@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.models.bundle import save_bundle
-from milkweed.models.config import BundleConfig
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import create_model
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.labels import default_labels
 
 from ..support.forked import Forker
 from ..support.ports import free_port

@@ -12,7 +12,7 @@ from PIL import Image
 
 import milkweed
 from milkweed.client import AsyncClient, BadRequest, Client, DeadlineExceeded, MilkweedError, Prediction, UnknownModel
-from milkweed.server.local import LocalModel
+from milkweed.local import LocalModel
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.server import local
-from milkweed.server.cli import bundles, main
+from milkweed import local
+from milkweed.cli import bundle_args as bundles
+from milkweed.cli import main
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = ROOT / "docs" / "client.md"

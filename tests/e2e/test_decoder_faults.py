@@ -13,7 +13,7 @@ from .test_serving import jpeg
 
 BROKEN = """
 import signal, threading
-from milkweed.loaders.cpu_loader import CpuLoader
+from milkweed.loaders.decode.cpu import CpuLoader
 def load(self, items, infos=None, sources=None):
     {what}
 CpuLoader.load = load
@@ -76,7 +76,7 @@ def test_dali_serves_over_a_socket(serving: Any) -> None:
 
 SLOW = """
 import threading
-from milkweed.loaders.cpu_loader import CpuLoader
+from milkweed.loaders.decode.cpu import CpuLoader
 load = CpuLoader.load
 def slowly(self, items, infos=None, sources=None):
     threading.Event().wait(1.0)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.healthcheck import DEFAULTS
-from milkweed.server.settings import Settings
+from milkweed.server.config.settings import Settings
+from milkweed.server.process.healthcheck import DEFAULTS
 
 from ..support.ports import free_port
 from .test_tls import OPENSSL, Authority
@@ -21,7 +21,7 @@ def check(**settings: object) -> tuple[int, str]:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
     environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
     environment["http_proxy"] = "http://127.0.0.1:9"
-    command = [sys.executable, "-m", "milkweed.server.healthcheck"]
+    command = [sys.executable, "-m", "milkweed.server.process.healthcheck"]
     result = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=30)
     return result.returncode, result.stdout + result.stderr
 

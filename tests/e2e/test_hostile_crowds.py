@@ -67,7 +67,7 @@ def test_a_steady_upload_outlives_a_flood_of_connections(serving: Any) -> None:
 
 HELD = """
 import os, time
-from milkweed.loaders.cpu_loader import CpuLoader
+from milkweed.loaders.decode.cpu import CpuLoader
 load = CpuLoader.load
 def held(self, *args, **kwargs):
     while os.path.exists({path!r}):
@@ -111,7 +111,7 @@ def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> Non
 
 
 BIG = """
-from milkweed.server.service import Service
+from milkweed.server.service.service import Service
 from milkweed.server.security import unread
 plain = Service.exposition
 async def exposition(self, accept):

@@ -6,17 +6,7 @@ from typing import Any
 
 import pytest
 
-from .raw_client import (
-    HEAD,
-    IMAGE,
-    LITTLE_PATIENCE,
-    WHOLE,
-    check_others,
-    dial,
-    error_of,
-    read_end,
-    statuses,
-)
+from .raw_client import HEAD, IMAGE, LITTLE_PATIENCE, WHOLE, check_others, dial, error_of, read_end, statuses
 
 
 @pytest.fixture(scope="module")

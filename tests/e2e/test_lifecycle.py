@@ -61,7 +61,7 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
 HELD_LOAD = """
 import threading
 from milkweed.server import served
-from milkweed.server.batcher import Batcher
+from milkweed.server.scheduler.scheduler import Batcher
 stopped, close, load = threading.Event(), Batcher.close, served.load_bundle
 Batcher.close = lambda self: (close(self), stopped.set())
 served.load_bundle = lambda path: (stopped.wait(60), load(path))[1]

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from milkweed.models import load_bundle
-from milkweed.models.bundle import save_bundle
-from milkweed.models.labels import Label
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.labels import Label
 
 from ..support.ports import free_port
 from .raw_client import dial

@@ -19,7 +19,7 @@ CLIENTS = 4
 
 # A picture of this size ends the thread of whichever engine decodes it, as far as Python lets a thread be ended.
 KILLER = """
-from milkweed.loaders.cpu_loader import CpuLoader
+from milkweed.loaders.decode.cpu import CpuLoader
 load = CpuLoader.load
 def killing(self, items, infos=None, sources=None):
     if any(info is not None and info.width == 77 for info in infos or ()):

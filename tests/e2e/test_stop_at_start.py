@@ -14,7 +14,7 @@ import pytest
 
 SLOW_TORCH = 'print("importing", flush=True); import time; time.sleep(60)\n'
 
-MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
+MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
 

@@ -78,6 +78,7 @@ def _compile(source: Path, headers: Mapping[str, str], flags: list[str], library
     library.parent.mkdir(mode=0o700, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=library.parent) as scratch:
         for header, text in headers.items():
+            (Path(scratch) / header).parent.mkdir(exist_ok=True)
             (Path(scratch) / header).write_text(text)
         made = Path(scratch) / "made.so"
         command = [compiler(), *flags, f"-I{scratch}", f"-I{EMULATION}", str(source), "-o", str(made)]

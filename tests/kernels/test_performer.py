@@ -15,7 +15,7 @@ from milkweed.kernels.performer import (
     performer_refusal,
     performer_tile,
 )
-from milkweed.models.vitae.reduction import PerformerAttention
+from milkweed.models.architectures.vitae.reduction import PerformerAttention
 
 DTYPES = (torch.bfloat16, torch.float16)
 

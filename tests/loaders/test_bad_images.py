@@ -7,7 +7,7 @@ import torch
 from PIL import Image
 
 from milkweed.loaders import FORMATS, Limits, PreprocessSpec, create_loader
-from milkweed.loaders.info import OPT_IN_FORMATS
+from milkweed.loaders.headers.info import OPT_IN_FORMATS
 
 SPEC = PreprocessSpec()
 GOOD = None

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import BAD_KINDS, edge_cases
-from milkweed.loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, inspect
+from milkweed.loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, validate
 
 SPEC = PreprocessSpec()
 LIMITS = {"cpu": (0.05, 8.0), "dali exact": (0.15, 8.0), "dali fused": (0.3, 32.0)}
@@ -20,7 +20,7 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Loader]]:
         yield name, CpuLoader(SPEC)
         return
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
-    from milkweed.loaders.dali_loader import DaliLoader
+    from milkweed.loaders.decode.dali import DaliLoader
 
     loader = DaliLoader(SPEC, resample="exact" if name == "dali exact" else "fused", max_batch=32)
     yield name, loader
@@ -32,7 +32,7 @@ def test_every_size_sampling_and_orientation_is_the_references(named: tuple[str,
     mean, largest = LIMITS[name]
     cases = edge_cases()
     for what, body in cases.items():  # the cases are what they are called
-        info = inspect(body)
+        info = validate(body)
         sides, _, sampling = what.partition(" ")
         if "x" in sides:
             assert (sides, sampling == "Gray") == (f"{info.width}x{info.height}", info.mode == "L")

@@ -39,9 +39,9 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, gpus: int, failure: str | None = N
             made.append(options)
             self.description = "dali: in the stead of one"
 
-    package = ModuleType("milkweed.loaders.dali_loader")
+    package = ModuleType("milkweed.loaders.decode.dali")
     package.DaliLoader = Loader  # type: ignore[attr-defined]
-    graph = ModuleType("milkweed.loaders.dali_graph")
+    graph = ModuleType("milkweed.loaders.decode.dali_graph")
     graph.gpus = lambda: gpus  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, package.__name__, package)
     monkeypatch.setitem(sys.modules, graph.__name__, graph)

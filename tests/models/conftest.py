@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.bundle import save_bundle
-from milkweed.models.config import BundleConfig
-from milkweed.models.labels import default_labels
-from milkweed.models.projection.statistics import InputStatistics
-from milkweed.models.registry import create_model, default_preprocess
-from milkweed.models.structure import monarch_structure, select_linears
+from milkweed.models.architectures.registry import create_model, default_preprocess
+from milkweed.models.bundle.bundle import save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.compress.projection.statistics import InputStatistics
+from milkweed.models.layers.layer_spec import monarch_structure, select_linears
 
 from .tiny import TINY_VIT, TINY_VITAE
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.projection.statistics import InputStatistics, Moments
+from milkweed.models.compress.projection.statistics import InputStatistics, Moments
 
 
 def collect_statistics(model: nn.Module, names: Sequence[str], batches: Iterable[Tensor]) -> dict[str, InputStatistics]:

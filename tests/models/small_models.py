@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.kernels.tuning.plan import spans_of
-from milkweed.models.fused.device_kernels import DeviceKernels
-from milkweed.models.fused.fuse import fuse
-from milkweed.models.fused.report import FusionReport
-from milkweed.models.fused.tuning import Tuning
-from milkweed.models.registry import create_model
-from milkweed.models.structure import monarch_structure, select_linears
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.serving.fused.device_kernels import DeviceKernels
+from milkweed.models.serving.fused.fuse import fuse
+from milkweed.models.serving.fused.report import FusionReport
+from milkweed.models.serving.fused.tuning import Tuning
 
 CPU = torch.device("cpu")
 NATIVE = DeviceKernels("the operators' CPU implementations", None, shared_limit=160 * 1024)

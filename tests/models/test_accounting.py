@@ -15,9 +15,9 @@ from milkweed.models.accounting import (
     parameter_count,
     resident_bytes,
 )
-from milkweed.models.inference import prepare_for_inference
-from milkweed.models.registry import create_model
-from milkweed.models.structure import monarch_structure, replace_linears, select_linears
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
+from milkweed.models.serving.pack import prepare_for_inference
 
 
 @pytest.mark.skipif(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.allocation.substitution import substituted
+from milkweed.models.compress.allocation.substitution import substituted
 from milkweed.models.divergence import answers, diverge
 
 

@@ -15,7 +15,7 @@ from typing import IO
 _FORKER = """
 import atexit, gc, json, os, select, socket, sys, threading
 import sympy, timm, uvicorn.server
-import milkweed.server.cli, milkweed.server.serve
+import milkweed.cli, milkweed.server.process.serve
 
 def serve_forks(control):
     running = {}

@@ -14,7 +14,7 @@ from .forked import Forked, Forker
 
 START_SECONDS = 60.0
 
-_MILKWEED = "import sys; from milkweed.server.cli import main; sys.exit(main())"
+_MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 
 
 class Server:

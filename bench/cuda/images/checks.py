@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from ....loaders import Loader, PillowLoader
-from ....loaders.dali_graph import DaliError, Resample
+from ....loaders.decode.dali_graph import DaliError, Resample
 from ....loaders.errors import InputError
 from ...bodies import BAD_KINDS, SILENT_KINDS, truncated
 from ...machine import quiet_stderr

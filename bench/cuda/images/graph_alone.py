@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import Literal
 
-from ....loaders import LoadResult, PreprocessSpec, geometry, inspect
-from ....loaders.dali_graph import DaliGraph, Region, Resample
-from ....loaders.orientation import stored_geometry
+from ....loaders import LoadResult, PreprocessSpec, geometry, validate
+from ....loaders.decode.dali_graph import DaliGraph, Region, Resample
+from ....loaders.preprocess.orientation import stored_geometry
 
 MAX_BATCH = 32
 
@@ -46,6 +46,6 @@ class GraphAlone:
         return LoadResult(pixels, list(range(len(items))), {})
 
     def _region(self, body: bytes) -> Region:
-        info = inspect(body)
+        info = validate(body)
         target = stored_geometry(geometry(self._spec, info.width, info.height), 1)
         return Region.of(target, info.width, info.height)

@@ -4,11 +4,11 @@ import copy
 
 import torch
 
+from ....inference.device import resolve_dtype
+from ....inference.forward import Forward, plan_lanes
+from ....inference.model_form import GPU_BATCH_SIZE, ForwardOptions, ServingForm, prepare_model
 from ....loaders import PreprocessSpec, create_loader
 from ....models import default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
-from ....server.device import resolve_dtype
-from ....server.forward import GPU_BATCH_SIZE, ForwardOptions, ServingForm, serving_form
-from ....server.lanes import Lanes, plan_lanes
 from ..forward import ALL, monarch_model
 from ..report import at_least, at_most
 from .facts import memory_used
@@ -59,7 +59,7 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
     weights = resident_bytes(form.model)
     name = f"memory of {arch}, Monarch {'+'.join(ALL)}: weights beside dense"
     report.goals.append(at_most(name, WEIGHTS_GOAL, weights / dense, "x"))
-    lanes = Lanes(form.model, plan, device=subject.device, dtype=dtype)
+    lanes = Forward(form.model, plan, device=subject.device, dtype=dtype)
     if form.graph_batch_sizes:
         lanes.capture(size, form.graph_batch_sizes)
     batch = min(GPU_BATCH_SIZE, scale.growth_images)
@@ -83,6 +83,6 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
 
 def _served(subject: Subject, model: torch.nn.Module, size: int) -> ServingForm:
     dtype, options = resolve_dtype("auto", subject.device), ForwardOptions(tuning="off")
-    return serving_form(
+    return prepare_model(
         model, device=subject.device, dtype=dtype, size=size, max_batch_size=GPU_BATCH_SIZE, options=options
     )

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import quantiles
 from typing import Any
 
-from ....loaders.dali_graph import Resample
+from ....loaders.decode.dali_graph import Resample
 from .peers import Load, peers
 from .subject import ImageReport, Subject
 

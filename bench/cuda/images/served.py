@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from ....loaders import PreprocessSpec, inspect
+from ....inference.build import build_pipeline
+from ....inference.device import resolve_dtype
+from ....inference.forward import Forward, plan_lanes
+from ....inference.model_form import GPU_BATCH_SIZE, ForwardOptions, prepare_model
+from ....loaders import PreprocessSpec, validate
 from ....models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
-from ....models.labels import default_labels
-from ....models.structure import structure_of
-from ....server.assembly import build_pipeline
-from ....server.device import resolve_dtype
-from ....server.forward import GPU_BATCH_SIZE, ForwardOptions, serving_form
-from ....server.lanes import Lanes, plan_lanes
-from ....server.settings import Settings
+from ....models.bundle.labels import default_labels
+from ....models.layers.layer_spec import layer_spec_of
+from ....server.config.settings import Settings
 from ...load.folder import load
 from ...process import running_server
 from ..forward import MLPS, monarch_model
@@ -137,11 +137,11 @@ def _forward_alone(subject: Subject, bundle: Path) -> float:
     cost = macs(model, spec.size).total
     dtype = resolve_dtype("auto", subject.device)
     options = ForwardOptions(tuning="off")
-    form = serving_form(
+    form = prepare_model(
         model, device=subject.device, dtype=dtype, size=spec.size, max_batch_size=GPU_BATCH_SIZE, options=options
     )
     plan = plan_lanes(subject.device, cost, micro_batch=0, lanes=0, threads=0)
-    lanes = Lanes(form.model, plan, device=subject.device, dtype=dtype)
+    lanes = Forward(form.model, plan, device=subject.device, dtype=dtype)
     if form.graph_batch_sizes:
         lanes.capture(spec.size, form.graph_batch_sizes)
     batch = _batch(subject, subject.photos)
@@ -153,7 +153,7 @@ def _forward_alone(subject: Subject, bundle: Path) -> float:
 
 def _batch(subject: Subject, bodies: list[bytes]) -> int:
     """Images of a batch where every connection has one waiting; the server bounds their pixels too."""
-    pixels = sum(inspect(body).pixels for body in bodies) / len(bodies)
+    pixels = sum(validate(body).pixels for body in bodies) / len(bodies)
     most = int(Settings.model_fields["max_batch_pixels"].default / pixels)
     return max(1, min(GPU_BATCH_SIZE, subject.scale.clients * subject.scale.connections, most))
 
@@ -161,7 +161,7 @@ def _batch(subject: Subject, bodies: list[bytes]) -> int:
 def made_bundle(path: Path, arch: str, layers: Sequence[str]) -> Path:
     """A model of random weights, those layers Monarch."""
     model = monarch_model(arch, layers, 4)
-    config = BundleConfig(arch=arch, structure=structure_of(model), preprocess=default_preprocess(arch), arch_args={})
+    config = BundleConfig(arch=arch, structure=layer_spec_of(model), preprocess=default_preprocess(arch), arch_args={})
     save_bundle(path, model, config, default_labels(CLASSES))
     return path
 

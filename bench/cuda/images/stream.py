@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from ....loaders.dali_loader import DaliLoader
+from ....loaders.decode.dali import DaliLoader
 from ...bodies import without_tables
 from ...machine import quiet_stderr
 from .contract import ROUNDING

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 
 from ....loaders import PreprocessSpec
-from ....loaders.dali_graph import Resample
-from ....loaders.dali_loader import DaliLoader
+from ....loaders.decode.dali import DaliLoader
+from ....loaders.decode.dali_graph import Resample
 from ...bodies import baseline, enlarged, made_jpegs, photos
 
 SPEC = PreprocessSpec()
@@ -155,9 +155,9 @@ class Subject:
 
 def name_of(bodies: Sequence[bytes]) -> str:
     """Photographs by their usual size, such as "12.0 MP"."""
-    from ....loaders import inspect
+    from ....loaders import validate
 
-    pixels = sorted(inspect(body).pixels for body in bodies)
+    pixels = sorted(validate(body).pixels for body in bodies)
     return f"{pixels[len(pixels) // 2] / 1e6:.1f} MP"
 
 

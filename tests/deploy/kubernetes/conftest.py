@@ -167,7 +167,7 @@ def constant() -> Callable[[str, str], Any]:
 @pytest.fixture
 def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Any]:
     """The settings that the server makes of an environment."""
-    from milkweed.server.settings_source import load_settings
+    from milkweed.server.config.sources import load_settings
 
     def load(environment: dict[str, str]) -> Any:
         for name in [name for name in os.environ if name.upper().startswith("MILKWEED_")]:

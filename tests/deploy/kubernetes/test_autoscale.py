@@ -47,7 +47,7 @@ def test_every_label_is_one(triggers: dict[str, Any], constant: Callable[[str, s
 def test_inference_is_counted_and_nothing_else(triggers: dict[str, Any], root: Path) -> None:
     (pattern,) = re.findall(r'route=~"([^"]+)"', triggers["in-flight"]["metadata"]["query"])
     templates = {"/v2/models/{name}", "/v2/models/{name}/versions/{version}"}
-    text = (root / "server/routes/oip.py").read_text(encoding="utf-8")
+    text = (root / "server/oip/rest.py").read_text(encoding="utf-8")
     assert templates == set(re.findall(r'^_\w+ = "(/v2/models/\S+)"$', text, re.MULTILINE))
     inference = {"/classify", *(f"{template}/infer" for template in templates)}
     others = set(re.findall(r'"(/[\w/]*)"', text)) | {"/livez", "/readyz", "/startupz", "/metrics", "other"}

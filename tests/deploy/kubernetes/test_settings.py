@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from milkweed.server.settings import Settings
+from milkweed.server.config.settings import Settings
 
 CONTAINER_FILES = {"/tmp", "/cache"}
 ANY_POD = {"namespaceSelector": {}}

@@ -21,9 +21,9 @@ import yaml
 from PIL import Image
 from starlette.testclient import TestClient
 
-from milkweed.server.app import create_app
-from milkweed.server.cli.bundles import named_bundles
-from milkweed.server.settings import Settings
+from milkweed.cli.bundle_args import named_bundles
+from milkweed.server.config.settings import Settings
+from milkweed.server.process.service_app import create_app
 
 from ...support.ports import free_port, wait_until_ready
 

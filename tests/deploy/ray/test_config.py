@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from milkweed.server.settings import Settings
-from milkweed.server.settings_source import load_settings
+from milkweed.server.config.settings import Settings
+from milkweed.server.config.sources import load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from milkweed.cli.bundle_args import demo_bundle
 from milkweed.models import densify_model
-from milkweed.server.cli.bundles import demo_bundle
 
 from .browser import chromium, visited
 
@@ -40,8 +40,8 @@ def page(browser: "Browser", pair: Any) -> Iterator["Page"]:
     """The page of that server, ready, with one model chosen."""
     with visited(browser, pair.url, viewport={"width": 1280, "height": 900}) as tab:
         from .tab import (
-            arrive,
-        )  # not above: without playwright its tests are skipped, and this file is read all the same
+            arrive,  # not above: without playwright its tests are skipped, and this file is read all the same
+        )
 
         arrive(tab, pair.url)
         tab.select_option("#beside", "")

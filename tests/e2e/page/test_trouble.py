@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 from PIL import Image
 
-from milkweed.server.cli.bundles import demo_bundle
+from milkweed.cli.bundle_args import demo_bundle
 from milkweed.server.security.keys import key_block
 
 from ...support.ports import free_port

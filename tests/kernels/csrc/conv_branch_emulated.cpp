@@ -1,5 +1,5 @@
 // conv_branch.cuh on a CPU, for ctypes.
-#include "conv_branch.cuh"
+#include "conv/conv_branch.cuh"
 
 extern "C" const char* mw_conv_branch(int mode, unsigned seed, int dtype, int tile, const void* tokens,
                                       const void* weight1, const float* bias1, const void* weight2,

@@ -1,5 +1,5 @@
 // The Monarch linear kernel's entry for the tests: raw pointers and sizes in, nullptr or the reason out.
-#include "monarch_linear.cuh"
+#include "linear/monarch_linear.cuh"
 
 namespace {
 

@@ -18,7 +18,7 @@ constexpr bool built(bool is_bf16, int nblocks, int block_width, int tile) {
 }  // namespace mw
 #define MW_MONARCH_MLP_BUILT(T, nblocks, block_width, tile) built(std::is_same_v<T, bf16>, nblocks, block_width, tile)
 
-#include "monarch_mlp.cuh"
+#include "mlp/monarch_mlp.cuh"
 
 extern "C" {
 

@@ -1,5 +1,5 @@
 // The performer attention's two launches for ctypes.
-#include "performer.cuh"
+#include "performer/performer.cuh"
 
 using namespace mw;
 

@@ -1,5 +1,5 @@
 // short_attention.cuh on a CPU, for ctypes.
-#include "short_attention.cuh"
+#include "attention/short_attention.cuh"
 
 extern "C" const char* mw_short_attention(int mode, unsigned seed, int dtype, int tile, const void* qkv, void* out,
                                           int batch, int tokens, int heads, int head_dim, float scale,

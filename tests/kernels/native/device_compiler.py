@@ -45,7 +45,10 @@ def cuda_include() -> Path:
 
 def device_headers() -> dict[str, str]:
     """The kernels' headers without their launch functions."""
-    return {path.name: _LAUNCHERS.sub("", path.read_text()) for path in sorted(SOURCES.glob("*.cuh"))}
+    return {
+        path.relative_to(SOURCES).as_posix(): _LAUNCHERS.sub("", path.read_text())
+        for path in sorted(SOURCES.rglob("*.cuh"))
+    }
 
 
 def compile_kernels(header: str, launches: Iterable[Launch], arch: str, folder: Path) -> tuple[Path, str]:
@@ -71,10 +74,11 @@ def compile_kernels(header: str, launches: Iterable[Launch], arch: str, folder: 
 
 def _by_nvcc(nvcc: str, source: str, arch: str, code: Path) -> None:
     for name, text in device_headers().items():
+        (code.parent / name).parent.mkdir(exist_ok=True)
         (code.parent / name).write_text(text)
     (code.parent / "kernels.cu").write_text(source)
-    options = ["-std=c++20", "-O3", "-Werror=all-warnings", f"-arch=sm_{arch}", "-cubin", "-o", str(code)]
-    command = [nvcc, *options, str(code.parent / "kernels.cu")]
+    options = ["-std=c++20", "-O3", "-Werror=all-warnings", f"-I{code.parent}", f"-arch=sm_{arch}", "-cubin"]
+    command = [nvcc, *options, "-o", str(code), str(code.parent / "kernels.cu")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{' '.join(command)}\n{(done.stdout + done.stderr)[:5000]}"
 

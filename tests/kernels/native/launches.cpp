@@ -31,11 +31,11 @@ const char* launch(dim3, int threads, size_t shared_bytes, Stream, const Args&) 
 
 }  // namespace mw
 
-#include "conv_branch.cuh"
-#include "monarch_linear.cuh"
-#include "monarch_mlp.cuh"
-#include "performer.cuh"
-#include "short_attention.cuh"
+#include "conv/conv_branch.cuh"
+#include "linear/monarch_linear.cuh"
+#include "mlp/monarch_mlp.cuh"
+#include "performer/performer.cuh"
+#include "attention/short_attention.cuh"
 
 namespace {
 
@@ -68,7 +68,7 @@ void linear(Tiles tiles, int nblocks, int p, int c, int s) {
   args.s = s;
   args.multiprocessors = kMultiprocessors;
   args.shared_limit = kNoLimit;
-  ask("monarch_linear.cuh", tiles, args, mw::monarch_linear_launch);
+  ask("linear/monarch_linear.cuh", tiles, args, mw::monarch_linear_launch);
 }
 
 void mlp(Tiles tiles, int nblocks, int width, int block_width) {
@@ -82,7 +82,7 @@ void mlp(Tiles tiles, int nblocks, int width, int block_width) {
   args.block_width = block_width;
   args.groups = 6;
   args.shared_limit = kNoLimit;
-  ask("monarch_mlp.cuh", tiles, args, mw::monarch_mlp_launch);
+  ask("mlp/monarch_mlp.cuh", tiles, args, mw::monarch_mlp_launch);
 }
 
 void attention(Tiles tiles, int tokens, int head_dim) {
@@ -95,7 +95,7 @@ void attention(Tiles tiles, int tokens, int head_dim) {
   args.scale = 0.125f;
   args.multiprocessors = kMultiprocessors;
   args.shared_limit = kNoLimit;
-  ask("short_attention.cuh", tiles, args, mw::short_attention_launch);
+  ask("attention/short_attention.cuh", tiles, args, mw::short_attention_launch);
 }
 
 void performer_with_mlp(Tiles tiles, int dim) {
@@ -110,7 +110,7 @@ void performer_with_mlp(Tiles tiles, int dim) {
   args.mlp = true;
   args.multiprocessors = kMultiprocessors;
   args.shared_limit = kNoLimit;
-  ask("performer.cuh", tiles, args, mw::performer_launch);
+  ask("performer/performer.cuh", tiles, args, mw::performer_launch);
 }
 
 void conv(Tiles tiles, int hidden_of_group) {
@@ -125,7 +125,7 @@ void conv(Tiles tiles, int hidden_of_group) {
   args.channels = 4 * args.groups;
   args.hidden_channels = hidden_of_group * args.groups;
   args.shared_limit = kNoLimit;
-  ask("conv_branch.cuh", tiles, args, mw::conv_branch_launch);
+  ask("conv/conv_branch.cuh", tiles, args, mw::conv_branch_launch);
 }
 
 }  // namespace

@@ -83,8 +83,8 @@ def test_the_library_is_built_from_every_source() -> None:
     names = {path.name for path in source_files()}
     operators = {"monarch_linear", "monarch_mlp", "short_attention", "performer", "conv_branch"}
     assert {f"{name}.cu" for name in operators} | {f"{name}.cuh" for name in operators} <= names
-    for source in SOURCES.glob("*.cu"):
-        found = {path.name for path in included(source)}
+    for source in SOURCES.rglob("*.cu"):
+        found = {path.name for path in included(source, SOURCES)}
         assert {source.name, f"{source.stem}.cuh", "primitives.cuh", "tensor_checks.h"} <= found
 
 

@@ -18,7 +18,13 @@ from .launches import chosen_launches
 
 FULL = os.environ.get("MILKWEED_COMPILE") == "full"
 
-HEADERS = ("monarch_linear.cuh", "monarch_mlp.cuh", "short_attention.cuh", "performer.cuh", "conv_branch.cuh")
+HEADERS = (
+    "linear/monarch_linear.cuh",
+    "mlp/monarch_mlp.cuh",
+    "attention/short_attention.cuh",
+    "performer/performer.cuh",
+    "conv/conv_branch.cuh",
+)
 
 # The registers are counted for the compiler that builds the library; NVRTC is of another version and may miss by a few.
 SPILLED_BYTES = {"nvcc": 0, "nvrtc": 32}
@@ -54,8 +60,8 @@ def test_nvrtc_compiles_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         raise BuildError("no nvcc")
 
     monkeypatch.setattr(device_compiler, "find_toolchain", no_toolchain)
-    launches = chosen_launches("conv_branch.cuh")
-    code, compiler = compile_kernels("conv_branch.cuh", launches, "90a", tmp_path)
+    launches = chosen_launches("conv/conv_branch.cuh")
+    code, compiler = compile_kernels("conv/conv_branch.cuh", launches, "90a", tmp_path)
     assert compiler == "nvrtc"
     assert code.read_bytes().startswith(b"\x7fELF")
 

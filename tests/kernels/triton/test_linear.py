@@ -13,19 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from milkweed.kernels.blocked import Activation
-from milkweed.kernels.engines.base import OTHER_KIND
-from milkweed.kernels.engines.triton import TritonLinear, TritonMlp, triton_engines
-from milkweed.kernels.operators import Add, Dense, Gelu, Monarch, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Dense, Gelu, Monarch, Problem, evaluate
+from milkweed.kernels.impls.base import OTHER_KIND
+from milkweed.kernels.impls.triton import TritonLinear, TritonMlp, triton_engines
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.shapes import MonarchShape
 from milkweed.kernels.triton import linear as triton_module
-from milkweed.kernels.triton.layout import (
-    SortedMonarch,
-    sort_layer,
-    sort_mlp,
-    sorted_mlp_reference,
-    sorted_reference,
-)
+from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp, sorted_mlp_reference, sorted_reference
 from milkweed.kernels.triton.linear import triton_linear, triton_mlp, triton_refusal
 from milkweed.kernels.triton.tiles import BY_ROWS, VARIANTS, Device, Product, choose_tile, tile_refusal
 
@@ -199,7 +193,7 @@ def test_triton_is_not_imported_before_it_launches() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from milkweed.kernels.engines.triton import triton_engines\n"
+        "from milkweed.kernels.impls.triton import triton_engines\n"
         "from milkweed.kernels.triton.layout import sort_layer\n"
         "from milkweed.kernels.triton.linear import triton_linear\n"
         "layer = sort_layer(torch.ones(2, 8, 8), torch.ones(2, 8, 8), None, 16, torch.float32)\n"

@@ -8,20 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.engines.base import OTHER_KIND, Engine, Runner
-from milkweed.kernels.engines.dense import DenseEngine
-from milkweed.kernels.engines.feature_major import FeatureMajorEngine
-from milkweed.kernels.engines.torch_ops import EagerEngine
-from milkweed.kernels.operators import (
-    Add,
-    Gelu,
-    LayerNorm,
-    Monarch,
-    Operator,
-    Packed,
-    Problem,
-    kinds,
-)
+from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, kinds
+from milkweed.kernels.impls.base import OTHER_KIND, Engine, Runner
+from milkweed.kernels.impls.dense import DenseEngine
+from milkweed.kernels.impls.feature_major import FeatureMajorEngine
+from milkweed.kernels.impls.torch_ops import EagerEngine
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.plan import Plan, Span
 from milkweed.kernels.tuning.timing import Measure

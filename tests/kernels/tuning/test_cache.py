@@ -9,13 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.kernels.tuning.cache import (
-    FORMAT,
-    TuningCache,
-    device_cache,
-    device_file_name,
-    user_folder,
-)
+from milkweed.kernels.tuning.cache import FORMAT, TuningCache, device_cache, device_file_name, user_folder
 
 WRITER = """
 import sys

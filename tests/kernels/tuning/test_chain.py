@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.engines.base import OTHER_KIND, Engine
-from milkweed.kernels.engines.registry import all_engines
-from milkweed.kernels.operators import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate
+from milkweed.kernels.impls.all import all_impls
+from milkweed.kernels.impls.base import OTHER_KIND, Engine
 from milkweed.kernels.tuning.chain import Chain, compile_plan
+from milkweed.kernels.tuning.default_plan import untuned_plan
 from milkweed.kernels.tuning.plan import Plan, spans_of
-from milkweed.kernels.tuning.untuned import untuned_plan
 
 CPU = torch.device("cpu")
-ENGINES = all_engines()
+ENGINES = all_impls()
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -8,29 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.engines.base import OTHER_KIND
-from milkweed.kernels.engines.dense import DenseEngine
-from milkweed.kernels.engines.feature_major import FeatureMajorEngine
-from milkweed.kernels.engines.registry import all_engines
-from milkweed.kernels.engines.torch_ops import EagerEngine
-from milkweed.kernels.operators import (
-    Add,
-    Attention,
-    Dense,
-    Gelu,
-    LayerNorm,
-    Monarch,
-    Problem,
-    evaluate,
-    kinds,
-)
+from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate, kinds
+from milkweed.kernels.impls.all import all_impls
+from milkweed.kernels.impls.base import OTHER_KIND
+from milkweed.kernels.impls.dense import DenseEngine
+from milkweed.kernels.impls.feature_major import FeatureMajorEngine
+from milkweed.kernels.impls.torch_ops import EagerEngine
 from milkweed.kernels.tuning.cache import TuningCache
+from milkweed.kernels.tuning.cache_key import tuning_key
 from milkweed.kernels.tuning.chain import Chain
-from milkweed.kernels.tuning.key import tuning_key
+from milkweed.kernels.tuning.default_plan import untuned_chain
 from milkweed.kernels.tuning.report import report
 from milkweed.kernels.tuning.tuner import TIE, batch_buckets, bucket_of, tune_chain
-from milkweed.kernels.tuning.untuned import untuned_chain
-from milkweed.kernels.tuning.verification import TOLERANCE, TuningError
+from milkweed.kernels.tuning.verify import TOLERANCE, TuningError
 
 from .planted import CPU, PROBLEM, Planted, mlp, normal, prices, tune
 
@@ -247,7 +237,7 @@ def test_the_key_is_shapes_versions_and_engines(monkeypatch: pytest.MonkeyPatch)
         tuning_key(mlp(), PROBLEM, engines[:1]),
         tuning_key(mlp(), PROBLEM, [*engines, Planted("x")]),
     ]
-    monkeypatch.setattr("milkweed.kernels.tuning.key._versions", lambda: ("torch=9",))
+    monkeypatch.setattr("milkweed.kernels.tuning.cache_key._versions", lambda: ("torch=9",))
     other.append(tuning_key(mlp(), PROBLEM, engines))
     assert len({key, *other}) == 1 + len(other)
 
@@ -288,7 +278,7 @@ def test_on_a_gpu_what_is_chosen_is_right_and_not_slower_than_plain(dtype: torch
         Chain([norm, monarch(192, 768), Gelu(), monarch(768, 192), Add()]),
         Chain([norm, qkv, Attention(3, 64, 0.125), monarch(192, 192), Add()]),
     ):
-        tuned = tune_chain(chain, problem, all_engines())
+        tuned = tune_chain(chain, problem, all_impls())
         assert tuned.discarded == 0, report(tuned.rows, tuned.trials)
         plain = [t.seconds for t in tuned.trials if set(t.plan.engines) <= {"torch", "dense"}]
         assert tuned.seconds <= TIE * min(plain)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from PIL import Image
 
-from milkweed.loaders import InputError, PreprocessSpec, inspect
+from milkweed.loaders import InputError, PreprocessSpec, validate
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
 SPEC = PreprocessSpec(size=32)
@@ -15,7 +15,7 @@ Encoded = Callable[..., bytes]
 
 
 def crop(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> bytes:
-    return sandbox.crop(body, inspect(body, sandbox.limits), spec)[0]
+    return sandbox.crop(body, validate(body, sandbox.limits), spec)[0]
 
 
 def refusal(sandbox: Sandbox, body: bytes) -> InputError:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, inspect
-from milkweed.loaders.info import OPT_IN_FORMATS
+from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, validate
+from milkweed.loaders.headers.info import OPT_IN_FORMATS
 from milkweed.loaders.sandbox.sandbox import CPU_SECONDS, Sandbox
 
 LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
@@ -274,7 +274,7 @@ def cost(body: bytes) -> tuple[str, float, float]:
     memory, spent = status_mb("VmRSS"), resource.getrusage(resource.RUSAGE_CHILDREN)
     sandbox, said = Sandbox(LIMITS), "ok"
     try:
-        sandbox.crop(body, inspect(body, LIMITS), SPEC)
+        sandbox.crop(body, validate(body, LIMITS), SPEC)
     except InputError as error:
         said = f"{error.code}: {error.message}"
     sandbox.close()

@@ -13,7 +13,7 @@ import PIL
 import pytest
 from PIL import Image
 
-from milkweed.loaders import PreprocessSpec, inspect
+from milkweed.loaders import PreprocessSpec, validate
 from milkweed.loaders.errors import LoaderError
 from milkweed.loaders.sandbox import child as child_module
 from milkweed.loaders.sandbox.process import Child
@@ -106,7 +106,7 @@ def test_it_can_open_nothing_and_has_no_more_memory_than_it_may() -> None:
 
 def test_the_kernel_holds_the_limits_of_a_real_one(sandbox: Sandbox, encoded: Callable[..., bytes]) -> None:
     body = encoded(Image.new("RGB", (8, 8)), "BMP")
-    sandbox.crop(body, inspect(body), PreprocessSpec(size=8))
+    sandbox.crop(body, validate(body), PreprocessSpec(size=8))
     (child,) = sandbox._idle
     lines = Path(f"/proc/{child.process.pid}/limits").read_text().splitlines()[1:]
     limits = {line[:26].strip(): line[26:].split()[:2] for line in lines}

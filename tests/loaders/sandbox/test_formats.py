@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
 
-from milkweed.loaders import FORMATS, ImageInfo, InputError, Limits, PillowLoader, PreprocessSpec, inspect
-from milkweed.loaders.info import OPT_IN_FORMATS, SANDBOXED
+from milkweed.loaders import FORMATS, ImageInfo, InputError, Limits, PillowLoader, PreprocessSpec, validate
+from milkweed.loaders.headers.info import OPT_IN_FORMATS, SANDBOXED
 from milkweed.loaders.sandbox.sandbox import Sandbox
 
 LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
@@ -46,7 +46,7 @@ def sandbox() -> Iterator[Sandbox]:
 
 
 def crop(sandbox: Sandbox, body: bytes, spec: PreprocessSpec = SPEC) -> tuple[np.ndarray, ImageInfo]:
-    return sandbox.read(body, inspect(body, LIMITS), spec)
+    return sandbox.read(body, validate(body, LIMITS), spec)
 
 
 def in_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -246,7 +246,7 @@ def test_jpeg2000_without_loss_is_what_was_encoded(
 ) -> None:
     image = picture(201, 150)
     body = encoded(image, "JPEG2000", **options)
-    info = inspect(body, LIMITS)
+    info = validate(body, LIMITS)
     assert np.array_equal(sandbox.read(body, info, SPEC, whole=True)[0], np.asarray(image))
     assert np.array_equal(crop(sandbox, body)[0], reference(encoded(image, "PNG"), SPEC))
 

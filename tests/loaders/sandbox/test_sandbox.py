@@ -13,13 +13,13 @@ import pytest
 import torch
 from PIL import Image
 
-from milkweed.loaders import CpuLoader, Limits, Loader, PillowLoader, PreprocessSpec, create_loader, inspect
+from milkweed.loaders import CpuLoader, Limits, Loader, PillowLoader, PreprocessSpec, create_loader, validate
+from milkweed.loaders.dataset.evaluation import PreparedImages
+from milkweed.loaders.dataset.folder import read_levels
+from milkweed.loaders.dataset.training import Augmentation, TrainingImages
 from milkweed.loaders.errors import LoaderError
-from milkweed.loaders.evaluation import PreparedImages
-from milkweed.loaders.folder import read_levels
 from milkweed.loaders.sandbox import sandbox as sandbox_module
 from milkweed.loaders.sandbox.sandbox import Sandbox
-from milkweed.loaders.training import Augmentation, TrainingImages
 
 from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
 
@@ -42,10 +42,10 @@ def test_loaders_take_a_crop_in_place_of_the_image(
     loader: Loader = create_loader(name, SPEC, sandbox=sandbox)
     jpeg = encoded(picture(90, 70), "JPEG")
     wanted = loader.load([jpeg, body]).pixels
-    levels, info = sandbox.crop(body, inspect(body), SPEC)
+    levels, info = sandbox.crop(body, validate(body), SPEC)
     assert (info.format, info.width, info.height, info.mode, info.cropped) == ("TIFF", 90, 70, "RGB", True)
     assert not info.sandboxed
-    found = loader.load([jpeg, levels], [inspect(jpeg), info])
+    found = loader.load([jpeg, levels], [validate(jpeg), info])
     assert found.ok == [0, 1]
     assert torch.equal(found.pixels, wanted)
     assert sandbox.images == {"ok": 2}

@@ -8,8 +8,8 @@ import pytest
 from torch import nn
 
 from milkweed.models import BundleConfig, save_bundle
-from milkweed.models.labels import default_labels
-from milkweed.models.registry import default_preprocess
+from milkweed.models.architectures.registry import default_preprocess
+from milkweed.models.bundle.labels import default_labels
 
 ARCH = "deit_tiny_patch16_224"
 

@@ -14,10 +14,10 @@ from milkweed.models.compress.calibration import (
     choose_ridge,
     held_out_error,
 )
-from milkweed.models.projection.importance import weighted_statistics
-from milkweed.models.projection.layer_fit import FitRequest, fit_layer
-from milkweed.models.projection.statistics import InputStatistics
-from milkweed.models.structure import LayerStructure
+from milkweed.models.compress.projection.importance import weighted_statistics
+from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer
+from milkweed.models.compress.projection.statistics import InputStatistics
+from milkweed.models.layers.layer_spec import LayerSpec
 
 
 def numbered(count: int) -> Tensor:
@@ -90,7 +90,7 @@ def inputs(count: int, seed: int) -> Tensor:
 def test_the_held_out_error_is_measured_on_outputs() -> None:
     linear, seen, other = nn.Linear(40, 10), inputs(50, 1), inputs(30, 2)
     weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
-    structure = LayerStructure("monarch", 40, 10, nblocks=1, rank=4)
+    structure = LayerSpec("monarch", 40, 10, nblocks=1, rank=4)
     fit = fit_layer(FitRequest(weight, structure, moments(seen)))
     want = other @ weight.T + bias
     got = other @ fit.weight.T + bias + fit.bias_shift
@@ -103,7 +103,7 @@ def test_the_ridge_is_the_best_on_images_not_fitted_to() -> None:
     torch.manual_seed(0)
     linears = {"a": nn.Linear(40, 30)}
     weight = linears["a"].weight.detach()
-    structure = LayerStructure("monarch", 40, 30, nblocks=1, rank=8)  # half of the weights
+    structure = LayerSpec("monarch", 40, 30, nblocks=1, rank=8)  # half of the weights
     chosen = []
     for count in (25, 20000):
         fitted, held_out = moments(inputs(count, 3)), moments(inputs(5000, 4))

@@ -12,8 +12,8 @@ from milkweed.models import compress_model, load_bundle
 from milkweed.models.compress import CalibrationData, CompressReport, CompressRequest
 from milkweed.models.divergence import answers, diverge
 from milkweed.models.errors import BundleError
+from milkweed.models.layers.layer_spec import KINDS
 from milkweed.models.report import DataUse, read_report
-from milkweed.models.structure import KINDS
 
 ARCH = "deit_tiny_patch16_224"
 HELD = [number for number in range(40) if number % 5 > 2]
@@ -139,7 +139,7 @@ def test_latencies_are_on_record(
     tmp_path: Path, dense: Path, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With a clock by which a call takes as long as the layer has parameters."""
-    counted = "milkweed.models.allocation.costs._median_us"
+    counted = "milkweed.models.compress.allocation.costs._median_us"
     monkeypatch.setattr(counted, lambda module, x: float(sum(tensor.numel() for tensor in _tensors(module))))
     options: dict[str, Any] = {"layers": ("mlp",), "refinements": 0, "cost": "latency"}
     report = compress(dense, tmp_path / "m", calibration(pictures[:40]), budget=0.6, **options).report
@@ -203,7 +203,7 @@ def test_a_full_disk_leaves_nothing(
         Path(path).write_bytes(b"torn")
         raise OSError(28, "No space left on device", str(path))
 
-    monkeypatch.setattr("milkweed.models.bundle.write_tensors", full)
+    monkeypatch.setattr("milkweed.models.bundle.bundle.write_tensors", full)
     with pytest.raises(BundleError, match=r"bundle .*/m: model.safetensors: No space left on device"):
         compress(dense, tmp_path / "m", calibration(pictures[:40]))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle"]

@@ -10,7 +10,7 @@ import pytest
 
 from milkweed.models import Label
 from milkweed.models.errors import CheckpointError
-from milkweed.models.importing.card import ModelCard, read_card
+from milkweed.models.importing.card import ModelInfo, read_card
 
 from .containers import CONFIG
 
@@ -44,7 +44,7 @@ def test_an_older_card_has_everything_side_by_side(changed: Write) -> None:
 
 def test_a_card_may_say_little(changed: Write) -> None:
     path = changed(lambda d: (d.clear(), d.update(architecture="vit_tiny_patch16_224", pretrained_cfg={})))
-    assert read_card(path) == ModelCard("vit_tiny_patch16_224")
+    assert read_card(path) == ModelInfo("vit_tiny_patch16_224")
 
 
 @pytest.mark.parametrize(

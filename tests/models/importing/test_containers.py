@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import Label, create_model, import_checkpoint, load_bundle, save_bundle
+from milkweed.models.bundle.storage import storable_weights
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing import read_checkpoint
-from milkweed.models.storage import storable_weights
 
 from . import containers
 

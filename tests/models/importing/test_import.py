@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.families import detect_family
-from milkweed.models.structure import monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
 
 
 def logits(model: nn.Module, size: int = 32) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model
+from milkweed.models.layers.layer_spec import replace_linears, select_linears, structures_for
 from milkweed.models.onnx.session import OnnxSession
-from milkweed.models.structure import replace_linears, select_linears, structures_for
 
 SIZE = 32
 

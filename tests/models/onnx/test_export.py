@@ -17,11 +17,11 @@ from torch.nn import functional as F
 
 from milkweed.models import BundleConfig, Label, export_bundle, load_bundle, save_bundle
 from milkweed.models.errors import ExportError
+from milkweed.models.layers.layer_spec import layer_spec_of
 from milkweed.models.onnx import export as export_module
 from milkweed.models.onnx import file as file_module
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.session import OnnxSession
-from milkweed.models.structure import structure_of
 
 from .onnx_case import differences, made, noise
 
@@ -47,7 +47,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BundleConfig(
         arch="vitae_basic",
         arch_args={"num_classes": 7, **PERFORMER},
-        structure=structure_of(model),
+        structure=layer_spec_of(model),
         preprocess={
             "size": 32,
             "crop_pct": 0.875,

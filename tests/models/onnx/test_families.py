@@ -12,11 +12,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from milkweed.models import create_model
+from milkweed.models.architectures.registry import CUSTOM_VITAE, own_architectures
+from milkweed.models.bundle.meta_init import on_meta
+from milkweed.models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import contents
-from milkweed.models.registry import CUSTOM_VITAE, own_architectures
-from milkweed.models.structure import replace_linears, select_linears, structure_of, structures_for
-from milkweed.models.weightless import weightless
 
 from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE, TINY_VITAE_V2
 from .onnx_case import differences, made, noise, weighted
@@ -96,7 +96,7 @@ def test_every_family_computes_what_torch_does(family: str, written: Written, re
 
 def test_no_family_is_left_out() -> None:
     tested = {type(create_model(arch, **arguments)) for arch, arguments in FAMILIES.values()}
-    with weightless():
+    with on_meta():
         own = {type(create_model(arch)): arch for arch in set(own_architectures()) - {CUSTOM_VITAE}}
     assert {arch for kind, arch in own.items() if kind not in tested} == set()
 
@@ -107,7 +107,7 @@ def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path) -> None:
         vit = create_model("deit_tiny_patch16_224", num_classes=7, **VIT)
         for layer, kind in {"qkv": "lowrank", "proj": "blockdiag", "mlp": "pixelfly"}.items():
             replace_linears(vit, structures_for(vit, select_linears(vit, [layer]), kind, **KIND_OPTIONS[kind]))
-        assert {layer.kind for layer in structure_of(vit).values()} == set(KINDS)
+        assert {layer.kind for layer in layer_spec_of(vit).values()} == set(KINDS)
         return weighted(vit)
 
     file = tmp_path / "model.onnx"

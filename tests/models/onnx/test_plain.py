@@ -9,11 +9,11 @@ from torch.nn import functional as F
 
 from milkweed.kernels import pack_monarch
 from milkweed.kernels.reference import monarch_reference
-from milkweed.models.blockdiag import BlockdiagLinear
-from milkweed.models.monarch import MonarchLinear
+from milkweed.models.architectures.vitae.attention import Mlp
+from milkweed.models.layers.blockdiag import BlockdiagLinear
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.structured import StructuredLinear
 from milkweed.models.onnx.plain import PlainBlockdiag, PlainMonarch, PlainMonarchMlp, folded_factors, plain_form
-from milkweed.models.structured import StructuredLinear
-from milkweed.models.vitae.attention import Mlp
 
 NUMBERS = torch.float64
 

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
+from milkweed.models.layers.layer_spec import monarch_structure, select_linears
 from milkweed.models.recovery import RecoveryPlan, recover
-from milkweed.models.registry import create_model
-from milkweed.models.structure import monarch_structure, select_linears
 from milkweed.models.training import TensorSource
 
 VIT: dict[str, Any] = {"img_size": 16, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2, "num_classes": 6}

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from milkweed.models.architectures.registry import create_model
 from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
 from milkweed.models.recovery.blocks import block_names, feature_error, tapped
-from milkweed.models.registry import create_model
 from milkweed.models.training import mix
 
 RECIPE = RecoveryPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
+from milkweed.models.layers.layer_spec import monarch_structure, select_linears
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
-from milkweed.models.registry import create_model
-from milkweed.models.structure import monarch_structure, select_linears
 from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
 
 

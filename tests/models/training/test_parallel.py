@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.models.tensorfile import read_tensors
+from milkweed.models.bundle.safetensors_file import read_tensors
 from milkweed.models.training import Alone, TensorSource
 from milkweed.models.training.parallel import joined
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from milkweed.models.blockdiag import BlockdiagLinear
-from milkweed.models.lowrank import LowRankLinear
-from milkweed.models.monarch import MonarchLinear
-from milkweed.models.pixelfly import PixelflyLinear
+from milkweed.models.layers.blockdiag import BlockdiagLinear
+from milkweed.models.layers.lowrank import LowRankLinear
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.pixelfly import PixelflyLinear
 from milkweed.models.training import (
     Classification,
     Distillation,

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.monarch import MonarchLinear
+from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.training import Classification, Recipe, TensorSource, TrainResult, accuracy, densified, train_model
 
 RECIPE = Recipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)

@@ -7,9 +7,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from milkweed.models.registry import create_model
-from milkweed.models.structure import monarch_structure, replace_linears, select_linears
-from milkweed.models.tensorfile import write_tensors
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.bundle.safetensors_file import write_tensors
+from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
 from milkweed.models.training import Classification, Processes, Recipe, TensorSource, accuracy, densified, train_model
 from milkweed.models.training.parallel import joined
 

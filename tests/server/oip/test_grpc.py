@@ -1,20 +1,21 @@
 """inference.GRPCInferenceService over a socket where it succeeds: the values of REST and of /classify."""
 
 import io
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from ...support import server_parts
 from .grpc_client import arrays, calling, refused, settings
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_answers_are_those_of_classify(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    images = [kit.encoded(seed=1), kit.encoded("JPEG", seed=2)]
+async def test_answers_are_those_of_classify(running: Any, oip: SimpleNamespace) -> None:
+    images = [server_parts.encoded(seed=1), server_parts.encoded("JPEG", seed=2)]
     files = [("image", ("a", image, "image/png")) for image in images]
     async with running(settings=settings()) as app, calling(app) as client:
         classified = await app.client.post("/classify", files=files)
@@ -30,18 +31,18 @@ async def test_answers_are_those_of_classify(running: Any, kit: ModuleType, oip:
         assert app.service.held.total == 0
     for answer in (raw, by_contents):
         oip.check_answer(arrays(answer, oip), classified)
-        assert (answer.model_name, answer.model_version) == ("held", kit.make_config().version)
+        assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)
     assert (raw.id, by_contents.id) == ("seven", "")
 
 
-async def test_an_alias_and_the_cache_are_those_of_rest(running: Any, kit: ModuleType) -> None:
+async def test_an_alias_and_the_cache_are_those_of_rest(running: Any) -> None:
     more = {**settings(), "aliases": {"production": "held"}, "cache_bytes": 1 << 20}
     async with running(settings=more) as app, calling(app) as client:
         said = []
         for _ in range(2):
-            call = client.start("ModelInfer", client.infer(kit.encoded(), model="production"))
+            call = client.start("ModelInfer", client.infer(server_parts.encoded(), model="production"))
             answer = client.messages.parse("ModelInferResponse", await call)
-            assert (answer.model_name, answer.model_version) == ("held", kit.make_config().version)
+            assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)
             said.append(dict(await call.trailing_metadata())["x-cache"])
         assert said == ["MISS", "HIT"]
         assert app.model.sizes == [1]
@@ -51,8 +52,8 @@ async def test_an_alias_and_the_cache_are_those_of_rest(running: Any, kit: Modul
             assert app.value("request_stage_duration_seconds_count", model="held", stage=stage) == 1
 
 
-async def test_pixels_raw_and_typed(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    image = kit.encoded(seed=4)
+async def test_pixels_raw_and_typed(running: Any, oip: SimpleNamespace) -> None:
+    image = server_parts.encoded(seed=4)
     pixels = np.asarray(Image.open(io.BytesIO(image)))[None]
     async with running(settings=settings()) as app, calling(app) as client:
         classified = await app.client.post("/classify", content=image)
@@ -71,9 +72,9 @@ async def test_pixels_raw_and_typed(running: Any, kit: ModuleType, oip: SimpleNa
         oip.check_answer(arrays(answer, oip), classified)
 
 
-async def test_options_mean_what_they_mean_over_rest(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+async def test_options_mean_what_they_mean_over_rest(running: Any, oip: SimpleNamespace) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
-        request = client.infer(kit.encoded(), kit.broken())
+        request = client.infer(server_parts.encoded(), server_parts.broken())
         request.parameters["top_k"].int64_param = 2
         request.parameters["partial"].bool_param = True
         for name in ("probabilities", "score", "error"):
@@ -81,8 +82,8 @@ async def test_options_mean_what_they_mean_over_rest(running: Any, kit: ModuleTy
         request.outputs[1].parameters["classification"].int64_param = 3
         answer = await client.ask("ModelInfer", request)
         body, headers = oip.binary(
-            kit.encoded(),
-            kit.broken(),
+            server_parts.encoded(),
+            server_parts.broken(),
             outputs=[
                 {"name": "probabilities"},
                 {"name": "score", "parameters": {"classification": 3}},
@@ -99,7 +100,7 @@ async def test_options_mean_what_they_mean_over_rest(running: Any, kit: ModuleTy
     assert found["error"].tolist() == expected["error"].tolist()
 
 
-async def test_server_and_models_describe_themselves(running: Any, kit: ModuleType) -> None:
+async def test_server_and_models_describe_themselves(running: Any) -> None:
     async with running(settings=settings(), names=("held", "other")) as app, calling(app) as client:
         rest = (await app.client.get("/v2/models/held")).json()
         config = (await app.client.get("/v2/models/held/config")).json()
@@ -111,7 +112,7 @@ async def test_server_and_models_describe_themselves(running: Any, kit: ModuleTy
         model = await client.ask("ModelMetadata", kinds["ModelMetadataRequest"](name="held"))
         configured = (await client.ask("ModelConfig", kinds["ModelConfigRequest"](name="held"))).config
         index = await client.ask("RepositoryIndex", kinds["RepositoryIndexRequest"]())
-        await client.ask("ModelInfer", client.infer(kit.encoded()))
+        await client.ask("ModelInfer", client.infer(server_parts.encoded()))
         stats = await client.ask("ModelStatistics", kinds["ModelStatisticsRequest"](name="held"))
         every = await client.ask("ModelStatistics", kinds["ModelStatisticsRequest"]())
         app.service.begin_drain()

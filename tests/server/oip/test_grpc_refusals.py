@@ -4,7 +4,6 @@ import asyncio
 import random
 from hashlib import sha256
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,13 +11,14 @@ from prometheus_client import CollectorRegistry
 
 from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
 
+from ...support import server_parts
 from .grpc_client import calling, grpc, refused, settings
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_refusals_have_a_status_and_one_reason(running: Any, kit: ModuleType) -> None:
-    good = kit.encoded()
+async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
+    good = server_parts.encoded()
     async with running(settings=settings(max_images_per_request=2)) as app, calling(app) as client:
         many = client.infer(good, good, good)
         both = client.infer(good)
@@ -36,7 +36,7 @@ async def test_refusals_have_a_status_and_one_reason(running: Any, kit: ModuleTy
             (client.infer(good, model="cat"), "NOT_FOUND", "unknown_model", ("'cat'",)),
             (client.infer(good, model_version="9"), "NOT_FOUND", "unknown_model", ("'9'",)),
             (client.infer(b"text"), "INVALID_ARGUMENT", "unsupported_format", ()),
-            (client.infer(good, kit.broken()), "INVALID_ARGUMENT", "undecodable", ("image 1: ",)),
+            (client.infer(good, server_parts.broken()), "INVALID_ARGUMENT", "undecodable", ("image 1: ",)),
             (many, "INVALID_ARGUMENT", "too_many_images", ("3 images", "2")),
             (both, "INVALID_ARGUMENT", "bad_request", ("both",)),
             (lone, "INVALID_ARGUMENT", "bad_request", ("2 raw_input_contents for 1",)),
@@ -50,87 +50,87 @@ async def test_refusals_have_a_status_and_one_reason(running: Any, kit: ModuleTy
             (b"\x2a\x00" * 300, "INVALID_ARGUMENT", "bad_request", ("256 fields",)),
             (b"", "NOT_FOUND", "unknown_model", ()),
         ):
-            async with kit.one_reason(app, code), refused(status, *words) as caught:
+            async with server_parts.one_reason(app, code), refused(status, *words) as caught:
                 await client.ask("ModelInfer", request)
             assert caught.metadata["milkweed-code"] == code
             assert caught.metadata["x-request-id"]
-        async with kit.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT"):
+        async with server_parts.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT"):
             await client.ask("ModelMetadata", b"\xff")
         async with refused("UNIMPLEMENTED"):
             await client.start("ModelStreamInfer", b"")
         assert app.service.held.total == 0
 
 
-async def test_faults_say_nothing_but_that_they_are_ours(running: Any, kit: ModuleType) -> None:
+async def test_faults_say_nothing_but_that_they_are_ours(running: Any) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.failure = RuntimeError("secret detail")
-        async with kit.one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
-            await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=(("x-request-id", "me-1"),))
+        async with server_parts.one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=(("x-request-id", "me-1"),))
         assert caught.metadata["x-request-id"] == "me-1"
 
 
-async def test_limits_of_a_message(running: Any, kit: ModuleType) -> None:
+async def test_limits_of_a_message(running: Any) -> None:
     limits = settings(max_body_bytes=4096, max_held_bytes=65_536)  # of which a message may have a 32nd
     async with running(settings=limits) as app, calling(app) as client:
         async with refused("RESOURCE_EXHAUSTED", "2048"):
             await client.ask("ModelInfer", client.infer(bytes(3000)))
         app.service.held.add(50_000)
-        typed = client.infer(kit.encoded())
+        typed = client.infer(server_parts.encoded())
         typed.inputs[0].contents.bytes_contents.append(bytes(1500))
         del typed.raw_input_contents[:]
-        async with kit.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
+        async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
             await client.ask("ModelInfer", typed)
         app.service.held.add(-50_000)
         async with refused("UNIMPLEMENTED", "gzip"):
-            await client.ask("ModelInfer", client.infer(kit.encoded()), compression=grpc.Compression.Gzip)
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()), compression=grpc.Compression.Gzip)
 
 
-async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running: Any, kit: ModuleType) -> None:
+async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running: Any) -> None:
     limits = settings(max_queue_images=1, max_images_per_request=1)
     async with running(settings=limits) as app, calling(app) as client:
         app.model.gate.clear()
-        first = client.start("ModelInfer", client.infer(kit.encoded()))
-        await kit.entered(app.model)
-        second = client.start("ModelInfer", client.infer(kit.encoded()))
+        first = client.start("ModelInfer", client.infer(server_parts.encoded()))
+        await server_parts.entered(app.model)
+        second = client.start("ModelInfer", client.infer(server_parts.encoded()))
         while app.service.batcher.depth < 1:
             await asyncio.sleep(0.001)
-        async with kit.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
-            await client.ask("ModelInfer", client.infer(kit.encoded()))
+        async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
         assert int(caught.metadata["retry-after"]) >= 1
         app.service.stop_accepting()
-        async with kit.one_reason(app, "draining"), refused("UNAVAILABLE"):
-            await client.ask("ModelInfer", client.infer(kit.encoded()))
+        async with server_parts.one_reason(app, "draining"), refused("UNAVAILABLE"):
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
         app.model.gate.set()
         await asyncio.gather(first, second)
 
 
 @pytest.mark.parametrize("how", ["parameter", "metadata"])
-async def test_deadline_of_ours_is_deadline_exceeded(running: Any, kit: ModuleType, how: str) -> None:
+async def test_deadline_of_ours_is_deadline_exceeded(running: Any, how: str) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.gate.clear()
-        request, metadata = client.infer(kit.encoded()), ()
+        request, metadata = client.infer(server_parts.encoded()), ()
         if how == "parameter":
             request.parameters["timeout"].int64_param = 20_000
         else:
             metadata = (("x-request-timeout-ms", "20"),)
-        async with kit.one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
+        async with server_parts.one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
             await client.ask("ModelInfer", request, metadata=metadata)
         app.model.gate.set()
 
 
-async def test_callers_deadline_and_departure_free_the_queue(running: Any, kit: ModuleType) -> None:
+async def test_callers_deadline_and_departure_free_the_queue(running: Any) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.gate.clear()
-        first = client.start("ModelInfer", client.infer(kit.encoded()))
-        await kit.entered(app.model)
-        async with kit.one_reason(app, "deadline"):
+        first = client.start("ModelInfer", client.infer(server_parts.encoded()))
+        await server_parts.entered(app.model)
+        async with server_parts.one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
-                await client.ask("ModelInfer", client.infer(kit.encoded()), timeout=0.5)
+                await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=0.5)
             while app.service.batcher.depth:
                 await asyncio.sleep(0.001)
             while not app.value("requests_rejected_total", reason="deadline"):
                 await asyncio.sleep(0.001)
-        leaving = client.start("ModelInfer", client.infer(kit.encoded()))
+        leaving = client.start("ModelInfer", client.infer(server_parts.encoded()))
         while app.service.batcher.depth < 1:
             await asyncio.sleep(0.001)
         leaving.cancel()
@@ -143,7 +143,7 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Any, kit: 
         assert app.service.held.total == 0
 
 
-async def test_keys_are_asked_for_here_too(running: Any, kit: ModuleType, tmp_path: Any) -> None:
+async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
     key = "k" * 40
     file = tmp_path / "keys.toml"
     file.write_text(
@@ -153,12 +153,12 @@ async def test_keys_are_asked_for_here_too(running: Any, kit: ModuleType, tmp_pa
         kinds = client.messages
         assert (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
         for metadata in ((), (("authorization", "Bearer wrong"),)):
-            async with kit.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
-                await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=metadata)
+            async with server_parts.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
+                await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=metadata)
         said = (("authorization", f"Bearer {key}"),)
-        await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=said)
-        async with kit.one_reason(app, "rate_limited"), refused("RESOURCE_EXHAUSTED") as caught:
-            await client.ask("ModelInfer", client.infer(kit.encoded()), metadata=said)
+        await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=said)
+        async with server_parts.one_reason(app, "rate_limited"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=said)
         assert int(caught.metadata["retry-after"]) >= 1
 
 
@@ -170,10 +170,10 @@ async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
             await second.start()
 
 
-async def test_no_random_message_is_our_fault(running: Any, kit: ModuleType) -> None:
+async def test_no_random_message_is_our_fault(running: Any) -> None:
     numbers = random.Random(0)
     async with running(settings=settings()) as app, calling(app) as client:
-        good = client.infer(kit.encoded(size=(3, 2)), id="x").SerializeToString()
+        good = client.infer(server_parts.encoded(size=(3, 2)), id="x").SerializeToString()
         for _ in range(300):
             message = bytearray(good)
             for _ in range(numbers.randint(1, 4)):

@@ -1,16 +1,16 @@
 """gRPC calls in traces: one span a call with those of its stages, the caller's context, its name for failures."""
 
-from types import ModuleType
 from typing import Any
 
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
 
-from milkweed.server.metrics import STAGES
-from milkweed.server.settings import Settings
-from milkweed.server.tracing.tracer import Tracer
+from milkweed.server.config.settings import Settings
+from milkweed.server.telemetry.metrics import STAGES
+from milkweed.server.telemetry.tracer import Tracer
 
+from ...support import server_parts
 from .grpc_client import SERVICE, calling, refused, settings
 
 pytestmark = pytest.mark.anyio
@@ -30,10 +30,10 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return exporter
 
 
-async def test_a_call_is_a_span_with_its_stages(running: Any, kit: ModuleType, spans: InMemorySpanExporter) -> None:
+async def test_a_call_is_a_span_with_its_stages(running: Any, spans: InMemorySpanExporter) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         call = client.start(
-            "ModelInfer", client.infer(kit.encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),)
+            "ModelInfer", client.infer(server_parts.encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),)
         )
         await call
         trailing = dict(await call.trailing_metadata())
@@ -62,13 +62,13 @@ async def test_a_call_is_a_span_with_its_stages(running: Any, kit: ModuleType, s
     assert spent == pytest.approx((root.end_time or 0) - (root.start_time or 0), rel=0.02)
 
 
-async def test_failures_have_their_code(running: Any, kit: ModuleType, spans: InMemorySpanExporter) -> None:
+async def test_failures_have_their_code(running: Any, spans: InMemorySpanExporter) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         async with refused("NOT_FOUND"):
-            await client.ask("ModelInfer", client.infer(kit.encoded(), model="none"))
+            await client.ask("ModelInfer", client.infer(server_parts.encoded(), model="none"))
         app.service.check_accepting = lambda: 1 / 0
         async with refused("INTERNAL"):
-            await client.ask("ModelInfer", client.infer(kit.encoded()))
+            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
     found = [dict(span.attributes or {}) for span in spans.get_finished_spans() if span.kind is SpanKind.SERVER]
     unknown, internal = found
     assert (unknown["rpc.grpc.status_code"], unknown["milkweed.code"]) == (5, "unknown_model")

@@ -4,7 +4,7 @@ import asyncio
 import base64
 import io
 import json
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,17 +12,20 @@ import pytest
 from PIL import Image
 
 from milkweed.loaders.errors import InputError
-from milkweed.loaders.guard import inspect
+from milkweed.loaders.headers.validate import validate
 
-from ..bodies import files
+from ...support import server_parts
+from ...support.bodies import files
 
 pytestmark = pytest.mark.anyio
 
 
-async def test_every_form_of_an_image_answers_as_classify_does(
-    running: Any, kit: ModuleType, oip: SimpleNamespace
-) -> None:
-    images = [kit.encoded("JPEG", seed=1), kit.encoded("PNG", seed=2), kit.encoded("PNG", seed=3)]
+async def test_every_form_of_an_image_answers_as_classify_does(running: Any, oip: SimpleNamespace) -> None:
+    images = [
+        server_parts.encoded("JPEG", seed=1),
+        server_parts.encoded("PNG", seed=2),
+        server_parts.encoded("PNG", seed=3),
+    ]
     texts = [base64.b64encode(image).decode() for image in images]
     body, headers = oip.binary(*images)
     as_text, text_headers = oip.binary_tensor("image", "BYTES", [3], oip.elements(*(t.encode() for t in texts)))
@@ -51,7 +54,7 @@ async def test_every_form_of_an_image_answers_as_classify_does(
         document = answer.json()
         assert list(document) == ["model_name", "model_version", "outputs"]
         assert document["model_name"] == "held"
-        assert document["model_version"] == kit.make_config().version
+        assert document["model_version"] == server_parts.make_config().version
         assert [(o["name"], o["datatype"], o["shape"]) for o in document["outputs"]] == [
             ("label", "BYTES", [3, 5]),
             ("index", "INT64", [3, 5]),
@@ -59,8 +62,8 @@ async def test_every_form_of_an_image_answers_as_classify_does(
         ]
 
 
-async def test_pixels_answer_as_the_pictures_do(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    images = [kit.encoded(seed=seed) for seed in range(3)]
+async def test_pixels_answer_as_the_pictures_do(running: Any, oip: SimpleNamespace) -> None:
+    images = [server_parts.encoded(seed=seed) for seed in range(3)]
     pixels = np.stack([np.asarray(Image.open(io.BytesIO(image))) for image in images])
     shape = list(pixels.shape)
     body, headers = oip.binary_tensor("pixels", "UINT8", shape, pixels.tobytes())
@@ -77,8 +80,8 @@ async def test_pixels_answer_as_the_pictures_do(running: Any, kit: ModuleType, o
         oip.check_answer(oip.arrays(answer), classified)
 
 
-async def test_inputs_of_the_model_go_in_as_they_are(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    images = [kit.encoded(seed=seed) for seed in range(2)]
+async def test_inputs_of_the_model_go_in_as_they_are(running: Any, oip: SimpleNamespace) -> None:
+    images = [server_parts.encoded(seed=seed) for seed in range(2)]
     async with running() as app:
         pipeline = app.service.models["held"].pipeline
         inputs = np.stack([pipeline.loader.load([image]).pixels[0].numpy() for image in images])
@@ -99,8 +102,8 @@ async def test_inputs_of_the_model_go_in_as_they_are(running: Any, kit: ModuleTy
     oip.check_answer(oip.arrays(rounded), half_classified)
 
 
-async def test_raw_body_is_one_image_and_its_answer_binary(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    image = kit.encoded("JPEG")
+async def test_raw_body_is_one_image_and_its_answer_binary(running: Any, oip: SimpleNamespace) -> None:
+    image = server_parts.encoded("JPEG")
     headers = {"inference-header-content-length": "0", "content-type": "image/jpeg"}
     async with running() as app:
         classified = await app.client.post("/classify", content=image)
@@ -110,17 +113,17 @@ async def test_raw_body_is_one_image_and_its_answer_binary(running: Any, kit: Mo
     oip.check_answer(oip.arrays(answer), classified)
 
 
-async def test_binary_outputs_to_the_byte(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+async def test_binary_outputs_to_the_byte(running: Any, oip: SimpleNamespace) -> None:
     outputs = [
         {"name": "score", "parameters": {"binary_data": True}},
         {"name": "label"},
         {"name": "index", "parameters": {"binary_data": True}},
     ]
-    body, headers = oip.binary(kit.encoded(), outputs=outputs, top_k=2)
+    body, headers = oip.binary(server_parts.encoded(), outputs=outputs, top_k=2)
     async with running() as app:
-        [expected] = app.service.models["held"].pipeline.classify([kit.encoded()], 2)
+        [expected] = app.service.models["held"].pipeline.classify([server_parts.encoded()], 2)
         answer = await app.client.post(oip.url, content=body, headers=headers)
-        whole, whole_headers = oip.binary(kit.encoded(), top_k=1, binary_data_output=True)
+        whole, whole_headers = oip.binary(server_parts.encoded(), top_k=1, binary_data_output=True)
         all_binary = await app.client.post(oip.url, content=whole, headers=whole_headers)
     length = int(answer.headers["inference-header-content-length"])
     assert int(answer.headers["content-length"]) == len(answer.content)
@@ -128,7 +131,7 @@ async def test_binary_outputs_to_the_byte(running: Any, kit: ModuleType, oip: Si
     assert answer.content[length:] == (
         np.array(expected.score, "<f4").tobytes() + np.array(expected.index, "<i8").tobytes()
     )
-    label = kit.make_config().labels[expected.index[0]].label.encode()
+    label = server_parts.make_config().labels[expected.index[0]].label.encode()
     length = int(all_binary.headers["inference-header-content-length"])
     assert all_binary.content[length:] == (
         oip.elements(label)
@@ -137,12 +140,12 @@ async def test_binary_outputs_to_the_byte(running: Any, kit: ModuleType, oip: Si
     )
 
 
-async def test_probabilities_are_of_every_class_in_order(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    images = [kit.encoded(seed=seed) for seed in range(3)]
+async def test_probabilities_are_of_every_class_in_order(running: Any, oip: SimpleNamespace) -> None:
+    images = [server_parts.encoded(seed=seed) for seed in range(3)]
     body, headers = oip.binary(*images, outputs=[{"name": "probabilities"}, {"name": "index"}], top_k=2)
     async with running() as app:
         answer = await app.client.post(oip.url, content=body, headers=headers)
-        expected = app.service.models["held"].pipeline.classify(images, kit.CLASSES)
+        expected = app.service.models["held"].pipeline.classify(images, server_parts.CLASSES)
     found = oip.arrays(answer)
     assert list(found) == ["probabilities", "index"]
     assert found["index"].shape == (3, 2)
@@ -152,13 +155,13 @@ async def test_probabilities_are_of_every_class_in_order(running: Any, kit: Modu
         assert row.sum() == pytest.approx(1, abs=1e-6)
 
 
-async def test_classification_is_tritons(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+async def test_classification_is_tritons(running: Any, oip: SimpleNamespace) -> None:
     body, headers = oip.binary(
-        kit.encoded(), outputs=[{"name": "probabilities", "parameters": {"classification": 3}}], top_k=1
+        server_parts.encoded(), outputs=[{"name": "probabilities", "parameters": {"classification": 3}}], top_k=1
     )
     async with running() as app:
         answer = await app.client.post(oip.url, content=body, headers=headers)
-        [expected] = app.service.models["held"].pipeline.classify([kit.encoded()], 3)
+        [expected] = app.service.models["held"].pipeline.classify([server_parts.encoded()], 3)
     [output] = answer.json()["outputs"]
     assert (output["datatype"], output["shape"]) == ("BYTES", [1, 3])
     for text, index, score in zip(output["data"], expected.index, expected.score, strict=True):
@@ -166,10 +169,8 @@ async def test_classification_is_tritons(running: Any, kit: ModuleType, oip: Sim
         assert (float(number), int(place), label) == (score, index, f'label "{index}" ü')
 
 
-async def test_partial_answers_keep_good_rows_and_say_why_of_bad_ones(
-    running: Any, kit: ModuleType, oip: SimpleNamespace
-) -> None:
-    images = [kit.encoded(seed=1), kit.broken(), b"text", kit.encoded(seed=2)]
+async def test_partial_answers_keep_good_rows_and_say_why_of_bad_ones(running: Any, oip: SimpleNamespace) -> None:
+    images = [server_parts.encoded(seed=1), server_parts.broken(), b"text", server_parts.encoded(seed=2)]
     outputs = [{"name": name} for name in ("label", "index", "score", "probabilities", "error")]
     async with running() as app:
         good = await app.client.post("/classify", files=files(images[0], images[3]))
@@ -187,42 +188,42 @@ async def test_partial_answers_keep_good_rows_and_say_why_of_bad_ones(
         assert np.isnan(found["score"][1:3]).all()
         assert [bool(text) for text in found["error"]] == [False, True, True, False]
         with pytest.raises(InputError) as refused:
-            inspect(b"text")
+            validate(b"text")
         assert found["error"][2] == refused.value.message
     assert np.isnan(oip.arrays(full)["probabilities"][1:3]).all()
     assert b"NaN" not in answer.content
 
 
-async def test_requested_error_of_good_images_is_empty(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(kit.encoded(), outputs=[{"name": "error"}])
+async def test_requested_error_of_good_images_is_empty(running: Any, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(server_parts.encoded(), outputs=[{"name": "error"}])
     async with running() as app:
         answer = await app.client.post(oip.url, content=body, headers=headers)
     assert oip.arrays(answer)["error"].tolist() == [""]
 
 
-async def test_id_comes_back_and_version_may_be_named(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    data = [base64.b64encode(kit.encoded()).decode()]
+async def test_id_comes_back_and_version_may_be_named(running: Any, oip: SimpleNamespace) -> None:
+    data = [base64.b64encode(server_parts.encoded()).decode()]
     document = {"id": 'seven "7" ü', "inputs": [oip.tensor("image", "BYTES", [1], data=data)]}
-    version = kit.make_config().version
+    version = server_parts.make_config().version
     async with running() as app:
         answer = await app.client.post(f"/v2/models/held/versions/{version}/infer", json=document)
     assert answer.json()["id"] == 'seven "7" ü'
     assert answer.headers["x-request-id"]
 
 
-async def test_parameters_that_only_triton_knows_change_nothing(
-    running: Any, kit: ModuleType, oip: SimpleNamespace
-) -> None:
-    plain, headers = oip.binary(kit.encoded())
-    said, said_headers = oip.binary(kit.encoded(), priority=1, sequence_id=7, sequence_start=True, sequence_end=False)
+async def test_parameters_that_only_triton_knows_change_nothing(running: Any, oip: SimpleNamespace) -> None:
+    plain, headers = oip.binary(server_parts.encoded())
+    said, said_headers = oip.binary(
+        server_parts.encoded(), priority=1, sequence_id=7, sequence_start=True, sequence_end=False
+    )
     async with running() as app:
         first = await app.client.post(oip.url, content=plain, headers=headers)
         second = await app.client.post(oip.url, content=said, headers=said_headers)
     assert first.content == second.content
 
 
-async def test_neighbours_change_no_byte(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    good = [kit.encoded(seed=seed) for seed in range(6)]
+async def test_neighbours_change_no_byte(running: Any, oip: SimpleNamespace) -> None:
+    good = [server_parts.encoded(seed=seed) for seed in range(6)]
     async with running(settings={"max_batch_size": 5}) as app:
 
         async def post(*images: bytes) -> Any:
@@ -230,27 +231,29 @@ async def test_neighbours_change_no_byte(running: Any, kit: ModuleType, oip: Sim
             return await app.client.post(oip.url, content=body, headers=headers)
 
         alone = [await post(image) for image in good]
-        together = await asyncio.gather(*(post(image) for each in good for image in (each, kit.broken())))
+        together = await asyncio.gather(*(post(image) for each in good for image in (each, server_parts.broken())))
     assert [answer.status_code for answer in together] == [200, 422] * 6
     assert [answer.content for answer in together[::2]] == [answer.content for answer in alone]
 
 
-async def test_stages_are_counted_and_shown(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(kit.encoded())
+async def test_stages_are_counted_and_shown(running: Any, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(server_parts.encoded())
     async with running() as app:
         answer = await app.client.post(oip.url, content=body, headers=headers)
-        await kit.until(lambda: app.value("request_stage_duration_seconds_count", model="held", stage="forward") == 1)
-    stages = kit.timings(answer)
+        await server_parts.until(
+            lambda: app.value("request_stage_duration_seconds_count", model="held", stage="forward") == 1
+        )
+    stages = server_parts.timings(answer)
     total = stages.pop("total")
     assert sum(stages.values()) == pytest.approx(total, abs=0.01)
     assert len(stages) == 9
 
 
 async def test_large_bodies_and_answers_leave_the_loop_free(
-    running: Any, kit: ModuleType, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    running: Any, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkweed.server.parsers.INLINE_BYTES", 500)
-    large = kit.encoded("BMP", size=(700, 600))  # 1.2 MB
+    monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 500)
+    large = server_parts.encoded("BMP", size=(700, 600))  # 1.2 MB
     body, headers = oip.binary(large, large)
     text = base64.b64encode(large).decode()
     async with running() as app:

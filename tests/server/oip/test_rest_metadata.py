@@ -2,15 +2,17 @@
 
 import asyncio
 import threading
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ...support import server_parts
+
 pytestmark = pytest.mark.anyio
 
 
-async def test_server_and_model_describe_themselves(running: Any, kit: ModuleType) -> None:
+async def test_server_and_model_describe_themselves(running: Any) -> None:
     async with running(names=("held", "other")) as app:
         server = (await app.client.get("/v2")).json()
         model = (await app.client.get("/v2/models/held")).json()
@@ -20,7 +22,11 @@ async def test_server_and_model_describe_themselves(running: Any, kit: ModuleTyp
         index = (await app.client.post("/v2/repository/index", json={"ready": True})).json()
     assert (server["name"], "binary_tensor_data" in server["extensions"]) == ("milkweed", True)
     assert model == same
-    assert (model["name"], model["versions"], model["platform"]) == ("held", [kit.make_config().version], "milkweed")
+    assert (model["name"], model["versions"], model["platform"]) == (
+        "held",
+        [server_parts.make_config().version],
+        "milkweed",
+    )
     assert model["inputs"] == [
         {"name": "image", "datatype": "BYTES", "shape": [-1]},
         {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
@@ -40,7 +46,7 @@ async def test_server_and_model_describe_themselves(running: Any, kit: ModuleTyp
     assert [(entry["name"], entry["state"]) for entry in index] == [("held", "READY"), ("other", "READY")]
 
 
-async def test_probes_follow_the_service(running: Any, kit: ModuleType) -> None:
+async def test_probes_follow_the_service(running: Any) -> None:
     gate = threading.Event()
     paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
     async with running(wait=False, open_gate=gate) as app:
@@ -53,7 +59,7 @@ async def test_probes_follow_the_service(running: Any, kit: ModuleType) -> None:
             {"name": "held", "version": "", "state": "LOADING", "reason": ""}
         ]
         assert (await app.client.post("/v2/repository/index", json={"ready": True})).json() == []
-        async with kit.one_reason(app, "not_ready"):
+        async with server_parts.one_reason(app, "not_ready"):
             early = await app.client.get("/v2/models/held")
         assert (early.status_code, early.json()) == (503, {"error": "the models are loading"})
         gate.set()
@@ -68,7 +74,7 @@ async def test_probes_follow_the_service(running: Any, kit: ModuleType) -> None:
         assert app.value("requests_rejected_total", reason="draining") == 0
 
 
-async def test_unknown_names_and_versions_are_404(running: Any, kit: ModuleType) -> None:
+async def test_unknown_names_and_versions_are_404(running: Any) -> None:
     async with running() as app:
         for path, words in (
             ("/v2/models/cat", "no model 'cat'"),
@@ -76,7 +82,7 @@ async def test_unknown_names_and_versions_are_404(running: Any, kit: ModuleType)
             ("/v2/models/held/versions/1/config", "no version '1'"),
             ("/v2/models/cat/stats", "no model 'cat'"),
         ):
-            async with kit.one_reason(app, "unknown_model"):
+            async with server_parts.one_reason(app, "unknown_model"):
                 answer = await app.client.get(path)
             assert answer.status_code == 404
             assert list(answer.json()) == ["error"]
@@ -85,12 +91,12 @@ async def test_unknown_names_and_versions_are_404(running: Any, kit: ModuleType)
         assert (ready.status_code, list(ready.json())) == (404, ["error"])
 
 
-async def test_statistics_count_images_batches_and_time(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(kit.encoded(), kit.encoded(seed=1))
+async def test_statistics_count_images_batches_and_time(running: Any, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(server_parts.encoded(), server_parts.encoded(seed=1))
     async with running(names=("held", "idle")) as app:
         for _ in range(3):
             assert (await app.client.post(oip.url, content=body, headers=headers)).status_code == 200
-        await kit.until(lambda: app.value("batch_size_count", model="held") == 3)
+        await server_parts.until(lambda: app.value("batch_size_count", model="held") == 3)
         whole = app.service.metrics.registry.get_sample_value(
             "milkweed_request_stage_duration_seconds_sum", {"model": "held", "stage": "forward"}
         )

@@ -2,12 +2,14 @@
 
 import asyncio
 import json
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from ...support import server_parts
 
 pytestmark = pytest.mark.anyio
 
@@ -43,8 +45,8 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-async def test_nothing_random_is_our_fault(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    image = kit.encoded(size=(3, 2))
+async def test_nothing_random_is_our_fault(running: Any, oip: SimpleNamespace) -> None:
+    image = server_parts.encoded(size=(3, 2))
     pieces = st.sampled_from([image, oip.elements(image), b"\1", bytes(12), b""])
     async with running() as app:
         bodies: list[tuple[bytes, dict[str, str]]] = []

@@ -1,11 +1,13 @@
 """Every refusal under /v2 has the protocol's form and one reason; random bytes are never our fault."""
 
 import struct
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+
+from ...support import server_parts
 
 pytestmark = pytest.mark.anyio
 
@@ -93,11 +95,11 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
     ],
 )
 async def test_refusal_of_json(
-    running: Any, kit: ModuleType, oip: SimpleNamespace, body: Any, code: str, words: tuple[str, ...]
+    running: Any, oip: SimpleNamespace, body: Any, code: str, words: tuple[str, ...]
 ) -> None:
-    async with running(settings={"max_images_per_request": 3}) as app, kit.one_reason(app, code):
+    async with running(settings={"max_images_per_request": 3}) as app, server_parts.one_reason(app, code):
         answer = await app.client.post(oip.url, json=body)
-        oip.check_refusal(answer, kit.KINDS[code].status, *words)
+        oip.check_refusal(answer, server_parts.ERROR_CODES[code].status, *words)
         assert app.model.sizes == []
 
 
@@ -123,15 +125,16 @@ async def test_refusal_of_json(
 )
 async def test_refusal_of_headers(
     running: Any,
-    kit: ModuleType,
     oip: SimpleNamespace,
     body: bytes,
     headers: dict[str, str],
     code: str,
     words: tuple[str, ...],
 ) -> None:
-    async with running() as app, kit.one_reason(app, code):
-        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), kit.KINDS[code].status, *words)
+    async with running() as app, server_parts.one_reason(app, code):
+        oip.check_refusal(
+            await app.client.post(oip.url, content=body, headers=headers), server_parts.ERROR_CODES[code].status, *words
+        )
 
 
 @pytest.mark.parametrize(
@@ -146,26 +149,24 @@ async def test_refusal_of_headers(
     ],
 )
 async def test_broken_bytes_name_the_element(
-    running: Any, kit: ModuleType, oip: SimpleNamespace, data: bytes, shape: list[int], words: tuple[str, ...]
+    running: Any, oip: SimpleNamespace, data: bytes, shape: list[int], words: tuple[str, ...]
 ) -> None:
     body, headers = oip.binary_tensor("image", "BYTES", shape, data)
-    async with running() as app, kit.one_reason(app, "bad_request"):
+    async with running() as app, server_parts.one_reason(app, "bad_request"):
         oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, *words)
 
 
-async def test_binary_pixels_of_another_length(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
+async def test_binary_pixels_of_another_length(running: Any, oip: SimpleNamespace) -> None:
     body, headers = oip.binary_tensor("pixels", "UINT8", [1, 2, 2, 3], bytes(11))
-    async with running() as app, kit.one_reason(app, "bad_request"):
+    async with running() as app, server_parts.one_reason(app, "bad_request"):
         oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, "11 bytes", "has 12")
 
 
-async def test_numbers_that_are_none_are_one_images_trouble(
-    running: Any, kit: ModuleType, oip: SimpleNamespace
-) -> None:
-    pixels = np.zeros((2, 3, kit.SIZE, kit.SIZE), "<f4")
+async def test_numbers_that_are_none_are_one_images_trouble(running: Any, oip: SimpleNamespace) -> None:
+    pixels = np.zeros((2, 3, server_parts.SIZE, server_parts.SIZE), "<f4")
     pixels[1, 0, 0, 0] = 1e30
     for text in (False, True):
-        async with running() as app, kit.one_reason(app, "undecodable"):
+        async with running() as app, server_parts.one_reason(app, "undecodable"):
             if text:
                 data = oip.tensor("pixels", "FP16", list(pixels.shape), data=pixels.tolist())
                 answer = await app.client.post(oip.url, json={"inputs": [data]})
@@ -175,51 +176,49 @@ async def test_numbers_that_are_none_are_one_images_trouble(
             oip.check_refusal(answer, 422, "image 1: ")
 
 
-async def test_bad_image_fails_the_request_by_its_own_status(
-    running: Any, kit: ModuleType, oip: SimpleNamespace
-) -> None:
-    late, late_headers = oip.binary(kit.encoded(), kit.encoded(), kit.broken())
-    early, early_headers = oip.binary(kit.encoded(), b"text", kit.encoded())
-    alone, alone_headers = oip.binary(kit.broken())
+async def test_bad_image_fails_the_request_by_its_own_status(running: Any, oip: SimpleNamespace) -> None:
+    late, late_headers = oip.binary(server_parts.encoded(), server_parts.encoded(), server_parts.broken())
+    early, early_headers = oip.binary(server_parts.encoded(), b"text", server_parts.encoded())
+    alone, alone_headers = oip.binary(server_parts.broken())
     async with running() as app:
-        async with kit.one_reason(app, "unsupported_format"):
+        async with server_parts.one_reason(app, "unsupported_format"):
             oip.check_refusal(await app.client.post(oip.url, content=early, headers=early_headers), 415, "image 1: ")
         assert app.model.sizes == []  # nothing is computed for a request that has failed already
         assert app.value("images_total", model="held", outcome="rejected") == 2
-        async with kit.one_reason(app, "undecodable"):
+        async with server_parts.one_reason(app, "undecodable"):
             oip.check_refusal(await app.client.post(oip.url, content=late, headers=late_headers), 422, "image 2: ")
-        async with kit.one_reason(app, "undecodable"):
+        async with server_parts.one_reason(app, "undecodable"):
             answer = await app.client.post(oip.url, content=alone, headers=alone_headers)
         oip.check_refusal(answer, 422)
         assert "image 0" not in answer.text
 
 
-async def test_partial_request_without_a_good_image_fails(running: Any, kit: ModuleType, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(b"text", kit.broken(), partial=True)
-    async with running() as app, kit.one_reason(app, "unsupported_format"):
+async def test_partial_request_without_a_good_image_fails(running: Any, oip: SimpleNamespace) -> None:
+    body, headers = oip.binary(b"text", server_parts.broken(), partial=True)
+    async with running() as app, server_parts.one_reason(app, "unsupported_format"):
         oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 415, "image 0: ")
 
 
 async def test_router_and_faults_speak_the_protocol_too(
-    running: Any, kit: ModuleType, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    running: Any, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, headers = oip.binary(kit.encoded())
+    body, headers = oip.binary(server_parts.encoded())
     async with running() as app:
-        async with kit.one_reason(app, "not_found"):
+        async with server_parts.one_reason(app, "not_found"):
             oip.check_refusal(await app.client.get("/v2/nowhere"), 404, "/v2/nowhere")
-        async with kit.one_reason(app, "method_not_allowed"):
+        async with server_parts.one_reason(app, "method_not_allowed"):
             wrong = await app.client.get(oip.url)
         oip.check_refusal(wrong, 405)
         assert wrong.headers["allow"] == "POST"
         other = await app.client.get("/v2x")
         assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
         app.model.failure = RuntimeError("secret detail")
-        async with kit.one_reason(app, "internal"):
+        async with server_parts.one_reason(app, "internal"):
             failed = await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-1"})
         oip.check_refusal(failed, 500, "me-1")
         app.model.failure = None
         monkeypatch.setattr("milkweed.server.oip.infer.images_of", lambda *_: 1 / 0)
-        async with kit.one_reason(app, "internal"):
+        async with server_parts.one_reason(app, "internal"):
             oip.check_refusal(
                 await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
             )

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Gauge
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.security.bucket import TokenBucket
-from milkweed.server.security.keyring import Keyring
+from milkweed.server.security.file_watcher import FileWatch
+from milkweed.server.security.key_store import KeyStore
 from milkweed.server.security.keys import KeysError, hash_key, key_block, new_key, parse_keys, read_keys
-from milkweed.server.security.watch import FileWatch
+from milkweed.server.security.rate_limit import TokenBucket
 
 HEX = "ab" * 32
 OTHER = "cd" * 32
@@ -101,7 +101,7 @@ class Ring:
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.clock = path, Clock()
         path.write_text(text)
-        self.ring = Keyring(path, self.clock)
+        self.ring = KeyStore(path, self.clock)
         self.ring.reload()
 
     def ask(self, key: str) -> float | None:
@@ -196,7 +196,7 @@ def test_a_changed_file_counts_and_a_broken_one_does_not(
 ) -> None:
     path = tmp_path / "keys.toml"
     path.write_text(entry("a", "one"))
-    ring = Keyring(path)
+    ring = KeyStore(path)
     watch.add("api_keys", [path], ring.reload)
     assert ring.find(b"one")
     watch.check()
@@ -250,7 +250,7 @@ def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path, watch: FileWat
         (tmp_path / name / "keys").write_text(entry("a", name))
     link = tmp_path / "data"
     link.symlink_to("one")
-    ring = Keyring(link / "keys")
+    ring = KeyStore(link / "keys")
     watch.add("api_keys", [ring.file], ring.reload)
     (tmp_path / "next").symlink_to("two")
     (tmp_path / "next").rename(link)
@@ -268,7 +268,7 @@ def test_nothing_to_watch_is_no_thread(watch: FileWatch) -> None:
 def test_the_thread_looks_by_itself_and_ends(tmp_path: Path, watch: FileWatch, monkeypatch: pytest.MonkeyPatch) -> None:
     import threading
 
-    monkeypatch.setattr("milkweed.server.security.watch.LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("milkweed.server.security.file_watcher.LOOK_SECONDS", 0.01)
     path, seen = tmp_path / "f", threading.Event()
     path.write_text("1")
     watch.add("api_keys", [path], lambda: seen.set() if path.read_text() == "22" else None)

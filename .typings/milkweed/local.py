@@ -1,0 +1,1 @@
+../../sdk/local.py

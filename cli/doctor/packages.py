@@ -1,0 +1,61 @@
+"""Optional packages: what each adds, whether it is installed, and whether the settings ask for it."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ...server.config.settings import OFF, Settings
+from .finding import Finding
+from .system_info import SystemInfo
+
+
+@dataclass(frozen=True)
+class Extra:
+    """An extra of the package.
+
+    Args:
+        packages: that it installs, as PyPI has them.
+        gives: what it is for.
+        gpu_only: useless where there is no GPU.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    gives: str
+    gpu_only: bool = False
+
+
+EXTRAS = (
+    Extra("dali", ("nvidia-dali-cuda130",), "decodes JPEGs on the GPU", gpu_only=True),
+    Extra("nvml", ("nvidia-ml-py",), "tells who holds GPU memory, in the metrics", gpu_only=True),
+    Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
+    Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
+    Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --engine onnxruntime or auto"),
+    Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
+)
+
+
+def package_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]:
+    """A row each."""
+    asked = {
+        "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
+        "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
+        "dali": settings.loader == "dali" and "loader = dali",
+        "onnx": settings.engine == "onnxruntime" and "engine = onnxruntime",
+    }
+    for extra in EXTRAS:
+        yield _extra(extra, facts, str(asked.get(extra.name) or ""))
+
+
+def _extra(extra: Extra, facts: SystemInfo, asked: str) -> Finding:
+    lacking = [name for name in extra.packages if name not in facts.packages]
+    if not lacking:
+        found = ", ".join(f"{name} {facts.packages[name]}" for name in extra.packages)
+        idle = "; there is no GPU to use it for" if extra.gpu_only and not facts.gpus else ""
+        return Finding("packages", extra.name, "ok", f"{extra.gives}; {found}{idle}")
+    fix = f"pip install 'milkweed[{extra.name}]'"
+    missing = f"{extra.gives}; not installed: {', '.join(lacking)}"
+    if asked:
+        return Finding("packages", extra.name, "broken", f"{asked} needs {', '.join(lacking)}", fix)
+    if extra.gpu_only and not facts.gpus:
+        return Finding("packages", extra.name, "ok", f"{missing}; without a GPU nothing is lost")
+    return Finding("packages", extra.name, "missing", missing, fix)

@@ -1,0 +1,178 @@
+"""What `milkweed serve` would use with these settings, decided by the functions that decide it at its start."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ...inference.backend import refusal
+from ...inference.device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
+from ...inference.forward import plan_lanes
+from ...loaders.select import fastest
+from ...models.accounting import macs
+from ...models.bundle.bundle import load_bundle
+from ...models.onnx.session import runtime_version
+from ...models.serving.fused.device_kernels import device_kernels
+from ...models.serving.pack import kernel_decision
+from ...server.config.settings import OFF, Settings
+from ...server.http.transport.sockets import PortError, listen
+from ...server.repository.store import RepositoryError, scan
+from .finding import Finding, Status
+
+PART = "would serve"
+
+
+@dataclass(frozen=True)
+class Model:
+    """A bundle, verified.
+
+    Args:
+        macs: multiply-accumulates of one image.
+        structured: how many of its layers are.
+    """
+
+    path: Path
+    arch: str
+    version: str
+    macs: int
+    structured: int
+
+
+def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path | None) -> Iterator[Finding]:
+    """A row for each thing that is decided.
+
+    Args:
+        origins: where each setting is from, `default` where nobody gave it.
+        bundle: what is to be served; None: what the repository holds.
+    """
+    yield from _ports(settings, origins)
+    if settings.repository != OFF:
+        yield _repository(Path(settings.repository))
+    model = None
+    if bundle is not None:
+        try:
+            model = _read(bundle)
+            layers = f"{model.structured} structured layers" if model.structured else "dense"
+            million = f"{model.macs / 1e6:,.0f} million multiply-accumulates an image"
+            yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {layers}, {million}")
+        except (ValueError, OSError) as error:
+            yield _row("model", "broken", str(error), f"milkweed inspect {bundle}")
+    try:
+        devices = resolve_devices(settings.device)
+    except DeviceError as error:
+        yield _row("device", "broken", f"{error} ({origins['device']})", "milkweed serve --device auto")
+        return
+    yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
+    yield from _engine(settings, origins, devices[0], model)
+
+
+def _engine(
+    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
+) -> Iterator[Finding]:
+    """Of the first device."""
+    dtype = resolve_dtype(settings.dtype, device)
+    yield _row("numbers", "ok", f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}")
+    refused = refusal(device, dtype)
+    given = f"engine = {_given('engine', settings, origins)}"
+    if settings.engine == "onnxruntime" and refused is not None:
+        yield _row("engine", "broken", f"{given}: {refused}", "milkweed serve --engine auto")
+    elif settings.engine == "auto":
+        which = "PyTorch or ONNX Runtime, whichever is faster when the model loads" if refused is None else "PyTorch"
+        yield _row("engine", "ok", f"{which}: {given}" + (f"; {refused}" if refused else ""))
+    else:
+        name = "PyTorch" if settings.engine == "torch" else f"ONNX Runtime {runtime_version()}"
+        yield _row("engine", "ok", f"{name}: {given}")
+    threads = settings.decode_threads or usable_cores()
+    if settings.loader == "auto":
+        loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
+    else:
+        loader, why = settings.loader, f"loader = {_given('loader', settings, origins)}"
+    yield _row("loader", "ok", f"{loader} with {threads} threads: {why}")
+    if device.type == "cuda":
+        status = device_kernels(device)
+        yield _row("kernels", "ok" if status.refusal is None else "warning", status.status, _kernel_fix(status.refusal))
+        graphs = "captured for each batch size" if settings.cuda_graphs else "not captured (--cuda-graphs false)"
+        yield _row("forward", "ok", f"whole batches, {graphs}")
+        return
+    if model is None:
+        return
+    if settings.engine == "onnxruntime":
+        yield _row("kernels", "ok", "ONNX Runtime's")
+    elif model.structured:
+        yield _row("kernels", "ok", kernel_decision(device))
+    else:
+        yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
+    plan = plan_lanes(
+        device,
+        model.macs,
+        micro_batch=settings.micro_batch,
+        lanes=settings.lanes,
+        threads=settings.threads_per_lane,
+    )
+    sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
+    if settings.engine != "onnxruntime":
+        sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
+    yield _row("forward", "ok", sizes)
+
+
+def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
+    for name, host in (
+        ("port", settings.host),
+        ("metrics_port", settings.host),
+        ("grpc_port", settings.host),
+        ("admin_port", settings.admin_host),
+    ):
+        number = getattr(settings, name)
+        if not number:
+            continue
+        try:
+            listen(host, number).close()
+        except PortError as error:
+            yield _row(name, "broken", f"{error} ({origins[name]})", f"milkweed serve {_elsewhere(name, host, number)}")
+        else:
+            yield _row(name, "ok", f"{host}:{number} is free")
+
+
+def _elsewhere(name: str, host: str, number: int) -> str:
+    """The option that mends a port; where the address has no port at all, that of the address."""
+    try:
+        listen(host, 0).close()
+    except PortError:
+        return f"{'--admin-host' if name == 'admin_port' else '--host'} 127.0.0.1"
+    return f"--{name.replace('_', '-')} {number + 1000 if number < 64_000 else number - 1000}"
+
+
+def _repository(root: Path) -> Finding:
+    try:
+        found = scan(root)
+    except RepositoryError as error:
+        return _row("repository", "broken", str(error), f"mkdir -p {root}")
+    if not found:
+        return _row("repository", "warning", f"{root} holds no bundle", f"milkweed import CHECKPOINT {root}/NAME")
+    versions = sum(map(len, found.values()))
+    return _row("repository", "ok", f"{root}: {len(found)} models in {versions} versions")
+
+
+def _read(path: Path) -> Model:
+    """The bundle, loaded as the service loads it.
+
+    Raises:
+        ValueError, OSError: it cannot be.
+    """
+    model, config = load_bundle(path)
+    cost = macs(model, int(config.preprocess["size"])).total
+    return Model(path, config.arch, config.version, cost, len(config.structure))
+
+
+def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:
+    """A setting's value and where it is from."""
+    return f"{getattr(settings, name)} ({origins[name]})"
+
+
+def _kernel_fix(refusal: str | None) -> str:
+    return "" if refusal is None else "make kernels"
+
+
+def _row(name: str, status: Status, text: str, fix: str = "") -> Finding:
+    return Finding(PART, name, status, text, fix)

@@ -1,0 +1,172 @@
+"""What the machine says of itself, asked once: of the same functions that the service asks at its start."""
+
+import os
+import platform
+import resource
+import shutil
+import sys
+import warnings
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import psutil
+import torch
+
+from ...inference.device import usable_cores
+from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
+from ...server.telemetry.container_memory import container_memory
+from ...server.telemetry.nvml import driver_version
+
+PACKAGES = (
+    "torch",
+    "nvidia-dali-cuda130",
+    "nvidia-ml-py",
+    "grpcio",
+    "protobuf",
+    "opentelemetry-sdk",
+    "opentelemetry-exporter-otlp-proto-http",
+    "onnx",
+    "onnxruntime",
+    "onnxscript",
+    "matplotlib",
+    "jinja2",
+    "nvidia-cuda-nvrtc",
+)
+
+SHM = Path("/dev/shm")
+CPU_INFO = Path("/proc/cpuinfo")
+PCI = Path("/sys/bus/pci/devices")
+_NVIDIA, _DISPLAY = "0x10de", "0x03"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One that torch sees.
+
+    Args:
+        kernels: why the native kernels cannot be used on it; None where they can.
+    """
+
+    name: str
+    capability: tuple[int, int]
+    memory_bytes: int
+    kernels: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemInfo:
+    """The machine; bytes where not said.
+
+    Args:
+        cores: that this process may use; `machine_cores` are there.
+        flags: of the CPU, as Linux calls them.
+        cpu_capability: the instructions that torch uses.
+        bfloat16: whether the CPU computes in it, as torch says.
+        memory_limit: of the container; None where it has none.
+        shm_free: of /dev/shm; None where there is none.
+        files: that may be open at most.
+        cuda: of this torch; None where it is built without.
+        cuda_error: why torch cannot use a GPU; "" where it can.
+        gpus_on_bus: NVIDIA GPUs that the PCI bus has, whether or not a driver knows them.
+        packages: version by name, of those of PACKAGES that are installed.
+    """
+
+    system: str
+    python: str
+    cpu: str
+    cores: int
+    machine_cores: int
+    flags: frozenset[str]
+    cpu_capability: str
+    bfloat16: bool
+    memory: int
+    memory_limit: int | None
+    shm_free: int | None
+    files: int
+    cuda: str | None
+    cuda_error: str
+    driver: str | None
+    gpus: tuple[Gpu, ...]
+    gpus_on_bus: int
+    kernels: KernelTools
+    packages: dict[str, str] = field(default_factory=dict)
+
+
+def gather() -> SystemInfo:
+    """Ask; starts no GPU work and opens no connection."""
+    cpu, flags = _cpu()
+    limit = container_memory()
+    cuda_error = _cuda_error()
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return SystemInfo(
+        system=platform.platform(),
+        python=platform.python_version(),
+        cpu=cpu,
+        cores=usable_cores(),
+        machine_cores=os.cpu_count() or 1,
+        flags=flags,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        bfloat16=bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
+        memory=psutil.virtual_memory().total,
+        memory_limit=limit.limit if limit else None,
+        shm_free=shutil.disk_usage(SHM).free if SHM.is_dir() else None,
+        files=sys.maxsize if hard == resource.RLIM_INFINITY else hard,
+        cuda=torch.version.cuda,
+        cuda_error=cuda_error,
+        driver=driver_version(),
+        gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
+        gpus_on_bus=_gpus_on_bus(),
+        kernels=kernel_tools(),
+        packages=_packages(),
+    )
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    """Model and flags."""
+    try:
+        lines = [line.partition(":") for line in CPU_INFO.read_text().splitlines()]
+    except OSError:
+        return platform.processor() or platform.machine(), frozenset()
+    found = {name.strip(): value.strip() for name, _, value in reversed(lines)}
+    return found.get("model name") or platform.machine(), frozenset(found.get("flags", "").split())
+
+
+def _cuda_error() -> str:
+    """Why torch can use no GPU, in its own first sentence."""
+    if torch.version.cuda is None:
+        return "this PyTorch is built without CUDA"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # said again by the error
+            torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        return str(error).splitlines()[0].partition(". ")[0].rstrip(".")
+    return "" if torch.cuda.device_count() else "the driver shows no GPU to this process"
+
+
+def _gpu(index: int) -> Gpu:
+    found = torch.cuda.get_device_properties(index)
+    refusal = device_kernels(torch.device("cuda", index)).refusal
+    return Gpu(found.name, (found.major, found.minor), found.total_memory, refusal)
+
+
+def _gpus_on_bus() -> int:
+    try:
+        devices = list(PCI.iterdir())
+        return sum(
+            (device / "vendor").read_text().strip() == _NVIDIA and (device / "class").read_text().startswith(_DISPLAY)
+            for device in devices
+        )
+    except OSError:
+        return 0
+
+
+def _packages() -> dict[str, str]:
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

@@ -1,0 +1,68 @@
+"""What a command raises when it cannot do what was asked, and how any error becomes one line."""
+
+import typer
+
+FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
+
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
+"""click's UsageError, wherever this typer keeps its click."""
+
+
+class CommandError(Exception):
+    """Ends the command with one line and an exit code.
+
+    Args:
+        message: one line that names the argument, the value and the limit.
+        exit_code: FAILED, or WRONG_USAGE where the command line alone is at fault.
+    """
+
+    def __init__(self, message: str, exit_code: int = FAILED) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """The one line that says what went wrong, and the exit code."""
+    from ..server.config.sources import SettingsError
+
+    if isinstance(error, CommandError):
+        return one_line(str(error)), error.exit_code
+    if isinstance(error, _USAGE_ERROR):
+        return one_line(_usage(error)), WRONG_USAGE
+    if isinstance(error, SettingsError):
+        return one_line(str(error)), WRONG_USAGE
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(f"{error.filename}: {error.strerror}" if error.filename else error.strerror), FAILED
+    if isinstance(error, ValueError | OSError | ImportError) and str(error):
+        return one_line(str(error)) + _more(error), FAILED
+    what = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return one_line(f"internal error, {what} (--debug shows the traceback)"), FAILED
+
+
+def one_line(text: str) -> str:
+    """`text` on one line, safe to print on a terminal: names of files may hold anything."""
+    return printable(" ".join(text.split()))
+
+
+def printable(text: str) -> str:
+    """`text` with what a terminal might obey, or cannot show, as escapes."""
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+
+
+def details(error: Exception) -> tuple[str, ...]:
+    """Further lines that some errors bring for a person; shown with --debug."""
+    found = getattr(error, "details", ())
+    return tuple(one_line(line) for line in found) if isinstance(found, tuple) else ()
+
+
+def _more(error: Exception) -> str:
+    return " (--debug says more)" if details(error) else ""
+
+
+def _usage(error: Exception) -> str:
+    """click's words without its capital letter and full stop, and where to look."""
+    message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "milkweed"
+    message = message.rstrip(".")
+    return f"{message[:1].lower()}{message[1:]}; see {command} --help"

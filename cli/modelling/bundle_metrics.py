@@ -1,0 +1,54 @@
+"""Writes what was measured into a bundle's config.json, which no hash covers: the bundle's version stays."""
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import CommandError
+
+EVALUATIONS = "evaluations"
+"""Member of `metrics`: one entry a data set, by the name of its folder; a new one replaces the old."""
+
+
+def record_evaluation(bundle: Path, version: str, name: str, figures: Mapping[str, Any]) -> None:
+    """Put `figures` under `metrics.evaluations.<name>`, whole or not at all.
+
+    Args:
+        version: of the bundle that was measured.
+
+    Raises:
+        Failure: the bundle changed since.
+        BundleError: it cannot be read.
+    """
+    from ...models import read_config
+    from ...models.bundle.strict_json import parse_json, readable_json
+
+    config = read_config(bundle)
+    if config.version != version:
+        raise CommandError(
+            f"bundle {bundle}: is version {config.version} now, {version} was measured: nothing recorded"
+        )
+    path = bundle / "config.json"
+    document = parse_json(path.read_bytes())
+    metrics = document["metrics"]
+    earlier = metrics.get(EVALUATIONS)
+    metrics[EVALUATIONS] = {**(earlier if isinstance(earlier, dict) else {}), name: dict(figures)}
+    _replace(path, readable_json(document))
+    read_config(bundle)
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a new file beside `path`, then let it take its place: a reader sees the old or the new one."""
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(new, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(new, path.stat().st_mode & 0o777)
+        os.replace(new, path)
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            new.unlink()

@@ -1,0 +1,42 @@
+"""`milkweed densify`: a bundle's Monarch layers become the dense layers that compute the same."""
+
+from ..bundle_args import check_free
+from ..options import Bundle, Force, Json, Out
+from ..output import megabytes, print_fields, print_json
+from ..progress import progress
+
+
+def densify(bundle: Bundle, out: Out, force: Force = False, json: Json = False) -> None:
+    """Make every Monarch layer dense again (S2D).
+
+    The new model computes the same, to rounding.
+
+    \b
+    Example:
+      milkweed densify ./deit-monarch ./deit-dense
+    """
+    check_free(out, force)
+    from ...models import densify_model
+
+    with progress("densify", "layers") as update:
+        report = densify_model(bundle, out, overwrite=force, progress=lambda done, total, _: update(done, total))
+    if json:
+        print_json(
+            {
+                "bundle": str(out),
+                "version": report.config.version,
+                "bytes_on_disk": report.config.bytes_on_disk,
+                "layers": list(report.layers),
+                "parameters_before": report.parameters_before,
+                "parameters_after": report.parameters_after,
+                "seconds": round(report.seconds, 3),
+            }
+        )
+        return
+    print_fields(
+        {
+            "bundle": f"{out} (version {report.config.version}, {megabytes(report.config.bytes_on_disk)})",
+            "layers": f"{len(report.layers)} made dense",
+            "parameters": f"{report.parameters_before:,} -> {report.parameters_after:,}",
+        }
+    )

@@ -1,0 +1,152 @@
+"""`milkweed evaluate`: top-1, top-5 and images a second of a bundle on labelled images."""
+
+import shlex
+import sys
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ...jobs.skipped import skipped_lines
+from ..errors import CommandError, one_line
+from ..options import Bundle, Device, Json, number_option
+from ..output import note, print_fields, print_json
+from ..progress import progress
+from .bundle_metrics import record_evaluation
+
+if TYPE_CHECKING:
+    from ...jobs.dataset import DataSet
+    from ...jobs.evaluate import Evaluation
+    from ...server.repository.served_model import ServedModel
+
+Data = Annotated[
+    Path,
+    typer.Argument(metavar="DATA", help="One folder a class, or files named ID_anything.jpg.", show_default=False),
+]
+BatchSize = Annotated[
+    int | None,
+    number_option("--batch-size", "Images at once; answers do not depend on it. Not given: as the server would."),
+]
+Limit = Annotated[int | None, number_option("--limit", "Measure only N images, evenly spaced over all.")]
+Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
+
+
+def evaluate(
+    bundle: Bundle,
+    data: Data,
+    batch_size: BatchSize = None,
+    limit: Limit = None,
+    device: Device = None,
+    record: Record = False,
+    json: Json = False,
+) -> None:
+    """Measure a bundle's accuracy and speed on labelled images.
+
+    DATA holds one folder a class, named by label id, label or index, or files whose names begin with a label
+    id (n01440764_tench.JPEG). The answers are those of the server, to the bit, under the same MILKWEED_*
+    settings.
+
+    \b
+    Example:
+      milkweed evaluate ./deit ./imagenet/val --limit 5000
+    """
+    from ...jobs.dataset import labelled_images
+    from ...jobs.evaluate import evaluate
+    from ...models import read_config
+    from ...server.config.sources import load_settings
+    from ...server.repository.served_model import open_model
+
+    settings = load_settings({"device": device})
+    found = labelled_images(data, read_config(bundle).labels)
+    model = open_model(bundle.resolve().name, bundle, settings)
+    with closing(model.pipeline), progress("evaluate", "images") as update:
+        result = evaluate(
+            model.pipeline,
+            found.limited(limit) if limit else found.samples,
+            max_image_bytes=settings.max_image_bytes,
+            batch_size=batch_size,
+            progress=update,
+        )
+    for line in skipped_lines([(i.path, i.code, i.message) for i in result.unreadable]):
+        note(one_line(line))
+    if not result.images:
+        raise CommandError(f"DATA {data}: none of {len(result.unreadable)} images could be read")
+    figures = {**_figures(result), "classes": found.classes, "limit": limit, **_means(model)}
+    if record:
+        record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
+    if json:
+        about = {
+            "bundle": str(bundle),
+            "version": model.config.version,
+            "data": str(data),
+            "layout": found.layout,
+        }
+        skipped = [{"image": str(i.path), "code": i.code, "message": i.message} for i in result.unreadable]
+        print_json({**about, **figures, "passed_over": found.passed_over, "skipped": skipped, "recorded": record})
+        return
+    _print(bundle, model, found, result)
+    if record:
+        print_fields({"recorded ": bundle / "config.json"})
+
+
+def _figures(result: "Evaluation") -> dict[str, Any]:
+    """What was found, as plain data."""
+    return {
+        "images": result.images,
+        "top1": _rounded(result.top1, 4),
+        "top5": _rounded(result.top5, 4),
+        "correct1": result.correct1,
+        "correct5": result.correct5,
+        "unreadable": len(result.unreadable),
+        "images_per_second": round(result.images_per_second, 2),
+        "seconds": round(result.seconds, 3),
+        "decode_seconds": round(result.decode_seconds, 3),
+        "forward_seconds": round(result.forward_seconds, 3),
+    }
+
+
+def _means(model: "ServedModel") -> dict[str, str]:
+    """By what means it was found."""
+    pipeline = model.pipeline
+    return {
+        "device": str(pipeline.device),
+        "dtype": model.dtype,
+        "engine": pipeline.engine.name,
+        "lanes": str(pipeline.plan),
+        "loader": model.loader,
+    }
+
+
+def _print(bundle: Path, model: "ServedModel", found: "DataSet", result: "Evaluation") -> None:
+    unreadable = f", {len(result.unreadable)} unreadable and skipped" if result.unreadable else ""
+    others = f", {found.passed_over} files passed over" if found.passed_over else ""
+    top5 = "-, no more than five classes" if result.top5 is None else f"{result.top5:.2f} % ({result.correct5})"
+    print_fields(
+        {
+            "bundle": f"{bundle} ({model.config.arch}, version {model.config.version})",
+            "data": f"{found.root} ({found.layout}, {found.classes} classes{others})",
+            "images": f"{result.images}{unreadable}",
+            "top-1": f"{result.top1:.2f} % ({result.correct1})",
+            "top-5": top5,
+            "images/s": f"{result.images_per_second:.1f} (decode {result.decode_seconds:.1f} s, "
+            f"forward {result.forward_seconds:.1f} s)",
+            "on": ", ".join(_means(model).values()),
+        }
+    )
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def _circumstances() -> dict[str, Any]:
+    """When, with what and how the figures were measured."""
+    from ...models.bundle.provenance import library_versions
+
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "command": shlex.join(["milkweed", *sys.argv[1:]]),
+        "versions": library_versions(),
+    }

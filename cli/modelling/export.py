@@ -1,0 +1,60 @@
+"""`milkweed export`: a bundle's model as an ONNX file."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ..options import Bundle, Json
+from ..output import megabytes, print_fields, print_json
+
+OnnxFile = Annotated[
+    Path, typer.Option("--onnx", metavar="FILE", help="The file to write; large weights go to FILE.data beside it.")
+]
+Dtype = Annotated[
+    Literal["float32", "float16", "bfloat16"],
+    typer.Option("--dtype", help="Numbers of the model; bfloat16: of its weights alone."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
+
+
+def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Force = False, json: Json = False) -> None:
+    """Write a bundle's model as an ONNX file, for batches of any size.
+
+    How its images are prepared and its labels are in the file's metadata. It is checked, and compared with PyTorch by
+    ONNX Runtime, before it is in place.
+
+    \b
+    Example:
+      milkweed export ./deit --onnx deit.onnx
+    """
+    from ...models import export_bundle
+
+    report = export_bundle(bundle, onnx, dtype=dtype, overwrite=force)
+    config, verified = report.config, report.verified
+    if json:
+        print_json(
+            {
+                "file": str(onnx),
+                "version": config.version,
+                "arch": config.arch,
+                "dtype": report.dtype,
+                "opset": report.opset,
+                "bytes": report.size_bytes,
+                "weight_bytes": report.weight_bytes,
+                "operators": dict(report.operators),
+                "verified": vars(verified),
+                "seconds": round(report.seconds, 3),
+            }
+        )
+        return
+    used = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+    print_fields(
+        {
+            "file": f"{onnx} (opset {report.opset}, {report.dtype}, {megabytes(report.size_bytes)})",
+            "bundle": f"{bundle} ({config.arch}, version {config.version})",
+            "operators": used,
+            "verified": f"logits within {verified.error:g} of the largest (limit {verified.limit:g}), "
+            f"{verified.by} against {verified.against}, {verified.images} images",
+        }
+    )

@@ -1,0 +1,121 @@
+"""`milkweed import`: a published checkpoint becomes a bundle."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..bundle_args import check_free
+from ..errors import WRONG_USAGE, CommandError
+from ..options import Force, Json, json_object, number_option
+from ..output import megabytes, print_fields, print_json
+
+Checkpoint = Annotated[
+    str,
+    typer.Argument(
+        metavar="CHECKPOINT",
+        help="File (.pth, .pth.tar, .pt, .ckpt, .bin, .safetensors, an index of shards), folder (Hugging Face's or "
+        "DeepSpeed's), or timm:NAME.",
+    ),
+]
+Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
+Arch = Annotated[
+    str | None,
+    typer.Option(
+        "--arch", metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."
+    ),
+]
+ArchArgs = Annotated[
+    str | None,
+    typer.Option(
+        "--arch-args", metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."
+    ),
+]
+Preprocess = Annotated[
+    str | None,
+    typer.Option(
+        "--preprocess",
+        metavar="JSON|FILE",
+        help="How images become input: size, crop_pct, interpolation, mean, std; as published if not given.",
+    ),
+]
+Labels = Annotated[
+    Path | None,
+    typer.Option("--labels", metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line."),
+]
+Classes = Annotated[
+    int | None,
+    number_option("--num-classes", "Number of classes; counted in the checkpoint if not given."),
+]
+
+
+def import_checkpoint(
+    checkpoint: Checkpoint,
+    bundle: Target,
+    arch: Arch = None,
+    labels: Labels = None,
+    num_classes: Classes = None,
+    arch_args: ArchArgs = None,
+    preprocess: Preprocess = None,
+    force: Force = False,
+    json: Json = False,
+) -> None:
+    """Make a bundle of a published checkpoint.
+
+    A bundle is a folder of weights, architecture and labels, which all other commands take. Files are read as data:
+    nothing in them is run. Nothing is fetched but what timm:NAME names.
+
+    \b
+    Example:
+      milkweed import deit_tiny_patch16_224.pth ./deit \\
+        --arch deit_tiny_patch16_224 --labels imagenet.tsv
+      milkweed import timm:vit_tiny_patch16_224 ./vit
+    """
+    check_free(bundle, force)
+    further = json_object("--arch-args", arch_args)
+    prepared = json_object("--preprocess", preprocess)
+    from ...models import import_checkpoint as make_bundle
+    from ...models import read_labels
+    from ...models.architectures.registry import default_preprocess
+
+    try:
+        if arch is not None:
+            default_preprocess(arch)
+    except ValueError as error:
+        raise CommandError(f"--arch: {error}", WRONG_USAGE) from error
+    texts = read_labels(labels) if labels else None
+    report = make_bundle(
+        checkpoint,
+        arch,
+        bundle,
+        num_classes=num_classes,
+        labels=texts,
+        preprocess=prepared,
+        arch_args=further,
+        overwrite=force,
+    )
+    config, info = report.config, report.info
+    if json:
+        print_json(
+            {
+                "bundle": str(bundle),
+                "version": config.version,
+                "arch": config.arch,
+                "num_classes": config.num_classes,
+                "monarch_layers": sum(layer.kind == "monarch" for layer in config.structure.values()),
+                "structured_layers": len(config.structure),
+                "bytes_on_disk": config.bytes_on_disk,
+                "source": dict(config.provenance["source"]),
+                "notes": list(report.notes),
+                "seconds": round(report.seconds, 3),
+            }
+        )
+        return
+    print_fields(
+        {
+            "bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})",
+            "arch": f"{config.arch}, {config.num_classes} classes",
+            "source": f"{info.file} ({info.container}, sha256 {info.sha256[:12]}...)",
+            **{f"note {number}": text for number, text in enumerate(report.notes, 1)},
+        }
+    )

@@ -1,0 +1,184 @@
+"""`milkweed inspect`: what a bundle is, what it costs, where it came from, how accurate it was measured."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ..bundle_args import demo_bundle
+from ..errors import CommandError, one_line
+from ..options import Json, Plot, check_plot
+from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
+from .report import print_report
+
+if TYPE_CHECKING:
+    from ...models.report import RunReport
+
+COMMON = ("kind", "in_features", "out_features", "bias")
+"""Members of every layer's structure."""
+
+MaybeBundle = Annotated[
+    Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
+]
+
+
+def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -> None:
+    """Tell what a bundle is and costs, and its accuracy on record.
+
+    The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
+    shown from the report.json beside it, where it has one; --plot draws its accuracy against size and its errors by
+    layer.
+
+    \b
+    Example:
+      milkweed inspect ./deit-monarch
+    """
+    check_plot(plot)
+    bundle = bundle or demo_bundle()
+    document = _describe(bundle)
+    report = _read_report(bundle, document["version"])
+    if plot is not None:
+        _plot(bundle, report, plot)
+    if json:
+        print_json({**document, "report": None if report is None else report.to_dict()})
+        return
+    _print(document, layers=report is None or not report.layers)
+    if report is not None:
+        print_report(report)
+
+
+def _plot(bundle: Path, report: "RunReport | None", plot: Path) -> None:
+    from ...models.report import plot_report
+
+    if report is None:
+        raise CommandError(f"--plot {plot}: bundle {bundle} has no report.json of its compression or training to draw")
+    note(f"wrote {plot_report(report, plot)}")
+
+
+def _read_report(bundle: Path, version: str) -> "RunReport | None":
+    """The bundle's report; one that cannot be used is named on stderr and passed over."""
+    from ...models.errors import quoted
+    from ...models.report import read_report
+
+    try:
+        report = read_report(bundle)
+        if report is not None and report.version != version:
+            raise ValueError(f"report.json is about version {quoted(report.version)}, the bundle is {version}")
+    except (ValueError, OSError) as error:
+        note(f"bundle {bundle}: {one_line(str(error))}: passed over")
+        return None
+    return report
+
+
+def _describe(bundle: Path) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from ...models import empty_model, layer_accounts, load_bundle, macs, parameter_count
+    from ...models.accounting import COUNTER, dense_equivalent_bytes, dense_equivalent_parameters, resident_bytes
+    from ...models.serving.pack import prepare_for_inference
+
+    model, config = load_bundle(bundle)
+    # A loaded model is frozen; which parameters training would touch, one without weights knows.
+    count = parameter_count(empty_model(config))
+    size = int(config.preprocess["size"])
+    costs = macs(model, size)
+    document: dict[str, Any] = {
+        "bundle": str(bundle),
+        "version": config.version,
+        "arch": config.arch,
+        "arch_args": dict(config.arch_args),
+        "num_classes": config.num_classes,
+        "preprocess": dict(config.preprocess),
+        "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
+        "storage": dict(config.storage),
+        "layers": [asdict(layer) for layer in layer_accounts(model, size)],
+        "parameters": {
+            "trainable": count.trainable,
+            "frozen": count.frozen,
+            "total": count.total,
+            "dense_equivalent": dense_equivalent_parameters(model),
+        },
+        "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
+        "bytes": {"dense_equivalent": dense_equivalent_bytes(model), "on_disk": config.bytes_on_disk},
+        "metrics": dict(config.metrics),
+        "provenance": dict(config.provenance),
+        "files": dict(config.files),
+    }
+    # Last, since it turns the model into its serving form.
+    document["bytes"]["resident"] = resident_bytes(prepare_for_inference(model, int8_layers=config.int8_layers))
+    return document
+
+
+def _print(document: Mapping[str, Any], layers: bool) -> None:
+    """Print all but the report; the structured layers only if the report will not."""
+    structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
+    parameters, macs, size = document["parameters"], document["macs"], document["bytes"]
+    preprocess = document["preprocess"]
+    print_fields(
+        {
+            "bundle": f"{document['bundle']} (version {document['version']}, verified)",
+            "arch": document["arch"],
+            "classes": document["num_classes"],
+            "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
+            "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
+            "parameters": f"{parameters['total']:,} ({parameters['trainable']:,} trainable), "
+            f"dense {_share(parameters['total'], parameters['dense_equivalent'])}",
+            "MACs": f"{macs['per_image']:,} an image, dense {_share(macs['per_image'], macs['dense_equivalent'])}",
+            "counted": macs["counter"],
+            "bytes": f"dense {megabytes(size['dense_equivalent'])}, "
+            f"resident {megabytes(size['resident'])} ({_resident(document['storage'])}), "
+            f"on disk {megabytes(size['on_disk'])}",
+            "weights": f"{storage_line(document['storage'])} on disk",
+        }
+    )
+    if structured and layers:
+        print()
+        _print_layers(structured, document["structure"])
+    for title in ("metrics", "provenance"):
+        print(f"\n{title}")
+        flat = {f"  {name}": value for name, value in flattened(document[title]).items()}
+        print_fields(flat or {"  none on record": ""})
+
+
+def _share(actual: int, dense: int) -> str:
+    """What the dense model has, and how much of it this one does: `4,886,888: 76.5 %`."""
+    return f"{dense:,}: {100 * actual / dense:.1f} %"
+
+
+def _resident(storage: Mapping[str, str]) -> str:
+    return "int8 and float32" if "int8" in storage.values() else "float32"
+
+
+def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
+    """How many layers are of which kind: `4 of them Monarch`."""
+    from ...models.layers.layer_spec import KIND_NAMES
+
+    counts = Counter(layer["kind"] for layer in structured)
+    return ", ".join(f"{count} of them {KIND_NAMES[kind]}" for kind, count in counts.items()) or "all of them dense"
+
+
+def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) -> None:
+    print_table(
+        ("layer", "kind", "options", " inputs", " outputs", " parameters", " dense", " MACs"),
+        (
+            (
+                layer["name"],
+                layer["kind"],
+                _options(structure[layer["name"]]),
+                layer["in_features"],
+                layer["out_features"],
+                f"{layer['parameters']:,}",
+                f"{layer['dense_parameters']:,}",
+                f"{layer['macs']:,}",
+            )
+            for layer in layers
+        ),
+    )
+
+
+def _options(structure: Mapping[str, Any]) -> str:
+    """What a kind's structure has beside its widths: `nblocks 4, rank 8`."""
+    own = {name: value for name, value in structure.items() if name not in COMMON}
+    return ", ".join(f"{name} {value}" for name, value in own.items() if value is not None)

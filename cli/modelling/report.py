@@ -1,0 +1,198 @@
+"""A bundle's report in the terminal: the outcome, the layers, the curve of candidates, the course of training."""
+
+import sys
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from ..errors import one_line
+from ..output import print_fields, print_table
+
+if TYPE_CHECKING:
+    from ...models.report import Candidate, LayerRow, RunReport
+
+CURVE_WIDTH, CURVE_HEIGHT, SPARK_WIDTH, BAR_WIDTH = 64, 14, 40, 8
+"""Characters that the drawings take."""
+_SPARKS = "▁▂▃▄▅▆▇█"
+_PLAIN = str.maketrans({"−": "-", "±": "+-", "–": "-", "→": "->", "µ": "u", "·": ".", "●": "@", "│": "|", "└": "+"})
+_PLAIN |= str.maketrans({"─": "-", "█": "#", **dict(zip(_SPARKS[:-1], "_.,-=+*", strict=True))})
+
+
+def print_report(report: "RunReport") -> None:
+    """Print what report.html shows, as far as characters can."""
+    print("\nreport")
+    print_fields({f"  {_text(name)}": _text(value) for name, value in _outcome(report).items()})
+    if report.layers:
+        print()
+        _print_layers(report.layers)
+    if report.curve:
+        print()
+        _print_curve(report)
+
+
+def curve_lines(report: "RunReport") -> list[str]:
+    """Candidates drawn in characters: quality, or KL where there is no other, against their parameters."""
+    from ...models.report.charts import MEASURES, measured, measures
+
+    names = measures(report.curve)
+    if not names:
+        return []
+    found = measured(report.curve, names[0])
+    x = _scale([100 * candidate.share for candidate, _ in found], CURVE_WIDTH - 1)
+    y = _scale([value for _, value in found], CURVE_HEIGHT - 1)
+    grid = [[" "] * CURVE_WIDTH for _ in range(CURVE_HEIGHT)]
+    # The chosen one last, so that it is on top.
+    for candidate, value in sorted(found, key=lambda pair: pair[0].chosen):
+        grid[CURVE_HEIGHT - 1 - y(value)][x(100 * candidate.share)] = "●" if candidate.chosen else "·"
+    values, shares = [value for _, value in found], [100 * candidate.share for candidate, _ in found]
+    ticks = {0: max(values), CURVE_HEIGHT - 1: min(values)}
+    lines = [f"{MEASURES[names[0]]} (● chosen)"]
+    lines += [f"{_number(ticks.get(row)):>8} │{''.join(cells).rstrip()}" for row, cells in enumerate(grid)]
+    low, high = f"{min(shares):.1f}", f"{max(shares):.1f} % of dense"
+    lines.append(f"{'':>8} └{'─' * CURVE_WIDTH}")
+    lines.append(f"{'':>10}{low}{'parameters':^{CURVE_WIDTH - len(low) - len(high)}}{high}")
+    return lines
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A curve one line high, at most SPARK_WIDTH wide: means of equal stretches."""
+    count = min(SPARK_WIDTH, len(values))
+    edges = [place * len(values) // count for place in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    level = _scale(means, len(_SPARKS) - 1)
+    return "".join(_SPARKS[level(mean)] for mean in means)
+
+
+def _outcome(report: "RunReport") -> dict[str, str]:
+    from ...models.report.terms import compact, duration, size, three_digits
+    from ...models.report.verdict import verdict
+
+    found = verdict(report)
+    fields = {"outcome": f"{found.headline}. {found.sentence}".strip(), **_quality(report)}
+    before, after = report.totals_before, report.totals_after
+    if after is not None:
+        for name, attribute, spell in (
+            ("parameters", "parameters", compact),
+            ("MACs an image", "macs", compact),
+            ("weights", "bytes", size),
+        ):
+            fields[name] = _change(getattr(before, attribute, None), getattr(after, attribute), spell)
+        if after.latency_ms is not None:
+            was = before.latency_ms if before is not None else None
+            fields["latency"] = _change(was, after.latency_ms, lambda ms: f"{three_digits(ms)} ms")
+            fields["latency"] += f" ({report.measured_on})" if report.measured_on else ""
+    fields |= _course(report)
+    for number, use in enumerate(report.data, 1):
+        skipped = f", {len(use.skipped)} skipped (named in report.json)" if use.skipped else ""
+        fields[f"data {number}"] = f"{use.role}: {use.images:,} images of {use.folder}{skipped}"
+    if report.seconds_by_step:
+        steps = report.seconds_by_step.items()
+        fields["time"] = ", ".join(f"{name} {duration(seconds)}" for name, seconds in steps)
+    fields |= {"command": report.command} if report.command else {}
+    return {**fields, **{f"warning {number}": text for number, text in enumerate(report.warnings, 1)}}
+
+
+def _quality(report: "RunReport") -> dict[str, str]:
+    from ...models.report.terms import counted, percent, sampling_error, three_digits
+
+    before, after = report.before, report.after
+    if after is None:
+        return {}
+    fields = {}
+    for name, attribute in (("top-1", "top1"), ("top-5", "top5"), ("agreement", "agreement")):
+        value = getattr(after, attribute)
+        if value is not None:
+            was = getattr(before, attribute, None) if name != "agreement" else None
+            error = sampling_error(value, after.images)
+            chance = "" if error is None else f" ± {error:.1f} on {counted(after.images, 'image')}"
+            fields[name] = f"{_change(was, value, percent)}{chance}"
+    if after.kl is not None:
+        fields["KL"] = f"{three_digits(after.kl)} nats from the dense model"
+    return fields
+
+
+def _course(report: "RunReport") -> dict[str, str]:
+    """The history as one line a figure: how it began, how it ended, and its shape."""
+    fields = {}
+    for name, title in (("loss", "loss"), ("top1", "held-out top-1"), ("kl", "held-out KL")):
+        found = [row[name] for row in report.history if name in row]
+        values = [value for value in found if isinstance(value, float | int)]
+        if len(values) > 1:
+            fields[title] = f"{_number(values[0])} → {_number(values[-1])} {sparkline(values)}"
+    return fields
+
+
+def _print_layers(rows: Sequence["LayerRow"]) -> None:
+    from ...models.report.terms import compact, kept_dense, optional, share, size, structure_text
+
+    worst = max((row.error for row in rows if row.error is not None), default=0.0)
+    columns: list[tuple[str, Callable[[LayerRow], str]]] = [
+        ("layer", lambda row: row.name),
+        ("structure", structure_text),
+        (" weights", lambda row: compact(row.weights)),
+        (" of dense", lambda row: share(row.weights, row.dense_weights)),
+        (" MACs", lambda row: _change(row.macs_before, row.macs_after, compact)),
+        (" bytes", lambda row: _change(row.bytes_before, row.bytes_after, size)),
+    ]
+    if any(row.latency_after_us is not None for row in rows):
+        columns.append((" µs", lambda row: _change(row.latency_before_us, row.latency_after_us, optional)))
+    if worst:
+        columns.append((" error", lambda row: optional(row.error)))
+        columns.append(("", lambda row: "█" * round(BAR_WIDTH * (row.error or 0) / worst)))
+    if any(row.sensitivity is not None for row in rows):
+        columns.append((" sensitivity", lambda row: optional(row.sensitivity)))
+    print_table(
+        [_text(name) if name else "" for name, _ in columns],
+        [[_text(cell(row)) for _, cell in columns] for row in rows],
+    )
+    for reason, names in kept_dense(rows).items():
+        print(_text(f"kept dense: {', '.join(names)}: {reason}"))
+
+
+def _print_curve(report: "RunReport") -> None:
+    from ...models.report.charts import best_at_size, measures
+    from ...models.report.terms import candidate_text
+
+    for line in curve_lines(report):
+        print(_drawable(line))
+    best = best_at_size(report.curve, names[0]) if (names := measures(report.curve)) else []
+    chosen = [candidate for candidate in report.curve if candidate.chosen]
+    shown: list[Candidate] = [*chosen, *(candidate for candidate in best if not candidate.chosen)]
+    print(f"\n{len(report.curve)} candidates tried; the chosen, and the best at their size (--json has all)")
+    for candidate in shown:
+        print(_text(f"  {'●' if candidate.chosen else '·'} {candidate_text(candidate)}"))
+
+
+def _change(before: float | None, after: float | None, spell: Callable[..., str]) -> str:
+    from ...models.report.terms import before_arrow
+
+    if before is None or before == after:
+        return spell(after)
+    return f"{before_arrow(spell(before), spell(after))} → {spell(after)}"
+
+
+def _scale(values: Sequence[float], top: int) -> Callable[[float], int]:
+    """A line from the least of `values` at 0 to the greatest at `top`; to the middle where all are equal."""
+    low, high = min(values), max(values)
+    return lambda value: round(top * (value - low) / (high - low)) if high > low else top // 2
+
+
+def _number(value: float | None) -> str:
+    from ...models.report.terms import three_digits
+
+    return "" if value is None else three_digits(value)
+
+
+def _text(text: str) -> str:
+    """Data from a file, safe for a terminal and in characters that it has."""
+    return _drawable(text[: len(text) - len(text.lstrip())] + one_line(text))
+
+
+def _drawable(text: str) -> str:
+    """`text` in the characters of stdout's encoding: a report must not fail for an arrow."""
+    encoding = sys.stdout.encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode("ascii", "backslashreplace").decode()
+    return text

@@ -1,0 +1,1 @@
+"""The commands that serve and ask: serve, config, keys and classify."""

@@ -1,0 +1,151 @@
+"""`milkweed classify`: what is on these images, told by a bundle in this process or by a running server."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ..bundle_args import demo_bundle
+from ..errors import FAILED, WRONG_USAGE, CommandError
+from ..options import Device, Json, number_option
+from ..output import note
+from ..progress import Update, progress
+from .classify_inputs import images_of, named_images
+from .classify_output import KINDS, AnswerFile, kind_of
+
+if TYPE_CHECKING:
+    from ...client import Answer
+    from ...client.questions import Priority
+
+Images = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
+]
+FromFile = Annotated[
+    str | None,
+    typer.Option("--from-file", metavar="FILE", help="More images, one a line or with NUL between; - is stdin."),
+]
+Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="Ask the server there.")]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        metavar="BUNDLE|NAME",
+        help="This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
+    ),
+]
+TopK = Annotated[int | None, number_option("--top-k", "Classes an answer. [5]")]
+Format = Annotated[
+    str | None,
+    typer.Option("--format", metavar="|".join(KINDS), help="Of the answers; by the name of --output, or text."),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", metavar="FILE", help="Where the answers go; stdout if not given.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with --output, csv or ndjson: images that it holds are skipped.")
+]
+
+TIMEOUT_SECONDS = 120.0
+"""That one request may take: a server that is busy is waited for."""
+
+Ask = Callable[[Iterator[bytes | Path]], "Iterator[Answer]"]
+
+
+def classify(
+    images: Images = None,
+    from_file: FromFile = None,
+    url: Url = None,
+    model: Model = None,
+    top_k: TopK = None,
+    device: Device = None,
+    format: Format = None,
+    output: Output = None,
+    resume: Resume = False,
+    json: Json = False,
+) -> None:
+    """Tell what is on images, by a bundle or a running server.
+
+    A folder stands for all images in it, a numpy array (.npy) with a batch axis for all along it. Answers come as
+    they are found. The exit code is 1 if any image got no answer. MILKWEED_API_KEY is the key for --url.
+
+    \b
+    Example:
+      milkweed classify dog.jpg ./holiday --top-k 3
+      milkweed classify ./archive --url http://gpu:8000 --output a.csv --resume
+    """
+    if url is not None and device is not None:
+        raise CommandError("--url asks a server: --device does not go with it", WRONG_USAGE)
+    kind = kind_of(format, output, json)
+    names = named_images(images or [], from_file)
+    answers = AnswerFile(kind, output, resume)
+    left = [name for name in names if name not in answers.held]
+    if answers.held:
+        note(f"{output} holds {answers.count} answers: {len(left)} of {len(names)} images are left")
+    if left:
+        asking = _bundle(model, top_k, device) if url is None else _server(url, model, top_k, len(left) > 1)
+        with asking as ask, answers, progress("classify", "images") as update:
+            _classify(left, ask, answers, update)
+    if answers.failed:
+        what = answers.first_failure
+        if answers.count > 1:
+            what = f"{answers.failed} of {answers.count} images got no answer, the first: {what}"
+        raise CommandError(what, FAILED)
+
+
+def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Update) -> None:
+    """Read, ask, write: no more images are held than are being asked about."""
+    asked: deque[str] = deque()
+    done, total = 0, len(names)
+
+    def contents() -> Iterator[bytes | Path]:
+        nonlocal total
+        for name in names:
+            parts = [part for part in images_of(name) if part[0] not in answers.held]
+            total += len(parts) - 1
+            for part, content in parts:
+                asked.append(part)
+                yield content
+
+    try:
+        for answer in ask(contents()):
+            answers.add(asked.popleft(), answer)
+            done += 1
+            update(done, total)
+    except BaseException:
+        if answers.resumable and done:
+            note(f"{done} more answers are kept: the same command with --resume goes on")
+        raise
+
+
+@contextmanager
+def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
+    from ...client import BadAnswer, Client, MilkweedError, NoAnswer
+    from ...client.questions import base_url
+
+    try:
+        server = base_url(url)
+    except ValueError as error:
+        raise CommandError(f"--url {error}", WRONG_USAGE) from None
+    with Client(server, timeout=TIMEOUT_SECONDS) as client:
+        try:
+            # Many images are nobody's who waits for one of them.
+            priority: Priority | None = "bulk" if several else None
+            yield lambda images: client.stream(images, model=model, top_k=top_k, priority=priority)
+        except MilkweedError as error:
+            what = error.message if isinstance(error, NoAnswer | BadAnswer) else str(error)
+            raise CommandError(f"--url {url}: {what}") from error
+
+
+@contextmanager
+def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Ask]:
+    """The served model, through the same pipeline as over HTTP."""
+    from ...local import open_local
+
+    with open_local(Path(path or demo_bundle()), device) as model:
+        if top_k is not None and top_k > model.num_classes:
+            raise CommandError(f"--top-k {top_k}: the model has {model.num_classes} classes", WRONG_USAGE)
+        yield lambda images: model.stream(images, top_k)

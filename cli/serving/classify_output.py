@@ -1,0 +1,265 @@
+"""Where the answers of `milkweed classify` go, one by one as they come: text, CSV, NDJSON, or one JSON object.
+
+NDJSON and CSV files can be gone on with. An image's lines go in one write, so that at most the last ones are torn.
+"""
+
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import SimpleNamespace, TracebackType
+from typing import IO, TYPE_CHECKING, Any, Literal, get_args
+
+from ..errors import WRONG_USAGE, CommandError, one_line, printable
+from ..output import note, print_json
+
+if TYPE_CHECKING:
+    from ...client import Answer
+
+Kind = Literal["text", "csv", "json", "ndjson"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+RESUMED: tuple[Kind, ...] = ("csv", "ndjson")
+COLUMNS = ("image", "rank", "index", "id", "label", "score", "error", "message")
+"""Of a CSV: a row for each class of an image, best first; an image without an answer has one row."""
+
+_SUFFIXES: dict[str, Kind] = {".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
+
+
+def kind_of(format: str | None, output: Path | None, json: bool) -> Kind:
+    """What was asked for by name, or else by the file's.
+
+    Raises:
+        Failure: no such format, or two.
+    """
+    if json and format not in (None, "json"):
+        raise CommandError(f"--json does not go with --format {format}", WRONG_USAGE)
+    if json:
+        return "json"
+    if format is None:
+        return "text" if output is None else _SUFFIXES.get(output.suffix.lower(), "text")
+    for kind in KINDS:
+        if kind == format:
+            return kind
+    raise CommandError(f"--format {format}: must be one of {', '.join(KINDS)}", WRONG_USAGE)
+
+
+class AnswerFile:
+    """Takes answers, and knows which it holds from an earlier run.
+
+    Args:
+        output: None is stdout.
+        resume: go on with `output` where it is there already.
+
+    Raises:
+        Failure: `output` is there and `resume` is off, or it holds something else.
+    """
+
+    def __init__(self, kind: Kind, output: Path | None, resume: bool = False) -> None:
+        if resume and (output is None or kind not in RESUMED):
+            raise CommandError("--resume goes with --output FILE, as csv or ndjson", WRONG_USAGE)
+        if output is not None and output.exists() and not resume:
+            more = "; --resume goes on with it" if kind in RESUMED else ""
+            raise CommandError(f"--output {output}: exists already{more}")
+        self.held: set[str] = set()
+        self.count = self.failed = 0
+        self.first_failure = ""
+        self._kind: Kind = kind
+        self._output, self._whole = output, 0
+        self._new = output is not None and not output.exists()
+        self._held_identity: dict[str, str] = {}
+        self._identity: dict[str, str] = {}
+        self._results: list[dict[str, Any]] = []
+        self._file: IO[str] | None = None
+        # A bar that is drawn takes sys.stdout's place: on a terminal that is wanted, a pipe would lose its lines.
+        self._stdout = None if sys.stdout.isatty() else sys.stdout
+        if output is not None and output.exists():
+            try:
+                self._whole = self._read(output)
+            except ValueError as error:
+                raise CommandError(f"--output {output}: {error}: not written by this command, not resumed") from None
+
+    def __enter__(self) -> "AnswerFile":
+        if self._output is not None:
+            # Names of files may hold bytes that are no text.
+            self._file = open(self._output, "a", encoding="utf-8", errors="surrogateescape", newline="")
+            self._file.truncate(self._whole)
+        if self._kind == "csv" and not self._whole:
+            self._write(_csv([COLUMNS]))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._kind == "json" and kind is None:
+            document = {**self._identity, "results": self._results}
+            if self._file is None:
+                print_json(document)
+            else:
+                self._write(json.dumps(document, indent=2) + "\n")
+        if self._file is not None:
+            self._file.close()
+        if self._output is not None and self._new and kind is not None and (not self.count or self._kind == "json"):
+            self._output.unlink(missing_ok=True)  # nothing is in it, and it would be in the way of the next try
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a later run can go on with it."""
+        return self._output is not None and self._kind in RESUMED
+
+    def add(self, image: str, answer: "Answer") -> None:
+        """The next answer. It is in the file when this returns."""
+        if not self._identity:
+            self._identity = _identity(answer)
+            if self._identity and self._held_identity not in ({}, self._identity):
+                before, after = (one_line(" ".join(each.values())) for each in (self._held_identity, self._identity))
+                note(f"{self._output} is from here on by {after}, before by {before}")
+        result = _result(answer)
+        self._note(image, result.get("error"))
+        if self._kind == "json":
+            self._results.append({"image": image, **result})
+        elif self._kind == "ndjson":
+            self._write(json.dumps({"image": image, **_identity(answer), **result}) + "\n")
+        else:
+            self._write(_csv(_rows(image, result)) if self._kind == "csv" else _text(image, result))
+
+    def _note(self, image: str, error: Mapping[str, str] | None) -> None:
+        self.count += 1
+        if error is not None:
+            self.failed += 1
+            self.first_failure = self.first_failure or f"{image}: {error['code']}: {error['message']}"
+
+    def _write(self, text: str) -> None:
+        if self._file is None and isinstance(self._stdout, io.TextIOWrapper):
+            self._stdout.buffer.write(text.encode("utf-8", "surrogateescape"))  # as in a file, whatever the locale
+            text = ""
+        print(text, end="", file=self._file or self._stdout, flush=True)
+
+    def _read(self, output: Path) -> int:
+        """Take in what an earlier run wrote; the bytes of it that are whole."""
+        with open(output, "rb") as file:
+            lines = _Lines(file)
+            if self._kind == "ndjson":
+                for line in lines:
+                    image, error, identity = _ndjson_result(line)
+                    self._take(image, error)
+                    self._held_identity = identity or self._held_identity
+                whole = lines.bytes
+            else:
+                whole = self._read_csv(lines)
+            # All that an end may tear is one of our lines; a file without a whole one may be anybody's.
+            begins = _csv([COLUMNS]) if self._kind == "csv" else '{"image": "'
+            if not lines.bytes and not _begin_alike(lines.torn, begins.encode()):
+                raise ValueError("it does not begin like answers")
+            return whole
+
+    def _read_csv(self, lines: "_Lines") -> int:
+        """All but the last image: whether its rows are all there cannot be told."""
+        begins, last, error = 0, "", None
+        whole = 0
+        for place, row in enumerate(_csv_rows(lines)):
+            if len(row) != len(COLUMNS) or (place == 0) != (tuple(row) == COLUMNS):
+                raise ValueError(f"line {place + 1} is not {','.join(COLUMNS)}")
+            if place and row[0] != last:
+                if last:
+                    self._take(last, error)
+                begins, last = whole, row[0]
+            if place and row[6]:
+                error = {"code": row[6], "message": row[7]}
+            elif place:
+                error = None
+            whole = lines.bytes
+        return begins if last else whole
+
+    def _take(self, image: str, error: Mapping[str, str] | None) -> None:
+        self.held.add(image)
+        self._note(image, error)
+
+
+class _Lines:
+    """Whole lines of a file, how many bytes those were that have been taken, and the last line, where that is torn."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.bytes, self.torn = file, 0, b""
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            if line.endswith(b"\n"):
+                self.bytes += len(line)
+                yield line.decode("utf-8", "surrogateescape")
+            else:
+                self.torn = line
+
+
+def _begin_alike(one: bytes, other: bytes) -> bool:
+    return one.startswith(other) or other.startswith(one)
+
+
+def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
+    """Rows that are whole; the last one may have been torn within quotes.
+
+    Raises:
+        ValueError: lines that are no rows stand before others.
+    """
+    left = iter(lines)
+    reader = csv.reader(left, strict=True)
+    try:
+        yield from reader
+    except csv.Error as error:
+        if next(left, None) is not None:
+            raise ValueError(f"line {reader.line_num}: {error}") from None
+
+
+def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None, dict[str, str]]:
+    """An image's name, its error, and which model answered."""
+    try:
+        record = json.loads(line)
+        image, error = record["image"], record.get("error")
+        if not isinstance(image, str) or ("error" not in record and "predictions" not in record):
+            raise TypeError
+        identity = {name: str(record[name]) for name in ("model", "version") if name in record}
+        return image, error and {"code": str(error["code"]), "message": str(error["message"])}, identity
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(f"{one_line(line)[:60]!r} is no answer") from None
+
+
+def _identity(answer: "Answer") -> dict[str, str]:
+    return {"model": answer.model, "version": answer.version} if answer.model else {}
+
+
+def _result(answer: "Answer") -> dict[str, Any]:
+    """As the server's JSON has it."""
+    if answer.error is not None:
+        return {"error": {"code": answer.error.code, "message": answer.error.message}}
+    return {
+        "predictions": [
+            {"index": each.index, "id": each.id, "label": each.label, "score": each.score}
+            for each in answer.predictions
+        ]
+    }
+
+
+def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:
+    if "error" in result:
+        yield (image, *[""] * 5, result["error"]["code"], result["error"]["message"])
+        return
+    for rank, each in enumerate(result["predictions"], 1):
+        yield (image, rank, each["index"], each["id"], each["label"], each["score"], "", "")
+
+
+def _csv(rows: Any) -> str:
+    # Before Python 3.13 a carriage return in a name is put in quotes only where lines end with one.
+    out: list[str] = []
+    csv.writer(SimpleNamespace(write=out.append), lineterminator="\r\n").writerows(rows)
+    return "".join(row.removesuffix("\r\n") + "\n" for row in out)
+
+
+def _text(image: str, result: dict[str, Any]) -> str:
+    lines = [printable(image)]
+    if "error" in result:
+        lines.append(f"  {result['error']['code']}: {one_line(result['error']['message'])}")
+    for each in result.get("predictions", ()):
+        name = "" if each["id"] == str(each["index"]) else f" ({each['id']})"
+        lines.append(f"  {each['score']:7.4f}  {printable(each['label'] + name)}")
+    return "".join(f"{line}\n" for line in lines)

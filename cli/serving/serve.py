@@ -1,0 +1,117 @@
+"""`milkweed serve`: the service, with one option for every setting."""
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+import typer
+
+from ..bundle_args import named_bundles
+
+Models = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[NAME=]BUNDLE", help="Bundles to serve; none: the demo model.", show_default=False),
+]
+ConfigFile = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help="Settings as TOML; keys as the options, with '_'."),
+]
+
+HEADINGS = {
+    "--host": "Addresses",
+    "--device": "Computing and decoding",
+    "--repository": "Models",
+    "--max-batch-size": "Batches, queue, limits",
+    "--timeout-ms": "Time and connections",
+    "--api-keys": "Who may ask",
+    "--drain-grace-seconds": "The end of a process",
+    "--log-level": "Logs and traces",
+    "--grpc-port": "Addresses",
+    "--help": "Options",
+}
+"""By the setting that begins a part of the help, in the order of the settings."""
+
+
+def serve(models: Models = None, config: ConfigFile = None, **settings: str | None) -> None:
+    """Serve models over HTTP until stopped.
+
+    The first bundle answers requests that name no model. Every option is also an environment variable
+    (--max-batch-size is MILKWEED_MAX_BATCH_SIZE) and a key of the file; the command line goes before the
+    environment, which goes before the file.
+
+    \b
+    Example:
+      milkweed serve --port 9000 deit=./deit-monarch
+    """
+    from ...server.config.settings import OFF
+    from ...server.config.sources import load_settings
+
+    loaded = load_settings(settings, config)
+    # The demo is for who names nothing at all.
+    bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
+    # Before the heavy imports and the port: what is wrong with a bundle's small files is told at once.
+    from ...models import read_config
+
+    for path in bundles.values():
+        read_config(path)
+    from ...server.process.serve import exit_now, run_server
+
+    # All is closed by now; taking thousands of modules apart would keep a restart waiting for a second and more.
+    exit_now(run_server(loaded, bundles))
+
+
+def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Callable[..., None]:
+    """`command` with its `**settings` spelled out: an option for each field of Settings, in its own words.
+
+    Values stay text: the settings check them, and name the option, the value and the limit.
+
+    Args:
+        hidden: take them all, but leave them to the help of `serve`.
+    """
+    from ...server.config.settings import Settings
+
+    own = [p for p in inspect.signature(command).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=None,
+            annotation=Annotated[
+                str | None,
+                typer.Option(
+                    "--" + name.replace("_", "-"),
+                    metavar=_metavar(field.annotation),
+                    help=f"{field.description} [{_spelled(field.default)}]",
+                    show_default=False,
+                    hidden=hidden,
+                ),
+            ],
+        )
+        for name, field in Settings.model_fields.items()
+    ]
+
+    @wraps(command)
+    def with_options(**values: Any) -> None:
+        command(**values)
+
+    with_options.__signature__ = inspect.Signature([*own, *options])  # type: ignore[attr-defined]
+    return with_options
+
+
+def _spelled(default: Any) -> str:
+    """As it is given on the command line."""
+    if isinstance(default, bool):
+        return str(default).lower()
+    return f"{default:g}" if isinstance(default, float) else "none" if default == {} else str(default)
+
+
+def _metavar(annotation: Any) -> str:
+    if get_origin(annotation) is Literal:
+        return "|".join(get_args(annotation))
+    if annotation is bool:
+        return "true|false"
+    if get_origin(annotation) is dict:
+        return "NAME=VALUE,..."
+    return "TEXT" if annotation is str else "N"

@@ -1,0 +1,180 @@
+"""Runs the forward so that an image's answer never depends on its neighbours, and all cores have work.
+
+CPU libraries round differently for different batch sizes, but not for different places in a batch of one size
+nor for different numbers of threads (measured: DeiT-Tiny, batch 1 against 8: 1.4e-6, places: 0). So on a CPU
+every forward has the same number of images, the micro-batch, filled up with zeros, and several run at once in
+lanes, as recorded graphs, so that they do not wait for each other's Python. On a GPU there is one lane and the whole
+batch goes at once, by a captured graph where there is one.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from .device import usable_cores
+
+if TYPE_CHECKING:
+    from ..models.serving.cuda_graph import GraphedForward
+    from ..models.serving.torchscript import TracedForward
+
+# Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
+# The demo (49 M): 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
+# image waits half as long. The demo and its dense form (57 M) should fall on one side: people compare them.
+MICRO_BATCHES = ((10_000_000, 8), (100_000_000, 4))
+
+
+@dataclass(frozen=True)
+class LanePlan:
+    """How batches are cut: images of one forward (0 = the whole batch), forwards at once, threads of each."""
+
+    micro_batch: int
+    lanes: int
+    threads: int
+
+    def __str__(self) -> str:
+        if not self.micro_batch:
+            return "whole batch"
+        return f"{self.lanes} lanes x {self.threads} threads x micro-batch {self.micro_batch}"
+
+
+def plan_lanes(
+    device: torch.device, macs: int, *, micro_batch: int = 0, lanes: int = 0, threads: int = 0, cores: int = 0
+) -> LanePlan:
+    """The plan for a model on a device. The micro-batch follows from the model alone: it decides last bits.
+
+    Args:
+        macs: multiply-accumulates of one image.
+        micro_batch, lanes, threads: values that the user chose; 0 = choose.
+        cores: that may be used; 0 = all.
+    """
+    if device.type != "cpu":
+        return LanePlan(0, 1, 0)
+    cores = cores or usable_cores()
+    threads = threads or (max(1, cores // lanes) if lanes else max(1, cores // 4))
+    lanes = lanes or max(1, cores // threads)
+    micro_batch = micro_batch or next((images for below, images in MICRO_BATCHES if macs < below), 1)
+    return LanePlan(micro_batch, lanes, threads)
+
+
+@dataclass(frozen=True)
+class ForwardResult:
+    """Probabilities (n, num_classes), float32 on the device; places that were filled up; CPU seconds."""
+
+    probabilities: Tensor
+    padding: int
+    cpu_seconds: float
+
+
+class Forward:
+    """A model on its device, called by one thread at a time."""
+
+    def __init__(self, model: nn.Module, plan: LanePlan, *, device: torch.device, dtype: torch.dtype) -> None:
+        self.plan = plan
+        self._device = device
+        self._dtype = dtype
+        self._graphs: GraphedForward | None = None
+        self._probabilities = _Probabilities(model.to(device))
+        self._forward: Callable[[Tensor], Tensor] = self._probabilities
+        # The calling thread is a lane itself: a lone image changes no thread.
+        self._helpers = ThreadPoolExecutor(max(1, plan.lanes - 1), thread_name_prefix="milkweed-lane")
+
+    def run(self, pixels: Tensor) -> ForwardResult:
+        """Probabilities of normalised float32 images (n, 3, S, S) on the CPU."""
+        if not self.plan.micro_batch:
+            return self._run_whole(pixels)
+        chunks = pixels.split(self.plan.micro_batch)
+        results: list[Tensor | None] = [None] * len(chunks)
+        turns = iter(range(len(chunks)))  # shared: a lane takes the next chunk when it is free
+        helpers = [
+            self._helpers.submit(self._work, chunks, results, turns)
+            for _ in range(min(self.plan.lanes, len(chunks)) - 1)
+        ]
+        try:
+            cpu_seconds = self._work(chunks, results, turns)
+        finally:
+            wait(helpers)
+        cpu_seconds += sum(helper.result() for helper in helpers)
+        parts = [part for part in results if part is not None]
+        probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return ForwardResult(probabilities, len(chunks) * self.plan.micro_batch - len(pixels), cpu_seconds)
+
+    def capture(self, size: int, batch_sizes: Sequence[int]) -> "GraphedForward":
+        """Run whole batches of `size` px through graphs captured now, one for each batch size."""
+        from ..models.serving.cuda_graph import GraphedForward
+
+        self._graphs = GraphedForward(
+            self.probabilities, device=self._device, image_shape=(3, size, size), batch_sizes=batch_sizes
+        )
+        return self._graphs
+
+    def trace(self, size: int) -> "TracedForward":
+        """Run micro-batches of `size` px as a recorded graph from now on, where there can be one."""
+        from ..models.serving.torchscript import TracedForward
+
+        traced = TracedForward(self._probabilities, (self.plan.micro_batch, 3, size, size), self._dtype)
+        self._forward = traced
+        return traced
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
+        return cast(Tensor, self._probabilities(images.to(self._dtype)))
+
+    def close(self) -> None:
+        """End the helper threads."""
+        self._helpers.shutdown(wait=True)
+
+    def _run_whole(self, pixels: Tensor) -> ForwardResult:
+        started = time.thread_time()
+        with torch.inference_mode():
+            if self._graphs is not None:
+                probabilities, padding = self._graphs(pixels), self._graphs.padding(len(pixels))
+            else:
+                probabilities, padding = self.probabilities(pixels.to(self._device, non_blocking=True)), 0
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)  # so that the stage's time is the work's, not the launch's
+        return ForwardResult(probabilities, padding, time.thread_time() - started)
+
+    def _work(self, chunks: tuple[Tensor, ...], results: list[Tensor | None], turns: Iterator[int]) -> float:
+        """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
+        started = time.thread_time()
+        if torch.get_num_threads() != self.plan.threads:
+            torch.set_num_threads(self.plan.threads)  # a property of the calling thread
+        with torch.inference_mode():
+            for turn in turns:
+                chunk = chunks[turn]
+                images = _filled_up(chunk, self.plan.micro_batch).to(self._dtype)
+                results[turn] = self._forward(images)[: len(chunk)]
+        return time.thread_time() - started
+
+
+class _Probabilities(nn.Module):
+    """Images of the model's type to probabilities in float32."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.model(images)).float().softmax(-1)
+
+
+def _filled_up(chunk: Tensor, size: int) -> Tensor:
+    """The chunk with zero images added up to `size`."""
+    missing = size - len(chunk)
+    if not missing:
+        return chunk
+    return torch.cat([chunk, chunk.new_zeros((missing, *chunk.shape[1:]))])
+
+
+def batches(count: int, size: int) -> Iterator[range]:
+    """Cut `count` places into ranges of at most `size`."""
+    for start in itertools.count(0, size):
+        if start >= count:
+            return
+        yield range(start, min(start + size, count))

@@ -1,0 +1,1 @@
+"""Jobs are the offline work on bundles with folders of images: compress, convert, train and evaluate."""

@@ -1,0 +1,117 @@
+"""TrainRequest: what `milkweed train` was asked for."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..loaders.dataset.augmentation import Augmentation
+from ..models.training import Recipe
+
+SCHEDULES = ("plain", "s2d")
+DENSE = "dense"
+
+_WITHOUT_EFFECT = frozenset(("out", "device", "overwrite", "workers", "keep_states_at"))
+"""What changes nothing in the result."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainJob:
+    """What to train, on what, and how.
+
+    Args:
+        arch, arch_args: as `create_model`; not with `start_bundle`.
+        data: a folder for each class.
+        held_out: another such folder to measure on; None takes `held_out_fraction` of `data` away.
+        structure: kind of the chosen layers, or `dense`; None is monarch from scratch, and with `start_bundle` as
+            the bundle is.
+        layers, nblocks, rank, gating: as `structures_for`.
+        schedule: `s2d` makes the structured layers dense after `s2d_fraction` of the epochs.
+        start_bundle: train on from its weights; dense layers that `structure` names are projected first (D2S).
+        new_head: the classes are those of `data`, not of `start_bundle`; its classifier starts anew.
+        teacher: bundle to distil from; `hard_share` of the loss is cross entropy still.
+        preprocess: members that differ from the architecture's own.
+        keep_best, patience: keep the epoch best on the held-out images, stop after so many measurements without.
+        keep_states_at: epochs after which the run's state is kept, in `OUT.states`.
+        start_state: such a state of a plain run that this one shares its first epochs with.
+        workers: processes that decode and augment.
+        device: of this process.
+    """
+
+    out: Path
+    data: Path
+    recipe: Recipe
+    arch: str | None = None
+    arch_args: Mapping[str, Any] = field(default_factory=dict)
+    held_out: Path | None = None
+    held_out_fraction: float = 0.1
+    structure: str | None = None
+    layers: Sequence[str] = ("mlp",)
+    nblocks: int = 4
+    rank: int | None = None
+    gating: bool = True
+    schedule: str = "plain"
+    s2d_fraction: float = 0.7
+    start_bundle: Path | None = None
+    new_head: bool = False
+    teacher: Path | None = None
+    temperature: float = 1.0
+    hard_share: float = 0.5
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    preprocess: Mapping[str, Any] = field(default_factory=dict)
+    evaluate_every: int = 1
+    keep_best: bool = False
+    patience: int | None = None
+    keep_states_at: Sequence[int] = ()
+    start_state: Path | None = None
+    workers: int = 0
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    overwrite: bool = False
+
+    def __post_init__(self) -> None:
+        if self.schedule not in SCHEDULES:
+            raise ValueError(f"schedule {self.schedule!r} must be one of {', '.join(SCHEDULES)}")
+        for name in ("s2d_fraction", "held_out_fraction"):
+            if not 0 < getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} must be above 0 and below 1")
+        if (self.arch is None) == (self.start_bundle is None):
+            raise ValueError("name an architecture, or a bundle to start from, and not both")
+        if self.arch_args and self.arch is None:
+            raise ValueError("arguments of the architecture are those of the bundle to start from: give none")
+        if self.new_head and self.start_bundle is None:
+            raise ValueError("a new head is for a bundle to start from")
+        if self.schedule == "s2d" and self.structure == DENSE:
+            raise ValueError("schedule s2d needs structured layers, structure is dense")
+        if self.schedule == "s2d" and self.recipe.epochs < 2:
+            raise ValueError(f"schedule s2d needs two epochs or more, not {self.recipe.epochs}")
+
+    @property
+    def state(self) -> Path:
+        """Where the run's state lies until it is done."""
+        return self.out.parent / f".{self.out.name}.training"
+
+    @property
+    def kept_states(self) -> Path:
+        """Where states are kept that were asked for."""
+        return self.out.parent / f"{self.out.name}.states"
+
+    @property
+    def s2d_epoch(self) -> int | None:
+        """Epochs before the structured layers become dense; None where they stay."""
+        if self.schedule != "s2d":
+            return None
+        return min(max(1, round(self.s2d_fraction * self.recipe.epochs)), self.recipe.epochs - 1)
+
+    def arguments(self) -> dict[str, Any]:
+        """What was asked, as plain data, folders by their names alone; without what changes nothing."""
+        values = {name: value for name, value in vars(self).items() if name not in _WITHOUT_EFFECT}
+        plain = {name: _plain(value) for name, value in values.items()}
+        return {**plain, "recipe": dict(self.recipe.to_dict()), "augmentation": asdict(self.augmentation)}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return value.resolve().name
+    return list(value) if isinstance(value, tuple | list) else value

@@ -1,0 +1,28 @@
+"""A Monarch layer as two batched products with two permutation copies: the path that every device has."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..chain_ir import Monarch, Operator, Problem, kinds
+from .base import OTHER_KIND, Runner
+from .torch_ops import batched_linear, factor_parameters, finish
+
+
+class BatchedEngine:
+    """A Monarch layer, with GELU or the residual's addition behind it, in place."""
+
+    name = "batched"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        return None if kinds(segment) in {("monarch",), ("monarch", "gelu"), ("monarch", "add")} else OTHER_KIND
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        layer, *after = segment
+        assert isinstance(layer, Monarch)
+        factors = factor_parameters(layer, problem)
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            return finish(batched_linear(x, layer, factors.tensors), after, residual)
+
+        return Runner(call, (factors,))

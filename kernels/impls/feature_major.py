@@ -1,0 +1,57 @@
+"""Monarch layers and MLPs with features outermost, where both permutations are strides."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..chain_ir import Monarch, Operator, Packed, Problem, kinds
+from ..feature_major import feature_major_linear, feature_major_mlp
+from ..packing import PackedMonarch, pack_monarch
+from .base import OTHER_KIND, Runner, packed
+from .torch_ops import finish
+
+LAYER = {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
+MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
+
+
+class FeatureMajorEngine:
+    """A Monarch layer or a whole MLP of two, with the residual's addition behind it."""
+
+    name = "feature_major"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        return None if kinds(segment) in LAYER | MLP else OTHER_KIND
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        mlp = kinds(segment) in MLP
+        layers = [operator for operator in segment if isinstance(operator, Monarch)]
+        weights = tuple(_weights(layer, problem) for layer in layers)
+        parts = [_layer(layer, weight) for layer, weight in zip(layers, weights, strict=True)]
+        after = segment[3:] if mlp else segment[1:]
+        run = feature_major_mlp if mlp else feature_major_linear
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            y = run(x.reshape(-1, x.shape[-1]), *parts)
+            return finish(y.view(*x.shape[:-1], y.shape[-1]), after, residual)
+
+        return Runner(call, weights)
+
+
+def _weights(layer: Monarch, problem: Problem) -> Packed:
+    def make() -> tuple[Tensor, Tensor]:
+        whole = pack_monarch(
+            layer.w1.to(problem.device),
+            layer.w2.to(problem.device),
+            None if layer.bias is None else layer.bias.to(problem.device),
+            in_features=layer.in_features,
+            out_features=layer.out_features,
+            dtype=problem.dtype,
+        )
+        return whole.w1, whole.w2
+
+    return packed(layer, "feature_major", problem, make)
+
+
+def _layer(layer: Monarch, weights: Packed) -> PackedMonarch:
+    w1, w2 = weights.tensors
+    return PackedMonarch(w1, w2, layer.shape, layer.in_features, layer.out_features)

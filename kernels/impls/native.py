@@ -1,0 +1,185 @@
+"""The CUDA kernels of csrc as engines, one for each operator and tile variant."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..attention import attention_refusal
+from ..blocked import Activation, block_monarch, blocked_refusal
+from ..blocked_mlp import Layer, block_mlp, block_width, mlp_refusal, tile_refusal
+from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds, needed
+from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
+from ..native.stamp import read_stamp
+from .base import OTHER_KIND, Engine, Runner, packed
+
+LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
+MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
+
+# The tile variants of each kernel, those for most problems first.
+LINEAR_TILES = (0, 1, 2, 3)
+MLP_TILES = (2, 3, 0, 1)
+ATTENTION_TILES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Native:
+    """What the three engines have in common.
+
+    Args:
+        tile: the variant. One that does not exist for a shape, or needs more shared memory than the device has,
+            refuses when it is called, before it launches anything.
+        build_id: of the library.
+        on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
+            same packed tensors.
+    """
+
+    tile: int
+    build_id: str = ""
+    on_cpu: bool = False
+
+    def unusable(self, problem: Problem) -> str | None:
+        """Why the library cannot be used there."""
+        if self.on_cpu and problem.device.type == "cpu":
+            return None
+        status = native_status(problem.device)
+        return None if status.loaded else status.reason
+
+
+class NativeLinear(Native):
+    """A Monarch layer in one launch, with GELU and the residual's addition behind it."""
+
+    @property
+    def name(self) -> str:
+        return f"native_linear:{self.tile}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        layer = segment[0]
+        if not isinstance(layer, Monarch) or kinds(segment) not in LINEAR:
+            return OTHER_KIND
+        refusal = blocked_refusal(layer.shape, layer.in_features, layer.out_features, problem.dtype)
+        return refusal or self.unusable(problem)
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        layer = segment[0]
+        assert isinstance(layer, Monarch)
+        weights = packed(layer, "blocked", problem, lambda: _blocked(layer, problem))
+        w1, w2, *bias = weights.tensors
+        act = Activation.GELU if "gelu" in kinds(segment) else Activation.NONE
+        adds = kinds(segment)[-1] == "add"
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            added = _rows(needed(residual)) if adds else None
+            y = monarch_linear(_rows(x), w1, w2, bias[0] if bias else None, added, int(act), self.tile)
+            return y.view(*x.shape[:-1], layer.out_features)
+
+        return Runner(call, (weights,))
+
+
+class NativeMlp(Native):
+    """An MLP of two Monarch layers in one launch, with the norm before it and the residual's addition behind it."""
+
+    @property
+    def name(self) -> str:
+        return f"native_mlp:{self.tile}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        if kinds(segment) not in MLP:
+            return OTHER_KIND
+        fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
+        if fc2.out_features != fc1.in_features:
+            return f"{fc1.in_features} features go in and {fc2.out_features} come out: they must be as many"
+        refusal = mlp_refusal(_layer(fc1), _layer(fc2), problem.dtype, (fc1.in_features, fc1.out_features))
+        return refusal or self.unusable(problem) or self._tile_refusal(fc1, fc2, problem)
+
+    def _tile_refusal(self, fc1: Monarch, fc2: Monarch, problem: Problem) -> str | None:
+        """Why the device does not run this variant; the operator's CPU implementation has none."""
+        width = block_width(fc1.shape, fc2.shape)
+        if problem.device.type != "cuda" or width is None:
+            return None
+        limit = torch.cuda.get_device_properties(problem.device).shared_memory_per_block_optin
+        return tile_refusal(fc1.shape.K, width, self.tile, limit)
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
+        weights = packed(fc1, "blocked_mlp", problem, lambda: _blocked_mlp(fc1, fc2, problem), fc2)
+        factor1, stream, factor2, bias1, bias2 = weights.tensors
+        layers = (factor1, stream, factor2, bias1, bias2)
+        norm = segment[0] if isinstance(segment[0], LayerNorm) else None
+        norms = [] if norm is None else [packed(norm, "norm_float32", problem, lambda: _norm(norm, problem))]
+        norm_weight, norm_bias = norms[0].tensors if norms else (None, None)
+        eps = norm.eps if norm else 0.0
+        adds = kinds(segment)[-1] == "add"
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            added = _rows(needed(residual)) if adds else None
+            y = monarch_mlp(_rows(x), *layers, added, norm_weight, norm_bias, eps, self.tile)
+            return y.view(x.shape)
+
+        return Runner(call, (weights, *norms))
+
+
+class NativeAttention(Native):
+    """An attention over few tokens, keys and values on chip."""
+
+    @property
+    def name(self) -> str:
+        return f"native_attention:{self.tile}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        attention = segment[0]
+        if len(segment) != 1 or not isinstance(attention, Attention):
+            return OTHER_KIND
+        head_dim, scale = attention.head_dim, attention.scale
+        refusal = attention_refusal(problem.batch, problem.tokens, head_dim, scale, problem.dtype)
+        return refusal or self.unusable(problem)
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        (attention,) = segment
+        assert isinstance(attention, Attention)
+        heads, scale = attention.num_heads, attention.scale
+        return Runner(lambda qkv, _: short_attention(qkv.contiguous(), heads, scale, self.tile))
+
+
+def native_engines(*, on_cpu: bool = False) -> list[Engine]:
+    """Every kernel in every tile variant."""
+    try:
+        build_id = read_stamp(library_path()).build_key
+    except ValueError:
+        build_id = "none"
+    return [
+        *(NativeMlp(tile, build_id, on_cpu) for tile in MLP_TILES),
+        *(NativeLinear(tile, build_id, on_cpu) for tile in LINEAR_TILES),
+        *(NativeAttention(tile, build_id, on_cpu) for tile in ATTENTION_TILES),
+    ]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(..., C) -> (M, C), contiguous as the kernels want it."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _layer(monarch: Monarch) -> Layer:
+    return monarch.w1, monarch.w2, monarch.bias
+
+
+def _on_device(monarch: Monarch, problem: Problem) -> Layer:
+    bias = monarch.bias
+    w1, w2 = monarch.w1.to(problem.device), monarch.w2.to(problem.device)
+    return w1, w2, None if bias is None else bias.to(problem.device)
+
+
+def _blocked(layer: Monarch, problem: Problem) -> list[Tensor]:
+    """w1 and w2 in the blocked layout, and the bias where there is one."""
+    whole = block_monarch(*_on_device(layer, problem), layer.in_features, layer.out_features, problem.dtype)
+    return [whole.w1, whole.w2] if whole.bias is None else [whole.w1, whole.w2, whole.bias]
+
+
+def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:
+    return block_mlp(_on_device(fc1, problem), _on_device(fc2, problem), problem.dtype).tensors
+
+
+def _norm(norm: LayerNorm, problem: Problem) -> list[Tensor]:
+    """Weight and bias, float32 as the kernel takes them."""
+    return [tensor.to(problem.device).float().contiguous() for tensor in (norm.weight, norm.bias)]

@@ -1,0 +1,65 @@
+"""PyTorch's attention pinned to one backend: its own order of preference is not always the fastest one's."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import sdpa_attention, split_heads
+from ..chain_ir import Attention, Operator, Problem
+from .base import OTHER_KIND, Runner
+
+
+@dataclass(frozen=True)
+class SdpaEngine:
+    """An attention alone, on CUDA.
+
+    Args:
+        backend: the one it is pinned to, as `sdpa_attention` names it.
+        serves: torch.backends.cuda.can_use_..._attention of that backend.
+    """
+
+    backend: str
+    serves: Callable[[Any, bool], bool]
+
+    @property
+    def name(self) -> str:
+        return f"sdpa_{self.backend}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        if len(segment) != 1 or not isinstance(segment[0], Attention):
+            return OTHER_KIND
+        if problem.device.type != "cuda":
+            return f"no choice of backends on {problem.device.type}"
+        if not self.serves(_parameters(segment[0], problem), False):
+            return f"PyTorch's {self.backend} attention does not take this shape and dtype on this device"
+        return None
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        (attention,) = segment
+        assert isinstance(attention, Attention)
+
+        def call(qkv: Tensor, _: Tensor | None) -> Tensor:
+            return sdpa_attention(qkv, attention.num_heads, attention.scale, self.backend)
+
+        return Runner(call)
+
+
+def sdpa_engines() -> list[SdpaEngine]:
+    """One engine a backend."""
+    cuda = torch.backends.cuda
+    return [
+        SdpaEngine("cudnn", cuda.can_use_cudnn_attention),
+        SdpaEngine("flash", cuda.can_use_flash_attention),
+        SdpaEngine("efficient", cuda.can_use_efficient_attention),
+    ]
+
+
+def _parameters(attention: Attention, problem: Problem) -> Any:
+    """What the backends judge: one image's q, k and v, without values."""
+    width = 3 * attention.num_heads * attention.head_dim
+    qkv = torch.empty(1, problem.tokens, width, dtype=problem.dtype, device=problem.device)
+    q, k, v = split_heads(qkv, attention.num_heads)
+    return torch.backends.cuda.SDPAParams(q, k, v, None, 0.0, False, False)

@@ -1,0 +1,135 @@
+"""Monarch layers and MLPs on Triton as engines, one for each tile variant."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..blocked import Activation
+from ..chain_ir import Monarch, Operator, Problem, kinds, needed
+from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
+from ..triton.linear import triton_linear, triton_mlp, triton_refusal
+from ..triton.tiles import VARIANTS, tile_refusal
+from .base import OTHER_KIND, Engine, Runner, packed
+
+LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
+MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
+
+
+@dataclass(frozen=True)
+class Triton:
+    """What the two engines have in common.
+
+    Args:
+        tile: the variant.
+        on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
+            same packed tensors.
+    """
+
+    tile: int
+    on_cpu: bool = False
+
+    def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
+        """Why Triton or the variant cannot be used there."""
+        if self.on_cpu and problem.device.type == "cpu":
+            return None
+        refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
+        refusal = next((reason for reason in refusals if reason), None)
+        if refusal:
+            return refusal
+        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device), problem.dtype)
+
+
+class TritonLinear(Triton):
+    """A Monarch layer in two launches, with GELU and the residual's addition behind it."""
+
+    @property
+    def name(self) -> str:
+        return f"triton:{self.tile}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        layer = segment[0]
+        if not isinstance(layer, Monarch) or kinds(segment) not in LINEAR:
+            return OTHER_KIND
+        return self.unusable([layer], problem)
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        layer = segment[0]
+        assert isinstance(layer, Monarch)
+        weights = packed(layer, "triton", problem, lambda: _tensors(_sorted(layer, problem)))
+        whole = _layer(weights.tensors, layer.shape.p, layer.out_features)
+        act = Activation.GELU if "gelu" in kinds(segment) else Activation.NONE
+        adds = kinds(segment)[-1] == "add"
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            added = _rows(needed(residual)) if adds else None
+            y = triton_linear(_rows(x), whole, added, int(act), self.tile)
+            return y.view(*x.shape[:-1], layer.out_features)
+
+        return Runner(call, (weights,))
+
+
+class TritonMlp(Triton):
+    """An MLP of two Monarch layers in four launches that permute nothing, with the residual's addition behind it."""
+
+    @property
+    def name(self) -> str:
+        return f"triton_mlp:{self.tile}"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        if kinds(segment) not in MLP:
+            return OTHER_KIND
+        return self.unusable(_layers(segment), problem)
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        fc1, fc2 = _layers(segment)
+        weights = packed(fc1, "triton_mlp", problem, lambda: _mlp(fc1, fc2, problem), fc2)
+        middle = 3 if fc1.bias is not None else 2
+        first = _layer(weights.tensors[:middle], fc1.shape.p, None)
+        second = _layer(weights.tensors[middle:], first.out_features // fc2.shape.K, fc2.out_features)
+        adds = kinds(segment)[-1] == "add"
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            added = _rows(needed(residual)) if adds else None
+            y = triton_mlp(_rows(x), first, second, added, self.tile)
+            return y.view(*x.shape[:-1], fc2.out_features)
+
+        return Runner(call, (weights,))
+
+
+def triton_engines(*, on_cpu: bool = False) -> list[Engine]:
+    """Both in every tile variant; those that pick their tile by the number of rows first."""
+    tiles = range(len(VARIANTS))
+    return [*(TritonMlp(tile, on_cpu) for tile in tiles), *(TritonLinear(tile, on_cpu) for tile in tiles)]
+
+
+def _rows(x: Tensor) -> Tensor:
+    """(..., C) -> (M, C), contiguous as the kernels want it."""
+    return x.reshape(-1, x.shape[-1]).contiguous()
+
+
+def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:
+    fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
+    return fc1, fc2
+
+
+def _sorted(layer: Monarch, problem: Problem) -> SortedMonarch:
+    w1, w2 = layer.w1.to(problem.device), layer.w2.to(problem.device)
+    bias = None if layer.bias is None else layer.bias.to(problem.device)
+    return sort_layer(w1, w2, bias, layer.out_features, problem.dtype)
+
+
+def _mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> list[Tensor]:
+    layers = sort_mlp(_sorted(fc1, problem), _sorted(fc2, problem), fc1.out_features)
+    return [tensor for layer in layers for tensor in _tensors(layer)]
+
+
+def _tensors(layer: SortedMonarch) -> list[Tensor]:
+    return [layer.w1, layer.w2] if layer.bias is None else [layer.w1, layer.w2, layer.bias]
+
+
+def _layer(tensors: Sequence[Tensor], p: int, out_features: int | None) -> SortedMonarch:
+    """Back from its tensors; all outputs, padding included, when `out_features` is None."""
+    w1, w2, *bias = tensors
+    return SortedMonarch(w1, w2, bias[0] if bias else None, p, out_features or w2.shape[0] * w2.shape[1])

@@ -1,0 +1,1 @@
+"""Folders of images read for evaluation and for training."""

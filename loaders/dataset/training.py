@@ -1,0 +1,191 @@
+"""TrainingImages: augmented batches of image files, the same for the same seed, epoch and step."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..errors import InputError
+from ..headers.validate import DEFAULT_LIMITS, Limits
+from ..preprocess.spec import PreprocessSpec
+from ..sandbox.sandbox import Sandbox
+from .augmentation import Augmentation, Augmenter, Levels
+from .counter_rng import draw_bits, draw_uniform, epoch_order
+from .folder import read_levels
+
+Sample = tuple[Path, int | None]
+"""An image file and its class, if it is known."""
+
+CACHE_BYTES = 2 << 30
+
+Refused = tuple[Path, InputError]
+
+
+class TrainingImages:
+    """Batches of augmented, normalised images: each epoch in an order of its own, its rest dropped.
+
+    Which images make a batch and how each is augmented are functions of seed, epoch and step, whatever the number
+    of processes, of workers, or what is cached. An image that cannot be read is skipped, listed in `skipped`, and
+    the next one that can takes its place. Where all decoded images fit into `cache_bytes` they are decoded once, at
+    the start, and those that cannot be read leave the set before anything is counted.
+
+    Args:
+        samples: all with a class, or none.
+        batch_size: images of a step over all processes together; fewer images make one batch of what there is.
+        rank, processes: this process takes every `processes`-th image of a batch.
+        workers: processes that decode and augment; 0 does it where the batch is asked for.
+        cache_bytes: of decoded images kept in memory; 0 keeps none.
+        progress: called with images read and in all while the cache is filled.
+
+    Raises:
+        ValueError: no image that can be read, or a batch that cannot be shared evenly.
+    """
+
+    def __init__(
+        self,
+        samples: Sequence[Sample],
+        spec: PreprocessSpec,
+        augmentation: Augmentation,
+        *,
+        batch_size: int,
+        seed: int = 0,
+        rank: int = 0,
+        processes: int = 1,
+        workers: int = 0,
+        cache_bytes: int = CACHE_BYTES,
+        limits: Limits = DEFAULT_LIMITS,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self.skipped: dict[Path, InputError] = {}
+        self.seed, self.rank, self.processes, self.workers = seed, rank, processes, workers
+        maker = _BatchMaker(list(samples), spec, Augmenter(augmentation, spec), seed, limits)
+        for path, error in maker.fill_cache(cache_bytes, progress):
+            self.skipped[path] = error
+        if not maker.samples:
+            raise ValueError(f"none of {len(samples)} images can be read")
+        self.samples: Sequence[Sample] = maker.samples
+        self.batch_size = min(batch_size, len(maker.samples))
+        if self.batch_size % processes:
+            raise ValueError(f"batch_size {self.batch_size} cannot be shared by {processes} processes evenly")
+        self._maker = maker
+        self._mean, self._std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+
+    @property
+    def steps(self) -> int:
+        """Batches in an epoch."""
+        return len(self.samples) // self.batch_size
+
+    @property
+    def cached(self) -> bool:
+        """Whether every image is in memory."""
+        return self._maker.cache is not None
+
+    def batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+        """The batches of `epoch` from its step `start` on: float32 (B, 3, size, size), and int64 (B,) or None."""
+        order = epoch_order(self.seed, epoch, len(self.samples))
+        size = self.batch_size
+        parts = [order[step * size : (step + 1) * size] for step in range(start, self.steps)]
+        for made in self._made([_Wanted(epoch, part[self.rank :: self.processes]) for part in parts]):
+            self.skipped.update(made.refused)
+            pixels = torch.from_numpy(made.levels).permute(0, 3, 1, 2).contiguous()
+            images = pixels.float().div_(255).sub_(self._mean).div_(self._std)
+            yield self._maker.augmenter.erase(images, made.seeds), made.targets
+
+    def _made(self, wanted: list["_Wanted"]) -> Iterator["_Made"]:
+        if self.workers == 0:
+            return (self._maker[want] for want in wanted)
+        from torch.utils.data import DataLoader
+
+        maker: Any = self._maker
+        made = DataLoader(maker, batch_size=None, sampler=wanted, num_workers=self.workers, collate_fn=_unchanged)
+        return iter(made)
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """Images of one batch, by index, in one epoch."""
+
+    epoch: int
+    indices: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A batch before it is normalised: levels (B, size, size, 3), classes, seeds of the erasing, what was refused."""
+
+    levels: Levels
+    targets: Tensor | None
+    seeds: NDArray[np.uint64]
+    refused: tuple[Refused, ...]
+
+
+class _BatchMaker:
+    """Decodes and augments the images of a batch; runs in workers, which have copies of it."""
+
+    def __init__(
+        self, samples: list[Sample], spec: PreprocessSpec, augmenter: Augmenter, seed: int, limits: Limits
+    ) -> None:
+        self.samples, self.spec, self.augmenter = samples, spec, augmenter
+        self.seed, self.sandbox = seed, Sandbox(limits)
+        self.cache: list[Levels] | None = None
+
+    def fill_cache(self, most: int, progress: Callable[[int, int], None] | None) -> list[Refused]:
+        """Decode all images, unless they turn out not to fit; returns those that cannot be read."""
+        levels: list[Levels] = []
+        readable: list[Sample] = []
+        refused: list[Refused] = []
+        held = 0
+        for done, sample in enumerate(self.samples, 1):
+            try:
+                levels.append(self._read(sample[0]))
+                readable.append(sample)
+                held += levels[-1].nbytes
+            except InputError as error:
+                refused.append((sample[0], error))
+            if held > most:
+                return []
+            if progress:
+                progress(done, len(self.samples))
+        self.samples, self.cache = readable, levels
+        return refused
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, wanted: _Wanted) -> _Made:
+        refused: list[Refused] = []
+        # Draws belong to the place in the batch, not to the image that fills it in for an unreadable one.
+        images, targets = [], []
+        for index in wanted.indices.tolist():
+            levels, target = self._readable(index, refused)
+            images.append(levels)
+            targets.append(target)
+        uniform = draw_uniform(self.seed, wanted.epoch, wanted.indices, 3)
+        seeds = draw_bits(self.seed, wanted.epoch, wanted.indices, 4)[:, 3]
+        known = [target for target in targets if target is not None]
+        classes = torch.tensor(known) if len(known) == len(targets) else None
+        return _Made(self.augmenter.levels(images, uniform, seeds), classes, seeds, tuple(refused))
+
+    def _readable(self, index: int, refused: list[Refused]) -> tuple[Levels, int | None]:
+        """The image, or the next one in the set that can be read."""
+        if self.cache is not None:
+            return self.cache[index], self.samples[index][1]
+        for place in range(index, index + len(self.samples)):
+            path, target = self.samples[place % len(self.samples)]
+            try:
+                return self._read(path), target
+            except InputError as error:
+                refused.append((path, error))
+        raise ValueError(f"none of {len(self.samples)} images can be read")
+
+    def _read(self, path: Path) -> Levels:
+        return read_levels(path, self.spec, self.augmenter.whole_images, self.sandbox)
+
+
+def _unchanged(made: Any) -> Any:
+    return made

@@ -1,0 +1,253 @@
+"""The door to NVIDIA DALI: one decode-resize-normalise graph, on a GPU or on the CPU, fed a batch at a time.
+
+Geometry comes from the caller, in source pixels, and the resize runs in two passes with 8-bit levels between, as
+Pillow's does. DALI's own resize-shorter-and-crop rounds lengths and offsets differently.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.dlpack import from_dlpack
+
+from ..errors import LoaderError
+from ..preprocess.spec import Geometry, PreprocessSpec
+
+Resample = Literal["exact", "fused"]
+RESAMPLES = ("exact", "fused")
+
+LARGE_PIXELS = 12_000_000
+"""What a phone's photograph has. Buffers are made for it at once: a request that brings one reallocates nothing."""
+
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class DaliError(RuntimeError):
+    """A batch failed. The graph was built anew, or will be for the next one, and may be used again."""
+
+
+class Region(NamedTuple):
+    """Where a crop lies in its source: stored size and box, px; whether the columns are resized first."""
+
+    width: int
+    height: int
+    left: float
+    top: float
+    right: float
+    bottom: float
+    columns_first: bool
+
+    @classmethod
+    def of(cls, target: Geometry, width: int, height: int) -> "Region":
+        """Of a crop that lies inside the resized image; `target` is in stored coordinates."""
+        x, y = width / target.resize_width, height / target.resize_height
+        right, bottom = target.left + target.size, target.top + target.size
+        return cls(width, height, target.left * x, target.top * y, right * x, bottom * y, target.columns_first)
+
+
+class DaliGraph:
+    """A built DALI pipeline of its own; used by one thread at a time.
+
+    Args:
+        batch_size: bodies of a run at most.
+        num_threads: of DALI's own pool.
+        device: "cpu", or "gpu" for `device_id`.
+        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
+            has been seen not to keep stream order (pytorch/vision#9606).
+        resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
+        dtype: of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
+        channels_last: pixels lie in memory as (n, S, S, 3).
+
+    Raises:
+        LoaderError: DALI is not installed, or cannot build the graph here, such as for a GPU that is not there.
+    """
+
+    def __init__(
+        self,
+        spec: PreprocessSpec,
+        *,
+        batch_size: int,
+        num_threads: int = 1,
+        device: Literal["cpu", "gpu"] = "cpu",
+        device_id: int = 0,
+        hw_decoder_load: float = 0.0,
+        resample: Resample = "exact",
+        dtype: torch.dtype = torch.float32,
+        channels_last: bool = False,
+    ) -> None:
+        if resample not in RESAMPLES:
+            raise ValueError(f"resample is {resample!r}: expected {' or '.join(RESAMPLES)}")
+        if not 0 <= hw_decoder_load <= 1:
+            raise ValueError(f"hw_decoder_load is {hw_decoder_load!r}: expected a number from 0 to 1")
+        if dtype not in _DTYPES:
+            raise ValueError(f"dtype is {dtype}: expected {', '.join(map(str, _DTYPES))}")
+        self.spec, self.batch_size, self.device, self.resample = spec, batch_size, device, resample
+        self.hw_decoder_load, self.dtype, self.channels_last = hw_decoder_load, dtype, channels_last
+        self.rebuilds, self.failed_builds = 0, 0
+        self.trouble: str | None = None
+        self._threads, self._device_id = num_threads, device_id if device == "gpu" else None
+        self._dali = import_dali()
+        self._pipeline: Any = self._build()
+        # What a GPU may still read: its stream runs behind its caller, and DALI was told not to copy.
+        self._read: deque[list[NDArray[np.uint8]]] = deque(maxlen=2)
+
+    def run(self, bodies: Sequence[bytes], regions: Sequence[Region]) -> Tensor:
+        """Decode, resize, crop and normalise JPEGs.
+
+        Returns:
+            (n, 3, size, size) of `dtype`, as stored (not turned upright), on the graph's device; on a GPU, there for
+            what is launched on the calling thread's current stream.
+
+        Raises:
+            DaliError: some body could not be decoded, or the graph could not be built anew. DALI does not say which
+                body, and a pipeline is lost by it.
+        """
+        if not bodies:
+            return torch.empty(0, 3, self.spec.size, self.spec.size, dtype=self.dtype, device=self.torch_device)
+        if self._pipeline is None:
+            self._rebuild()
+        encoded = [np.frombuffer(body, np.uint8) for body in bodies]
+        boxes = [self._boxes(region) for region in regions]
+        stream = None if self._device_id is None else torch.cuda.current_stream(self._device_id)
+        self._read.append(encoded)
+        try:
+            (pixels,) = self._pipeline.run(stream, encoded=encoded, boxes=boxes)
+            return self._taken(pixels)
+        except Exception as error:  # DALI's own are RuntimeError; whatever it is, the batch is lost and no more
+            self._pipeline = None
+            self.rebuilds += 1
+            self._rebuild()
+            raise DaliError(_reason(error)) from None
+
+    def release_memory(self) -> None:
+        """Give back what DALI's pools hold and nothing uses; they are shared by all graphs of the process."""
+        self._dali.backend.ReleaseUnusedMemory()
+
+    def close(self) -> None:
+        """Give threads and memory back; the graph is of no use afterwards."""
+        self._pipeline = None
+        self._read.clear()
+        self.release_memory()
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where the pixels are."""
+        return torch.device("cpu") if self._device_id is None else torch.device("cuda", self._device_id)
+
+    def _taken(self, pixels: Any) -> Tensor:
+        """DALI's batch as a tensor that shares its memory."""
+        taken = from_dlpack(pixels.as_tensor())
+        if self.channels_last:
+            taken = taken.permute(0, 3, 1, 2)
+        return taken.to(self.dtype)
+
+    def _rebuild(self) -> None:
+        """A new pipeline after one was lost.
+
+        Raises:
+            DaliError: it cannot be built now; the next run tries again.
+        """
+        try:
+            self._pipeline = self._build()
+        except LoaderError as error:
+            self.failed_builds += 1
+            self.trouble = str(error)
+            raise DaliError(self.trouble) from None
+        self.failed_builds, self.trouble = 0, None
+
+    def _build(self) -> Any:
+        try:
+            pipeline = self._defined()
+            pipeline.build()
+        except RuntimeError as error:
+            raise LoaderError(f"DALI cannot be built for the {self.device}: {_reason(error)}") from None
+        return pipeline
+
+    def _defined(self) -> Any:
+        """The graph, not built: it can be made and serialised for a GPU that is not there."""
+        fn, types = self._dali.fn, self._dali.types
+        pipeline = self._dali.Pipeline(
+            batch_size=self.batch_size,
+            num_threads=self._threads,
+            device_id=self._device_id,
+            prefetch_queue_depth=1,
+        )
+        cubic = self.spec.interpolation == "bicubic"
+        how = {"interp_type": types.INTERP_CUBIC if cubic else types.INTERP_LINEAR, "antialias": True}
+        on_gpu = (
+            {}
+            if self.device == "cpu"
+            else {
+                "hw_decoder_load": self.hw_decoder_load,
+                "jpeg_fancy_upsampling": True,  # off by default there, and what every CPU decoder does
+                "device_memory_padding": 3 * LARGE_PIXELS,
+                "host_memory_padding": LARGE_PIXELS,
+                "preallocate_width_hint": 4000,
+                "preallocate_height_hint": LARGE_PIXELS // 4000,
+            }
+        )
+        with pipeline:
+            encoded = fn.external_source(name="encoded", dtype=types.UINT8, ndim=1, batch=True, no_copy=True)
+            boxes = fn.external_source(name="boxes", dtype=types.FLOAT, ndim=1, batch=True)
+            levels = fn.decoders.image(
+                encoded,
+                device="cpu" if self.device == "cpu" else "mixed",
+                output_type=types.RGB,
+                adjust_orientation=False,  # boxes are of the stored picture
+                **on_gpu,
+            )
+            for first in range(0, 6 * (2 if self.resample == "exact" else 1), 6):
+                size, start, end = (boxes[first + at : first + at + 2] for at in (0, 2, 4))
+                levels = fn.resize(levels, size=size, roi_start=start, roi_end=end, **how)
+            pipeline.set_outputs(
+                fn.crop_mirror_normalize(
+                    levels,
+                    mean=[255 * value for value in self.spec.mean],
+                    std=[255 * value for value in self.spec.std],
+                    dtype=types.FLOAT16 if self.dtype == torch.float16 else types.FLOAT,
+                    output_layout="HWC" if self.channels_last else "CHW",
+                )
+            )
+        return pipeline
+
+    def _boxes(self, region: Region) -> NDArray[np.float32]:
+        """Size, start and end (y, x) of the region for each resize of the graph."""
+        size, full = float(self.spec.size), (float(region.height), float(region.width))
+        start, end = (region.top, region.left), (region.bottom, region.right)
+        if self.resample == "fused":
+            return np.array([size, size, *start, *end], np.float32)
+        if region.columns_first:
+            first = (size, full[1], start[0], 0.0, end[0], full[1])
+            second = (size, size, 0.0, start[1], size, end[1])
+        else:
+            first = (full[0], size, 0.0, start[1], full[0], end[1])
+            second = (size, size, start[0], 0.0, end[0], size)
+        return np.array([*first, *second], np.float32)
+
+
+def import_dali() -> Any:
+    """The package `nvidia.dali`; raises LoaderError that names the extra where it is not installed."""
+    try:
+        import nvidia.dali
+    except ImportError as error:
+        raise LoaderError(f"loader dali needs nvidia-dali: pip install 'milkweed[dali]' ({error})") from None
+    return nvidia.dali
+
+
+def gpus() -> int:
+    """How many GPUs DALI sees; raises LoaderError where it is not installed."""
+    return int(import_dali().backend.GetCUDADeviceCount())
+
+
+def _reason(error: Exception) -> str:
+    """The line of DALI's message that says what was wrong. Only DALI's own errors are quoted: in others the
+    arguments may stand, which are image bytes."""
+    if not isinstance(error, RuntimeError):
+        return f"unexpected {type(error).__name__}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if not line.startswith(("Critical", "Current pipeline", "Stacktrace", "["))]
+    return (told or lines or ["no message"])[-1][:200]

@@ -1,0 +1,60 @@
+"""Rows: pixels that several decoders made in parts, put together on one device in the order of the request."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..base import LoadResult
+from ..errors import InputError
+from ..preprocess.orientation import upright_levels
+from .batch import Stopwatch
+from .dali_graph import DaliGraph
+from .dali_route import Slot
+
+
+class Rows:
+    """The parts of one request as they come, and the errors."""
+
+    def __init__(self) -> None:
+        self.errors: dict[int, InputError] = {}
+        self._parts: list[tuple[list[int], Tensor, str]] = []  # indexes, (n, 3, S, S), decoder
+
+    def add(self, batch: Sequence[Slot], pixels: Tensor) -> None:
+        """What DALI made of a batch; turned upright here, which on 224 px costs nothing."""
+        for place, slot in enumerate(batch):
+            if slot.orientation != 1:
+                upright = upright_levels(pixels[place].permute(1, 2, 0), slot.orientation)
+                pixels[place] = upright.permute(2, 0, 1).clone()
+        self._parts.append(([slot.index for slot in batch], pixels, "dali"))
+
+    def add_loaded(self, indexes: Sequence[int], found: LoadResult, watch: Stopwatch) -> None:
+        """What the fast loader answered for these indexes."""
+        if found.ok:
+            self._parts.append(([indexes[place] for place in found.ok], found.pixels, "cpu"))
+        self.errors.update({indexes[place]: error for place, error in found.errors.items()})
+        for stage, spent in found.cpu_seconds.items():
+            watch.add(stage, spent)
+
+    def gathered(self, count: int, size: int, graph: DaliGraph, watch: Stopwatch) -> LoadResult:
+        """All rows in order. One part in order is handed on as it is, without a copy."""
+        ok = [index for index in range(count) if index not in self.errors]
+        order = [index for indexes, _, _ in self._parts for index in indexes]
+        decoder = {index: name for indexes, _, name in self._parts for index in indexes}
+        pixels = torch.empty(0, 3, size, size, dtype=graph.dtype, device=graph.torch_device)
+        if self._parts:
+            parts = [_on_device(part, graph) for _, part, _ in self._parts]
+            pixels = parts[0] if len(parts) == 1 else torch.cat(parts)
+        if order != ok:
+            place = {index: row for row, index in enumerate(order)}
+            pixels = pixels[[place[index] for index in ok]]
+        return LoadResult(
+            pixels, ok, dict(sorted(self.errors.items())), watch.cpu_seconds, [decoder[index] for index in ok]
+        )
+
+
+def _on_device(part: Tensor, graph: DaliGraph) -> Tensor:
+    """A part where the graph's pixels are, in their dtype. Only from page-locked memory does a copy hold nobody up."""
+    if graph.torch_device.type == "cuda" and part.device.type == "cpu":
+        part = part.pin_memory()
+    return part.to(graph.torch_device, graph.dtype, non_blocking=True)

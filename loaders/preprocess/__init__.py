@@ -1,0 +1,1 @@
+"""Preprocessing: geometry, resize, orientation and normalisation of decoded images."""

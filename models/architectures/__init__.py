@@ -1,0 +1,1 @@
+"""The architectures: our own, and those of timm that milkweed serves."""

@@ -1,0 +1,54 @@
+"""What an architecture is and costs without a bundle: image size, parameters, MACs, linear layers to replace."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import nn
+
+from ..accounting import macs, parameter_count
+from ..bundle.meta_init import on_meta
+from ..layers.layer_spec import replaceable_linears
+from .registry import classifier_layers, create_model, default_preprocess, own_architectures
+from .timm_models import recorded_timm_models
+
+
+@dataclass(frozen=True)
+class ArchitectureSummary:
+    """One architecture, of 1000 classes.
+
+    Args:
+        image_px: side of its images.
+        parameters: in all, frozen ones included.
+        linears: dense layers outside the classifier that can be replaced.
+        macs: of one image, as `accounting.macs` counts; None where that was not asked for.
+    """
+
+    name: str
+    image_px: int
+    parameters: int
+    linears: int
+    macs: int | None
+
+
+def architecture_summary(arch: str, *, with_macs: bool) -> ArchitectureSummary:
+    """What is on record of one of timm's, or what building one of milkweed's own shows.
+
+    Raises:
+        ValueError: an unknown name, or one that needs arguments.
+    """
+    recorded = recorded_timm_models().get(arch.partition(".")[0])
+    if recorded is not None and arch not in own_architectures():
+        counted = recorded.macs if with_macs else None
+        return ArchitectureSummary(arch, recorded.image_px, recorded.parameters, recorded.linears, counted)
+    with on_meta():
+        model = create_model(arch)
+    size = int(default_preprocess(arch)["size"])
+    linears = linears_outside(model, classifier_layers(arch))
+    counted = macs(model, size).total if with_macs else None
+    return ArchitectureSummary(arch, size, parameter_count(model).total, len(linears), counted)
+
+
+def linears_outside(model: nn.Module, classifier: tuple[str, ...]) -> Mapping[str, nn.Linear]:
+    """The replaceable linear layers that are no part of what `classifier` belongs to: `head` of `head.fc`."""
+    heads = {name.partition(".")[0] for name in classifier}
+    return {name: linear for name, linear in replaceable_linears(model).items() if name.partition(".")[0] not in heads}

@@ -1,0 +1,187 @@
+"""The one place that knows timm: those of its classifiers that milkweed serves, never with fetched weights.
+
+Which they are is on record in timm_models.json, which `python -m milkweed.bench.tables.timm_models` makes: every name
+of timm was built, its linear layers outside the classifier were replaced, and it was run.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from torch import nn
+
+from ..layers.separate_attention import separate_attention
+
+RECORD = Path(__file__).with_name("timm_models.json")
+
+_MIXER = re.compile(r"mixer_([sbl])(\d+)_(\d+)")
+_MIXER_SIZES = {
+    "s": {"embed_dim": 512, "num_blocks": 8},
+    "b": {"embed_dim": 768, "num_blocks": 12},
+    "l": {"embed_dim": 1024, "num_blocks": 24},
+}
+ARCH_ARGS = (
+    "img_size",
+    "patch_size",
+    "in_chans",
+    "embed_dim",
+    "embed_dims",
+    "dims",
+    "depth",
+    "depths",
+    "num_blocks",
+    "num_heads",
+    "mlp_ratio",
+    "mlp_ratios",
+    "window_size",
+    "qkv_bias",
+    "qk_norm",
+    "init_values",
+    "class_token",
+    "no_embed_class",
+    "reg_tokens",
+    "pre_norm",
+    "fc_norm",
+    "global_pool",
+    "drop_rate",
+    "pos_drop_rate",
+    "proj_drop_rate",
+    "attn_drop_rate",
+    "drop_path_rate",
+    "norm_eps",
+    "separate_qkv",
+)
+"""Arguments of timm's classes that are plain data and name no file, class or address. No class takes all of them.
+
+Two are ours, for HazyResearch/fly's models: `norm_eps` of every LayerNorm (timm: 1e-6), and `separate_qkv`, attention
+with a linear layer each for queries, keys and values.
+"""
+
+
+@dataclass(frozen=True)
+class TimmModel:
+    """What is on record of one of timm's classifiers, of 1000 classes.
+
+    Args:
+        family: timm's module.
+        image_px: side of its images.
+        parameters: in all.
+        macs: of one image, as `accounting.macs` counts.
+        linears: layers outside the classifier that can be replaced.
+        linear_weights: of those, without biases.
+        crop_mode: how timm fits an image into the square where it does not cut its centre out, as milkweed does.
+    """
+
+    family: str
+    image_px: int
+    parameters: int
+    macs: int
+    linears: int
+    linear_weights: int
+    crop_mode: str = "center"
+
+
+@cache
+def timm_record() -> Mapping[str, Any]:
+    """The whole record: the version of `timm` it is of, `models` by name, how many were `left_out` for which reason."""
+    record: dict[str, Any] = json.loads(RECORD.read_text())
+    return {**record, "models": {name: TimmModel(**row) for name, row in record["models"].items()}}
+
+
+def recorded_timm_models() -> Mapping[str, TimmModel]:
+    """What is on record, by name, whether this timm has it or not; timm is not imported."""
+    models: Mapping[str, TimmModel] = timm_record()["models"]
+    return models
+
+
+def list_timm_models() -> list[str]:
+    """The names on record that this timm has, without the tags of pretrained weights."""
+    timm = _timm()
+    return [name for name in recorded_timm_models() if timm.models.is_model(name)]
+
+
+def has_timm_model(arch: str) -> bool:
+    """Whether the name is on record and this timm has it, and its tag if there is one (`deit_tiny_...fb_in1k`)."""
+    if arch.partition(".")[0] not in recorded_timm_models():
+        return False
+    return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
+
+
+def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) -> nn.Module:
+    """A freshly initialised model; nothing is fetched.
+
+    Raises:
+        ValueError: arguments that its class does not take.
+    """
+    timm = _timm()
+    # timm tells pairs by being tuples; data from files have lists.
+    own = {name: _as_tuple(value) for name, value in arch_args.items()}
+    separate, eps = own.pop("separate_qkv", False), own.pop("norm_eps", None)
+    if eps is not None:
+        if not isinstance(eps, float):
+            raise ValueError(f"{arch}: norm_eps {eps!r} must be a number with a fraction")
+        own["norm_layer"] = partial(timm.layers.LayerNorm, eps=eps)
+    mixer = _MIXER.fullmatch(arch)
+    try:
+        if mixer and own:  # timm's functions for its Mixers refuse what its class takes
+            sizes = {**_MIXER_SIZES[mixer[1]], "patch_size": int(mixer[2]), "img_size": int(mixer[3])}
+            model: nn.Module = timm.models.mlp_mixer.MlpMixer(num_classes=num_classes, **{**sizes, **own})
+        else:
+            model = timm.create_model(arch, pretrained=False, num_classes=num_classes, **own)
+    except TypeError as error:
+        raise ValueError(f"{arch} does not take the arguments {', '.join(arch_args)} so: {error}") from error
+    if separate:
+        separate_attention(model)
+    return model
+
+
+def timm_classifier(arch: str) -> tuple[str, ...]:
+    """The layers whose outputs are logits, by name; several where heads are averaged."""
+    names = _timm().models.get_pretrained_cfg(arch).classifier
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def timm_weights_repository(arch: str) -> str | None:
+    """Where on huggingface.co timm publishes the weights of this name and tag; None where it does not."""
+    config = _published(arch)
+    return None if config is None else config.hf_hub_id
+
+
+def timm_preprocess(arch: str) -> dict[str, Any]:
+    """How timm evaluates this name: size, crop_pct, interpolation, mean, std.
+
+    Where timm pads or squashes (`crop_mode` on record), the square in the centre is cut out here.
+    """
+    config = _timm().models.get_pretrained_cfg(arch)
+    return {
+        "size": int(config.input_size[-1]),
+        "crop_pct": min(float(config.crop_pct), 1.0),  # above 1 it pads
+        "interpolation": str(config.interpolation),
+        "mean": [float(value) for value in config.mean],
+        "std": [float(value) for value in config.std],
+    }
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
+
+
+def _published(arch: str) -> Any:
+    """timm's record of the weights of a name and tag; None where it has neither."""
+    try:
+        return _timm().models.get_pretrained_cfg(arch)
+    except RuntimeError:  # a tag that timm has not, in some of its versions
+        return None
+
+
+def _timm() -> ModuleType:
+    try:
+        import timm
+    except ImportError as error:
+        raise ImportError(f"this architecture needs the package timm: pip install timm ({error})") from error
+    return timm

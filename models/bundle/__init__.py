@@ -1,0 +1,1 @@
+"""The bundle format: a folder that holds a model whole."""

@@ -1,0 +1,298 @@
+"""A bundle is a folder that holds a model whole: safetensors, config.json, labels.json.
+
+It is written whole or not at all. Reading executes nothing: format, hashes, keys, shapes and dtypes are
+checked, and every failure is one BundleError.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from io import BufferedReader
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from ..architectures.registry import create_model
+from ..errors import BundleError, quoted
+from ..layers.layer_spec import layer_spec_of
+from .config import BundleConfig, check_preprocess
+from .durable import exchange, sync
+from .golden import golden_record
+from .labels import Label, labels_document, parse_labels
+from .meta_init import built_on_meta
+from .safetensors_file import TensorEntry, TensorFile, read_tensors, write_tensors
+from .storage import as_stored, loaded_tensors, stored_tensors
+from .strict_json import MAX_JSON_BYTES, parse_json, readable_json
+
+CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
+EXTRAS = ("report.html", "report.json")
+"""Files that may lie beside a bundle's own: no hash covers them, and nothing of the model depends on them."""
+
+Extras = Mapping[str, bytes] | Callable[[BundleConfig], Mapping[str, bytes]]
+"""Such files, or what makes them of the config whose version and size are known."""
+
+
+def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
+    """Read a bundle: the model on the CPU, in eval mode, without gradients; and what the bundle says of it.
+
+    The model is float32, however the file holds its weights.
+
+    Raises:
+        BundleError: one line that names the bundle and the file, key or value that is wrong.
+    """
+    path = Path(path)
+    with _naming(path):
+        config = _read_config(path)
+        model = empty_model(config)
+        with _about(CONFIG):
+            expected = stored_tensors(model, config.storage)
+        file = _read_weights(path / WEIGHTS, expected)
+        _check_digest(WEIGHTS, file.sha256, config)
+        with _about(WEIGHTS):
+            tensors = loaded_tensors(model, config.storage, file.tensors)
+        model.load_state_dict(tensors, strict=True, assign=True)
+        _check_complete(model)
+    return model.eval().requires_grad_(False), config
+
+
+def read_config(path: str | Path) -> BundleConfig:
+    """Read config.json and labels.json alone: quick, whatever the model's size; the weights are not verified.
+
+    Raises:
+        BundleError: as `load_bundle`.
+    """
+    path = Path(path)
+    with _naming(path):
+        return _read_config(path)
+
+
+def empty_model(config: BundleConfig) -> nn.Module:
+    """The model of a config without memory for its weights (meta tensors): to count, or to assign weights to.
+
+    Raises:
+        BundleError: the config describes no model that can be built.
+    """
+    try:
+        return built_on_meta(lambda: create_model(config.arch, structure=config.structure, **config.arch_args))
+    except (
+        ValueError,
+        TypeError,
+        RuntimeError,
+        AssertionError,
+        ArithmeticError,
+        LookupError,
+        AttributeError,
+    ) as error:
+        # arch_args are data from a file: whatever a constructor says of them is the file's fault.
+        raise BundleError(f"{CONFIG}: cannot build {quoted(config.arch)}: {_one_line(error)}") from error
+
+
+def save_bundle(
+    path: str | Path,
+    model: nn.Module,
+    config: BundleConfig,
+    labels: Sequence[Label] | None = None,
+    *,
+    overwrite: bool = False,
+    extras: Extras | None = None,
+    storage: Mapping[str, str] | None = None,
+) -> BundleConfig:
+    """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
+
+    Args:
+        model: with original keys: of `config.arch`, structured as `config.structure` says.
+        labels: one for each class; those of `config` when None.
+        overwrite: replace a bundle that is there already. What is not a bundle is never replaced.
+        extras: files of EXTRAS to write with it, or a function that makes them of the finished config. They count
+            neither for the version nor for the size.
+        storage: precision of the weights by layer, as in `stored_tensors`; float32 when None, whatever `config` says.
+
+    Raises:
+        BundleError: labels, structure, keys, shapes or extras that do not fit, weights that the storage cannot hold,
+            or a path that is taken.
+    """
+    path = Path(path)
+    with _naming(path):
+        _check_target(path, overwrite)
+        labels = tuple(config.labels if labels is None else labels)
+        config = replace(config, labels=labels, storage=dict(storage or {}))
+        _check_saving(model, config)
+        size = int(config.preprocess["size"])
+        config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
+        folder = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir()
+        try:
+            config = _write(folder, model, config)
+            _write_extras(folder, extras(config) if callable(extras) else extras or {})
+            _move(folder, path)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+    return config
+
+
+@contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Every failure inside becomes one BundleError that begins with the bundle's path."""
+    try:
+        yield
+    except OSError as error:
+        name = Path(os.fsdecode(error.filename)).name if error.filename else ""
+        what = f"{name}: {error.strerror}" if name and name != path.name else str(error.strerror)
+        raise BundleError(f"bundle {path}: {what}") from error
+    except ValueError as error:
+        raise BundleError(f"bundle {path}: {error}") from error
+
+
+@contextmanager
+def _about(name: str) -> Iterator[None]:
+    """Every ValueError inside becomes a BundleError that begins with the file's name."""
+    try:
+        yield
+    except ValueError as error:
+        raise BundleError(f"{name}: {error}") from None
+
+
+def _read_config(path: Path) -> BundleConfig:
+    if not path.exists():
+        raise BundleError("no such folder")
+    if not path.is_dir():
+        raise BundleError("is a file, a bundle is a folder")
+    document = _read_json_file(path / CONFIG)
+    with _about(CONFIG):
+        config = BundleConfig.from_dict(parse_json(document))
+    data = _read_json_file(path / LABELS)
+    _check_digest(LABELS, hashlib.sha256(data).hexdigest(), config)
+    with _about(LABELS):
+        labels = parse_labels(parse_json(data))
+    _check_label_count(labels, config)
+    for name in set(config.files) - {WEIGHTS, LABELS}:
+        with _open(path / name) as file:
+            _check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), config)
+    if not (path / WEIGHTS).is_file():
+        raise BundleError(f"{WEIGHTS}: no such file")
+    size = sum((path / name).stat().st_size for name in (CONFIG, *config.files))
+    return replace(config, labels=labels, bytes_on_disk=size)
+
+
+def _open(file: Path) -> BufferedReader:
+    if not file.is_file():
+        raise BundleError(f"{file.name}: no such file")
+    return open(file, "rb")
+
+
+def _read_json_file(file: Path) -> bytes:
+    with _open(file) as stream:
+        return bytes(stream.read(MAX_JSON_BYTES + 1))
+
+
+def _read_weights(path: Path, expected: Mapping[str, Tensor]) -> TensorFile:
+    with _about(path.name):
+        return read_tensors(path, lambda found: _check_tensors(expected, found))
+
+
+def _check_digest(name: str, digest: str, config: BundleConfig) -> None:
+    if digest != config.files[name]:
+        raise BundleError(f"{name}: sha256 is {digest[:12]}..., {CONFIG} says {config.files[name][:12]}...")
+
+
+def _check_label_count(labels: Sequence[Label], config: BundleConfig) -> None:
+    if len(labels) != config.num_classes:
+        raise BundleError(f"{LABELS}: {len(labels)} labels, the model has {config.num_classes} classes")
+
+
+def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | TensorEntry]) -> None:
+    for key in expected:
+        if key not in found:
+            raise BundleError(f"key {key} is missing ({len(expected)} expected, {len(found)} found)")
+    for key in found:
+        if key not in expected:
+            raise BundleError(f"key {quoted(key)} is not one of the model's {len(expected)}")
+    for key, tensor in expected.items():
+        if tuple(found[key].shape) != tuple(tensor.shape):
+            raise BundleError(f"{key} has shape {list(found[key].shape)}, the model needs {list(tensor.shape)}")
+        if found[key].dtype != tensor.dtype:
+            raise BundleError(f"{key} is {found[key].dtype}, the model needs {tensor.dtype}")
+
+
+def _check_complete(model: nn.Module) -> None:
+    """A buffer outside the state dict that could not be computed would be left without memory."""
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_meta:
+            raise BundleError(f"{name} is not part of the model's state dict and was not loaded")
+
+
+def _check_target(path: Path, overwrite: bool) -> None:
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not (path.is_dir() and (path / CONFIG).is_file() and (path / WEIGHTS).is_file()):
+        if path.is_dir() and not any(path.iterdir()):
+            return
+        raise BundleError("exists and is not a bundle: not overwritten")
+    if not overwrite:
+        raise BundleError("exists already: ask for overwriting to replace it")
+
+
+def _check_saving(model: nn.Module, config: BundleConfig) -> None:
+    check_preprocess(config.preprocess)
+    _check_label_count(config.labels, config)
+    parse_labels(labels_document(config.labels))
+    if layer_spec_of(model) != dict(config.structure):
+        odd = sorted(layer_spec_of(model).items() ^ dict(config.structure).items(), key=lambda item: item[0])[0][0]
+        raise BundleError(f"structure: layer {odd} of the model is not as the config says")
+    _check_tensors(empty_model(config).state_dict(), model.state_dict())
+
+
+def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig:
+    write_tensors(folder / WEIGHTS, stored_tensors(model, config.storage))
+    (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
+    files = {}
+    for name in (WEIGHTS, LABELS):
+        with open(folder / name, "rb") as file:
+            files[name] = hashlib.file_digest(file, "sha256").hexdigest()
+    config = replace(config, files=files)
+    (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
+    for name in (WEIGHTS, LABELS, CONFIG):
+        sync(folder / name)
+    return _read_config(folder)  # what a reader will see, so that saving and loading cannot disagree
+
+
+def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
+    for name, data in extras.items():
+        if name not in EXTRAS:
+            raise BundleError(
+                f"{quoted(name)} cannot lie in a bundle: only {', '.join(EXTRAS)} can beside its own files"
+            )
+        (folder / name).write_bytes(data)
+        sync(folder / name)
+
+
+def _move(folder: Path, path: Path) -> None:
+    """Put the finished folder in place; that of an old bundle it takes at once where the file system can."""
+    sync(folder)
+    if not path.exists():
+        folder.rename(path)
+    elif exchange(folder, path):
+        _remove(folder)
+    else:
+        old = folder.with_suffix(".old")
+        path.rename(old)
+        try:
+            folder.rename(path)
+        except OSError:
+            old.rename(path)
+            raise
+        _remove(old)
+    sync(path.parent)
+
+
+def _remove(old: Path) -> None:
+    old.unlink() if old.is_symlink() else shutil.rmtree(old)
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:300]

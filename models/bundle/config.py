@@ -1,0 +1,225 @@
+"""BundleConfig: everything a bundle says about its model, as plain data, and its JSON form."""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from math import isfinite
+from typing import Any
+
+from ..architectures.arch_args import MAX_CLASSES
+from ..errors import BundleError, quoted
+from ..layers.layer_spec import LayerSpec
+from .golden import check_record
+from .labels import Label
+from .storage import PRECISIONS
+from .strict_json import canonical_json
+
+FORMAT = 1
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+MAX_SIZE_PX = 4096
+MAX_FILES = 64
+MAX_LAYERS = 10_000
+MAX_METRICS_BYTES = 1 << 20
+"""A server says them to whoever asks what it serves."""
+
+_PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleConfig:
+    """What a bundle is: `config.json`, with the labels that lie beside it.
+
+    Args:
+        arch, arch_args: what `create_model` builds the model from; arch_args holds num_classes.
+        structure: the layers that are not dense.
+        storage: of which precision (`models/bundle/storage.py`) the weights of a layer are in the file, where not float32.
+        preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
+        provenance: source file and its sha256, the commands since, library versions.
+        metrics: what was measured, and on what.
+        golden: what the model answers its golden images (`models/bundle/golden.py`); empty in bundles of earlier versions.
+        files: sha256 of each file of the bundle except config.json, which holds them.
+        labels: one for each class, in order.
+        bytes_on_disk: of the bundle's files together; 0 before it is saved.
+    """
+
+    arch: str
+    arch_args: Mapping[str, Any] = field(default_factory=dict)
+    structure: Mapping[str, LayerSpec] = field(default_factory=dict)
+    storage: Mapping[str, str] = field(default_factory=dict)
+    preprocess: Mapping[str, Any]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    golden: Mapping[str, Any] = field(default_factory=dict)
+    labels: tuple[Label, ...] = ()
+    format: int = FORMAT
+    bytes_on_disk: int = 0
+
+    @property
+    def version(self) -> str:
+        """First 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
+
+        It names the weights and labels: the same model saved twice has the same version.
+        """
+        return hashlib.sha256(canonical_json(dict(self.files))).hexdigest()[:12]
+
+    def answers_digest(self, computed_by: str) -> bytes:
+        """16 bytes that differ between two bundles wherever their answers to an image may.
+
+        Args:
+            computed_by: what else answers depend on, such as the number type of the forward.
+        """
+        rest = ("provenance", "metrics", "golden")
+        said = {name: value for name, value in self.to_dict().items() if name not in rest}
+        return hashlib.sha256(canonical_json([said, computed_by])).digest()[:16]
+
+    @property
+    def num_classes(self) -> int:
+        """Classes the model answers with."""
+        return int(self.arch_args.get("num_classes", 1000))
+
+    def to_dict(self) -> dict[str, Any]:
+        """What config.json holds."""
+        return {
+            "format": self.format,
+            "arch": self.arch,
+            "arch_args": dict(self.arch_args),
+            "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
+            **({"storage": dict(self.storage)} if self.storage else {}),
+            "preprocess": dict(self.preprocess),
+            "provenance": dict(self.provenance),
+            "metrics": dict(self.metrics),
+            "files": dict(self.files),
+            **({"golden": dict(self.golden)} if self.golden else {}),
+        }
+
+    @property
+    def int8_layers(self) -> tuple[str, ...]:
+        """Layers whose weights are int8 in the file."""
+        return tuple(name for name, precision in self.storage.items() if precision == "int8")
+
+    @classmethod
+    def from_dict(cls, document: Any) -> "BundleConfig":
+        """From a parsed config.json; labels and bytes_on_disk are left empty.
+
+        Raises:
+            BundleError: a format this milkweed does not read, or a value missing or outside its limits.
+        """
+        _require(isinstance(document, dict), f"must be a JSON object, not {quoted(document, 40)}")
+        _check_format(document.get("format"))
+        known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
+        _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
+        for name in sorted(known - set(document) - {"golden", "storage"}):
+            raise BundleError(f"member {name!r} is missing")
+        _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
+        for name in sorted((known & set(document)) - {"arch", "format"}):
+            _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
+        classes = document["arch_args"].get("num_classes", 1000)
+        _require(
+            type(classes) is int and 1 <= classes <= MAX_CLASSES,
+            f"arch_args: num_classes {quoted(classes)} must be between 1 and {MAX_CLASSES}",
+        )
+        _check_metrics(document["metrics"])
+        _check_files(document["files"])
+        check_preprocess(document["preprocess"])
+        _check_storage(document.get("storage", {}))
+        if document.get("golden"):
+            check_record(document["golden"], classes)
+        return cls(**{**document, "structure": _structure(document["structure"])})
+
+
+def check_preprocess(values: Mapping[str, Any]) -> None:
+    """Refuse preprocessing that no loader could or should do.
+
+    Raises:
+        BundleError: names the member, its value and the limit.
+    """
+    missing = sorted(_PREPROCESS_KEYS - set(values))
+    _require(not missing, f"preprocess: {', '.join(missing)} missing")
+    unknown = sorted(set(values) - _PREPROCESS_KEYS - {"orientation"})
+    _require(not unknown, f"preprocess: unknown member {quoted(unknown[:1])}")
+    size, crop_pct = values["size"], values["crop_pct"]
+    _require(
+        type(size) is int and 1 <= size <= MAX_SIZE_PX,
+        f"preprocess: size {quoted(size)} must be between 1 and {MAX_SIZE_PX} px",
+    )
+    # Below 0.05 the shorter side would be resized to more than twenty times the crop.
+    _require(
+        _finite(crop_pct) and 0.05 <= crop_pct <= 1,
+        f"preprocess: crop_pct {quoted(crop_pct)} must be 0.05 to 1",
+    )
+    _require(
+        values["interpolation"] in INTERPOLATIONS,
+        f"preprocess: interpolation {quoted(values['interpolation'])} must be one of {', '.join(INTERPOLATIONS)}",
+    )
+    _require(
+        values.get("orientation", "apply") in ("apply", "ignore"),
+        f"preprocess: orientation {quoted(values.get('orientation'))} must be apply or ignore",
+    )
+    for name, least in (("mean", -1e3), ("std", 1e-6)):
+        triple = values[name]
+        _require(
+            isinstance(triple, list | tuple)
+            and len(triple) == 3
+            and all(_finite(value) and least <= value <= 1e3 for value in triple),
+            f"preprocess: {name} {quoted(triple)} must be three numbers between {least:g} and 1000",
+        )
+
+
+def _structure(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
+    _require(len(values) <= MAX_LAYERS, f"structure: {len(values)} layers, the limit is {MAX_LAYERS}")
+    structure = {}
+    for name, layer in values.items():
+        try:
+            structure[name] = LayerSpec.from_dict(layer)
+        except ValueError as error:
+            raise BundleError(f"structure: layer {quoted(name)}: {error}") from None
+    return structure
+
+
+def _check_storage(storage: Mapping[str, Any]) -> None:
+    _require(len(storage) <= MAX_LAYERS, f"storage: {len(storage)} layers, the limit is {MAX_LAYERS}")
+    for name, precision in storage.items():
+        _require(
+            isinstance(precision, str) and precision in PRECISIONS,
+            f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}",
+        )
+
+
+def _check_format(number: Any) -> None:
+    if type(number) is int and number > FORMAT:
+        raise BundleError(f"format {number} is newer than the {FORMAT} this milkweed reads: update milkweed")
+    _require(type(number) is int and number == FORMAT, f"format {quoted(number)} must be {FORMAT}")
+
+
+def _check_metrics(metrics: Mapping[str, Any]) -> None:
+    size = len(canonical_json(metrics))
+    _require(size <= MAX_METRICS_BYTES, f"metrics: {size} bytes of JSON, the limit is {MAX_METRICS_BYTES}")
+
+
+def _check_files(files: Mapping[str, Any]) -> None:
+    _require(len(files) <= MAX_FILES, f"files: {len(files)} names, the limit is {MAX_FILES}")
+    for name, digest in files.items():
+        # Plain names only: nothing outside the folder is ever opened.
+        _require(
+            _FILE_NAME.fullmatch(name) is not None and name != "config.json",
+            f"files: {quoted(name)} is not the plain name of a file in the bundle",
+        )
+        _require(
+            isinstance(digest, str) and _SHA256.fullmatch(digest) is not None,
+            f"files: {name} needs a sha256 of 64 hex digits, not {quoted(digest)}",
+        )
+    for name in ("labels.json", "model.safetensors"):
+        _require(name in files, f"files: {name} is missing")
+
+
+def _finite(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise BundleError(problem)

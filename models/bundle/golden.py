@@ -1,0 +1,94 @@
+"""Golden images: two made pictures, and what a model answered them when it was saved. Who loads it asks it again.
+
+Hashes say that a file is what was written; this says that the whole way from the file to the answer, packing, fusing
+and this machine's kernels, still computes the same model.
+"""
+
+from collections.abc import Mapping
+from math import isfinite, log
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import BundleError, quoted
+
+IMAGES, CLASSES = 2, 5
+
+# How far the logarithm of a probability may be from that on record. bfloat16 keeps 8 bits of each product.
+TOLERANCES = {torch.float32: 0.02, torch.float16: 0.1, torch.bfloat16: 0.3}
+SMALLEST = 1e-5
+"""Smaller probabilities are not compared: their logarithms move with the last bits."""
+
+
+def golden_images(size: int) -> Tensor:
+    """Smooth waves over the whole range of normalised pixels: float32 (IMAGES, 3, size, size), always the same."""
+    steps = torch.arange(size, dtype=torch.float64) / size
+    waves = []
+    for image in range(IMAGES):
+        for channel in range(3):
+            across = torch.sin(2 * torch.pi * (1 + image + channel) * steps + channel)
+            down = torch.cos(2 * torch.pi * (2 + channel - image) * steps + image)
+            waves.append(down[:, None] + across[None, :])
+    return torch.stack(waves).view(IMAGES, 3, size, size).float()
+
+
+@torch.inference_mode()
+def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
+    """What a model answers them, as plain data: the best classes of each and their probabilities.
+
+    Raises:
+        BundleError: it answers with numbers that are not finite.
+    """
+    training = model.training
+    parameter = next(model.parameters())
+    try:
+        logits = model.eval()(golden_images(size).to(parameter.device, parameter.dtype))
+    finally:
+        model.train(training)
+    probabilities = logits.float().softmax(-1).cpu()
+    if not bool(probabilities.isfinite().all()):
+        raise BundleError("the model answers its golden images with numbers that are not finite")
+    best = probabilities.topk(min(CLASSES, probabilities.shape[1]))
+    return {
+        "index": best.indices.tolist(),
+        "probability": [[float(f"{value:.7g}") for value in row] for row in best.values.tolist()],
+    }
+
+
+def check_record(record: Mapping[str, Any], num_classes: int) -> None:
+    """Refuse a record that no model can have answered; raises BundleError."""
+    index: Any = record.get("index")
+    probability: Any = record.get("probability")
+    if set(record) != {"index", "probability"} or not (_rows(index) and _rows(probability)):
+        raise BundleError(f"golden {quoted(dict(record), 40)} must have index and probability, {IMAGES} rows each")
+    for indices, values in zip(index, probability, strict=True):
+        right = len(indices) == len(values) and all(type(i) is int and 0 <= i < num_classes for i in indices)
+        if not right or not all(isinstance(p, float | int) and isfinite(p) and 0 <= p <= 1 for p in values):
+            raise BundleError(f"golden: a row is not classes below {num_classes} and as many probabilities")
+
+
+def check_golden(record: Mapping[str, Any], probabilities: Tensor, dtype: torch.dtype) -> None:
+    """Hold answers to the golden images against the record.
+
+    Args:
+        probabilities: float32 (IMAGES, num_classes), as served.
+        dtype: that the forward computed in, which says how near they must be.
+
+    Raises:
+        BundleError: names the image, the class and both numbers.
+    """
+    tolerance = TOLERANCES[dtype]
+    for image, (indices, values) in enumerate(zip(record["index"], record["probability"], strict=True)):
+        for index, wanted in zip(indices, values, strict=True):
+            found = float(probabilities[image, index])
+            if wanted < SMALLEST:
+                continue
+            if not (found > 0 and abs(log(found / wanted)) <= tolerance):
+                raise BundleError(
+                    f"golden image {image}, class {index}: the model answers {found:.4g}, its bundle says {wanted:.4g}"
+                )
+
+
+def _rows(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == IMAGES and all(isinstance(row, list) and row for row in value)

@@ -1,0 +1,174 @@
+"""Reads a safetensors file once, front to back, hashing what it reads; writes one with ordinary permissions.
+
+Loading through the library and hashing apart would read a file twice, and would map it: a file changed under
+a serving process would then change its weights, or end it. Here the digest is of the very bytes that became
+tensors.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import quoted
+from .strict_json import parse_json
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+MAX_HEADER_BYTES = 16 << 20
+_CHUNK_BYTES = 4 << 20
+
+
+@dataclass(frozen=True)
+class TensorFile:
+    """The tensors of a file and the sha256 of all its bytes."""
+
+    tensors: dict[str, Tensor]
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """What the header says of one tensor: dtype, shape, and its bytes after the header."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+def read_tensors(path: str | Path, check: Callable[[Mapping[str, TensorEntry]], None] | None = None) -> TensorFile:
+    """Read a safetensors file into CPU tensors of their own memory.
+
+    Args:
+        check: called with the header's entries before memory is taken for them; raises to refuse the file.
+
+    Raises:
+        ValueError: not a whole and well-formed safetensors file; the message does not name the path.
+        OSError: the file cannot be opened or read.
+    """
+    with open(path, "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
+        digest = hashlib.sha256()
+        entries = _header(file, size, digest)
+        if check is not None:
+            check({entry.name: entry for entry in entries})
+        tensors = {}
+        for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+            tensor = torch.empty(entry.shape, dtype=entry.dtype)
+            _fill(file, tensor, digest)
+            tensors[entry.name] = tensor
+    return TensorFile(tensors, digest.hexdigest(), size)
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write CPU copies of `tensors` as safetensors, readable by whoever may read the folder.
+
+    Raises:
+        ValueError: the file cannot be written.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import save_file
+
+    # A view would drag its whole storage along, and the format refuses tensors that share one.
+    owned = {name: _owned(tensor) for name, tensor in tensors.items()}
+    try:
+        save_file(owned, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise ValueError(f"{Path(path).name}: cannot be written: {error}") from error
+    os.chmod(path, Path(path).parent.stat().st_mode & 0o666)  # the library leaves 0600
+
+
+def _owned(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach().cpu().contiguous()
+    whole = tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
+    return tensor if whole else tensor.clone()
+
+
+def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:
+    prefix = _read(file, 8)
+    length = int.from_bytes(prefix, "little")
+    if len(prefix) < 8 or not 2 <= length <= MAX_HEADER_BYTES:
+        raise ValueError(f"not a safetensors file: {size} bytes, header length {length if prefix else 'none'}")
+    if 8 + length > size:
+        raise ValueError(f"truncated: the header ends at byte {8 + length}, the file has {size}")
+    text = _read(file, length)
+    digest.update(prefix)
+    digest.update(text)
+    document = parse_json(text)
+    if not isinstance(document, dict):
+        raise ValueError("not a safetensors file: the header is not an object")
+    entries = [_entry(name, value) for name, value in document.items() if name != "__metadata__"]
+    _check_layout(entries, size - 8 - length)
+    return entries
+
+
+def _entry(name: str, value: Any) -> TensorEntry:
+    try:
+        dtype, shape, (begin, end) = DTYPES[value["dtype"]], tuple(value["shape"]), value["data_offsets"]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"tensor {quoted(name)}: bad header entry {quoted(value)}") from None
+    if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
+        raise ValueError(f"tensor {quoted(name)}: sizes and offsets must be whole numbers from 0: {quoted(value)}")
+    count = 1
+    for length in shape:
+        count *= length
+    if count * dtype.itemsize != end - begin:
+        raise ValueError(
+            f"tensor {quoted(name)}: {value['dtype']} of shape {list(shape)} is {count * dtype.itemsize} "
+            f"bytes, its offsets hold {end - begin}"
+        )
+    return TensorEntry(name, dtype, shape, begin, end)
+
+
+def _check_layout(entries: list[TensorEntry], data_bytes: int) -> None:
+    """Tensors must fill the data part without holes or overlaps, as the format says."""
+    position = 0
+    for entry in sorted(entries, key=lambda entry: (entry.begin, entry.end)):
+        if entry.begin != position:
+            raise ValueError(f"tensor {quoted(entry.name)}: begins at byte {entry.begin}, expected {position}")
+        position = entry.end
+    if position != data_bytes:
+        problem = "truncated" if position > data_bytes else "too long"
+        raise ValueError(f"{problem}: the header describes {position} bytes of tensors, the file holds {data_bytes}")
+
+
+def _fill(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
+    if tensor.numel() == 0:
+        return
+    view = tensor.reshape(-1).view(torch.uint8).numpy().data
+    position = 0
+    while position < len(view):
+        count = file.readinto(view[position : position + _CHUNK_BYTES])  # type: ignore[attr-defined]
+        if not count:
+            raise ValueError("truncated while it was read")
+        digest.update(view[position : position + count])  # while it is in the cache
+        position += count
+
+
+def _read(file: BinaryIO, count: int) -> bytes:
+    parts = []
+    while count > 0:
+        part = file.read(count)
+        if not part:
+            break
+        parts.append(part)
+        count -= len(part)
+    return b"".join(parts)

@@ -1,0 +1,139 @@
+"""How a bundle's file holds the weights of each layer: as float32, in two bytes, or as int8 with a scale a channel.
+
+Only the weights of products are held so: those of linear, convolution and structured layers, which are nearly all
+bytes of a model. Biases, norms, BatchNorm's statistics, embeddings and random features stay float32: together they
+are about a hundredth of the bytes, and an error in one of them reaches every token.
+"""
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import quoted
+from ..layers.structured import StructuredLinear
+
+PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
+"""Of a layer's weights in the file, where they are not float32."""
+
+STORAGES = ("float32", *PRECISIONS)
+
+SCALE = "_scale"
+"""What follows an int8 tensor's key in the key of its scales."""
+
+LEVELS = 127
+"""int8 from -127 to 127: the same on both sides of zero."""
+
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def storable_weights(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Keys of the weights of every linear, convolution and structured layer, by layer, in the model's order."""
+    return {
+        name: tuple(f"{name}.{key}" for key, parameter in module.named_parameters() if parameter.dim() > 1)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d | StructuredLinear)
+    }
+
+
+def stored_tensors(model: nn.Module, storage: Mapping[str, str]) -> dict[str, Tensor]:
+    """The state dict of a float32 model as a file holds it. Of a model without memory: what a file must hold.
+
+    Args:
+        storage: precision by layer, of PRECISIONS; the others stay float32.
+
+    Raises:
+        ValueError: a layer that the model has not, or weights that the precision cannot hold; names the tensor.
+    """
+    tensors: dict[str, Tensor] = dict(model.state_dict())
+    for key, precision in _by_key(model, storage).items():
+        weight = tensors[key].detach()
+        if precision == "int8":
+            _check_finite(key, weight)
+            tensors[key], tensors[key + SCALE] = quantised(weight)
+        else:
+            tensors[key] = weight.to(PRECISIONS[precision])
+            _check_finite(key, weight, tensors[key])
+    return tensors
+
+
+def loaded_tensors(model: nn.Module, storage: Mapping[str, str], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The float32 state dict that a file's tensors stand for: `tensors` itself, changed.
+
+    Raises:
+        ValueError: scales that are none, or values that they are not the scales of; names the tensor.
+    """
+    for key, precision in _by_key(model, storage).items():
+        weight = tensors[key].float()
+        if precision == "int8":
+            scale = tensors.pop(key + SCALE).float()
+            if not bool(((scale > 0) & scale.isfinite()).all()):
+                odd = scale[~((scale > 0) & scale.isfinite())][0]
+                raise ValueError(f"{key + SCALE} holds {float(odd):g}: a scale must be finite and above 0")
+            _check_levels(key, tensors[key], scale)
+            weight *= scale
+        tensors[key] = weight
+    return tensors
+
+
+def as_stored(model: nn.Module, storage: Mapping[str, str]) -> nn.Module:
+    """The model that a reader of the file gets: a copy, or `model` itself where all is float32.
+
+    Raises:
+        ValueError: as `stored_tensors`.
+    """
+    if not storage:
+        return model
+    twin = copy.deepcopy(model)
+    twin.load_state_dict(loaded_tensors(model, storage, stored_tensors(model, storage)))
+    return twin
+
+
+def quantised(weight: Tensor, scales: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """int8 values of a float32 weight's shape, and scales that broadcast to it: their product is the weight.
+
+    A scale for each output channel: for each row of a matrix or block (..., out, in), each filter of a convolution
+    (out, in, h, w). No weight is off by more than half its scale: rounded to bfloat16, a scale still reaches its
+    largest weight. The product has 15 bits, so float32 holds it exactly, and it becomes the same int8 again.
+
+    Args:
+        scales: their dtype, float32 or bfloat16.
+    """
+    scale = weight.abs().amax(_channel(weight), keepdim=True).div(LEVELS).clamp(min=SMALLEST_SCALE).to(scales)
+    return weight.div(scale.float()).round().to(torch.int8), scale
+
+
+def _by_key(model: nn.Module, storage: Mapping[str, str]) -> dict[str, str]:
+    """Precision by tensor."""
+    keys = storable_weights(model) if storage else {}
+    unknown = next((name for name in storage if name not in keys), None)
+    if unknown is not None:
+        raise ValueError(f"storage: {quoted(unknown)} is no linear, convolution or structured layer of the model")
+    return {key: precision for name, precision in storage.items() for key in keys[name]}
+
+
+def _channel(weight: Tensor) -> tuple[int, ...] | int:
+    """The axes of a channel."""
+    return tuple(range(1, 4)) if weight.dim() == 4 else -1
+
+
+def _check_levels(key: str, values: Tensor, scale: Tensor) -> None:
+    """Refuse what `quantised` does not write: a server that holds int8 would make other scales of the weights."""
+    low, high = (each(values, _channel(values), keepdim=True).int() for each in (torch.amin, torch.amax))
+    largest = torch.maximum(high, -low)
+    odd = largest[(largest != LEVELS) & (scale > SMALLEST_SCALE)]
+    if len(odd):
+        raise ValueError(f"{key} has a channel whose largest value is {int(odd[0])}: by its scale it must be {LEVELS}")
+
+
+def _check_finite(key: str, weight: Tensor, stored: Tensor | None = None) -> None:
+    """Refuse what a precision cannot hold; a tensor without memory has no values to refuse."""
+    if weight.is_meta:
+        return
+    if not bool(weight.isfinite().all()):
+        raise ValueError(f"{key} holds a number that is not finite: it can be stored as float32 alone")
+    if stored is not None and not bool(stored.isfinite().all()):
+        largest, limit = float(weight.abs().max()), torch.finfo(stored.dtype).max
+        name = str(stored.dtype).removeprefix("torch.")
+        raise ValueError(f"{key} holds {largest:g}, the largest {name} is {limit:g}: choose bfloat16 or float32")

@@ -1,0 +1,273 @@
+"""Finds the structure of each layer for a budget: candidates, measured sensitivities, allocation, and again.
+
+A layer's damage is what it adds to KL(dense || compressed), scaled by the candidates' errors. Together, layers do
+more damage than the sum of what each does alone, and not evenly. So after each allocation every layer's sensitivity
+is measured again inside the compressed model, by the KL's slopes, and the budget is shared out anew; the best of
+all allocations by measured KL is kept.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ...divergence import Divergence, answers, divergence
+from ...layers.layer_spec import LayerSpec, linear_layer
+from ..projection.aware import RIDGE
+from ..projection.layer_fit import LayerFit, fit_layers
+from ..projection.parallel import each_on_one_thread
+from ..projection.statistics import InputStatistics
+from .budget import Option, allocate
+from .candidates import BLOCK_COUNTS, layer_candidates
+from .layer import SearchedLayer
+from .slopes import Change, slopes
+
+Progress = Callable[[str, int, int], None]
+"""Is called with the step's name, the units done and their number."""
+
+Cost = Callable[[str, LayerSpec | None], float]
+"""Gives the cost of a layer as a structure, or dense (None), in the budget's unit."""
+
+PROBE_SHARE = 0.5
+"""The share of its weights at which a layer's sensitivity is first measured."""
+
+PROBE_PART = 0.25
+"""The part of that change that all layers have then: there is little enough damage in all to see each layer's."""
+
+CONTEXT_SHARE = 0.7
+"""The share of its weights at which a layer that was kept dense is tried inside the compressed model."""
+
+CONTEXT_PART = 0.5
+"""The part of that change that it has: half way, the slope of a square equals what the whole change adds."""
+
+CONTEXT_STEP = 2.0
+"""A sensitivity moves by at most this factor a turn, since others move at the same time."""
+
+LEAST_SENSITIVITY = 1e-4
+"""Nats for a relative error of 1; below it a few images measure noise, of either sign."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One allocation that was measured.
+
+    Args:
+        structures: of the layers that changed.
+        cost: of all layers, in the budget's unit.
+        answers: log-probabilities (images, classes) of the model so made.
+        found: their divergence from the dense model's.
+    """
+
+    label: str
+    structures: Mapping[str, LayerSpec]
+    cost: float
+    answers: Tensor
+    found: Divergence
+
+
+class Search:
+    """Searches structures for the linear layers of a model; the model is left as it was.
+
+    Args:
+        model: a model in eval mode in which the layers that may change are dense.
+        statistics: statistics of the inputs of each layer that may change.
+        batches: normalised images that answers are compared on; better not those of the statistics.
+        cost: the cost of a layer, in the budget's unit.
+        reference: the dense model's log-probabilities (images, classes) of these images.
+        block_counts: block counts to choose from; 1 is low rank.
+        ridge: as in `project_aware`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        statistics: Mapping[str, InputStatistics],
+        batches: Sequence[Tensor],
+        cost: Cost,
+        reference: Tensor,
+        *,
+        block_counts: Sequence[int] = BLOCK_COUNTS,
+        ridge: float = RIDGE,
+        progress: Progress | None = None,
+        on_trial: Callable[[Trial], None] | None = None,
+    ) -> None:
+        self.model, self.batches, self.cost, self.ridge = model, batches, cost, ridge
+        self._progress, self._on_trial = progress, on_trial
+        self._reference = reference
+        self._layers = self._with_candidates(statistics, block_counts)
+        self._weights = dict.fromkeys(self._layers, 1.0)  # nats of KL for a relative objective of 1
+        self._contexts: dict[str, dict[str, float]] = {}  # sensitivities inside each trial's model
+        self._fits: dict[tuple[str, LayerSpec], LayerFit] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The layers that some structure would make smaller."""
+        return tuple(self._layers)
+
+    def measure_sensitivities(self) -> dict[str, float]:
+        """KL in nats that each layer at about half of its weights is responsible for."""
+        fits = {name: layer.probe(PROBE_SHARE, self.ridge) for name, layer in self._layers.items()}
+        found = self._slopes({name: self._layers[name].change(fit, PROBE_PART) for name, fit in fits.items()})
+        harms = {name: slope / (2 * PROBE_PART) for name, slope in found.items()}
+        self._weights = {name: _sensitivity(harm, fits[name]) for name, harm in harms.items()}
+        return {name: max(0.0, harm) for name, harm in harms.items()}
+
+    def least_cost(self) -> float:
+        """The least cost that the layers can have together."""
+        return sum(min(option.cost for option in options) for options in self._options().values())
+
+    def run(self, budget: float, refinements: int) -> tuple[Trial, ...]:
+        """Allocate, measure, measure sensitivities in context, and allocate again; returns every trial, in order.
+
+        The first trial gives all layers the same share, so that the best of all is never worse.
+
+        Args:
+            budget: the greatest cost of all layers together.
+            refinements: the number of allocations after the first.
+
+        Raises:
+            ValueError: the budget cannot be met.
+        """
+        equal = self._equal_shares(budget)
+        trials = [] if equal is None else [self.measure("equal shares", equal)]
+        best, best_weights = trials[0] if trials else None, self._weights
+        for turn in range(refinements + 1):
+            structures = self.allocated(budget)
+            trial = next((trial for trial in trials if trial.structures == structures), None)
+            if trial is None:
+                trial = self.measure(f"allocation {len(trials) + (equal is None)}", structures)
+                trials.append(trial)
+            tried = self._weights
+            if turn < refinements:
+                self._weigh_in_context(trial)
+            if best is None or trial.found.kl < best.found.kl:
+                best, best_weights = trial, tried
+            elif trial is not best:  # a step too far: go back half of it, with what it taught
+                self._weights = {name: (best_weights[name] * weight) ** 0.5 for name, weight in self._weights.items()}
+        self._weights = best_weights
+        return tuple(trials)
+
+    def allocated(self, budget: float) -> dict[str, LayerSpec]:
+        """The structures of the layers within the budget, by the sensitivities known now; dense layers are left out.
+
+        Raises:
+            ValueError: the budget cannot be met.
+        """
+        chosen = allocate(self._options(), budget).chosen
+        return {name: option.value for name, option in chosen.items() if option.value is not None}
+
+    def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
+        """The best structures with an equal share of the budget for each layer; None if a layer has none so cheap."""
+        share = budget / sum(self.cost(name, None) for name in self._layers) if self._layers else 0.0
+        found = {}
+        for name, options in self._options().items():
+            cheap = [option for option in options if option.cost <= share * self.cost(name, None)]
+            if not cheap:
+                return None
+            best = min(cheap, key=lambda option: (option.damage, option.cost))
+            if best.value is not None:
+                found[name] = best.value
+        return found
+
+    def measure(self, label: str, structures: Mapping[str, LayerSpec]) -> Trial:
+        """The divergence of the model with these structures."""
+        with ExitStack() as stack:
+            for name, fit in self.fits(structures).items():
+                stack.enter_context(self._layers[name].fitted(fit))
+            found = answers(self.model, self.batches)
+        cost = sum(self.cost(name, structures.get(name)) for name in self._layers)
+        trial = Trial(label, dict(structures), cost, found, divergence(self._reference, found))
+        if self._on_trial:
+            self._on_trial(trial)
+        return trial
+
+    def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
+        """The fitted layers; those fitted before are not fitted again."""
+        missing = {
+            name: self._layers[name].request(structure)
+            for name, structure in structures.items()
+            if (name, structure) not in self._fits
+        }
+        found = fit_layers(
+            missing, ridge=self.ridge, progress=lambda done, total: self._tell("fitting layers", done, total)
+        )
+        self._fits |= {(name, structures[name]): fit for name, fit in found.items()}
+        return {name: self._fits[name, structure] for name, structure in structures.items()}
+
+    def _with_candidates(
+        self, statistics: Mapping[str, InputStatistics], block_counts: Sequence[int]
+    ) -> dict[str, SearchedLayer]:
+        names = list(statistics)
+        linears = {name: linear_layer(self.model, name) for name in names}
+        found = each_on_one_thread(
+            lambda name: layer_candidates(linears[name].weight.detach().cpu(), statistics[name], block_counts),
+            names,
+            progress=lambda done, total: self._tell("finding candidates", done, total),
+        )
+        return {
+            name: SearchedLayer(linears[name], statistics[name], candidates)
+            for name, candidates in zip(names, found, strict=True)
+            if candidates
+        }
+
+    def _options(self) -> dict[str, list[Option[LayerSpec | None]]]:
+        options: dict[str, list[Option[LayerSpec | None]]] = {}
+        for name, layer in self._layers.items():
+            options[name] = [Option(None, self.cost(name, None), 0.0)]
+            for candidate in layer.candidates:
+                structure = layer.structure(candidate)
+                fit = self._fits.get((name, structure))  # what was fitted need not be predicted
+                damage = self._weights[name] * (candidate.objective if fit is None else fit.error**2)
+                options[name].append(Option(structure, self.cost(name, structure), damage))
+        return options
+
+    def _weigh_in_context(self, trial: Trial) -> None:
+        """Move each layer's sensitivity towards what it is inside the trial's model (geometric mean of the two)."""
+        if trial.label not in self._contexts:
+            self._contexts[trial.label] = self._sensitivities_in(trial)
+        found = self._contexts[trial.label]
+        steps = {name: (found[name] / weight) ** 0.5 for name, weight in self._weights.items()}
+        self._weights = {
+            name: weight * min(max(steps[name], 1 / CONTEXT_STEP), CONTEXT_STEP)
+            for name, weight in self._weights.items()
+        }
+
+    def _sensitivities_in(self, trial: Trial) -> dict[str, float]:
+        """The sensitivity of every layer inside the trial's model.
+
+        For a layer that changed it is the effect of a little more or less of its change, since shares move in small
+        steps. A dense layer is given half of a change, where the slope equals what the whole change would add.
+        """
+        fits = self.fits(trial.structures)
+        changes = {name: self._layers[name].change(fit, 1.0) for name, fit in fits.items()}
+        harms = self._slopes(changes, "in context")
+        found = {name: _sensitivity(harms[name] / 2, fit) for name, fit in fits.items()}
+        dense = {
+            name: layer.probe(CONTEXT_SHARE, self.ridge) for name, layer in self._layers.items() if name not in fits
+        }
+        if dense:
+            tried = {name: self._layers[name].change(fit, CONTEXT_PART) for name, fit in dense.items()}
+            harms = self._slopes({**changes, **tried}, "of dense layers in context")
+            found |= {name: _sensitivity(harms[name], fit) for name, fit in dense.items()}
+        return found
+
+    def _slopes(self, changes: Mapping[str, Change], where: str = "") -> Mapping[str, float]:
+        """How steeply KL rises with each change, nats."""
+        step = f"measuring sensitivities {where}".strip()
+        return slopes(
+            self.model,
+            changes,
+            self.batches,
+            self._reference,
+            progress=lambda done, total: self._tell(step, done, total),
+        ).by_part
+
+    def _tell(self, step: str, done: int, total: int) -> None:
+        if self._progress:
+            self._progress(step, done, total)
+
+
+def _sensitivity(harm: float, fit: LayerFit) -> float:
+    """Nats for a relative objective of 1, for a layer whose fit adds `harm` to the KL."""
+    return max(harm / max(fit.error**2, 1e-12), LEAST_SENSITIVITY)

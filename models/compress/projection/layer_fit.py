@@ -1,0 +1,201 @@
+"""Fits a structure of any kind to one dense layer, with the statistics of its inputs or without."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ...bundle.meta_init import on_meta
+from ...layers.blockdiag import shuffled
+from ...layers.butterfly import ButterflyShape
+from ...layers.layer_spec import LayerSpec
+from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
+from .parallel import each_on_one_thread
+from .plain import project_state
+from .statistics import InputStatistics
+
+PIXELFLY_TURNS = 20
+
+
+@dataclass(frozen=True)
+class LayerFit:
+    """A structured layer that stands for a dense one.
+
+    Args:
+        structure: its structure.
+        state: its parameters without the bias, in the dense weight's dtype.
+        weight: the dense weight that it is equal to, (out_features, in_features).
+        bias_shift: is to be added to the bias, (out_features,); zero without statistics.
+        error: relative output error sqrt(tr(D C D^T) / tr(W C W^T)), where D is the change of W; without statistics C
+            is the identity.
+    """
+
+    structure: LayerSpec
+    state: Mapping[str, Tensor]
+    weight: Tensor
+    bias_shift: Tensor
+    error: float
+
+
+@dataclass(frozen=True)
+class FitRequest:
+    """One layer to fit: its dense weight, its future structure, its inputs' statistics if known; all on the CPU."""
+
+    weight: Tensor
+    structure: LayerSpec
+    inputs: InputStatistics | None = None
+
+    @classmethod
+    def of(cls, linear: nn.Linear, structure: LayerSpec, inputs: InputStatistics | None = None) -> "FitRequest":
+        """The request for a layer on any device; it is fitted on the CPU, which has float64 and LAPACK."""
+        return cls(linear.weight.detach().cpu(), structure, inputs)
+
+
+def fit_layer(request: FitRequest, *, ridge: float = RIDGE, sweeps: int = SWEEPS) -> LayerFit:
+    """Fit a structure to a dense layer: to its outputs where `inputs` are known, else to its weight.
+
+    Args:
+        ridge, sweeps: as in `project_aware`.
+
+    Raises:
+        ValueError: a weight of other widths than the structure's, or values that are not finite.
+    """
+    weight, structure, inputs = request.weight, request.structure, request.inputs
+    if inputs is None:
+        state, error = project_state(weight, structure)
+        return LayerFit(structure, state, _dense(structure, state), torch.zeros_like(weight[:, 0]), error)
+    widths = (structure.out_features, structure.in_features)
+    if tuple(weight.shape) != widths:
+        raise ValueError(f"a weight of shape {tuple(weight.shape)} is not {widths}, the layer's widths")
+    check_projectable(weight, inputs, ridge)
+    found = _FITS[structure.kind](weight.double(), inputs, structure, ridge, sweeps)
+    state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in found.items()}
+    dense = _dense(structure, state)
+    left = weight.double() - dense.double()
+    return LayerFit(
+        structure,
+        state,
+        dense,
+        (left @ inputs.mean).to(weight.dtype),
+        relative_objective(weight.double(), left, inputs.covariance) ** 0.5,
+    )
+
+
+def fit_layers(
+    requests: Mapping[str, FitRequest],
+    *,
+    ridge: float = RIDGE,
+    sweeps: int = SWEEPS,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[str, LayerFit]:
+    """Fit many layers as `fit_layer` does, each on one core."""
+    names: Sequence[str] = list(requests)
+    fits = each_on_one_thread(
+        lambda name: fit_layer(requests[name], ridge=ridge, sweeps=sweeps), names, progress=progress
+    )
+    return dict(zip(names, fits, strict=True))
+
+
+def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
+    """The dense weight of a layer with this state."""
+    with on_meta():
+        layer = structure.build()
+    layer.load_state_dict(dict(state), strict=False, assign=True)
+    return layer.dense_weight().detach()
+
+
+def _monarch(
+    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
+) -> dict[str, Tensor]:
+    found = project_aware(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
+    return {"blkdiag1": found.w1, "blkdiag2": found.w2}
+
+
+def _lowrank(
+    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
+) -> dict[str, Tensor]:
+    found = project_aware(weight, inputs, 1, structure.rank, ridge=ridge)
+    return {"lr_weight1": found.w1[0], "lr_weight2": found.w2[0]}
+
+
+def _blockdiag(
+    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
+) -> dict[str, Tensor]:
+    """Make each block the regression of its outputs on the inputs it sees, W_g C[:, chunk] C[chunk, chunk]^-1."""
+    N, s, p = structure.weight_shapes()["weight"]
+    rows, columns = structure.out_features, structure.in_features
+    places = torch.arange(N * p)
+    order = shuffled(places, N) if structure.shuffle else places
+    C = _ridged(inputs.covariance, ridge)
+    cross = weight @ C
+    blocks = weight.new_zeros(N, s, p)
+    for g in range(N):
+        outputs = torch.arange(g * s, min((g + 1) * s, rows))
+        slots = torch.arange(p)[order[g * p : (g + 1) * p] < columns]
+        seen = order[g * p : (g + 1) * p][slots]
+        if len(outputs) and len(seen):
+            found = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
+            blocks[g, : len(outputs), slots] = found
+    return {"weight": blocks}
+
+
+def _pixelfly(
+    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
+) -> dict[str, Tensor]:
+    """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
+
+    Either step is exact with the other part fixed, so none raises the error.
+    """
+    assert structure.rank is not None
+    side = structure.block_size
+    sizes = (side, structure.butterfly_size, structure.n_factors, structure.global_size)
+    shape = ButterflyShape.of(structure.in_features, structure.out_features, *sizes)
+    layout = shape.layout()
+    C = _ridged(inputs.covariance, ridge)
+    L = torch.linalg.cholesky(C)
+    blocks, low = torch.zeros_like(weight), torch.zeros_like(weight)
+    U, V = weight.new_zeros(weight.shape[0], structure.rank), weight.new_zeros(structure.rank, weight.shape[1])
+    before = 1.0  # with both parts zero
+    for _ in range(PIXELFLY_TURNS):
+        blocks = _regressed(weight - low, C, layout, side)
+        left, values, right = torch.linalg.svd((weight - blocks) @ L, full_matrices=False)
+        root = values[: structure.rank].sqrt()
+        U = left[:, : structure.rank] * root
+        V = torch.linalg.solve_triangular(L, root.unsqueeze(1) * right[: structure.rank], upper=False, left=False)
+        low = U @ V
+        after = relative_objective(weight, weight - blocks - low, C)
+        if before - after <= 1e-4 * before:
+            break
+        before = after
+    kept = weight.new_zeros(shape.rows * side, shape.columns * side)
+    kept[: weight.shape[0], : weight.shape[1]] = blocks
+    cells = kept.view(shape.rows, side, shape.columns, side).transpose(1, 2)[layout]
+    if not structure.rank:
+        return {"sparse.weight": cells}
+    state = {"sparse.weight": 2 * cells, "low_rank.lr_weight1": 2**0.5 * V, "low_rank.lr_weight2": 2**0.5 * U}
+    if structure.gating:  # neutral: both parts count half
+        state |= {"gate.weight": weight.new_zeros(1, weight.shape[1]), "gate.bias": weight.new_zeros(1)}
+    return state
+
+
+def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:
+    """The matrix on the kept blocks (rows, columns of blocks) that is nearest to `weight` in the norm of C."""
+    found = torch.zeros_like(weight)
+    cross = weight @ C
+    columns = torch.arange(weight.shape[1])
+    for row, kept in enumerate(layout):
+        seen = columns[kept[columns // side]]
+        outputs = slice(row * side, min((row + 1) * side, weight.shape[0]))
+        if len(seen) and outputs.start < weight.shape[0]:
+            found[outputs, seen] = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
+    return found
+
+
+def _ridged(covariance: Tensor, ridge: float) -> Tensor:
+    scale = float(covariance.diagonal().mean()) or 1.0
+    return covariance + ridge * scale * torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
+
+
+_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], dict[str, Tensor]]
+_FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag, "pixelfly": _pixelfly}

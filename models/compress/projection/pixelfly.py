@@ -1,0 +1,124 @@
+"""Finds the flat butterfly and the low-rank matrix whose mean is nearest to a dense weight, for Pixelfly layers.
+
+A neutral gate (g = 1/2) makes the layer W = S/2 + L/2. S takes whatever L leaves on the kept blocks, so L need only fit
+W outside of them: a low-rank matrix seen through a mask. Its factors are fitted in turns, each exactly, the other fixed
+(alternating least squares), which never raises the error and ends in a local optimum.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...layers.butterfly import ButterflyShape
+from ...layers.layer_spec import LayerSpec
+
+TURNS = 200
+TOLERANCE = 1e-5
+"""A turn that lowers the error by less than this part of it is the last."""
+
+_JITTER = 1e-12
+"""Is added to the diagonals of normal equations, relative to their mean; rows with all blocks kept have only it."""
+
+
+@dataclass(frozen=True)
+class PixelflyFit:
+    """The layer's state without its bias, and the relative Frobenius errors at the start and after each turn."""
+
+    state: Mapping[str, Tensor]
+    errors: tuple[float, ...]
+
+
+def project_pixelfly(weight: Tensor, layer: LayerSpec, turns: int = TURNS) -> PixelflyFit:
+    """Fit both parts to the weight (out, in), finite; the gate, where the layer has one, is left neutral.
+
+    It computes in float64 and returns that. It starts at the truncated SVD of the whole weight.
+
+    Args:
+        turns: the most turns to take; each fits both factors of L once.
+    """
+    assert layer.kind == "pixelfly"
+    assert layer.rank is not None
+    sizes = (layer.block_size, layer.butterfly_size, layer.n_factors, layer.global_size)
+    shape = ButterflyShape.of(layer.in_features, layer.out_features, *sizes)
+    seen = _Seen(weight, shape)
+    left, right = seen.start(layer.rank)
+    errors = [seen.error(left, right)]
+    for _ in range(turns if layer.rank else 0):
+        right = _solved(seen.outside.T, left, seen.unkept.T, shape.block_size)
+        left = _solved(seen.outside, right, seen.unkept, shape.block_size)
+        errors.append(seen.error(left, right))
+        if errors[-2] - errors[-1] <= TOLERANCE * errors[-2]:
+            break
+    return PixelflyFit(_state(layer, seen, *_balanced(left, right)), tuple(errors))
+
+
+class _Seen:
+    """A weight padded with zeros to whole blocks, and the part of it that lies outside the kept ones.
+
+    The padding is fitted exactly by rows of zeros in both factors, so it changes nothing.
+    """
+
+    def __init__(self, weight: Tensor, shape: ButterflyShape) -> None:
+        side = shape.block_size
+        self.shape = shape
+        self.whole = weight.new_zeros((shape.rows * side, shape.columns * side), dtype=torch.float64)
+        self.whole[: weight.shape[0], : weight.shape[1]] = weight
+        self.unkept = (~shape.layout()).double().to(weight.device)
+        self._spread = self.unkept.repeat_interleave(side, 0).repeat_interleave(side, 1)
+        self.outside = self.whole * self._spread
+        self._norm = float(self.whole.norm())
+
+    def start(self, rank: int) -> tuple[Tensor, Tensor]:
+        """Factors (out, rank) and (in, rank) of the best approximation of the whole."""
+        U, S, Vh = torch.linalg.svd(self.whole, full_matrices=False)
+        return U[:, :rank] * S[:rank], Vh[:rank].T
+
+    def error(self, left: Tensor, right: Tensor) -> float:
+        """The relative error that L = left right^T and the best S leave."""
+        rest = (self.outside - left @ right.T) * self._spread
+        return float(rest.norm()) / self._norm if self._norm else 0.0
+
+    def kept_rest(self, left: Tensor, right: Tensor) -> Tensor:
+        """The part that L leaves on the kept blocks, (kept, b, b)."""
+        side = self.shape.block_size
+        rest = (self.whole - left @ right.T).view(self.shape.rows, side, self.shape.columns, side).transpose(1, 2)
+        return rest[self.unkept == 0]
+
+
+def _solved(outside: Tensor, factor: Tensor, unkept: Tensor, side: int) -> Tensor:
+    """The factor (m, r) that fits `outside` (m, n) best where blocks are not kept, the other one (n, r) fixed.
+
+    All rows of a row of blocks see the same columns, and share their normal equations.
+    """
+    rank = factor.shape[1]
+    blocks = factor.view(-1, side, rank)
+    gram = unkept @ (blocks.transpose(1, 2) @ blocks).flatten(1)  # (rows of blocks, r * r)
+    equations = gram.view(-1, rank, rank)
+    jitter = _JITTER * float(equations.diagonal(dim1=1, dim2=2).mean()) + torch.finfo(torch.float64).tiny
+    equations = equations + jitter * torch.eye(rank, dtype=torch.float64, device=factor.device)
+    wanted = (outside @ factor).view(-1, side, rank)
+    return torch.linalg.solve(equations, wanted.transpose(1, 2)).transpose(1, 2).reshape(-1, rank)
+
+
+def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Factors of the same product whose columns are orthogonal and of equal norms."""
+    Q1, R1 = torch.linalg.qr(left)
+    Q2, R2 = torch.linalg.qr(right)
+    U, S, Vh = torch.linalg.svd(R1 @ R2.T)
+    return Q1 @ U * S.sqrt(), Q2 @ Vh.T * S.sqrt()
+
+
+def _state(layer: LayerSpec, seen: _Seen, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+    if not layer.rank:
+        return {"sparse.weight": seen.kept_rest(left, right)}
+    state = {
+        "sparse.weight": 2 * seen.kept_rest(left, right),
+        "low_rank.lr_weight1": 2**0.5 * right[: layer.in_features].T.contiguous(),
+        "low_rank.lr_weight2": 2**0.5 * left[: layer.out_features],
+    }
+    if layer.gating:
+        state["gate.weight"] = left.new_zeros(1, layer.in_features)
+        state["gate.bias"] = left.new_zeros(1)
+    return state

@@ -1,0 +1,1 @@
+"""Linear layers with a structured weight, and attention with separate projections."""

@@ -1,0 +1,83 @@
+"""MonarchLinear: a linear layer whose weight is a Monarch matrix, with fly's shapes and state-dict keys."""
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...kernels import monarch_linear, monarch_to_dense
+from .structured import StructuredLinear, check_nblocks, reset_factor
+
+
+def monarch_shapes(
+    in_features: int, out_features: int, nblocks: int, rank: int | None = None
+) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Shapes of blkdiag1 (N, q, p) and blkdiag2 (N, s, q): p = ceil(in/N), s = ceil(out/N).
+
+    q = min(p, s) as in fly (arXiv 2204.00595), or rank * N when `rank`, the rank of each of the N*N sub-blocks,
+    is given. N = 1 with a rank is a low-rank layer.
+
+    Raises:
+        ValueError: nblocks or rank outside their limits.
+    """
+    p, s = check_nblocks(in_features, out_features, nblocks)
+    if rank is not None and not 1 <= rank <= min(p, s):
+        raise ValueError(f"rank {rank} must be between 1 and {min(p, s)}, the smaller side of a sub-block")
+    q = min(p, s) if rank is None else rank * nblocks
+    return (nblocks, q, p), (nblocks, s, q)
+
+
+class MonarchLinear(StructuredLinear):
+    """y = M x + bias with M a Monarch matrix: x (..., in_features) -> (..., out_features).
+
+    Parameters `bias` (out_features,), `blkdiag1` (nblocks, q, p), `blkdiag2` (nblocks, s, q), in this order in the
+    state dict. Widths that nblocks does not divide are padded: inputs with zeros at the end, outputs cut.
+
+    Args:
+        in_features, out_features: widths of the layer.
+        bias: add a bias.
+        nblocks: blocks of each factor (the paper's vision models use 4).
+        rank: rank of each sub-block; None gives fly's shapes (see `monarch_shapes`).
+    """
+
+    kind: ClassVar[str] = "monarch"
+    option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        nblocks: int = 4,
+        rank: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
+        super().__init__(in_features, out_features, bias, device, dtype)
+        self.nblocks, self.rank = nblocks, rank
+        self.blkdiag1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
+        self.blkdiag2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
+        self.reset_parameters()
+
+    @staticmethod
+    def weight_shapes(
+        in_features: int, out_features: int, nblocks: int = 4, rank: int | None = None
+    ) -> dict[str, tuple[int, ...]]:
+        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
+        return {"blkdiag1": shape1, "blkdiag2": shape2}
+
+    def reset_parameters(self) -> None:
+        """Uniform in +-1/sqrt(fan) with fan the last dimension of each factor; bias with fan = out_features (fly)."""
+        for factor in (self.blkdiag1, self.blkdiag2):
+            reset_factor(factor)
+        self.reset_bias()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return monarch_linear(x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features)
+
+    def dense_weight(self) -> Tensor:
+        return monarch_to_dense(self.blkdiag1, self.blkdiag2, self.out_features, self.in_features)
+
+    def monarch_factors(self) -> tuple[Tensor, Tensor]:
+        return self.blkdiag1, self.blkdiag2

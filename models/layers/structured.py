@@ -1,0 +1,133 @@
+"""StructuredLinear: what every linear layer with a structured weight is, whatever its matrix."""
+
+from abc import abstractmethod
+from math import sqrt
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from .layer_spec import LayerSpec
+
+
+class StructuredLinear(nn.Module):
+    """y = M x + bias with M of a class of matrices: x (..., in_features) -> (..., out_features).
+
+    A subclass names its kind and its options, which are attributes of the same names, and owns parameters beside
+    `bias`, which comes first in the state dict.
+
+    Args:
+        in_features, out_features: widths of the layer.
+        bias: add a bias.
+    """
+
+    kind: ClassVar[str]
+    """As in `LayerSpec`."""
+
+    option_names: ClassVar[tuple[str, ...]]
+    """The fields of `LayerSpec` that describe this kind."""
+
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        device: torch.device | str | None,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        tensor = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+        self.register_parameter("bias", None if tensor is None else nn.Parameter(tensor))
+
+    @property
+    def structure(self) -> "LayerSpec":
+        """What describes the layer; `LayerSpec.build` makes one like it."""
+        from .layer_spec import LayerSpec  # it builds these layers, so it imports them first
+
+        options = {name: getattr(self, name) for name in self.option_names}
+        return LayerSpec(self.kind, self.in_features, self.out_features, bias=self.bias is not None, **options)
+
+    @property
+    def weight_count(self) -> int:
+        """Stored weights, without the bias."""
+        return sum(p.numel() for p in self.parameters()) - (0 if self.bias is None else self.bias.numel())
+
+    @property
+    def macs_per_row(self) -> int:
+        """Multiply-accumulates of one input vector: one for each weight, padding included."""
+        return self.weight_count
+
+    @staticmethod
+    @abstractmethod
+    def weight_shapes(in_features: int, out_features: int) -> dict[str, tuple[int, ...]]:
+        """Shapes of the parameters beside `bias`, by key; takes the kind's options too, by name.
+
+        Raises:
+            ValueError: widths or options outside their limits.
+        """
+
+    @abstractmethod
+    def dense_weight(self) -> Tensor:
+        """The equivalent dense weight (out_features, in_features), in the layer's dtype.
+
+        Raises:
+            ValueError: the layer is not linear in its input.
+        """
+
+    def monarch_factors(self) -> tuple[Tensor, Tensor] | None:
+        """w1 (K, q, p) and w2 (J, s, r) where the matrix is a Monarch one, which the kernels run; else None."""
+        return None
+
+    def extra_repr(self) -> str:
+        options = {name: getattr(self, name) for name in self.option_names}
+        shown = {"bias": self.bias is not None, **{name: value for name, value in options.items() if value is not None}}
+        rest = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"in_features={self.in_features}, out_features={self.out_features}, {rest}"
+
+    def reset_bias(self) -> None:
+        """Uniform in +-1/sqrt(out_features), as fly's layers start."""
+        if self.bias is not None:
+            bound = 1 / sqrt(self.out_features)
+            nn.init.uniform_(self.bias, -bound, bound)
+
+
+def reset_factor(factor: Tensor) -> None:
+    """Uniform in +-1/sqrt(fan), fan its last dimension: fly's start of a factor."""
+    bound = 1 / sqrt(factor.shape[-1])
+    nn.init.uniform_(factor, -bound, bound)
+
+
+def check_widths(in_features: int, out_features: int) -> None:
+    """Raises ValueError where a width is below 1."""
+    if in_features < 1 or out_features < 1:
+        raise ValueError(f"in_features {in_features} and out_features {out_features} must be at least 1")
+
+
+def check_nblocks(in_features: int, out_features: int, nblocks: int) -> tuple[int, int]:
+    """Widths of a block, p = ceil(in/N) and s = ceil(out/N).
+
+    Raises:
+        ValueError: nblocks outside its limits, or a width below 1.
+    """
+    check_widths(in_features, out_features)
+    if not 1 <= nblocks <= min(in_features, out_features):
+        raise ValueError(f"nblocks {nblocks} must be between 1 and {min(in_features, out_features)}, the smaller width")
+    return -(-in_features // nblocks), -(-out_features // nblocks)
+
+
+def check_rank(in_features: int, out_features: int, rank: int | None, kind: str, least: int = 1) -> int:
+    """The rank of a low-rank matrix.
+
+    Raises:
+        ValueError: none given, or one outside its limits.
+    """
+    if rank is None:
+        raise ValueError(f"rank None: a {kind} structure needs a rank")
+    if not least <= rank <= min(in_features, out_features):
+        limit = min(in_features, out_features)
+        raise ValueError(f"rank {rank} must be between {least} and {limit}, the smaller width")
+    return rank

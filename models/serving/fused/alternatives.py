@@ -1,0 +1,156 @@
+"""Chooses among a few ways to compute one part that is no chain, such as a convolution branch: right first, then fast.
+
+The same rules as the chains': every way is held against the plain one, measured at load, and remembered.
+"""
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.chain_ir import Problem
+from ....kernels.tuning.timing import Timed, timer_for
+from ....kernels.tuning.tuner import bucket_of
+from ....kernels.tuning.verify import TOLERANCE, failure, relative_error
+from .report import Source
+from .tuning import Tuning
+
+logger = logging.getLogger("milkweed.fused")
+
+Call = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """One way to compute a part.
+
+    Args:
+        name: as an engine's: lower case, a tile variant ends in its number.
+        call: the work, on the part's inputs.
+        tensors: what it keeps on the device.
+        build_id: of the compiled code that it calls.
+    """
+
+    name: str
+    call: Call
+    tensors: tuple[Tensor, ...] = ()
+    build_id: str = ""
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The way that was chosen, and how.
+
+    Args:
+        discarded: ways that were wrong or failed, in words.
+    """
+
+    way: Alternative
+    source: Source
+    seconds: float | None = None
+    discarded: tuple[str, ...] = ()
+
+
+class Bucketed(nn.Module):
+    """A part with a way for each batch bucket; a batch runs on that of the nearest bucket above.
+
+    Args:
+        ways: by batch size; at least one.
+    """
+
+    def __init__(self, ways: Mapping[int, Alternative]) -> None:
+        super().__init__()
+        self.ways = dict(sorted(ways.items()))
+        # In plain sight of memory accounting.
+        self.tensors = tuple({id(t): t for way in self.ways.values() for t in way.tensors}.values())
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """Inputs (B, ...) as the part takes them."""
+        return self.ways[bucket_of(min(len(x), max(self.ways)), self.ways)].call(x, *more)
+
+    def extra_repr(self) -> str:
+        return ", ".join(f"{batch}: {way.name}" for batch, way in self.ways.items())
+
+
+class Part(Protocol):
+    """Something to compute in one of a few ways; its tensors are on the device, shared by all buckets."""
+
+    @property
+    def kind(self) -> str:
+        """For the report: branch, performer."""
+
+    def describe(self) -> str:
+        """Shapes, never values: parts of equal text cost the same."""
+
+    def refusal(self, problem: Problem) -> str | None:
+        """Why the compiled kernels do not take it; None when they do. Launches nothing."""
+
+    def ways(self, problem: Problem) -> list[Alternative]:
+        """Preferred ones first; the last is plain PyTorch, which is believed."""
+
+    def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
+        """Random inputs, and what the part makes of them, computed in float32."""
+
+
+def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen:
+    """The fastest right way to compute a part; without measuring, the first right one."""
+    ways = part.ways(problem)
+    if len(ways) == 1:
+        return Chosen(ways[0], "untuned")
+    discarded: list[str] = []
+    inputs, want = part.truth(problem)
+    right = [way for way in ways[:-1] if _is_right(way, inputs, want, problem, discarded)] + [ways[-1]]
+    key = _key(part.describe(), problem, ways)
+    entry = tuning.cache.get(key)
+    named = {way.name: way for way in right}
+    match entry:
+        case {"engine": str(name), "seconds": float(seconds)} if name in named:
+            return Chosen(named[name], "cached", seconds, tuple(discarded))
+    if tuning.mode == "off" or len(right) == 1:
+        return Chosen(right[0], "untuned", None, tuple(discarded))
+    measure = tuning.measure or timer_for(problem.device)
+    seconds_of = {way.name: measure(_timed(part, way, inputs)) for way in right}
+    best = min(seconds_of, key=lambda name: seconds_of[name])
+    tuning.cache.put(key, {"engine": best, "seconds": seconds_of[best]})
+    return Chosen(named[best], "measured", seconds_of[best], tuple(discarded))
+
+
+def _timed(part: Part, way: Alternative, inputs: Sequence[Tensor]) -> Timed:
+    return Timed(f"{part.kind} {way.name}", lambda *_: way.call(*inputs), [(inputs[0], None)])
+
+
+def _key(text: str, problem: Problem, ways: Sequence[Alternative]) -> str:
+    """What the measurement depends on."""
+    names = ",".join(f"{way.name}={way.build_id}" for way in ways)
+    return ";".join((text, problem.describe(), names, f"torch={torch.__version__}", f"cuda={torch.version.cuda}"))
+
+
+def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem: Problem, discarded: list[str]) -> bool:
+    """Whether a way gives what it should; where not, why goes to `discarded` and the log.
+
+    Raises:
+        TuningError: the device no longer works.
+    """
+    try:
+        error = relative_error(way.call(*inputs), want)
+        complaint = None if error <= TOLERANCE[problem.dtype] else f"relative error {error:.1e}"
+    except Exception as exception:
+        complaint = failure(way.name, exception, problem)
+    if complaint is not None:
+        logger.warning("%s is left out: %s", way.name, complaint)
+        discarded.append(f"{way.name}: {complaint}")
+    return complaint is None
+
+
+def tensors_of(module: nn.Module) -> tuple[Tensor, ...]:
+    """What a module keeps: parameters, and buffers where layers are packed."""
+    return (*module.parameters(), *module.buffers())
+
+
+def exact_copy(module: nn.Module) -> nn.Module:
+    """The module in float32, its weights as they are rounded now."""
+    return copy.deepcopy(module).float()

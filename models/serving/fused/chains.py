@@ -1,0 +1,177 @@
+"""Takes a transformer block apart into the chains that the kernels run, or says why it cannot.
+
+One rule a block type, in a table: a family that should be fused adds a line.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
+from ....kernels.tuning.chain import Chain
+from ...architectures.t2t_vit import Block
+from ...architectures.vitae.attention import Attention as GlobalAttention
+from ...architectures.vitae.normal import NormalCell
+from ...layers.structured import StructuredLinear
+from ..plain_mlp import PLAIN_MLPS, type_name
+
+
+class NotFusable(Exception):
+    """A block that its own forward must run; the message says why in a few words."""
+
+
+@dataclass(frozen=True)
+class BlockChains:
+    """What a block computes: y = attention(x) + r, then y + mlp(y).
+
+    Args:
+        attention: norm, qkv, attention, proj, add.
+        mlp: norm, fc1, GELU, fc2, add.
+        cell: the ViTAE cell whose convolution branch belongs to r = x + branch(x); None where r = x.
+    """
+
+    attention: Chain
+    mlp: Chain
+    cell: NormalCell | None = None
+
+
+Rule = Callable[[nn.Module], BlockChains]
+
+
+def take_apart(block: nn.Module) -> BlockChains | None:
+    """The chains of a block; None for a module that is none and does not look like one.
+
+    Raises:
+        NotFusable: a block of an unknown type, or with parts that a chain cannot hold.
+    """
+    rule = RULES.get(type_name(block))
+    if rule is not None:
+        return rule(block)
+    if {"norm1", "attn", "mlp"} <= dict(block.named_children()).keys():
+        raise NotFusable("there is no rule for blocks of this type")
+    return None
+
+
+def _vit_block(block: Any) -> BlockChains:
+    """timm's ViT block: x + ls1(attn(norm1(x))), then x + ls2(mlp(norm2(x)))."""
+    parts = _parts(block, "norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2")
+    for name in ("drop_path1", "drop_path2"):
+        _check_idle(name, parts[name])
+    return BlockChains(
+        Chain([_norm(parts["norm1"]), *_timm_attention(block.attn, parts["ls1"]), Add()]),
+        Chain([_norm(parts["norm2"]), *_timm_mlp(block.mlp, parts["ls2"]), Add()]),
+    )
+
+
+def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | Attention]:
+    if type_name(attn) not in _TIMM_ATTENTIONS:
+        raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
+    parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
+    for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
+        _check_idle(f"attn.{name}", parts[name])
+    qkv, heads = _linear(parts["qkv"]), int(getattr(attn, "num_heads", 0))
+    if not heads or qkv.out_features % (3 * heads):
+        raise NotFusable(f"attention of {heads} heads on a qkv of {qkv.out_features}")
+    head_dim = qkv.out_features // (3 * heads)
+    return [qkv, Attention(heads, head_dim, head_dim**-0.5), _scaled(_linear(parts["proj"]), scale)]
+
+
+def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
+    if type_name(mlp) not in PLAIN_MLPS:
+        raise NotFusable(f"there is no rule for an MLP of type {type(mlp).__name__}")
+    parts = _parts(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
+    for name in ("drop", "drop1", "drop2", "norm"):
+        _check_idle(f"mlp.{name}", parts[name])
+    return [_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(_linear(parts["fc2"]), scale)]
+
+
+def _own_block(block: nn.Module) -> BlockChains:
+    """x + attn(norm1(x)), then x + mlp(norm2(x)); in ViTAE's normal cell the first sum also has branch(x)."""
+    assert isinstance(block, NormalCell | Block)
+    attn, mlp = block.attn, block.mlp
+    if type(attn) is not GlobalAttention:
+        raise NotFusable("its attention is within windows")
+    qkv = _linear(attn.qkv)
+    head_dim = qkv.out_features // (3 * attn.num_heads)
+    attention = Attention(attn.num_heads, head_dim, head_dim**-0.5)
+    return BlockChains(
+        Chain([_norm(block.norm1), qkv, attention, _linear(attn.proj), Add()]),
+        Chain([_norm(block.norm2), _linear(mlp.fc1), _gelu(mlp.act), _linear(mlp.fc2), Add()]),
+        block if isinstance(block, NormalCell) else None,
+    )
+
+
+# Where timm keeps it, and where older ones did.
+_TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")
+
+RULES: Mapping[str, Rule] = {
+    # By name, not by class: only timm_door imports timm.
+    "timm.models.vision_transformer.Block": _vit_block,
+    **{f"{block.__module__}.{block.__qualname__}": _own_block for block in (NormalCell, Block)},
+}
+
+
+def _parts(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
+    """A module's children under the names that a rule knows.
+
+    Raises:
+        NotFusable: it has one more, which would do something.
+    """
+    children = dict(module.named_children())
+    if unknown := sorted(children.keys() - set(names)):
+        raise NotFusable(f"{type(module).__name__} has a part {unknown[0]!r} that no chain holds")
+    return {name: children.get(name) for name in names}
+
+
+def _check_idle(name: str, part: nn.Module | None) -> None:
+    """Raises NotFusable where a part does something in evaluation."""
+    if part is None or isinstance(part, nn.Identity | nn.Dropout) or type(part).__name__ == "DropPath":
+        return
+    raise NotFusable(f"{name} is a {type(part).__name__}")
+
+
+def _norm(part: nn.Module | None) -> LayerNorm:
+    # timm's LayerNorm is a subclass that computes the same; others (RmsNorm) are not.
+    if not isinstance(part, nn.LayerNorm) or type(part).__name__ != "LayerNorm":
+        raise NotFusable(f"a norm is a {type(part).__name__}")
+    if part.weight is None or part.bias is None or len(part.normalized_shape) != 1:
+        raise NotFusable("a LayerNorm without weight or bias, or over several dimensions")
+    return LayerNorm(part.weight.detach(), part.bias.detach(), part.eps)
+
+
+def _gelu(part: nn.Module | None) -> Gelu:
+    if not isinstance(part, nn.GELU) or part.approximate != "none":
+        raise NotFusable(f"the MLP's activation is {part}, not the exact GELU")
+    return Gelu()
+
+
+def _linear(part: nn.Module | None) -> Linear:
+    factors = part.monarch_factors() if isinstance(part, StructuredLinear) else None
+    if factors is not None:
+        assert isinstance(part, StructuredLinear)
+        w1, w2 = (factor.detach() for factor in factors)
+        bias = None if part.bias is None else part.bias.detach()
+        return Monarch(w1, w2, bias, part.in_features, part.out_features)
+    if type(part) is nn.Linear:
+        return Dense(part.weight.detach(), None if part.bias is None else part.bias.detach())
+    raise NotFusable(f"a linear layer is a {type(part).__name__}")
+
+
+def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
+    """The layer with a LayerScale behind it folded in: y * gamma is a scaling of the weight's rows."""
+    gamma = getattr(scale, "gamma", None)
+    if not isinstance(gamma, Tensor) or type(scale).__name__ != "LayerScale":
+        _check_idle("layer scale", scale)
+        return layer
+    gamma = gamma.detach()
+    bias = None if layer.bias is None else layer.bias * gamma
+    if isinstance(layer, Dense):
+        return Dense(layer.weight * gamma[:, None], bias)
+    shape = layer.shape
+    padded = torch.ones(shape.out_extended, dtype=gamma.dtype, device=gamma.device)
+    padded[: len(gamma)] = gamma
+    rows = padded.view(shape.s, shape.J).t()  # output u*J + j is row u of block j
+    return Monarch(layer.w1, layer.w2 * rows[:, :, None], bias, layer.in_features, layer.out_features)

@@ -1,0 +1,209 @@
+"""Makes a loaded model its own fused form: blocks on tuned chains, branches and performers on the compiled kernels.
+
+What no rule knows keeps its own forward; the report names it. The rest of the model takes the usual serving form.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ....kernels.chain_ir import Problem
+from ....kernels.tuning.chain import Chain, CompiledChain
+from ....kernels.tuning.verify import TuningError
+from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
+from ..pack import fold_batch_norms, prepare_for_inference
+from .alternatives import Alternative, Bucketed, Part, choose
+from .block import BucketedChain, FusedBlock
+from .branch import BranchPart, BranchResidual
+from .chains import BlockChains, NotFusable, take_apart
+from .device_kernels import DeviceKernels, device_kernels
+from .reduction import FusedPyramid, FusedReduction, PerformerPart
+from .report import Fallback, FusionReport, PartReport, PlanReport, Source
+from .tuning import Tuning, choose_chain, refusals
+
+logger = logging.getLogger("milkweed.fused")
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def fuse(
+    model: nn.Module,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    image_size: int,
+    batch_sizes: Sequence[int],
+    tuning: Tuning | None = None,
+    kernels: DeviceKernels | None = None,
+) -> FusionReport:
+    """Replace what can be fused, in place, and bring the model to its device in its serving form.
+
+    Args:
+        model: as `load_bundle` gives it: float32, on the CPU.
+        image_size: side of its input, px.
+        batch_sizes: the buckets that plans are made for.
+        tuning: how plans are chosen; measured, and remembered by this process alone, when None.
+        kernels: the compiled kernels; those of `device` when None.
+
+    Returns:
+        What became of it. The model then takes normalised images (B, 3, S, S) of `dtype` on `device`.
+
+    Raises:
+        RuntimeError: the device no longer works.
+    """
+    started = time.perf_counter()
+    model.eval().requires_grad_(False)
+    fold_batch_norms(model)
+    with torch.no_grad():
+        tokens = _token_counts(model, image_size)
+        work = _Fusing(device, dtype, sorted(set(batch_sizes)), tuning or Tuning(), kernels or device_kernels(device))
+        _replace(model, tokens, work)
+        prepare_for_inference(model, dtype=dtype).to(device)
+    report = work.report(time.perf_counter() - started)
+    logger.info("%s", report.summary, extra={"event": report.as_json()})
+    for fallback in report.fallbacks:
+        logger.warning("%s falls back: %s", fallback.kind, fallback.reason)
+    return report
+
+
+def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
+    """Give the children of a module their fused forms, and go on inside those that have none."""
+    for name, child in list(parent.named_children()):
+        count = tokens.get(child)
+        fused = None if count is None else work.fuse(child, count)
+        if fused is not None:
+            setattr(parent, name, fused)
+        else:
+            _replace(child, tokens, work)
+
+
+@dataclass
+class _Fusing:
+    """One model on its way; gathers what the report says."""
+
+    device: torch.device
+    dtype: torch.dtype
+    batch_sizes: Sequence[int]
+    tuning: Tuning
+    kernels: DeviceKernels
+    parts: dict[tuple[str, str, int], PartReport] = field(default_factory=dict)
+    fallbacks: list[Fallback] = field(default_factory=list)
+
+    def fuse(self, module: nn.Module, tokens: int) -> nn.Module | None:
+        """What a module that gives so many tokens becomes; None where it stays."""
+        if isinstance(module, PerformerReduction):
+            return self._reduction(module, tokens)
+        if isinstance(module, PyramidReduction):
+            return FusedPyramid(module)
+        if isinstance(module, PerformerAttention):  # T2T-ViT's, with no branch beside it
+            return self._part(PerformerPart(self._placed(module), self.kernels), tokens)
+        try:
+            chains = take_apart(module)
+            return None if chains is None else self._block(chains, tokens)
+        except (NotFusable, TuningError, ValueError) as error:
+            self._fall_back("block", f"{type(module).__name__}: {error}")
+            return None
+
+    def report(self, seconds: float) -> FusionReport:
+        fallbacks = list(self.fallbacks)
+        if self.kernels.refusal is not None:
+            fallbacks.insert(0, Fallback("library", self.kernels.refusal))
+        if not self.parts:
+            fallbacks.append(Fallback("block", "the model has no block that there is a rule for"))
+        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds)
+
+    def _block(self, chains: BlockChains, tokens: int) -> FusedBlock:
+        attention = self._chain("attention", chains.attention, tokens)
+        mlp = self._chain("mlp", chains.mlp, tokens)
+        cell = chains.cell
+        if cell is None:
+            return FusedBlock(attention, mlp)
+        plain = BranchResidual(self._placed(cell.PCM), cell.class_token)
+        return FusedBlock(attention, mlp, self._part(BranchPart(plain, self.kernels), tokens))
+
+    def _reduction(self, cell: PerformerReduction, tokens: int) -> FusedReduction:
+        performer = self._part(PerformerPart(self._placed(cell.attn), self.kernels), tokens)
+        return FusedReduction(FusedPyramid(cell.PRM), cell.PCM, performer)
+
+    def _chain(self, kind: str, chain: Chain, tokens: int) -> BucketedChain:
+        compiled: dict[int, CompiledChain] = {}
+        plans: list[PlanReport] = []
+        refused: list[dict[str, str]] = []
+        for problem in self._problems(tokens):
+            chosen = choose_chain(chain, problem, self.tuning)
+            compiled[problem.batch] = chosen.chain
+            plan = chosen.chain.plan
+            if chosen.source == "measured":  # the first starts take long: say what they do
+                logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
+            plans.append(_plan(problem, plan.bits, plan.engines, chosen.seconds, chosen.source))
+            refused.append(refusals(chain, problem, self.tuning.engines))
+            for reason in chosen.discarded:
+                self._fall_back("engine", reason)
+        self._count(PartReport(kind, chain.describe(), tokens, 1, tuple(plans), _by_all(refused)))
+        return BucketedChain(compiled)
+
+    def _part(self, part: Part, tokens: int) -> Bucketed:
+        ways: dict[int, Alternative] = {}
+        plans: list[PlanReport] = []
+        refused: list[dict[str, str]] = []
+        for problem in self._problems(tokens):
+            chosen = choose(part, problem, self.tuning)
+            ways[problem.batch] = chosen.way
+            plans.append(_plan(problem, "", (chosen.way.name,), chosen.seconds, chosen.source))
+            refusal = part.refusal(problem)
+            refused.append({} if refusal is None else {f"native_{part.kind}": refusal})
+            for reason in chosen.discarded:
+                self._fall_back("engine", reason)
+        self._count(PartReport(part.kind, part.describe(), tokens, 1, tuple(plans), _by_all(refused)))
+        return Bucketed(ways)
+
+    def _problems(self, tokens: int) -> Iterable[Problem]:
+        return (Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes)
+
+    def _count(self, part: PartReport) -> None:
+        """Equal parts are one row, the first one's: it was measured, the others found what it left."""
+        key = (part.kind, part.shapes, part.tokens)
+        found = self.parts.setdefault(key, replace(part, count=0))
+        self.parts[key] = replace(found, count=found.count + 1)
+
+    def _fall_back(self, kind: str, reason: str) -> None:
+        fallback = Fallback(kind, reason)
+        if fallback not in self.fallbacks:
+            self.fallbacks.append(fallback)
+
+    def _placed(self, module: Module) -> Module:
+        """The module on the device, in the form that it would have been served in."""
+        return cast(Module, prepare_for_inference(module, dtype=self.dtype).to(self.device))
+
+
+def _plan(problem: Problem, cuts: str, engines: tuple[str, ...], seconds: float | None, source: Source) -> PlanReport:
+    microseconds = None if seconds is None else round(seconds * 1e6, 2)
+    return PlanReport(problem.batch, cuts, engines, microseconds, source)
+
+
+def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
+    """Engines that refuse at every bucket."""
+    first, *others = refused
+    return {name: reason for name, reason in first.items() if all(name in other for other in others)}
+
+
+def _token_counts(model: nn.Module, image_size: int) -> dict[nn.Module, int]:
+    """Tokens that each module gives for one image; only modules that take part and give tokens (B, N, C)."""
+    counts: dict[nn.Module, int] = {}
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        if isinstance(output, Tensor) and output.dim() == 3:
+            counts[module] = output.shape[1]
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        model(torch.zeros(1, 3, image_size, image_size))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return counts

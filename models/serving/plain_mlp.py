@@ -1,0 +1,27 @@
+"""Modules told by the full name of their type: whoever takes one apart must know all that it computes."""
+
+from torch import nn
+
+from ..architectures.vitae.attention import Mlp
+
+
+def type_name(module: nn.Module) -> str:
+    """The full name of a module's own type: a subclass may compute something else."""
+    return f"{type(module).__module__}.{type(module).__qualname__}"
+
+
+# By name, not by class: only timm_door imports timm.
+PLAIN_MLPS = frozenset({"timm.layers.mlp.Mlp", f"{Mlp.__module__}.{Mlp.__qualname__}"})
+
+
+def plain_mlp(module: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:
+    """fc1, act and fc2 of a module that computes fc2(act(fc1(x))) and nothing else; None of any other.
+
+    The same names stand in modules that gate, convolve or reshape between the two layers.
+    """
+    if type_name(module) not in PLAIN_MLPS:
+        return None
+    children = dict(module.named_children())
+    fc1, act, fc2 = (children.pop(name) for name in ("fc1", "act", "fc2"))
+    idle = all(isinstance(other, nn.Identity | nn.Dropout) for other in children.values())
+    return (fc1, act, fc2) if idle else None

@@ -1,0 +1,180 @@
+"""A model in this process that answers as a server does: `milkweed.load` and `milkweed classify` without a URL."""
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from importlib.resources import files
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, cast, overload
+
+from .client.answers import Answer, Prediction
+from .client.errors import make_error
+from .client.images import Encoded, Image, encode, encoded, in_batches, is_one
+from .inference.device import use_device
+from .inference.results import BatchResult, ImageResult, Predictions
+from .server.config.sources import load_settings
+from .server.repository.served_model import ServedModel, open_model
+
+if TYPE_CHECKING:
+    from .inference.decode_stage import DecodedBatch
+
+BATCH_BYTES = 64 << 20
+"""Of the encoded images of one batch."""
+
+
+def open_local(
+    bundle: str | os.PathLike[str], device: str | None = None, max_image_bytes: int | None = None
+) -> "LocalModel":
+    """Open a bundle under the MILKWEED_* settings.
+
+    Args:
+        bundle: its folder; "demo" is the model that comes with the package.
+        device, max_image_bytes: in place of the settings of these names, where given.
+
+    Raises:
+        ValueError: one line that says what is wrong.
+    """
+    path = Path(str(files("milkweed.models") / "demo")) if bundle == "demo" else Path(bundle)
+    # What a server has measured on this machine is used; a measurement of its own would take longer than most work.
+    chosen = {"device": device, "tuning": "off", "cuda_graphs": False, "max_image_bytes": max_image_bytes}
+    settings = load_settings(chosen)
+    return LocalModel(open_model(path.resolve().name, path, settings), settings.top_k)
+
+
+class LocalModel:
+    """A warm model. Close it, or use it as a context manager. Any thread may call it; a RuntimeError once it is closed.
+
+    Args:
+        top_k: classes an answer where a call says nothing, or as many as there are.
+    """
+
+    def __init__(self, served: ServedModel, top_k: int) -> None:
+        self._served, self._pipeline = served, served.pipeline
+        self._top_k = min(top_k, served.pipeline.num_classes)
+        # Each half of the pipeline is for one thread at a time.
+        self._loading, self._finishing = threading.Lock(), threading.Lock()
+        self._closed = False
+
+    def __enter__(self) -> "LocalModel":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the model's threads, when the batches that are in work are done."""
+        with self._loading, self._finishing:
+            self._closed = True
+            self._pipeline.close()
+
+    @property
+    def name(self) -> str:
+        """Of the bundle's folder."""
+        return self._served.name
+
+    @property
+    def version(self) -> str:
+        """Of the bundle."""
+        return self._served.version
+
+    @property
+    def num_classes(self) -> int:
+        """Of the model."""
+        return self._pipeline.num_classes
+
+    @overload
+    def classify(  # type: ignore[overload-overlap]  # text is a path, not several
+        self, images: Image, top_k: int | None = None
+    ) -> Answer: ...
+
+    @overload
+    def classify(self, images: Iterable[Image], top_k: int | None = None) -> list[Answer]: ...
+
+    def classify(self, images: Image | Iterable[Image], top_k: int | None = None) -> Answer | list[Answer]:
+        """Classes of one image, or of each of several.
+
+        Args:
+            images: as a `Client` takes them; `stream` holds fewer at once.
+            top_k: classes an answer, 1 to `num_classes`; 5 if None, or all where there are fewer.
+
+        Returns:
+            An answer, or a list of them in order, in which an image that got none has its `error`.
+
+        Raises:
+            MilkweedError: the one image got no answer.
+            ValueError: `top_k`, or what is given as an image, cannot be.
+        """
+        if not is_one(images):
+            return list(self.stream(cast("Iterable[Image]", images), top_k))
+        (answer,) = self.stream([encode(images)], top_k)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    def stream(self, images: Iterable[Image], top_k: int | None = None) -> Iterator[Answer]:
+        """The answers to any number of images, in order, as they come.
+
+        The next batch is read and decoded while one is computed; no more is held.
+        """
+        wanted = self._top_k if top_k is None else top_k
+        if not 1 <= wanted <= self.num_classes:
+            raise ValueError(f"top_k is {top_k}: expected 1..{self.num_classes}")
+        return self._stream(images, wanted)
+
+    def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
+        batches = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES)
+        with ThreadPoolExecutor(1, "milkweed-local") as ahead:
+            loading = ahead.submit(self._load, next(batches, None))
+            while (found := loading.result()) is not None:
+                loading = ahead.submit(self._load, next(batches, None))
+                yield from self._finish(*found, top_k)
+
+    def _load(self, batch: Sequence[Encoded] | None) -> "tuple[Sequence[Encoded], DecodedBatch] | None":
+        """A batch and its decoded images."""
+        if batch is None:
+            return None
+        images = [image for image in batch if isinstance(image, bytes)]
+        with self._loading:
+            self._check_open()
+            use_device(self._pipeline.device)
+            return batch, self._pipeline.load(images, [None] * len(images))
+
+    def _finish(self, batch: Sequence[Encoded], loaded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
+        with self._finishing:
+            self._check_open()
+            use_device(self._pipeline.device)
+            (result,) = self._pipeline.finish([loaded], [[top_k] * len(loaded.outcomes)])
+        outcomes = iter(result.outcomes)
+        stages = _stages(result)
+        for image in batch:
+            if isinstance(image, bytes):
+                yield self._answer(next(outcomes), stages)
+            else:
+                yield Answer(error=image)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the model {self.name} is closed")
+
+    def _answer(self, outcome: ImageResult, stages: dict[str, float]) -> Answer:
+        predictions: tuple[Prediction, ...] = ()
+        error = None
+        if isinstance(outcome, Predictions):
+            labels = self._served.labels
+            predictions = tuple(
+                Prediction(index, labels[index].id, labels[index].label, score)
+                for index, score in zip(outcome.index, outcome.score, strict=True)
+            )
+        else:
+            error = make_error(outcome.code, outcome.message)
+        return Answer(predictions, error, self.name, self.version, stages=stages)
+
+
+def _stages(result: BatchResult) -> dict[str, float]:
+    """Those of a batch that a server's answer has too, ms."""
+    ends = (("decode", result.started, result.decoded), ("forward", result.launched, result.forwarded))
+    return {name: round((end - start) * 1e3, 3) for name, start, end in ends}

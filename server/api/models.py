@@ -1,0 +1,26 @@
+"""GET /v1/models: what is served, on what, and what it costs in bytes."""
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+from ..config.aliases import describe_alias
+from ..config.model_limits import limits_of
+from ..service.service import Service
+from .schemas import ModelList
+
+
+def model_routes(service: Service) -> APIRouter:
+    """The model listing of one service."""
+    router = APIRouter(tags=["models"])
+
+    @router.get("/v1/models", response_model=ModelList)
+    async def list_models() -> JSONResponse:
+        """Every version of every served model, the default one first; empty while they load."""
+        models = [
+            {**model.describe(), "default": place == 0, "limits": limits_of(service.settings, model.name)}
+            for place, model in enumerate(service.models.every())
+        ]
+        aliases = [describe_alias(*each) for each in service.models.aliases.items()]
+        return JSONResponse({"models": models, "aliases": aliases})
+
+    return router

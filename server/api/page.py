@@ -1,0 +1,82 @@
+"""GET /: the page, which shows what this server does, and the files it is made of."""
+
+import gzip
+from hashlib import sha256
+from pathlib import Path
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from ..security.auth import PAGE_FILES
+
+# Scripts, styles and requests of this origin alone, and nothing that could make a script out of text.
+PAGE_POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "connect-src 'self'",
+        "img-src 'self' blob:",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "require-trusted-types-for 'script'",
+        "trusted-types 'none'",
+    )
+)
+
+_FOLDER = Path(__file__).resolve().parent / "static"
+_TYPES = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+
+class PageFile:
+    """A file of the page, in memory, packed once."""
+
+    def __init__(self, path: Path) -> None:
+        self._plain = path.read_bytes()
+        self._packed = gzip.compress(self._plain, mtime=0)
+        # Weak: it stands for both forms of the file.
+        self._etag = f'W/"{sha256(self._plain).hexdigest()[:16]}"'
+        self._headers = {
+            "content-type": _TYPES[path.suffix],
+            "etag": self._etag,
+            # Asked about at every load, so that a page is never of two versions.
+            "cache-control": "no-cache",
+            "vary": "accept-encoding",
+            "content-security-policy": PAGE_POLICY,
+            "referrer-policy": "no-referrer",
+        }
+
+    def answer(self, request: Request) -> Response:
+        """The file, or 304 to who has it already."""
+        known = request.headers.get("if-none-match", "")
+        if self._etag.removeprefix("W/") in (tag.strip().removeprefix("W/") for tag in known.split(",")):
+            return Response(status_code=304, headers=self._headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self._packed, headers={**self._headers, "content-encoding": "gzip"})
+        return Response(self._plain, headers=self._headers)
+
+
+def home_routes() -> APIRouter:
+    """The page; its addresses are relative, so that it also works behind a proxy's path."""
+    router = APIRouter(include_in_schema=False)
+    files = {path.name: PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
+    home = files.pop("index.html")
+
+    @router.api_route("/", methods=["GET", "HEAD"])
+    async def page(request: Request) -> Response:
+        return home.answer(request)
+
+    @router.api_route(PAGE_FILES + "{name}", methods=["GET", "HEAD"])
+    async def page_file(request: Request, name: str) -> Response:
+        if name not in files:
+            raise HTTPException(404)
+        return files[name].answer(request)
+
+    return router

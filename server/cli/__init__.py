@@ -1,5 +1,0 @@
-"""The `milkweed` command: one file a command, nothing heavy imported before a command runs."""
-
-from .entry import main
-
-__all__ = ["main"]

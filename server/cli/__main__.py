@@ -1,8 +1,0 @@
-"""`python -m milkweed.server.cli`: the command, where it is not installed beside this Python."""
-
-import sys
-
-from . import main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Settings, where each value came from, and the limits of one model."""

@@ -1,0 +1,261 @@
+"""Every knob of the service: one frozen object."""
+
+from collections.abc import Iterator
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
+from .aliases import read_aliases
+from .model_limits import ModelLimits, contradictions, read_model_limits
+
+ENV_PREFIX = "MILKWEED_"
+
+MIB = 1 << 20
+
+_SIZE = TypeAdapter(ByteSize)
+_FORMAT = "|".join(FORMATS + OPT_IN_FORMATS).lower()
+
+
+def _without_unit(value: object) -> object:
+    """`64MiB` or `64 MB` as a number; whatever is no size as it is, for the field to refuse."""
+    if not isinstance(value, str) or value[-1:].isdigit():
+        return value
+    try:
+        return int(_SIZE.validate_python(value))
+    except ValidationError:
+        return value
+
+
+Bytes = Annotated[int, BeforeValidator(_without_unit)]
+"""Bytes, as a number or with a unit."""
+
+OFF = "off"
+"""What a setting that names a file says where there is none."""
+
+
+class Settings(BaseSettings):
+    """The knobs. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
+    port: int = Field(default=8000, ge=0, le=65535, description="TCP port of the service; 0 = any free one")
+    metrics_port: int = Field(default=8001, ge=0, le=65535, description="TCP port of /metrics alone; 0 = off")
+    device: str = Field(
+        default="auto",
+        pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
+        description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
+    )
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        default="float32",
+        description="numbers of the forward; auto = bfloat16 where the device computes in it",
+    )
+    engine: Literal["torch", "onnxruntime", "auto"] = Field(
+        default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
+    )
+    loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
+    hw_decoder_load: float = Field(
+        default=0.0, ge=0, le=1, description="DALI on a GPU: share of its JPEGs for the GPU's JPEG engine"
+    )
+    resample: Literal["exact", "fused"] = Field(
+        default="exact", description="DALI: exact = Pillow's two passes; fused = one, quicker and a little off"
+    )
+    dali_min_pixels: int = Field(
+        default=0, ge=0, le=10**9, description="DALI: smaller images go to the cpu loader, see dali_min_batch"
+    )
+    dali_min_batch: int = Field(
+        default=1, ge=1, le=4096, description="DALI: a batch with so many images for it takes small ones as well"
+    )
+    strict_jpeg: bool = Field(
+        default=True,
+        description="DALI: refuse damaged JPEGs as the other loaders do, for up to two thirds of a CPU decode",
+    )
+    overlap: Literal["auto", "on", "off"] = Field(
+        default="auto", description="decode the next images while a forward runs; auto = where the model is on a GPU"
+    )
+    decode_threads: int = Field(default=0, ge=0, le=256, description="threads that decode; 0 = one a core")
+    lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
+    threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
+    micro_batch: int = Field(default=0, ge=0, le=256, description="CPU: images of one forward, fixed; 0 = auto")
+    cpu_graphs: bool = Field(
+        default=True, description="CPU: record the forward at start and run it without Python: the same bits, sooner"
+    )
+    fusion: Literal["auto", "off"] = Field(
+        default="auto", description="CUDA: auto = blocks on our kernels; off = plain PyTorch"
+    )
+    tuning: Literal["auto", "off", "force"] = Field(
+        default="auto", description="CUDA: kernels measured at start: auto = those not in the cache, off, force = all"
+    )
+    tuning_cache: str = Field(
+        default="auto", min_length=1, description="CUDA: folder of what was measured; auto = in the user's cache"
+    )
+    cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
+
+    repository: str = Field(default=OFF, min_length=1, description="folder of bundles to serve: NAME or NAME/NUMBER")
+    repository_seconds: float = Field(
+        default=0.0, ge=0, le=86_400, description="seconds between looks for what changed in the repository; 0 = never"
+    )
+    admin_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port to load and unload models by, on admin_host alone; 0 = off"
+    )
+    admin_host: str = Field(default="127.0.0.1", min_length=1, description="address of admin_port")
+    keep_versions: int = Field(
+        default=1, ge=1, le=100, description="versions of a model that serve at once, the newest first"
+    )
+
+    aliases: Annotated[dict[str, str], NoDecode, BeforeValidator(read_aliases)] = Field(
+        default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
+    )
+
+    max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
+    max_batch_pixels: int = Field(
+        default=64_000_000,
+        ge=1,
+        le=10**12,
+        description="decoded pixels of one batch at most (one image may exceed it)",
+    )
+    max_queue_images: int = Field(
+        default=1024, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
+    )
+    max_queue_pixels: int = Field(
+        default=2_000_000_000, ge=1, le=10**12, description="decoded pixels that wait at most; beyond it 503"
+    )
+    max_images_per_request: int = Field(
+        default=256, ge=1, le=4096, description="images of one request at most; beyond it 413"
+    )
+    max_body_bytes: Bytes = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
+    max_image_bytes: Bytes = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
+    formats: str = Field(
+        default=",".join(FORMATS).lower(),
+        pattern=rf"^({_FORMAT})(,({_FORMAT}))*$",
+        description="image formats accepted, of " + _FORMAT.replace("|", ", "),
+    )
+    max_held_bytes: Bytes = Field(
+        default=512 * MIB,
+        ge=1024,
+        le=1 << 40,
+        description="bytes of all bodies in memory at most; beyond it 503",
+    )
+    model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
+        default={},
+        description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
+        "timeout_ms, top_k",
+    )
+    cache_bytes: Bytes = Field(
+        default=0, ge=0, le=1 << 40, description="bytes of answers kept for images that come again; 0 = none"
+    )
+    top_k: int = Field(default=5, ge=1, le=100_000, description="classes in an answer that did not ask for a number")
+
+    timeout_ms: int = Field(default=30_000, ge=1, le=3_600_000, description="milliseconds a request may take")
+    max_timeout_ms: int = Field(
+        default=300_000, ge=1, le=3_600_000, description="milliseconds X-Request-Timeout-Ms may ask for"
+    )
+    keep_alive_seconds: int = Field(default=75, ge=1, le=3600, description="seconds an idle connection is kept")
+    max_connections: int = Field(
+        default=4096,
+        ge=1,
+        le=1_000_000,
+        description="connections open at most; beyond it who owes bytes for longest makes room",
+    )
+    max_headers: int = Field(default=100, ge=8, le=10_000, description="headers of one request at most; beyond it 431")
+    max_header_bytes: Bytes = Field(
+        default=32_768, ge=1024, le=1 << 20, description="bytes of a request's target and headers at most"
+    )
+    header_timeout_ms: int = Field(
+        default=10_000, ge=1, le=3_600_000, description="milliseconds a request's headers may take to arrive"
+    )
+    body_timeout_ms: int = Field(
+        default=15_000, ge=1, le=3_600_000, description="milliseconds a body may take, see body_min_bytes_per_second"
+    )
+    body_min_bytes_per_second: Bytes = Field(
+        default=16_384, ge=1, le=1 << 40, description="so many bytes of a body give it a second more"
+    )
+    api_keys: str = Field(default=OFF, min_length=1, description="TOML file of who may ask; off = anybody")
+    page: bool = Field(default=True, description="serve a page for people at /, to try and watch the service with")
+    metrics_without_key: bool = Field(
+        default=False, description="with API keys: /metrics on the service's port needs none"
+    )
+    tls_cert: str = Field(default=OFF, min_length=1, description="PEM file of the certificate chain; off = plain HTTP")
+    tls_key: str = Field(default=OFF, min_length=1, description="PEM file of its private key; off = in tls_cert")
+    tls_client_ca: str = Field(
+        default=OFF, min_length=1, description="PEM file of who signs clients' certificates; off = none asked for"
+    )
+    tls_min_version: Literal["1.2", "1.3"] = Field(default="1.2", description="least version of TLS")
+    drain_grace_seconds: float = Field(
+        default=1.0,
+        ge=0,
+        le=600,
+        description="seconds it still accepts after SIGTERM while it says not ready",
+    )
+    drain_seconds: float = Field(default=30.0, ge=0, le=3600, description="seconds for requests in flight to finish")
+    engine_stall_seconds: float = Field(
+        default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    access_log: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="share of requests with a log line; above 0 also all that fail by our fault",
+    )
+    otlp_endpoint: str = Field(
+        default=OFF,
+        pattern=r"^(off|https?://\S+)$",
+        description="URL of an OpenTelemetry collector for traces; off = none",
+    )
+    trace_sample: float = Field(
+        default=0.1, ge=0, le=1, description="share of requests traced whose caller decided nothing"
+    )
+    grpc_port: int = Field(
+        default=0, ge=0, le=65535, description="TCP port of the Open Inference Protocol's gRPC; 0 = off"
+    )
+
+    _of_model: dict[str, "Settings"] = PrivateAttr(default_factory=dict)
+
+    def of(self, model: str) -> "Settings":
+        """As they are for one model: with its limits in place of the service's."""
+        return self._of_model.get(model, self) if self.model_limits else self
+
+    @model_validator(mode="after")
+    def _agree(self) -> "Settings":
+        """Limits that contradict each other are refused at start, not met by the first unlucky request."""
+        found = list(self._contradictions())
+        if found:
+            raise ValueError("\n".join(found))
+        self._of_model = {name: self._with(limits) for name, limits in self.model_limits.items()}
+        return self
+
+    def _with(self, limits: ModelLimits) -> "Settings":
+        own = limits.model_dump()
+        queue = own.get("max_queue_images", self.max_queue_images)
+        own.setdefault("max_images_per_request", min(self.max_images_per_request, queue))
+        return self.model_copy(update=own)
+
+    def _contradictions(self) -> Iterator[str]:
+        for low, high, why in (
+            ("max_images_per_request", "max_queue_images", ": such a request could never be admitted"),
+            ("timeout_ms", "max_timeout_ms", ""),
+            ("max_body_bytes", "max_held_bytes", ""),
+        ):
+            if getattr(self, low) > getattr(self, high):
+                yield f"{low} = {getattr(self, low)} is above {high} = {getattr(self, high)}{why}"
+        yield from _device_contradictions(self.device)
+        if self.port and self.port == self.metrics_port:
+            yield f"port and metrics_port are both {self.port}"
+        for name, limits in self.model_limits.items():
+            yield from contradictions(name, limits, queue=self.max_queue_images, timeout_ms=self.max_timeout_ms)
+        for name in ("tls_key", "tls_client_ca"):
+            if getattr(self, name) != OFF and self.tls_cert == OFF:
+                yield f"{name} = {getattr(self, name)!r} needs tls_cert"
+
+
+def _device_contradictions(device: str) -> Iterator[str]:
+    names = device.split(",")
+    if len({name.partition(":")[0] for name in names}) > 1:
+        yield f"device = {device!r} mixes CPU and GPUs: an answer would depend on which of them computed it"
+    numbers = [int(name.removeprefix("cuda:")) for name in names if name[5:].isdigit()]
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        yield f"device = {device!r} names cuda:{twice} twice"

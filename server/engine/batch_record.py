@@ -1,0 +1,64 @@
+"""Writes models that begin to serve, and each batch, into the metrics and the estimates of what a batch takes."""
+
+from ...inference.pipeline import decoded_by
+from ...inference.results import BatchResult
+from ..config.settings import Settings
+from ..repository.served_model import ServedModel
+from ..scheduler.cost_model import CostModel
+from ..scheduler.request import Batch
+from ..telemetry.metrics import Metrics
+
+
+def record_model(metrics: Metrics, settings: Settings, model: ServedModel) -> None:
+    """Begin the series of a model that begins to serve."""
+    version = model.version
+    metrics.model(model.name)
+    metrics.request_timeout.labels(model.name).set(settings.of(model.name).timeout_ms / 1e3)
+    metrics.load_failures.labels(model.name)  # from 0, so that the first is seen as one
+    for form, value in model.parameter_bytes.items():
+        metrics.parameter_bytes.labels(model.name, version, form).set(value)
+    for kind, count in model.kernel_fallbacks.items():
+        metrics.kernel_fallbacks.labels(model.name, version, kind).set(count)
+    metrics.load_seconds.labels(model.name, version).set(model.load_seconds)
+    metrics.warmup_seconds.labels(model.name, version).set(model.warmup_seconds)
+    metrics.model_ready.labels(model.name, version).set(1)
+    blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
+    metrics.model_info.labels(
+        *(model.name, version, model.config.arch, model.dtype, model.device),
+        *(model.pipeline.engine.name, model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
+    ).set(1)
+
+
+def forget_model(metrics: Metrics, model: ServedModel) -> None:
+    """End the series of a version that serves no more."""
+    metrics.forget_version(model.name, model.version)
+
+
+def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch, result: BatchResult) -> None:
+    """Count one batch: on the thread of the engine that ran it.
+
+    Args:
+        engine: name of that engine.
+    """
+    for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
+        metrics.decode_backend.labels(decoder, format).inc()
+    forward = result.forward
+    if forward is None:
+        return
+    bound = metrics.model(model.name)
+    full = forward.images >= model.max_batch_size
+    bound.batch_size.observe(forward.images)
+    bound.batches["full" if full else batch.release].inc()
+    bound.padding.inc(forward.padding)
+    metrics.engine_busy.labels(engine).inc(forward.busy_seconds)
+
+
+def observe_batch(costs: CostModel, batch: Batch, result: BatchResult) -> None:
+    """Learn what a batch took on its engine, and by how much its answers were later than foretold."""
+    costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
+    for item in batch.items:
+        ticket = item.ticket
+        if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
+            costs.observe_promise(result.finished - ticket.foretold)
+    if result.forward is not None and result.forward.computed:
+        costs.observe(result.forward.computed, result.forwarded - result.launched)

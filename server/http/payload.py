@@ -1,0 +1,105 @@
+"""The forms of a classify body, and the encoded images that each holds.
+
+An NPY array with a batch axis, in any form, stands for its images in order.
+"""
+
+from typing import Literal
+
+from msgspec import Raw, Struct
+
+from ...loaders.decode.npy import count_images, split_images
+from ..errors import ServiceError
+from .client_json import decoded, elements, from_base64
+from .multipart import boundary_of, file_parts
+
+Form = Literal["raw", "array", "multipart", "json"]
+"""`array` may hold several images, each of which has its own limit; else it is raw."""
+
+# An image, or why there is none in its place.
+Encoded = bytes | ServiceError
+
+# curl --data-binary says this of a photograph unless told otherwise; the bytes tell better.
+_RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
+_ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
+
+
+class _JsonBody(Struct):
+    """`{"images": ["<base64>", ...]}`."""
+
+    images: Raw
+
+
+def payload_kind(headers: dict[bytes, bytes]) -> Form:
+    """Which form a request's headers announce; no Content-Type means raw.
+
+    Raises:
+        ServiceError: `unsupported_format` for a type or an encoding that no form has.
+    """
+    encoding = headers.get(b"content-encoding", b"").strip().lower()
+    if encoding not in (b"", b"identity"):
+        raise ServiceError(
+            "unsupported_format",
+            f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is",
+        )
+    content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if content_type.startswith(b"image/") or content_type in _RAW_TYPES:
+        return "raw"
+    if content_type == b"application/x-npy":
+        return "array"
+    if content_type == b"multipart/form-data":
+        return "multipart"
+    if content_type == b"application/json":
+        return "json"
+    raise ServiceError("unsupported_format", f"Content-Type {_shown(content_type)} is not accepted: use {_ACCEPTED}")
+
+
+def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
+    """The images of a body, in order.
+
+    Raises:
+        ServiceError: `bad_request`, `empty`, `too_many_images`.
+    """
+    if not body:
+        raise ServiceError("empty", "the body is empty: send an image")
+    if form in ("raw", "array"):
+        return _one_each([body], max_images)
+    images: list[Encoded] = []
+    if form == "multipart":
+        images += file_parts(body, boundary_of(content_type), max_parts=max_images)
+    else:
+        images += _json_images(body, max_images)
+    if not images:
+        where = "file part" if form == "multipart" else "entry in images"
+        raise ServiceError("empty", f"the request has no image: no {where}")
+    return _one_each(images, max_images)
+
+
+def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
+    """The images with arrays of several taken apart."""
+    count = sum(count_images(image) if isinstance(image, bytes) else 1 for image in images)
+    if count > max_images:
+        raise ServiceError("too_many_images", f"the request has {count} images; the limit is {max_images}")
+    ones: list[Encoded] = []
+    for image in images:
+        ones += split_images(image) if isinstance(image, bytes) else [image]
+    return ones
+
+
+def _json_images(body: bytes, max_images: int) -> list[Encoded]:
+    images = decoded(body, _JsonBody, 'the body, which must be {"images": ["<base64>", ...]}').images
+    return [
+        _from_base64(image, place)
+        for place, image in enumerate(elements(images, max_images, "images", "too_many_images"))
+    ]
+
+
+def _from_base64(image: Raw, place: int) -> Encoded:
+    """One image; what is not base64 is an error in its own place."""
+    try:
+        return from_base64(image)
+    except (ValueError, ServiceError):
+        return ServiceError("bad_request", f"images[{place}] is not base64 text")
+
+
+def _shown(value: bytes) -> str:
+    return repr(value[:80].decode("latin-1"))

@@ -1,0 +1,34 @@
+"""Responses that several routes give."""
+
+from fastapi import Request
+from fastapi.responses import Response
+from starlette.types import Send
+
+from ..errors import ServiceError, error_body, error_headers
+from ..telemetry.context import RequestContext, context_of
+
+BUFFERED_BYTES = 1 << 16
+"""An answer of at most so many bytes is left to the socket's buffer."""
+
+
+async def send_whole(
+    send: Send, trace: RequestContext, body: bytes, headers: list[tuple[bytes, bytes]], *, status: int = 200
+) -> None:
+    """Send an answer; returns once the client has taken nearly all of it, so that its bytes are held for so long."""
+    length, timing = (b"content-length", b"%d" % len(body)), (b"server-timing", trace.server_timing())
+    await send({"type": "http.response.start", "status": status, "headers": [*headers, length, timing]})
+    large = len(body) > BUFFERED_BYTES
+    await send({"type": "http.response.body", "body": body, "more_body": large})
+    if large:
+        await send({"type": "http.response.body", "body": b""})  # uvicorn waits here until its buffer is empty
+
+
+def error_response(request: Request, error: ServiceError, *, status: int | None = None) -> Response:
+    """An error in the common shape.
+
+    Args:
+        status: where it is not the code's own.
+    """
+    body = error_body(error.code, error.message, context_of(request.scope).request_id.decode())
+    headers = {name.decode(): value.decode() for name, value in error_headers(error)}
+    return Response(body, status or error.status, headers, "application/json")

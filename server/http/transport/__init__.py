@@ -1,0 +1,1 @@
+"""Sockets, connections and their limits: what happens before a request is read."""

@@ -1,0 +1,92 @@
+"""What the head of a request may say: its size, its target, its Host (RFC 9110 and 9112)."""
+
+import re
+from functools import lru_cache
+from urllib.parse import unquote_to_bytes
+
+from ...errors import ServiceError
+
+Headers = list[tuple[bytes, bytes]]
+
+# A name has 253 at most, a port 6; what is longer is not even looked at.
+MAX_HOST_BYTES = 260
+
+_PORT = rb"(?::(?:[0-5]?\d{1,4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])?)?"
+_NAME = rb"(?:[A-Za-z0-9._~!$&'()*+;=-]|%[0-9A-Fa-f]{2})+"  # no comma: that is two hosts made one on the way
+_AUTHORITY = rb"(?:" + _NAME + rb"|\[[0-9A-Fa-f:.]{2,45}\])" + _PORT
+_HOST = re.compile(_AUTHORITY + rb"[ \t]*")
+_ABSOLUTE = re.compile(rb"https?://(" + _AUTHORITY + rb")([/?].*)?", re.IGNORECASE)
+_BAD_ESCAPE = re.compile(rb"%(?![0-9A-Fa-f]{2})")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
+
+def head_too_large(limit: int) -> ServiceError:
+    """The refusal of a head of more bytes than that."""
+    return ServiceError("headers_too_large", f"target and headers have more bytes than the limit of {limit}")
+
+
+def check_headers(target: bytes, headers: Headers, version: str, max_bytes: int) -> None:
+    """Check how large a head is, and whether it says one host.
+
+    Args:
+        version: of HTTP; 1.0 need not say any.
+
+    Raises:
+        ServiceError: `headers_too_large`, `bad_request`.
+    """
+    size = len(target)
+    hosts = 0
+    for name, value in headers:
+        size += len(name) + len(value)
+        if name == b"host":
+            hosts += 1
+            if len(value) > MAX_HOST_BYTES or not _is_host(value):
+                raise ServiceError("bad_request", "Host is not the name or address of a host, with or without a port")
+    if size > max_bytes:
+        raise head_too_large(max_bytes)
+    if hosts != 1 and (hosts or version != "1.0"):
+        raise ServiceError("bad_request", f"a request has one Host header; this one has {hosts}")
+
+
+def read_target(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
+    """What a request is for.
+
+    Returns:
+        its path and query, or `*`; and the host, where the target says it in place of the header.
+
+    Raises:
+        ServiceError: `bad_request`.
+    """
+    host = None
+    if not target.startswith(b"/"):
+        if target != b"*":
+            found = _ABSOLUTE.fullmatch(target)
+            if found is None:
+                raise ServiceError(
+                    "bad_request", "the target is not a path, nor an http or https URL with a host alone"
+                )
+            host, rest = found.groups(default=b"")
+            # A URL without a path is the whole server to OPTIONS.
+            target = rest if rest[:1] == b"/" else b"*" if method == b"OPTIONS" and not rest else b"/" + rest
+        if target == b"*" and method != b"OPTIONS":
+            raise ServiceError("bad_request", "the target * is for OPTIONS alone")
+    if b"#" in target:
+        raise ServiceError("bad_request", "the target has a #, which is never sent")
+    if b"%" in target:
+        _check_escapes(target)
+    return target, host
+
+
+@lru_cache(maxsize=256)  # a client says the same one each time
+def _is_host(value: bytes) -> bool:
+    return _HOST.fullmatch(value) is not None
+
+
+def _check_escapes(target: bytes) -> None:
+    """What is decoded is UTF-8 and has no control characters: nothing behind us shall have to bear anything else."""
+    try:
+        text = unquote_to_bytes(target).decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if _BAD_ESCAPE.search(target) or _CONTROL.search(text):
+        raise ServiceError("bad_request", "the target has escapes (%) that are not UTF-8 text on one line")

@@ -1,0 +1,78 @@
+"""Opening a model on every device, one after the other, each held against its golden images there."""
+
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+from ...inference.device import DeviceError
+from ...models.bundle.strict_json import canonical_json
+from ..config.settings import Settings
+from .served_model import OpenModel, ServedModel
+
+logger = logging.getLogger("milkweed.opening")
+
+
+def open_on_all(
+    open_model: OpenModel, name: str, path: Path, settings: Mapping[int, Settings], devices: Mapping[int, str]
+) -> ServedModel:
+    """A model with a pipeline for each engine.
+
+    In sequence: kernels are measured while a GPU's model is opened, which must not be disturbed, and what was found for
+    the first GPU is there for the next of its kind.
+
+    Args:
+        settings, devices: what to open it with and what the device is called, by the engine's place.
+
+    Raises:
+        ValueError: (BundleError, DeviceError) it cannot be opened, whatever was raised: one line in words of ours,
+            which begins with the device's name where there are several. What another library says is in the log alone,
+            with its traceback. Nothing stays open.
+    """
+    if not settings:
+        raise DeviceError(f"model {name} cannot be opened: every engine has ended")
+    opened: dict[int, ServedModel] = {}
+    try:
+        for place, own in settings.items():
+            if opened:  # measured once: answers must not depend on who computed them
+                first = next(iter(opened.values()))
+                own = own.model_copy(update={"engine": first.pipeline.engine.name})
+            where = f"device {devices[place]}: " if len(settings) > 1 else ""
+            opened[place] = _open(open_model, name, path, own, where)
+        model = next(iter(opened.values()))
+        canonical_json(model.describe())  # raises here what would fail /v1/models for all
+        dtypes = {devices[place]: each.dtype for place, each in opened.items()}
+        if len(set(dtypes.values())) > 1:
+            what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())
+            raise DeviceError(f"model {name} would be computed {what}: set --dtype, so that answers are the same")
+    except BaseException:
+        for each in opened.values():
+            with suppress(Exception):
+                each.pipeline.close()
+        raise
+    return replace(
+        model,
+        replicas={place: each.pipeline for place, each in opened.items()},
+        devices=tuple(devices[place] for place in opened),
+        load_seconds=sum(each.load_seconds for each in opened.values()),
+        warmup_seconds=sum(each.warmup_seconds for each in opened.values()),
+    )
+
+
+def _open(open_model: OpenModel, name: str, path: Path, settings: Settings, where: str) -> ServedModel:
+    try:
+        return open_model(name, path, settings)
+    except Exception as error:
+        if _is_ours(error):
+            if not where:
+                raise
+            raise DeviceError(f"{where}{error}") from error
+        logger.exception("%smodel %s cannot be opened", where, name)
+        raise DeviceError(f"{where}model {name} cannot be opened: an unexpected error, the log has it") from error
+
+
+def _is_ours(error: Exception) -> bool:
+    """Whether it is a line for the user: a ValueError, unless another library made a class of its own of it."""
+    kind = type(error)
+    return kind is ValueError or (isinstance(error, ValueError) and kind.__module__.startswith("milkweed."))

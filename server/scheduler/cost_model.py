@@ -1,0 +1,150 @@
+"""CostModel: what a batch takes, learnt from those that ran, so that a wait can be told before it begins."""
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
+"""How fast estimates follow, as a TCP sender's of the round trip (RFC 6298, section 2)."""
+
+PROMISE_DEVIATIONS = 3
+"""Of what answers were late by: so that hardly one is."""
+
+OUTLIER = 4.0
+"""Times its estimate that anything may seem to take: what is really slower so gets there in a few steps."""
+
+FIRST_PIXEL_SECONDS = 50e-9
+"""That a pixel may seem to take at first, eight times a CPU's: the first batch of a model that came in under load would
+else promise half a minute to the next one."""
+
+PIXELS_AN_IMAGE = 50_000
+"""What an image costs to decode whatever its size, in pixels of a JPEG: calls, resize, normalise (about 0.3 ms)."""
+
+
+@dataclass(slots=True)
+class Estimate:
+    """A smoothed mean and mean deviation of what was seen."""
+
+    mean: float
+    deviation: float = 0.0
+
+    def follow(self, value: float) -> None:
+        """Take one more value in."""
+        self.deviation += DEVIATION_GAIN * (abs(value - self.mean) - self.deviation)
+        self.mean = _followed(self.mean, value)
+
+
+class CostModel:
+    """Of one model on its device. Written by the engine's threads, read by the event loop.
+
+    Args:
+        sizes: of batches that are computed as they are; one between two costs as much as the upper. None: any size
+            is, and costs by the image.
+        max_batch_size: images of one batch at most.
+        overlapped: decoding goes on beside the forward, so a stream of batches costs the dearer of both.
+    """
+
+    def __init__(self, sizes: Sequence[int], max_batch_size: int, *, overlapped: bool = False) -> None:
+        self.max_batch_size = max_batch_size
+        self.sizes = tuple(sorted(size for size in set(sizes) if size <= max_batch_size))
+        self.overlapped = overlapped
+        self._buckets = self.sizes or _powers(max_batch_size)
+        self._forward: dict[int, float] = {}  # by bucket: seconds, an image's share where sizes are free
+        self._decode: float | None = None  # seconds a pixel
+        self._error: Estimate | None = None  # seconds that answers came later than foretold
+        self._lock = threading.Lock()
+
+    def observe(self, images: int, forward_seconds: float) -> None:
+        """A forward of so many images took so long. A stall of the whole process is not taken for its cost."""
+        bucket = self.size_of(images)
+        value = forward_seconds if self.sizes else forward_seconds / images
+        with self._lock:
+            known = self._forward.get(bucket)
+            if known is not None:
+                value = _followed(known, min(value, OUTLIER * known))
+            elif (nearest := self._nearest(bucket)) is not None:
+                value = min(value, OUTLIER * self._forward[nearest] * max(1.0, bucket / nearest if self.sizes else 1.0))
+            self._forward[bucket] = value
+
+    def observe_decode(self, images: int, pixels: int, seconds: float) -> None:
+        """Decoding so much took so long."""
+        value = seconds / (pixels + PIXELS_AN_IMAGE * images)
+        with self._lock:
+            if self._decode is None:
+                self._decode = min(value, FIRST_PIXEL_SECONDS)
+            else:
+                self._decode = _followed(self._decode, min(value, OUTLIER * self._decode))
+
+    def size_of(self, images: int) -> int:
+        """The bucket that a batch of so many images is computed in; the largest for more."""
+        return next((bucket for bucket in self._buckets if bucket >= images), self._buckets[-1])
+
+    def forward_seconds(self, images: int) -> float:
+        """What a forward of so many images takes; 0 as long as none has been seen."""
+        with self._lock:
+            return self._forward_seconds(images)
+
+    def seconds(self, images: int, pixels: int) -> float:
+        """What so many images take, cut into batches, from the first one's decoding to the last one's answer."""
+        if not images:
+            return 0.0
+        with self._lock:
+            full, rest = divmod(images, self.max_batch_size)
+            forward = full * self._forward_seconds(self.max_batch_size) + (self._forward_seconds(rest) if rest else 0.0)
+            decode = self._decode * (pixels + PIXELS_AN_IMAGE * images) if self._decode else 0.0
+            if not self.overlapped:
+                return forward + decode
+            # The first batch's decoding and the last one's forward have nothing beside them.
+            batches = full + bool(rest)
+            return max(forward, decode) + min(forward, decode) / batches
+
+    def observe_promise(self, late_seconds: float) -> None:
+        """An answer came so much later than was foretold; negative: earlier."""
+        with self._lock:
+            if self._error is None:
+                self._error = Estimate(late_seconds, abs(late_seconds))
+            else:
+                self._error.follow(late_seconds)
+
+    def slack_seconds(self) -> float:
+        """What a promise leaves room for: by how much answers came later than was foretold.
+
+        Never more than three batches: an estimate that nobody can meet would refuse everybody.
+        """
+        with self._lock:
+            missed = self._error.mean + PROMISE_DEVIATIONS * self._error.deviation if self._error else 0.0
+            return max(0.0, min(missed, 3 * self._forward_seconds(self.max_batch_size)))
+
+    def best_size(self, waiting: int) -> int:
+        """How many of the waiting images to compute next: all, or a captured size where two batches cost less."""
+        most = min(waiting, self.max_batch_size)
+        if not self.sizes or most in self.sizes:
+            return most
+        below = max((size for size in self.sizes if size < most), default=0)
+        if not below:
+            return most
+        with self._lock:
+            together = self._forward_seconds(most)
+            apart = self._forward_seconds(below) + self._forward_seconds(most - below)
+        return below if 0 < apart < together else most
+
+    def _forward_seconds(self, images: int) -> float:
+        bucket = self.size_of(images)
+        known = self._nearest(bucket)
+        if known is None:
+            return 0.0
+        value = self._forward[known]
+        if not self.sizes:
+            return value * images
+        return value * max(1.0, bucket / known)  # a smaller batch may cost as much, a larger one not more than this
+
+    def _nearest(self, bucket: int) -> int | None:
+        return min(self._forward, key=lambda known: (abs(known - bucket), known), default=None)
+
+
+def _followed(mean: float, value: float) -> float:
+    return mean + MEAN_GAIN * (value - mean)
+
+
+def _powers(most: int) -> tuple[int, ...]:
+    return (*(1 << power for power in range(most.bit_length()) if 1 << power < most), most)

@@ -1,0 +1,147 @@
+"""Line: the waiting images of one model, interactive and bulk, and what the next batch takes of them."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+
+from .cost_model import CostModel
+from .request import Batch, QueuedImage, Request
+
+BULK_DELAY_SECONDS = 2.0
+"""Bulk waits this long behind interactive images; from then on it waits its turn like them: nobody starves."""
+
+
+class ModelQueue:
+    """Belongs to the batcher, which holds its lock around every call.
+
+    Args:
+        max_batch_pixels: decoded pixels of one batch; one image may exceed them.
+        costs: on each engine.
+        label: what metrics call the model.
+        max_images: that may wait of all versions of the model together; None: as many as of all models.
+    """
+
+    def __init__(
+        self, max_batch_pixels: int, costs: Sequence[CostModel], label: str, max_images: int | None = None
+    ) -> None:
+        self.costs = costs
+        self.label = label
+        self.max_images = max_images
+        self.max_batch_pixels = max_batch_pixels
+        self.images = self.pixels = self.bytes = self._interactive_pixels = 0
+        self._interactive: deque[QueuedImage] = deque()
+        self._bulk: deque[QueuedImage] = deque()
+
+    def __iter__(self) -> Iterator[QueuedImage]:
+        yield from self._interactive
+        yield from self._bulk
+
+    def add(self, item: QueuedImage) -> None:
+        """Put an image at the end of its queue."""
+        (self._bulk if item.ticket.priority == "bulk" else self._interactive).append(item)
+        self._count(item, 1)
+
+    def remove(self, ticket: Request) -> int:
+        """Forget a request's images; how many there were."""
+        before = self.images
+        for queue in (self._interactive, self._bulk):
+            kept = [item for item in queue if item.ticket is not ticket]
+            if len(kept) < len(queue):
+                for item in queue:
+                    if item.ticket is ticket:
+                        self._count(item, -1)
+                queue.clear()
+                queue.extend(kept)
+        return before - self.images
+
+    def clear(self) -> set[Request]:
+        """Forget all images; the requests they were of."""
+        tickets = {item.ticket for item in self}
+        self._interactive.clear()
+        self._bulk.clear()
+        self.images = self.pixels = self.bytes = self._interactive_pixels = 0
+        return tickets
+
+    def head(self) -> QueuedImage | None:
+        """The image whose turn it is."""
+        queue = self._next()
+        return queue[0] if queue else None
+
+    def oldest_submitted(self) -> float | None:
+        """When the image that has waited longest came."""
+        heads = [queue[0].submitted for queue in (self._interactive, self._bulk) if queue]
+        return min(heads) if heads else None
+
+    def before_interactive(self, now: float) -> tuple[int, int]:
+        """Images and pixels that an interactive image has before it: bulk only once some of it is overdue."""
+        if self._overdue(now):
+            return self.images, self.pixels
+        return len(self._interactive), self._interactive_pixels
+
+    def take(
+        self, now: float, costs: CostModel, is_late: Callable[[QueuedImage], bool], *, newest_first: bool = False
+    ) -> Batch:
+        """The next batch: images in turn, as many as limits and measured costs let; bulk in places left empty.
+
+        Args:
+            costs: on the engine that takes it.
+            is_late: an image that need not be computed any more; its whole request is dropped.
+            newest_first: of the interactive images, those that have waited longest last.
+        """
+        expired: list[Request] = []
+        most = costs.max_batch_size
+        wanted = min(len(self._interactive) + self._overdue(now) or self.images, most)
+        size = costs.best_size(wanted)
+        items, pixels = self._pop(size, 0, is_late, expired, newest_first)
+        cut_by_pixels = len(items) < size and self.images > 0
+        if items and costs.sizes:  # what the size is computed with anyway
+            places = costs.size_of(len(items)) - len(items)
+            items += self._pop(places, pixels, is_late, expired, newest_first)[0]
+        late = set(expired)
+        items = [item for item in items if item.ticket not in late]
+        full = cut_by_pixels or len(items) == most
+        return Batch("", items, "full" if full else "captured" if size < wanted else "idle_device", expired)
+
+    def _pop(
+        self, most: int, pixels: int, is_late: Callable[[QueuedImage], bool], expired: list[Request], newest_first: bool
+    ) -> tuple[list[QueuedImage], int]:
+        """At most `most` images, within the pixels together with those that a batch has; and the pixels of all."""
+        items: list[QueuedImage] = []
+        while len(items) < most:
+            self._drop_late(is_late, expired)
+            queue = self._next()
+            backwards = newest_first and queue is self._interactive
+            if not queue or (
+                (items or pixels) and pixels + queue[-1 if backwards else 0].pixels > self.max_batch_pixels
+            ):
+                break
+            item = queue.pop() if backwards else queue.popleft()
+            self._count(item, -1)
+            items.append(item)
+            pixels += item.pixels
+        self._drop_late(is_late, expired)
+        return items, pixels
+
+    def _drop_late(self, is_late: Callable[[QueuedImage], bool], expired: list[Request]) -> None:
+        while (queue := self._next()) and is_late(queue[0]):
+            ticket = queue[0].ticket
+            self.remove(ticket)
+            expired.append(ticket)
+
+    def _overdue(self, now: float) -> int:
+        """Bulk images that wait their turn like the others."""
+        return sum(1 for _ in takewhile(lambda item: item.submitted + BULK_DELAY_SECONDS <= now, self._bulk))
+
+    def _next(self) -> deque[QueuedImage] | None:
+        """The queue whose head's turn it is."""
+        if not self._bulk or not self._interactive:
+            return self._interactive or self._bulk or None
+        bulk_first = self._bulk[0].submitted + BULK_DELAY_SECONDS < self._interactive[0].submitted
+        return self._bulk if bulk_first else self._interactive
+
+    def _count(self, item: QueuedImage, sign: int) -> None:
+        self.images += sign
+        self.pixels += sign * item.pixels
+        self.bytes += sign * len(item.data)
+        if item.ticket.priority == "interactive":
+            self._interactive_pixels += sign * item.pixels

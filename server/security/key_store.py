@@ -1,0 +1,120 @@
+"""The keys in force, and what each caller has left to ask; changed as a whole while requests go on."""
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from ..errors import ServiceError
+from .keys import Caller, hash_key, read_keys
+from .rate_limit import TokenBucket
+
+# No key is longer; what is longer is not even hashed.
+MAX_KEY_BYTES = 256
+
+
+class Account:
+    """What a caller has left. Charged on the event loop only.
+
+    Args:
+        before: the caller's account under the keys before these: what he used up stays used up.
+    """
+
+    __slots__ = ("caller", "images", "name", "requests")
+
+    def __init__(self, caller: Caller, before: "Account | None", now: float) -> None:
+        self.caller = caller
+        self.name = caller.name
+        self.requests: TokenBucket | None = _bucket(
+            caller.requests_per_second, caller.request_burst, now, before.requests if before else None
+        )
+        self.images: TokenBucket | None = _bucket(
+            caller.images_per_second, caller.image_burst, now, before.images if before else None
+        )
+
+
+class KeyStore:
+    """Finds whose key one is.
+
+    The look-up is by a hash under a secret that only this process has: how long it takes tells nothing of the
+    keys. What is found is compared in constant time as well.
+
+    Args:
+        file: see `keys.read_keys`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, file: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self.file = file
+        self._clock = clock
+        self._secret = secrets.token_bytes(32)
+        self._accounts: Mapping[str, Account] = {}
+        self._owners: Mapping[bytes, tuple[bytes, Account]] = {}
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The callers' names."""
+        return tuple(self._accounts)
+
+    def reload(self) -> None:
+        """Read the file; on any thread.
+
+        Raises:
+            KeysError: the file cannot be used; the keys stay as they were.
+        """
+        now = self._clock()
+        accounts = {
+            name: Account(caller, self._accounts.get(name), now) for name, caller in read_keys(self.file).items()
+        }
+        owners = {
+            self._mac(digest): (digest, account) for account in accounts.values() for digest in account.caller.digests
+        }
+        self._accounts, self._owners = accounts, owners
+
+    def find(self, key: bytes) -> Account | None:
+        """Whose key this is; None where it is nobody's."""
+        if len(key) > MAX_KEY_BYTES:
+            return None
+        digest = hash_key(key)
+        found = self._owners.get(self._mac(digest))
+        if found is None or not hmac.compare_digest(found[0], digest):
+            return None
+        return found[1]
+
+    def charge_request(self, account: Account) -> None:
+        """Raises ServiceError `rate_limited` where the caller asks too often."""
+        self._charge(account.requests, 1, "requests")
+
+    def charge_images(self, account: Account, count: int) -> None:
+        """Raises ServiceError `rate_limited` where the caller sends more images than are his."""
+        self._charge(account.images, count, "images")
+
+    def _charge(self, bucket: TokenBucket | None, count: int, what: str) -> None:
+        if bucket is None:
+            return
+        wait = bucket.take(count, self._clock())
+        if wait > 0:
+            raise ServiceError(
+                "rate_limited",
+                f"this key may send {bucket.rate:g} {what} a second, {bucket.burst:g} at once",
+                retry_after_seconds=_whole_seconds(wait),
+            )
+
+    def _mac(self, digest: bytes) -> bytes:
+        return hashlib.blake2b(digest, key=self._secret, digest_size=16).digest()
+
+
+def _bucket(rate: float | None, burst: int | None, now: float, before: TokenBucket | None) -> TokenBucket | None:
+    if rate is None:
+        return None
+    made = TokenBucket(rate, burst, now)
+    if before is not None and (before.rate, before.burst) == (made.rate, made.burst):
+        return before
+    return made
+
+
+def _whole_seconds(wait: float) -> int:
+    """Seconds as Retry-After has them: whole, and never too few."""
+    return max(1, -int(-wait // 1))

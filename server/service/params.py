@@ -1,0 +1,99 @@
+"""What a classify request asks for beside its images: which model, how many classes, by when."""
+
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from ..config.settings import Settings
+from ..errors import ServiceError
+from ..repository.index import ModelIndex
+from ..repository.model_info import ModelInfo
+from ..scheduler.request import PRIORITIES, Priority
+
+PARAMETERS = ("model", "top_k")
+
+MAX_SCORES = 100_000
+"""Classes that all images of a request are answered with together: some 10 MB of JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClassifyParams:
+    """The model that answers, classes an answer, seconds the whole may take, and whether others go first."""
+
+    model: ModelInfo
+    top_k: int
+    timeout_seconds: float
+    priority: Priority = "interactive"
+
+
+def read_params(
+    query: bytes, headers: dict[bytes, bytes], models: ModelIndex[ModelInfo], settings: Settings
+) -> ClassifyParams:
+    """The question in a request's URL and headers.
+
+    Raises:
+        ServiceError: `bad_request` for a parameter that cannot be, naming it, its value and the limit;
+            `unknown_model`.
+    """
+    name, top_k = (None, None) if not query else _parameters(query)
+    version = headers.get(b"x-model-version")
+    model = models.find(name, None if version is None else version.decode("latin-1").strip())
+    return params_for(model, headers, settings, top_k)
+
+
+def params_for(
+    model: ModelInfo, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
+) -> ClassifyParams:
+    """The question to a model that is known already; its own limits count.
+
+    Args:
+        top_k: as the URL has it.
+
+    Raises:
+        ServiceError: as `read_params`.
+    """
+    settings, num_classes = settings.of(model.name), model.num_classes
+    classes = min(settings.top_k, num_classes)
+    if top_k is not None:
+        classes = _whole_number("top_k", top_k, 1, num_classes)
+    timeout = headers.get(b"x-request-timeout-ms")
+    if timeout is None:
+        timeout_ms = settings.timeout_ms
+    else:
+        timeout_ms = _whole_number("X-Request-Timeout-Ms", timeout.decode("latin-1"), 1, settings.max_timeout_ms)
+    return ClassifyParams(model, classes, timeout_ms / 1e3, _priority(headers))
+
+
+def check_scores(images: int, top_k: int) -> None:
+    """Raises ServiceError `bad_request` where an answer would have more classes than `MAX_SCORES`."""
+    if images * top_k > MAX_SCORES:
+        message = f"{images} images with {top_k} classes each are {images * top_k} scores: the limit is {MAX_SCORES}"
+        raise ServiceError("bad_request", message)
+
+
+def _priority(headers: dict[bytes, bytes]) -> Priority:
+    text = headers.get(b"x-priority", b"interactive").decode("latin-1").strip().lower()
+    for priority in PRIORITIES:
+        if text == priority:
+            return priority
+    raise ServiceError("bad_request", f"X-Priority is {text[:40]!r}: expected {' or '.join(PRIORITIES)}")
+
+
+def _parameters(query: bytes) -> tuple[str | None, str | None]:
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, max_num_fields=16)
+    except ValueError:
+        raise ServiceError("bad_request", "the query is not key=value pairs, at most 16") from None
+    values: dict[str, str] = {}
+    for key, value in pairs:
+        if key not in PARAMETERS:
+            raise ServiceError("bad_request", f"no parameter {key[:40]!r}; there are: {', '.join(PARAMETERS)}")
+        if key in values:
+            raise ServiceError("bad_request", f"parameter {key} is given twice")
+        values[key] = value
+    return values.get("model"), values.get("top_k")
+
+
+def _whole_number(name: str, text: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 12 and least <= int(text) <= most):
+        raise ServiceError("bad_request", f"{name} is {text[:40]!r}: expected a whole number {least}..{most}")
+    return int(text)

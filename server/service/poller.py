@@ -1,0 +1,246 @@
+"""Watch: keeps what is served as the repository has it, at the start, on a look from time to time, or when told to.
+
+A folder that is being written, renamed or mounted shows for a moment what is not so. Looks from time to time therefore
+act on what two of them, one after the other, have seen alike; a look that somebody asks for acts at once.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+
+from ..config.aliases import AliasError
+from ..errors import ServiceError
+from ..repository.served_model import ServedModel
+from ..repository.store import RepositoryError, StoredBundle, by_name, newest, scan
+from .lifecycle import ModelLifecycle
+
+logger = logging.getLogger("milkweed.watch")
+
+Key = tuple[str, str]
+"""Name and number."""
+
+
+class RepositoryPoller:
+    """Belongs to the event loop.
+
+    Args:
+        root: the repository.
+        keep: versions of a name to serve.
+        failed: called with the name of a model whose new version cannot be served.
+    """
+
+    def __init__(self, root: Path, rollout: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
+        self.root = root
+        self._rollout, self._keep, self._failed = rollout, keep, failed
+        self._seen: dict[Key, StoredBundle] = {}  # in the look before
+        self._served: dict[Key, StoredBundle] = {}
+        self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
+        self._held: set[Key] = set()  # unwanted, but an alias stands for them
+        self._task: asyncio.Task[None] | None = None
+        self._turn = asyncio.Lock()
+
+    def first_look(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
+        """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
+
+        Args:
+            taken: names that are served from elsewhere.
+
+        Raises:
+            RepositoryError: it cannot be read, or has a name that is taken.
+        """
+        found = scan(self.root)
+        for name in taken:
+            if name in found:
+                raise RepositoryError(f"repository {self.root}: a model called {name} is served already")
+        self._seen = _by_key(found)
+        return found
+
+    def open_first(self, found: Mapping[str, list[StoredBundle]]) -> list[ServedModel]:
+        """Of each name, the versions to serve from the start; on the engine thread.
+
+        A version that cannot be served leaves its place to the one before: a pod that is started again must not be lost
+        to a version that a running one refuses.
+
+        Raises:
+            ValueError: (BundleError, DeviceError) of a name whose versions all fail; of the newest.
+        """
+        return [model for name, versions in found.items() for model in self._open_newest(name, versions)]
+
+    def _open_newest(self, name: str, versions: list[StoredBundle]) -> list[ServedModel]:
+        pins = self._rollout.catalogue.pins(name)
+        opened: list[ServedModel] = []
+        errors: list[ValueError] = []
+        for each in versions:
+            if len(opened) >= self._keep and each.number not in pins:
+                continue
+            try:
+                opened.append(self._rollout.open(name, each.path, each.number))
+            except ValueError as error:
+                self._refuse(each, error)
+                # Their frames hold what was opened, in memory that the version before needs.
+                error.__traceback__ = error.__cause__ = error.__context__ = None
+                errors.append(error)
+            else:
+                self._served[name, each.number] = each
+        if errors and not opened:
+            raise errors[0]
+        return opened[::-1]  # so that the newest comes in last
+
+    def start(self, seconds: float) -> None:
+        """Look every so many seconds."""
+        self._task = asyncio.get_running_loop().create_task(self._look_again_and_again(seconds))
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._task is not None:
+            self._task.cancel()
+
+    async def look(self, *, twice: bool = False) -> list[str]:
+        """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged.
+
+        Args:
+            twice: only what the look before has seen like this one; all else stays as it serves.
+
+        Raises:
+            RepositoryError: it cannot be read, or has no bundle left while some of it serve. That is rather a volume
+                that is not mounted than somebody's wish, who would unload them by name.
+        """
+        async with self._turn:
+            self._forget_let_go()
+            now, before = _by_key(await asyncio.to_thread(scan, self.root)), self._seen
+            self._seen = now
+            if self._served and not now:
+                raise RepositoryError(f"repository {self.root}: no bundle is left in it, {len(self._served)} serve")
+            there = self._settled(now, before) if twice else now
+            found = newest(by_name(there.values()), self._keep, self._rollout.catalogue.pins)
+            done = []
+            for name, versions in found.items():
+                gone = [number for served, number in self._served if served == name and (name, number) not in there]
+                for each in versions:
+                    key = each.name, each.number
+                    if self._served.get(key) != each and self._bad.get(key) != each:
+                        # Beside higher numbers that go in a moment, an older one must not be one too many.
+                        above = sum(int(number or 0) > int(each.number or 0) for number in gone)
+                        done += await self._bring_in(each, self._keep + above)
+                done += await self._take_out(name, self._to_serve(name, versions))
+            for name in {name for name, _ in self._served} - set(found):
+                done += await self._take_out(name, set())
+            return done
+
+    def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
+        """What two looks have seen alike, and of all else what serves."""
+        found = {}
+        for key in {**before, **now}:
+            each = now[key] if now.get(key) == before.get(key) else self._served.get(key)
+            if each is not None:
+                found[key] = each
+        return found
+
+    def _forget_let_go(self) -> list[StoredBundle]:
+        """What the catalogue has let go serves no more: an alias that pinned it moved, or others took its place."""
+        gone = [key for key in self._served if not self._serves(*key)]
+        return [self._served.pop(key) for key in gone]
+
+    def _serves(self, name: str, number: str) -> bool:
+        return any(model.number == number for model in self._rollout.catalogue.versions(name))
+
+    def _to_serve(self, name: str, versions: list[StoredBundle]) -> set[str]:
+        """The numbers that stay: what is wanted, and for each of those that cannot be served another that is."""
+        wanted = {each.number for each in versions}
+        others = [number for served, number in self._served if served == name and number not in wanted]
+        missing = sum((name, number) not in self._served for number in wanted)
+        return wanted | set(sorted(others, key=lambda number: int(number or 0), reverse=True)[:missing])
+
+    async def load(self, name: str, number: str | None = None) -> ServedModel:
+        """Serve a name's newest version, or one of its numbers, now; also one that failed or serves already.
+
+        What it takes the place of comes back when it changes or is loaded.
+
+        Raises:
+            ServiceError: `unknown_model`: the repository has none such.
+            ValueError: (BundleError, DeviceError) it cannot be served; what served goes on.
+        """
+        async with self._turn:
+            self._forget_let_go()  # before: that was not replaced by what comes
+            versions = (await asyncio.to_thread(scan, self.root)).get(name, [])
+            chosen = [each for each in versions if number in (None, each.number)][:1]
+            if not chosen:
+                what = name[:80] if number is None else f"{name[:80]}/{number[:20]}"
+                raise ServiceError("unknown_model", f"the repository has no bundle {what!r}")
+            try:
+                model = await self._bring(chosen[0], first=True)
+            except ValueError as error:
+                self._refuse(chosen[0], error)
+                raise
+            self._bad |= {(each.name, each.number): each for each in self._forget_let_go()}
+            return model
+
+    async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
+        """Serve a name, or a version of it, no more, until it changes or is loaded again.
+
+        Raises:
+            ServiceError: `unknown_model`.
+        """
+        async with self._turn:
+            gone = await self._rollout.take_out(name, version)
+            for model in gone:
+                found = self._served.pop((name, model.number), None)
+                if found is not None:
+                    self._bad[name, model.number] = found
+            return gone
+
+    async def _bring_in(self, found: StoredBundle, keep: int) -> list[str]:
+        what = found.spoken
+        try:
+            model = await self._bring(found, first=False, keep=keep)
+        except ValueError as error:
+            self._refuse(found, error)
+            return [f"failed {what}: {error}"]
+        return [f"serves {what} ({model.version})"]
+
+    def _refuse(self, found: StoredBundle, error: ValueError) -> None:
+        """Not tried again until it changes."""
+        logger.error("%s cannot be served, what is sound goes on: %s", found.spoken, error)
+        self._bad[found.name, found.number] = found
+        self._failed(found.name)
+
+    async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
+        key = found.name, found.number
+        model = await self._rollout.bring_in(found.name, found.path, found.number, first=first, keep=keep)
+        self._served[key] = found
+        self._bad.pop(key, None)
+        return model
+
+    async def _take_out(self, name: str, wanted: set[str]) -> list[str]:
+        gone = [number for served, number in self._served if served == name and number not in wanted]
+        done = []
+        for number in gone:
+            if self._serves(name, number):
+                what = self._served[name, number].spoken
+                try:
+                    await self._rollout.take_out(name, number)
+                except AliasError as error:  # it goes once that is done
+                    if (name, number) not in self._held:
+                        self._held.add((name, number))
+                        done.append(f"serves {what} on: {error}")
+                    continue
+                done.append(f"serves {what} no more")
+            self._held.discard((name, number))
+            del self._served[name, number]
+        return done
+
+    async def _look_again_and_again(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            try:
+                for line in await self.look(twice=True):
+                    logger.info(line)
+            except RepositoryError as error:
+                logger.error("%s: what serves goes on", error)
+            except Exception:
+                logger.exception("the repository could not be looked at: what serves goes on")
+
+
+def _by_key(found: Mapping[str, list[StoredBundle]]) -> dict[Key, StoredBundle]:
+    return {(each.name, each.number): each for versions in found.values() for each in versions}

@@ -1,0 +1,144 @@
+"""What the machine says of itself, read from made files and a torch that refuses."""
+
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.cli.doctor import plan as planned
+from milkweed.cli.doctor import system_info as module
+from milkweed.cli.doctor.plan import plan_findings
+from milkweed.cli.doctor.system_info import gather
+from milkweed.inference import backend as engine_choice
+from milkweed.inference.device import usable_cores
+from milkweed.server.config.settings import Settings
+from milkweed.server.config.sources import origins
+from milkweed.server.http.transport.sockets import PortError
+from milkweed.server.telemetry import container_memory as container
+from milkweed.server.telemetry import nvml
+
+
+def test_the_cpu_is_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nmodel name\t: Xeon 8488C\nflags\t\t: fpu avx512f amx_bf16\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(module, "CPU_INFO", file)
+    found = gather()
+    assert found.cpu == "Xeon 8488C"
+    assert found.flags == {"fpu", "avx512f", "amx_bf16"}
+    assert found.cores == usable_cores()
+    assert found.cpu_capability == torch.backends.cpu.get_cpu_capability()
+
+
+def test_gpus_on_the_bus_are_counted_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for number, (vendor, kind) in enumerate((("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x8086", "0x030000"))):
+        folder = tmp_path / f"0000:0{number}:00.0"
+        folder.mkdir()
+        (folder / "vendor").write_text(vendor + "\n")
+        (folder / "class").write_text(kind + "\n")
+    monkeypatch.setattr(module, "PCI", tmp_path)
+    assert gather().gpus_on_bus == 1  # the second is its sound
+    monkeypatch.setattr(module, "PCI", tmp_path / "none")
+    assert gather().gpus_on_bus == 0
+
+
+def test_torchs_own_words_say_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def too_old() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update\nmore")
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", too_old)
+    found = gather()
+    assert found.cuda_error == "The NVIDIA driver on your system is too old (found version 11040)"
+    assert found.gpus == ()
+    monkeypatch.setattr(torch.version, "cuda", None)
+    assert gather().cuda_error == "this PyTorch is built without CUDA"
+
+
+def test_the_containers_limit_and_the_drivers_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(module, "container_memory", lambda: container.container_memory(tmp_path))
+    monkeypatch.setattr(nvml, "_library", lambda: None)
+    monkeypatch.setattr(nvml, "_MODULE_VERSION", tmp_path / "version")
+    assert (gather().memory_limit, gather().driver) == (10**9, None)
+    (tmp_path / "version").write_text("580.65.06\n")
+    assert gather().driver == "580.65.06"
+
+
+def plan(bundle: Path | None = None, **given: Any) -> dict[str, Any]:
+    settings = Settings(**{"port": 0, "metrics_port": 0, **given})
+    return {finding.name: finding for finding in plan_findings(settings, origins(given), bundle)}
+
+
+def test_a_port_in_use_is_broken() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        number = taken.getsockname()[1]
+        found = plan(port=number)["port"]
+    assert (found.status, found.fix) == ("broken", f"milkweed serve --port {number + 1000}")
+    assert found.text == f"cannot listen on 127.0.0.1 port {number}: Address already in use (--port)"
+    assert plan(port=number)["port"].text == f"127.0.0.1:{number} is free"
+
+
+def test_what_mends_a_port_could_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(host: str, port: int) -> socket.socket:
+        if port:
+            raise PortError(f"cannot listen on {host} port {port}: Address already in use")
+        return socket.socket()
+
+    monkeypatch.setattr(planned, "listen", taken)
+    assert plan(port=65_000)["port"].fix == "milkweed serve --port 64000"
+    monkeypatch.undo()
+    assert plan(host="203.0.113.9", port=18_000)["port"].fix == "milkweed serve --host 127.0.0.1"
+
+
+def test_the_engine_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    from milkweed.cli.bundle_args import demo_bundle
+
+    monkeypatch.setattr(planned, "runtime_version", lambda: "1.2.3")
+    monkeypatch.setattr(engine_choice, "runtime_version", lambda: "1.2.3")
+    found = plan(demo_bundle(), device="cpu", engine="onnxruntime")
+    assert found["engine"].text == "ONNX Runtime 1.2.3: engine = onnxruntime (--engine)"
+    assert found["kernels"].text == "ONNX Runtime's"
+    assert "recorded" not in found["forward"].text
+    assert "whichever is faster" in plan(device="cpu", engine="auto")["engine"].text
+    assert plan(device="cpu")["engine"].text == "PyTorch: engine = torch (default)"
+    monkeypatch.setattr(engine_choice, "runtime_version", lambda: None)
+    missing = plan(device="cpu", engine="onnxruntime")["engine"]
+    assert (missing.status, "is not installed" in missing.text) == ("broken", True)
+    assert plan(device="cpu", engine="auto")["engine"].text.startswith(
+        "PyTorch: engine = auto (--engine); ONNX Runtime"
+    )
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_broken() -> None:
+    found = plan(device="cuda:0")
+    assert found["device"].status == "broken"
+    assert found["device"].text == "device cuda:0: this machine has 0 CUDA devices (--device)"
+    assert "loader" not in found
+
+
+def test_what_would_be_used_is_what_the_pipeline_has() -> None:
+    from milkweed.cli.bundle_args import demo_bundle
+    from milkweed.inference.build import build_pipeline
+    from milkweed.models import load_bundle
+
+    found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    pipeline = build_pipeline(*load_bundle(demo_bundle()), device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    assert found["numbers"].text.startswith(str(pipeline.dtype).removeprefix("torch."))
+    assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
+    sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"
+    assert found["forward"].text.startswith(f"{sizes}, {pipeline.plan.micro_batch} images each")
+    assert "6 structured layers" in found["model"].text
+    assert {finding.status for finding in found.values()} == {"ok"}
+    pipeline.close()
+
+
+def test_a_bundle_and_a_repository_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert plan(tmp_path)["model"].status == "broken"
+    assert plan(repository=str(tmp_path / "none"))["repository"].status == "broken"
+    (tmp_path / "empty").mkdir()
+    assert plan(repository=str(tmp_path / "empty"))["repository"].status == "warning"

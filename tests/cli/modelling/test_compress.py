@@ -1,0 +1,209 @@
+"""`milkweed compress` with images: calibration, budgets, recovery; what is skipped, refused, and survives a kill."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.cli.progress import Steps
+from milkweed.models import load_bundle, read_config
+from milkweed.models.report import read_report
+
+Milkweed = Callable[..., Any]
+Refused = Callable[..., str]
+
+MILKWEED = (sys.executable, "-c", "import sys; from milkweed.cli import main; sys.exit(main())")
+WAIT_SECONDS = 120
+QUICK = ("--device", "cpu", "--layers", "mlp,qkv")
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the drawing, which takes longer than all else here."""
+    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
+
+
+def test_unlabelled_images_with_one_that_cannot_be_read(
+    milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
+) -> None:
+    ran = milkweed("compress", colour_bundle, tmp_path / "out", *QUICK, "--calibration", loose_photos)
+    assert ran.code == 0
+    skipped = [line for line in ran.err.splitlines() if "skipped" in line]
+    assert len(skipped) == 1
+    assert skipped[0].startswith("milkweed: skipped ")
+    assert "/07-cut.png: undecodable: " in skipped[0]
+    report = read_report(tmp_path / "out")
+    assert report is not None
+    (use,) = report.data
+    assert (use.role, use.folder, use.images) == ("calibration", loose_photos.name, 36)
+    assert [(image.image, image.code) for image in use.skipped] == [("07-cut.png", "undecodable")]
+    assert report.after is not None
+    assert (report.after.top1, report.after.images) == (None, 14)
+    assert "held out    14 images: KL " in ran.out
+    assert "top-1" not in ran.out
+    assert "36 calibration images are few" in ran.out
+    assert f"report      {tmp_path / 'out' / 'report.html'}" in ran.out
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "07-cut.png" in page
+
+
+@pytest.mark.usefixtures("no_page")
+def test_labelled_images_tell_accuracy(
+    milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    ran = milkweed("compress", colour_bundle, out, *QUICK, "--calibration", colour_photos, "--json")
+    assert ran.code == 0, ran.err
+    document = ran.document
+    before, after = document["report"]["before"], document["report"]["after"]
+    # two of every five of the 36 sorted images are held out: the dense bundle's answers to these
+    held_out = [path for place, path in enumerate(sorted(colour_photos.rglob("*.png"))) if place % 5 > 2]
+    for bundle, found in ((colour_bundle, before), (out, after)):
+        results = milkweed("classify", "--model", bundle, *held_out, "--top-k", 1, "--json").document["results"]
+        hits = sum(row["predictions"][0]["id"] == Path(row["image"]).parent.name for row in results)
+        assert found["top1"] == pytest.approx(100 * hits / 14)
+    assert (document["bundle"], document["version"]) == (str(out), read_config(out).version)
+    assert document["parameters_after"] == sum(p.numel() for p in load_bundle(out)[0].parameters())
+    picture = tmp_path / "out.svg"
+    again = ("--calibration", colour_photos, "--force", "--plot", picture)
+    ran = milkweed("compress", colour_bundle, out, *QUICK, *again)
+    assert "relative error of the outputs" in picture.read_text()
+    assert f"top-1 {before['top1']:.1f} -> {after['top1']:.1f} %" in ran.out
+
+
+@pytest.mark.usefixtures("no_page")
+def test_a_budget(
+    milkweed: Milkweed, refused: Refused, colour_bundle: Path, colour_photos: Path, tmp_path: Path
+) -> None:
+    out, fixed = tmp_path / "out", (*QUICK, "--calibration", colour_photos, "--refinements", 1)
+    said = refused("compress", colour_bundle, out, *fixed, "--budget", 0.02)
+    assert said.startswith("budget 0.02 cannot be met: the smallest possible is 0.")
+    assert not out.exists()
+    least = float(said.rsplit(" ", 1)[1])
+    ran = milkweed("compress", colour_bundle, out, *fixed, "--budget", least + 0.001, "--json")
+    assert ran.code == 0, ran.err
+    rows = [row for row in ran.document["report"]["layers"] if row["reason"]]
+    share = sum(row["weights"] for row in rows) / sum(row["dense_weights"] for row in rows)
+    assert share == pytest.approx(least, abs=1e-3)
+    arguments = read_config(out).provenance["commands"][-1]["arguments"]
+    assert (arguments["budget"], arguments["refinements"], arguments["block_counts"]) == (
+        least + 0.001,
+        1,
+        [1, 2, 4, 8],
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "0.5"), "--budget 0.5 needs images to measure on: give --calibration DIR"),
+        (("--budget", "half"), "invalid value for '--budget': 'half': must be a number; see milkweed compress --help"),
+        (("--block-counts", "1,x"), "--block-counts '1,x': must be whole numbers from 1 on, with commas between"),
+        (("--block-counts", "0"), "--block-counts '0': must be whole numbers from 1 on"),
+        (("--calibration-images", "0"), "invalid value for '--calibration-images': 0: must be at least 1"),
+    ],
+)
+def test_wrong_usage(
+    refused: Refused, colour_bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    assert refused("compress", colour_bundle, tmp_path / "out", *arguments, code=2).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--budget", "1.5", "--calibration", "{loose}"), "budget 1.5 must be above 0 and below 1"),
+        (("--cost", "joules"), "cost 'joules' must be one of parameters, macs, latency"),
+        (("--structure", "magic"), "layer blocks.0.attn.qkv: structure kind 'magic' is unknown"),
+        (("--calibration", "{out}"), "DATA {out}: no such folder"),
+        (("--calibration", "{few}"), "DATA {few}: 10 of 10 images can be read, calibration needs at least 16"),
+        (("--calibration", "{none}"), "DATA {none}: no images in it (1 other files)"),
+        (("--recover", "{few}"), "DATA {few}: 10 images, a recovery needs at least 16"),
+        (("--recover", "{loose}", "--hard-share", "0.5"), "DATA {loose}: 37 of 37 files fit none of the 3 labels: 00."),
+        (("--recover", "{loose}", "--hard-share", "2"), "hard_share 2.0 must be 0 to 1"),
+        (("--recover", "{loose}", "--recover-amp", "int8"), "amp 'int8' must be one of"),
+    ],
+)
+def test_refusals(
+    refused: Refused, colour_bundle: Path, loose_photos: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    places = {"out": tmp_path / "out", "few": tmp_path / "few", "none": tmp_path / "none", "loose": loose_photos}
+    for name in ("few", "none"):
+        places[name].mkdir()
+    for path in sorted(loose_photos.iterdir())[10:20]:
+        os.link(path, places["few"] / path.name)
+    (places["none"] / "notes.txt").write_text("")
+    given = [argument.format(**places) for argument in arguments]
+    said = refused("compress", colour_bundle, places["out"], *QUICK, *given)
+    assert said.startswith(message.format(**places))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["few", "none"]
+
+
+@pytest.fixture
+def same_threads() -> Iterator[None]:
+    """Put PyTorch's threads back: --threads sets them for the process."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("no_page", "same_threads")
+def test_a_killed_recovery_ends_as_one_that_was_not(
+    milkweed: Milkweed, refused: Refused, colour_bundle: Path, colour_photos: Path, tmp_path: Path
+) -> None:
+    fixed = (*QUICK, "--rank", 1, "--recover", colour_photos, "--recover-batch-size", 4)
+    fixed = (*fixed, "--recover-epochs", 5, "--recover-amp", "none", "--threads", 1)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    state = tmp_path / ".killed.compress" / "recovery" / "distillation" / "state.json"
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    command = [*MILKWEED, *map(str, ("compress", colour_bundle, killed, *fixed))]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
+        give_up = time.monotonic() + WAIT_SECONDS
+        while not state.exists() and process.poll() is None and time.monotonic() < give_up:
+            time.sleep(0.005)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert state.exists()
+    assert not killed.exists()
+    other = refused("compress", colour_bundle, killed, *fixed, "--nblocks", 2)
+    assert other.startswith(f"{state.parents[2]} holds an unfinished run with nblocks 4, not 2: ")
+    ran = milkweed("compress", colour_bundle, killed, *fixed, "--json")
+    assert ran.code == 0, ran.err
+    assert "going on with the unfinished run" in ran.err
+    assert "the recovery went on where it was interrupted" in ran.err
+    assert milkweed("compress", colour_bundle, whole, *fixed).code == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
+    one, other_bytes = ((path / "model.safetensors").read_bytes() for path in (killed, whole))
+    assert one == other_bytes
+    assert ran.document["version"] == read_config(whole).version
+    history = ran.document["report"]["history"]
+    assert [row["epoch"] for row in history if row["phase"] == "distillation"] == list(range(6))
+
+
+def test_steps_are_shown_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from milkweed.cli import progress
+
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with Steps("compress") as steps:
+        steps("calibrating", 1, 4)
+        now[0] = 11.0
+        steps("calibrating", 2, 4)
+        steps("fitting", 0, 10)  # begins now: its rate and time left are its own
+        now[0] = 22.0
+        steps("fitting", 5, 10)
+        steps("calibrating", 1, 1)
+    assert capsys.readouterr().err.splitlines() == [
+        "milkweed: compress: calibrating: 2 of 4 done, 0.2 done/s, 11 s left",
+        "milkweed: compress: fitting: 5 of 10 done, 0.5 done/s, 11 s left",
+    ]

@@ -1,0 +1,189 @@
+"""`milkweed import`: what it takes, and one clear line with exit code 1 for everything it cannot."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from milkweed.models import create_model, load_bundle
+from milkweed.models.layers.layer_spec import replace_linears, select_linears, structures_for
+
+ARCH = "deit_tiny_patch16_224"
+TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4}
+FLYS = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
+
+Refused = Callable[..., str]
+State = dict[str, Tensor]
+
+
+@pytest.fixture(scope="module")
+def state() -> State:
+    torch.manual_seed(0)
+    return dict(create_model(ARCH, num_classes=3, **TINY).state_dict())
+
+
+@pytest.fixture
+def imports(tmp_path: Path, refused: Refused) -> Callable[..., str]:
+    """Import a state that must be refused; what is said, without the file's name."""
+
+    def call(state: State, *options: object) -> str:
+        torch.save(state, tmp_path / "w.pth")
+        arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), *options)
+        said = refused("import", tmp_path / "w.pth", tmp_path / "out", *arguments)
+        assert not (tmp_path / "out").exists()
+        return said.removeprefix(f"{tmp_path / 'w.pth'}: ")
+
+    return call
+
+
+def test_arguments_and_images_may_be_given(milkweed: Any, tmp_path: Path, state: State) -> None:
+    torch.save(state, tmp_path / "w.pth")
+    (tmp_path / "images.json").write_text('{"mean": [0.5, 0.5, 0.5], "crop_pct": 1.0}')
+    arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--preprocess", tmp_path / "images.json")
+    ran = milkweed("import", tmp_path / "w.pth", tmp_path / "out", *arguments, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    model, config = load_bundle(tmp_path / "out")
+    assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
+    assert config.preprocess == {
+        "size": 32,
+        "crop_pct": 1.0,
+        "interpolation": "bicubic",
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.229, 0.224, 0.225],
+    }
+    assert (ran.document["monarch_layers"], ran.document["structured_layers"]) == (0, 0)
+
+
+def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) -> None:
+    """Its heads and eps are in no key: what is known of it makes it the model it was."""
+    torch.manual_seed(0)
+    model = create_model("vit_small_patch16_224", num_classes=3, **FLYS)
+    names = select_linears(model, ["mlp"])
+    replace_linears(model, structures_for(model, names, "monarch", nblocks=16))
+    weights = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
+    torch.save({"state_dict": weights, "pytorch-lightning_version": "1.6.0"}, tmp_path / "last.ckpt")
+    ran = milkweed("import", tmp_path / "last.ckpt", tmp_path / "out")
+    assert ran.code == 0
+    assert "arch    vit_small_patch16_224, 3 classes\n" in ran.out
+    assert "images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet" in ran.out
+    loaded, config = load_bundle(tmp_path / "out")
+    assert config.arch_args == {"num_classes": 3, **FLYS}
+    assert config.preprocess["mean"] == [0.485, 0.456, 0.406]
+    assert {module.eps for module in loaded.modules() if isinstance(module, nn.LayerNorm)} == {1e-5}
+    assert len(config.structure) == 16
+
+
+def test_the_wrong_family(refused: Refused, tmp_path: Path, bundle: Path) -> None:
+    path = bundle / "model.safetensors"  # of a ViTAE
+    said = refused("import", path, tmp_path / "out", "--arch", ARCH)
+    assert "this looks like a ViTAE v1 of depths (0, 0, 2), width 32: vitae_basic with arch_args" in said
+    assert f"you asked for {ARCH}; 152 keys expected, " in said
+    assert "first missing cls_token" in said
+
+
+def test_a_part_of_a_checkpoint(imports: Callable[..., str], state: State) -> None:
+    half = {key: tensor for key, tensor in state.items() if not key.startswith(("blocks.2.", "blocks.3.", "norm."))}
+    said = imports(half)
+    assert said == (
+        f"a part of {ARCH}: what it holds fits, the rest is missing; 56 keys expected, 30 found, 30 in common; "
+        "first missing blocks.2.norm1.weight (--debug says more)"
+    )
+
+
+@pytest.mark.parametrize("head", ["head_dist", "aux_head"])
+def test_further_heads(milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path, head: str) -> None:
+    both = {**state, f"{head}.weight": torch.zeros(3, 32), f"{head}.bias": torch.zeros(3)}
+    assert f"56 keys expected, 58 found, 56 in common; first unexpected '{head}.weight'" in imports(both)
+    more = milkweed(
+        "import", tmp_path / "w.pth", tmp_path / "out", "--arch", ARCH, "--arch-args", json.dumps(TINY), "--debug"
+    )
+    assert f"it has a further head, {head}, which {ARCH} has not" in more.err
+
+
+def test_other_classes(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+    assert imports(state, "--num-classes", 1000) == "the classifier has 3 classes, num_classes is 1000"
+    labels = tmp_path / "labels.txt"
+    labels.write_text("cat\ndog\n")
+    assert imports(state, "--labels", labels) == "2 labels given, the checkpoint has 3 classes"
+    many = {**state, "head.weight": torch.zeros(21843, 32), "head.bias": torch.zeros(21843)}
+    assert imports(many, "--num-classes", 1000).endswith(
+        "the classifier has 21843 classes, num_classes is 1000 (a classifier of ImageNet-22k: weights fine-tuned on "
+        "ImageNet-1k lie in a file of their own)"
+    )
+    assert "2 labels given, the checkpoint has 21843 classes (a classifier of ImageNet-22k" in imports(
+        many, "--labels", labels
+    )
+
+
+def test_images_of_another_size(milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+    said = imports({**state, "pos_embed": torch.zeros(1, 26, 32)})
+    assert "first of another shape pos_embed [1, 26, 32], not [1, 17, 32]" in said
+    arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--debug")
+    assert (
+        "its images were of another size: give img_size" in milkweed("import", tmp_path / "w.pth", "o", *arguments).err
+    )
+
+
+class Payload:
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.target}",)
+
+
+def test_a_pickle_with_a_payload(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+    said = imports({"state_dict": state, "args": Payload(tmp_path / "pwned")})  # type: ignore[dict-item]
+    assert said == (
+        "holds posix.system, which is not weights: refused, nothing in the file was run "
+        "(save the state_dict alone with torch.save)"
+    )
+    assert not (tmp_path / "pwned").exists()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda data: data[:-4], "truncated: the header describes "),
+        (lambda data: data[:40], "truncated: the header ends at byte "),
+        (lambda data: data + b"x", "too long: the header describes "),
+        (lambda data: data.replace(b'"F32"', b'"F99"', 1), "bad header entry "),
+        (lambda data: b"\xff" * 8 + data[8:], "header length 18446744073709551615"),
+        (lambda data: data[:8] + b"}" + data[9:], "not JSON: "),
+    ],
+)
+def test_corrupt_safetensors(refused: Refused, tmp_path: Path, state: State, spoil: Any, message: str) -> None:
+    path = tmp_path / "w.safetensors"
+    save_file(state, path)
+    path.write_bytes(spoil(path.read_bytes()))
+    said = refused("import", path, tmp_path / "out", "--arch", ARCH)
+    assert said.startswith(f"{path}: ")
+    assert message in said
+
+
+def test_a_bundle_is_no_checkpoint(refused: Refused, bundle: Path, tmp_path: Path) -> None:
+    assert refused("import", bundle, tmp_path / "out") == f"checkpoint {bundle}: is a bundle of milkweed already"
+
+
+def test_what_keys_do_not_tell_must_be_named(refused: Refused, state: State, tmp_path: Path) -> None:
+    torch.save(state, tmp_path / "w.pth")
+    said = refused("import", tmp_path / "w.pth", tmp_path / "out")
+    assert said.endswith(
+        "architecture not recognised: it looks like a ViT of width 32, depth 4, patch 8, image 32; name one"
+    )
+
+
+def test_a_name_without_a_network(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    said = refused("import", f"timm:{ARCH}", tmp_path / "out")
+    assert said.startswith(
+        f"timm:{ARCH}: not in this machine's cache, and not to be had from huggingface.co/timm/{ARCH}"
+    )

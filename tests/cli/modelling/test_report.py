@@ -1,0 +1,213 @@
+"""`milkweed inspect` shows a bundle's report, draws its curves, and passes a broken one over by name."""
+
+import io
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkweed.cli.modelling.report import curve_lines, print_report, sparkline
+from milkweed.models import read_config
+from milkweed.models.report import Candidate, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
+
+Milkweed = Callable[..., Any]
+ESCAPE = "\x1b[31mred\x1b[0m\nline"
+
+
+def row(name: str, kind: str, weights: int, error: float | None) -> LayerRow:
+    return LayerRow(
+        name=name,
+        kind=kind,
+        in_features=32,
+        out_features=64,
+        nblocks=4 if kind == "monarch" else None,
+        dense_weights=2048,
+        weights=weights,
+        macs_before=131_072,
+        macs_after=64 * weights,
+        bytes_before=8192,
+        bytes_after=4 * weights,
+        error=error,
+        reason="reacts too much" if kind == "dense" else "",
+    )
+
+
+@pytest.fixture
+def report() -> RunReport:
+    return RunReport(
+        kind="compress",
+        arch="vitae_basic",
+        version="0" * 12,
+        command="milkweed compress a b",
+        measured_on="CPU, 1 thread",
+        seconds_by_step={"statistics": 12.4, "recovery": 733.0},
+        data=(
+            DataUse(
+                role="calibration",
+                folder="photos",
+                images=248,
+                skipped=(Skipped(image=ESCAPE, code="undecodable", message=ESCAPE),),
+            ),
+        ),
+        before=Measured(top1=81.2, images=250),
+        after=Measured(top1=74.4, agreement=84.0, kl=0.231, images=250),
+        totals_before=Totals(parameters=5_717_416, macs=1_258_000_000, bytes=22_869_664, latency_ms=18.2),
+        totals_after=Totals(parameters=3_716_320, macs=818_000_000, bytes=14_865_280, latency_ms=13.0),
+        layers=(row("a.fc1", "monarch", 768, 0.4), row("a.fc2", "monarch", 768, 0.2), row("head", "dense", 2048, None)),
+        curve=tuple(
+            Candidate(label=f"try {k}", share=k / 4, parameters=k * 1000, top1=20.0 * k, chosen=k == 2)
+            for k in range(1, 5)
+        ),
+        history=tuple({"step": k, "loss": 8.0 - k} for k in range(8)),
+        warnings=(ESCAPE,),
+    )
+
+
+@pytest.fixture
+def reported(bundle: Path, tmp_path: Path) -> Callable[[bytes], Path]:
+    """A copy of the bundle with these bytes as report.json."""
+
+    def copy(data: bytes) -> Path:
+        shutil.copytree(bundle, tmp_path / "copy")
+        (tmp_path / "copy" / "report.json").write_bytes(data)
+        return tmp_path / "copy"
+
+    return copy
+
+
+def test_inspect_shows_the_report(
+    milkweed: Milkweed, bundle: Path, reported: Callable[[bytes], Path], report: RunReport
+) -> None:
+    report = replace(report, version=read_config(bundle).version)
+    path = reported(json.dumps(report.to_dict()).encode())
+    ran = milkweed("inspect", path, "--json")
+    assert (ran.code, ran.err) == (0, "")
+    assert RunReport.from_dict(ran.document["report"]) == report
+    plain = milkweed("inspect", bundle, "--json").document
+    assert plain["report"] is None
+    assert {**ran.document, "bundle": "", "report": None} == {**plain, "bundle": ""}
+
+    ran = milkweed("inspect", path)
+    assert (ran.code, ran.err) == (0, "")
+    lines = ran.out.splitlines()
+    fields = {line[2:17].strip(): line[17:].strip() for line in lines[lines.index("report") :]}
+    assert fields["outcome"].startswith("Clearly less accurate than the original. It is right on 74.4 % of 250 images")
+    assert fields["top-1"] == "81.2 → 74.4 % ± 2.8 on 250 images"
+    assert fields["KL"] == "0.231 nats from the dense model"
+    assert fields["MACs an image"] == "1.26 G → 818 M"
+    assert fields["latency"] == "18.2 → 13.0 ms (CPU, 1 thread)"
+    assert fields["loss"] == "8.00 → 1.00 █▇▆▅▄▃▂▁"
+    assert fields["data 1"] == "calibration: 248 images of photos, 1 skipped (named in report.json)"
+    assert fields["time"] == "statistics 12 s, recovery 12 min 13 s"
+    assert fields["command"] == "milkweed compress a b"
+    layers = [line.split() for line in lines if line.startswith(("a.fc", "head "))]
+    monarch = ["monarch,", "4", "blocks", "768", "37.5", "%", "131", "→", "49.2", "k", "8.19", "→", "3.07", "kB"]
+    assert layers == [
+        ["a.fc1", *monarch, "0.400", "█" * 8],
+        ["a.fc2", *monarch, "0.200", "█" * 4],
+        ["head", "dense", "2.05", "k", "100.0", "%", "131", "k", "8.19", "kB", "–"],
+    ]
+    assert "kept dense: head: reacts too much" in lines
+    assert "  ● try 2: 2.00 k parameters (50.0 %), top-1 40.0 %" in lines
+    # The report's table stands in for the one of the structure.
+    assert "nblocks 4" not in ran.out
+
+
+def test_inspect_draws_the_report(
+    milkweed: Milkweed, bundle: Path, reported: Callable[[bytes], Path], report: RunReport, tmp_path: Path
+) -> None:
+    path = reported(json.dumps(replace(report, version=read_config(bundle).version).to_dict()).encode())
+    picture = tmp_path / "new" / "report.svg"
+    ran = milkweed("inspect", path, "--plot", picture, "--json")
+    assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
+    assert "relative error of the outputs" in picture.read_text()
+    ran = milkweed("inspect", bundle, "--plot", picture)
+    assert ran.code == 1
+    assert f"bundle {bundle} has no report.json of its compression or training to draw" in ran.err
+
+
+def test_without_a_report_the_structure_is_shown(milkweed: Milkweed, bundle: Path) -> None:
+    ran = milkweed("inspect", bundle)
+    assert [line.split()[1:4] for line in ran.out.splitlines() if line.startswith("layers.2.NC.")] == [
+        ["monarch", "nblocks", "4"]
+    ] * 4
+    assert "\nreport\n" not in ran.out
+
+
+def test_text_from_a_report_cannot_drive_the_terminal(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(replace(report, layers=(replace(report.layers[0], name=ESCAPE),), arch=ESCAPE))
+    out = capsys.readouterr().out
+    assert "\x1b" not in out
+    assert r"  warning 1      \x1b[31mred\x1b[0m line" in out
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"{", "report.json: not JSON: "),
+        (b'{"kind": "train"}', "report.json: report.arch: Field required"),
+        (b" " * (9 << 20), "report.json has more than 8388608 bytes"),
+        (b'{"kind": "train", "arch": "x", "version": "123"}', "report.json is about version '123', the bundle is "),
+    ],
+)
+def test_a_broken_report_is_named_and_passed_over(
+    milkweed: Milkweed, reported: Callable[[bytes], Path], data: bytes, problem: str
+) -> None:
+    path = reported(data)
+    for arguments in (("inspect", path), ("inspect", path, "--json")):
+        ran = milkweed(*arguments)
+        assert ran.code == 0
+        assert ran.err.count("\n") == 1
+        assert ran.err.startswith(f"milkweed: bundle {path}: {problem}")
+        assert ran.err.endswith(": passed over\n")
+    assert ran.document["report"] is None
+
+
+def test_an_almost_empty_report_is_short(capsys: pytest.CaptureFixture[str]) -> None:
+    print_report(RunReport(kind="train", arch="x", version="0"))
+    assert capsys.readouterr().out == "\nreport\n  outcome  Trained, its accuracy not measured.\n"
+
+
+def test_a_terminal_without_unicode_gets_letters(report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    print_report(report)
+    out.flush()
+    text = out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
+    assert "81.2 -> 74.4 % +- 2.8 on 250 images" in text
+    assert "#*+=-,._" in text
+    assert "  @ try 2" in text
+
+
+def test_curve_puts_each_candidate_where_it_belongs(report: RunReport) -> None:
+    lines = curve_lines(report)
+    assert lines[0] == "top-1 accuracy, % (● chosen)"
+    grid = [line.partition("│")[2] for line in lines[1:15]]
+    found = {(x, y): cell for y, cells in enumerate(grid) for x, cell in enumerate(cells) if cell != " "}
+    assert found == {(0, 13): "·", (21, 9): "●", (42, 4): "·", (63, 0): "·"}
+    assert (lines[1][:8], lines[14][:8]) == ("    80.0", "    20.0")
+    assert lines[16].split() == ["25.0", "parameters", "100.0", "%", "of", "dense"]
+
+
+def test_curve_of_one_or_none(report: RunReport) -> None:
+    one = Candidate(label="a", share=0.5, parameters=1, kl=0.2, chosen=True)
+    assert sum("●" in line for line in curve_lines(replace(report, curve=(one,)))[1:]) == 1
+    assert curve_lines(replace(report, curve=())) == []
+    assert curve_lines(replace(report, curve=(Candidate(label="a", share=0.5, parameters=1),))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        ([1.0, 2.0], "▁█"),
+        ([3.0, 3.0], "▄▄"),
+        ([float(k // 10) for k in range(80)], "▁▁▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇█████"),
+    ],
+)
+def test_sparkline(values: list[float], text: str) -> None:
+    assert sparkline(values) == text

@@ -1,0 +1,269 @@
+"""`milkweed classify`: what may be asked about, and the files of answers that can be gone on with."""
+
+import csv
+import io
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from milkweed.cli.serving import classify as command
+from milkweed.cli.serving.classify_output import AnswerFile
+from milkweed.client import Answer, Prediction
+
+Milkweed = Callable[..., Any]
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def photos(tmp_path: Path, images: list[bytes]) -> Path:
+    """Seven images in a folder with a folder, one that is none, and a file that no folder means."""
+    root = tmp_path / "photos"
+    (root / "deep").mkdir(parents=True)
+    for number, image in enumerate(images[:7]):
+        (root / ("deep" if number > 4 else ".") / f"{number}.png").write_bytes(image)
+    (root / "torn.png").write_bytes(images[7][:100])
+    (root / "notes.txt").write_text("")
+    return root
+
+
+@pytest.fixture
+def want(milkweed: Milkweed, bundle: Path, photos: Path) -> dict[str, Any]:
+    """The answers as one JSON object, by image."""
+    ran = milkweed("classify", "--model", bundle, photos, "--top-k", 2, "--json")
+    assert ran.err.startswith("milkweed: error: 1 of 8 images got no answer, the first: ")
+    return {result["image"]: result for result in ran.document["results"]}
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The images that are read from now on."""
+    read: list[str] = []
+    images_of = command.images_of
+    monkeypatch.setattr(command, "images_of", lambda name: read.append(name) or images_of(name))
+    return read
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_ndjson_is_a_line_an_image(milkweed: Milkweed, bundle: Path, photos: Path, want: dict[str, Any]) -> None:
+    ran = milkweed("classify", "--model", bundle, photos, "--top-k", 2, "--format", "ndjson")
+    assert ran.code == 1
+    lines = [json.loads(line) for line in ran.out.splitlines()]
+    assert [line["image"] for line in lines] == list(want)
+    for line in lines:
+        assert (line.pop("model"), len(line.pop("version"))) == ("tiny", 12)
+        assert line == want[line["image"]]
+
+
+def test_csv_is_a_row_a_class(milkweed: Milkweed, bundle: Path, photos: Path, want: dict[str, Any]) -> None:
+    ran = milkweed("classify", "--model", bundle, photos, "--top-k", 2, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(ran.out)))
+    found: dict[str, Any] = {}
+    for row in rows:
+        if row["error"]:
+            error = {"code": row["error"], "message": row["message"]}
+            found[row["image"]] = {"image": row["image"], "error": error}
+            assert not any(row[name] for name in ("rank", "index", "id", "label", "score"))
+            continue
+        entry = {"index": int(row["index"]), "id": row["id"], "label": row["label"], "score": float(row["score"])}
+        predictions = found.setdefault(row["image"], {"image": row["image"], "predictions": []})["predictions"]
+        predictions.append(entry)
+        assert int(row["rank"]) == len(predictions)
+    assert found == want
+    assert len(rows) == 7 * 2 + 1
+
+
+@pytest.mark.parametrize("name", ["a.ndjson", "a.jsonl", "a.csv", "a.json", "a.txt"])
+def test_a_file_has_what_stdout_would(
+    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, name: str
+) -> None:
+    kind = {"ndjson": "ndjson", "jsonl": "ndjson", "csv": "csv", "json": "json", "txt": "text"}[name.split(".")[1]]
+    printed = milkweed("classify", "--model", bundle, photos, "--format", kind)
+    ran = milkweed("classify", "--model", bundle, photos, "--output", tmp_path / name)
+    assert (ran.code, ran.out) == (1, "")
+    assert (tmp_path / name).read_text() == printed.out
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+@pytest.mark.parametrize("tear", [0, 30, 400])
+def test_a_torn_file_is_gone_on_with(
+    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, opened: list[str], kind: str, tear: int
+) -> None:
+    """Cut anywhere, it ends as if nothing had happened; only what was lost is asked about again."""
+    whole, torn = tmp_path / f"whole.{kind}", tmp_path / f"torn.{kind}"
+    arguments = ("classify", "--model", bundle, photos, "--top-k", 2)
+    assert milkweed(*arguments, "--output", whole).code == 1
+    content = whole.read_bytes()
+    torn.write_bytes(content[: len(content) - tear])
+    opened.clear()
+    ran = milkweed(*arguments, "--output", torn, "--resume")
+    assert torn.read_bytes() == content
+    assert ran.code == 1
+    assert ran.err.splitlines()[-1].startswith("milkweed: error: 1 of 8 images got no answer, the first: ")
+    lines = content[: content.rfind(b"\n", 0, len(content) - tear) + 1].decode().splitlines()
+    # A CSV's last image is asked about again: whether its rows are all there cannot be told.
+    kept = len(lines) if kind == "ndjson" else len({row[0] for row in csv.reader(lines[1:])}) - 1
+    assert len(opened) == 8 - kept
+
+
+def test_names_may_hold_anything(
+    milkweed: Milkweed, bundle: Path, images: list[bytes], tmp_path: Path, opened: list[str]
+) -> None:
+    root = tmp_path / "odd"
+    root.mkdir()
+    names = [b'a "quoted", one.png', b"two\nlines.png", b"car\rriage.png", "ümlaut.png".encode(), b"bytes\xff.png"]
+    for name, image in zip(names, images, strict=False):
+        (root / os.fsdecode(name)).write_bytes(image)
+    for kind in ("csv", "ndjson"):
+        out = tmp_path / f"out.{kind}"
+        assert milkweed("classify", "--model", bundle, root, "--output", out).code == 0
+        content = out.read_bytes()
+        out.write_bytes(content[:-5])
+        opened.clear()
+        assert milkweed("classify", "--model", bundle, root, "--output", out, "--resume").code == 0
+        assert out.read_bytes() == content
+        assert len(opened) == 1
+    with open(tmp_path / "out.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        assert {row["image"] for row in csv.DictReader(file)} == {str(root / os.fsdecode(name)) for name in names}
+    found = {record["image"] for record in records(tmp_path / "out.ndjson")}
+    assert found == {str(root / os.fsdecode(name)) for name in names}
+    assert milkweed("classify", "--model", bundle, root).code == 0
+
+
+def test_a_pipe_gets_the_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the locale's encoding is, and however strict."""
+    stdout = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(stdout, encoding="ascii", errors="strict"))
+    with AnswerFile("csv", None) as answers:
+        answers.add(os.fsdecode(b"\xc3\xbc\xff.png"), Answer((Prediction(0, "n0", "Ölbaum", 0.5),)))
+    sys.stdout.flush()
+    assert stdout.getvalue().splitlines()[1] == b"\xc3\xbc\xff.png,1,0,n0,\xc3\x96lbaum,0.5,,"
+
+
+def test_text_for_people_holds_nothing_that_a_terminal_obeys(capfd: pytest.CaptureFixture[str]) -> None:
+    with AnswerFile("text", None) as answers:
+        answers.add("a\x1b[31m.png", Answer((Prediction(0, "n\x1b0", "two\nlines\x1b[2J", 0.5),)))
+    assert capfd.readouterr().out == "a\\x1b[31m.png\n   0.5000  two\\nlines\\x1b[2J (n\\x1b0)\n"
+
+
+def test_an_image_named_twice_is_asked_about_once(
+    milkweed: Milkweed, bundle: Path, photos: Path, opened: list[str]
+) -> None:
+    ran = milkweed("classify", "--model", bundle, photos / "1.png", f"{photos}/*", f"{photos}/**", "--json")
+    found = [result["image"] for result in ran.document["results"]]
+    assert len(set(found)) == len(found) == 9  # the eight of the folder, and the notes that a pattern means too
+    assert opened == found
+
+
+def test_a_folder_that_cannot_be_read_is_told(
+    milkweed: Milkweed, bundle: Path, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scandir = os.scandir
+
+    def refusing(path: Any) -> Any:
+        if str(path).endswith("deep"):
+            raise PermissionError(13, "Permission denied", str(path))
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refusing)
+    ran = milkweed("classify", "--model", bundle, photos, "--json")
+    assert ran.err.splitlines()[0] == f"milkweed: {photos}/deep: Permission denied: the images in it are left out"
+    assert len(ran.document["results"]) == 6
+
+
+def test_a_run_without_an_answer_leaves_no_file(milkweed: Milkweed, photos: Path, tmp_path: Path) -> None:
+    for name in ("a.csv", "a.json"):
+        ran = milkweed("classify", "--url", "http://127.0.0.1:1/no", photos / "0.png", "--output", tmp_path / name)
+        assert ran.code == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["photos"]
+
+
+def test_answers_of_another_model_are_told(
+    milkweed: Milkweed, bundle: Path, dense_bundle: Path, photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "a.ndjson"
+    assert milkweed("classify", "--model", bundle, photos / "0.png", "--output", out).code == 0
+    arguments = ("classify", photos / "0.png", photos / "1.png", "--output", out, "--resume")
+    first, second, *_ = milkweed(*arguments, "--model", dense_bundle).err.splitlines()
+    before, after = (f"{record['model']} {record['version']}" for record in records(out))
+    assert first == f"milkweed: {out} holds 1 answers: 1 of 2 images are left"
+    assert second == f"milkweed: {out} is from here on by {after}, before by {before}"
+    assert (before.split()[0], after.split()[0]) == ("tiny", "dense")
+
+
+def test_patterns_lists_and_stdin(
+    milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def asked(*arguments: object, stdin: bytes = b"") -> list[str]:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        ran = milkweed("classify", "--model", bundle, *arguments, "--json")
+        return [result["image"] for result in ran.document["results"]]
+
+    assert asked(f"{photos}/[1-3].png") == [f"{photos}/{n}.png" for n in (1, 2, 3)]
+    assert asked(f"{photos}/**/6.*") == [f"{photos}/deep/6.png"]
+    assert asked(f"{photos}/d*") == [f"{photos}/deep/{n}.png" for n in (5, 6)]
+    names = [f"{photos}/{n}.png" for n in (4, 0)]
+    (tmp_path / "list").write_text("\n".join(names) + "\n")
+    assert asked("--from-file", tmp_path / "list") == names
+    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [
+        f"{photos}/1.png",
+        *names,
+    ]
+    assert asked("-", stdin=(photos / "0.png").read_bytes()) == ["-"]
+    (photos / "[x].png").write_bytes(b"")
+    assert asked(f"{photos}/[x].png") == [f"{photos}/[x].png"]
+
+
+def test_resume_with_nothing_left_opens_nothing(milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path) -> None:
+    out = tmp_path / "a.ndjson"
+    arguments = ("classify", photos / "0.png", photos / "1.png", "--output", out)
+    assert milkweed(*arguments, "--model", bundle).code == 0
+    content = out.read_bytes()
+    ran = milkweed(*arguments, "--model", tmp_path / "no bundle", "--resume")
+    assert (ran.code, ran.out) == (0, "")
+    assert ran.err == f"milkweed: {out} holds 2 answers: 0 of 2 images are left\n"
+    assert out.read_bytes() == content
+
+
+def test_what_is_refused(refused: Refused, bundle: Path, photos: Path, tmp_path: Path) -> None:
+    ask = ("classify", "--model", bundle, photos)
+    (tmp_path / "a.csv").write_text("image,label\nx,y\n")
+    (tmp_path / "a.ndjson").write_text('{"image": "x"}\n')
+    (tmp_path / "b.ndjson").write_text("text\n")
+    taken = f"--output {tmp_path / 'a.csv'}: exists already; --resume goes on with it"
+    assert refused(*ask, "--output", tmp_path / "a.csv") == taken
+    assert refused(*ask, "--output", tmp_path / "a.csv", "--format", "text") == taken.partition(";")[0]
+    for name, what in (
+        ("a.csv", "line 1 is not image,rank,index,id,label,score,error,message"),
+        ("a.ndjson", '\'{"image": "x"}\' is no answer'),
+        ("b.ndjson", "'text' is no answer"),
+    ):
+        said = refused(*ask, "--output", tmp_path / name, "--resume")
+        assert said == f"--output {tmp_path / name}: {what}: not written by this command, not resumed"
+    header = "image,rank,index,id,label,score,error,message\n"
+    (tmp_path / "c.csv").write_text(header + 'x,1,1,n,l,0.5,,\n"y"z,1,1,n,l,0.5,,\nz,1,1,n,l,0.5,,\n')
+    for name, content in (("d.csv", "notes, on one line"), ("d.ndjson", '{"my": "only copy"}')):
+        (tmp_path / name).write_text(content)
+    for name in ("c.csv", "d.csv", "d.ndjson"):
+        content = (tmp_path / name).read_text()
+        assert "not written by this command" in refused(*ask, "--output", tmp_path / name, "--resume")
+        assert (tmp_path / name).read_text() == content
+        (tmp_path / name).unlink()
+    both = "--resume goes with --output FILE, as csv or ndjson"
+    assert refused(*ask, "--resume", code=2) == both
+    assert refused(*ask, "--resume", "--output", tmp_path / "x.json", code=2) == both
+    assert refused(*ask, "--format", "xml", code=2) == "--format xml: must be one of text, csv, json, ndjson"
+    assert refused("classify", tmp_path / "*.jpg") == f"IMAGE {tmp_path / '*.jpg'}: no file has such a name"
+    assert refused(*ask, "--json", "--format", "csv", code=2) == "--json does not go with --format csv"
+    assert refused("classify", "-", "-", code=2) == "IMAGE -: stdin can be read once"
+    assert refused("classify", "", code=2) == "IMAGE '': must be a file, a folder, a pattern or -"
+    assert refused("classify", "--from-file", "/dev/null") == "--from-file /dev/null: names no image"
+    assert refused("classify", "--from-file", tmp_path / "no") == f"{tmp_path / 'no'}: No such file or directory"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "a.ndjson", "b.ndjson", "photos"]

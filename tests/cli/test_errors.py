@@ -1,0 +1,299 @@
+"""Every wrong input gets one clear line on stderr, nothing on stdout, and the right exit code."""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import milkweed.models
+from milkweed.cli import bundle_args as bundles
+from milkweed.cli import main as entry
+from milkweed.cli.errors import CommandError, explain, one_line
+from milkweed.models import BundleError, CheckpointError, load_bundle
+
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle that may be spoiled."""
+    return Path(shutil.copytree(bundle, tmp_path / "copy"))
+
+
+def _edit(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
+    path = bundle / "config.json"
+    document = json.loads(path.read_text())
+    edit(document)
+    path.write_text(json.dumps(document))
+
+
+def _reweight(bundle: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -> None:
+    """Change the weights and sign them again, so that what is wrong is not the hash."""
+    import hashlib
+
+    path = bundle / "model.safetensors"
+    weights = load_file(path)
+    edit(weights)
+    save_file(weights, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    _edit(bundle, lambda document: document["files"].update({"model.safetensors": digest}))
+
+
+@pytest.mark.parametrize("command", ["inspect", "evaluate"])
+def test_truncated_weights(refused: Refused, copy: Path, tmp_path: Path, command: str) -> None:
+    data = tmp_path / "data" / "n00"
+    data.mkdir(parents=True)
+    (data / "a.png").write_bytes(b"x")
+    with open(copy / "model.safetensors", "r+b") as file:
+        file.truncate(20_000)
+    message = refused(command, copy, *([data.parent] if command == "evaluate" else []))
+    assert message.startswith(f"bundle {copy}: model.safetensors: truncated: ")
+    assert "20000" in message or str(20_000 - 8) in message or "holds" in message
+
+
+def test_changed_hash(refused: Refused, copy: Path) -> None:
+    path = copy / "model.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    assert "model.safetensors: sha256 is " in refused("inspect", copy)
+
+
+def test_changed_labels(refused: Refused, copy: Path) -> None:
+    (copy / "labels.json").write_text("[]")
+    assert "labels.json: sha256 is 4f53cda18c2b..., config.json says " in refused("inspect", copy)
+    assert "labels.json: sha256 is 4f53cda18c2b..., config.json says " in refused("serve", copy)
+
+
+def test_missing_key(refused: Refused, copy: Path) -> None:
+    _reweight(copy, lambda weights: weights.pop("layers.2.NC.0.mlp.fc1.blkdiag1"))
+    assert "key layers.2.NC.0.mlp.fc1.blkdiag1 is missing" in refused("inspect", copy)
+
+
+def test_wrong_shape(refused: Refused, copy: Path) -> None:
+    _reweight(copy, lambda weights: weights.update({"head.bias": torch.zeros(8)}))
+    assert "head.bias has shape [8], the model needs [7]" in refused("inspect", copy)
+
+
+def test_unknown_format(refused: Refused, copy: Path) -> None:
+    _edit(copy, lambda document: document.update(format=2))
+    want = f"bundle {copy}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
+    assert refused("inspect", copy) == want
+    assert refused("serve", f"name={copy}") == want
+    assert refused("classify", "--model", copy, "a.png") == want
+
+
+def test_no_bundle_there(refused: Refused, tmp_path: Path) -> None:
+    want = f"bundle {tmp_path / 'no'}: no such folder"
+    for arguments in (("inspect",), ("serve",), ("densify", "x"), ("compress", "x"), ("evaluate", tmp_path)):
+        assert refused(arguments[0], tmp_path / "no", *arguments[1:]) == want
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "no such file"),
+        (b"not a checkpoint", "not a checkpoint: neither a torch file nor safetensors"),
+        (b"PK\x03\x04 torn zip", "damaged or not a torch checkpoint"),
+    ],
+)
+def test_wrong_checkpoint(refused: Refused, tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "weights.pth"
+    if content is not None:
+        path.write_bytes(content)
+    said = refused("import", path, tmp_path / "out", "--arch", "deit_tiny_patch16_224")
+    assert str(path) in said
+    assert message in said
+    assert not (tmp_path / "out").exists()
+
+
+def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refused: Refused, tmp_path: Path) -> None:
+    path = tmp_path / "weights.pth"
+    torch.save({"state_dict": {"blocks.0.attn.qkv.weight": torch.zeros(3, 3)}}, path)
+    arguments = ("import", path, tmp_path / "out", "--arch", "vitae_basic_tiny")
+    said = refused(*arguments)
+    assert "you asked for vitae_basic_tiny; 264 keys expected, " in said
+    assert "first missing layers.0.RC.PCM.0.weight; first unexpected 'blocks.0.attn.qkv.weight'" in said
+    assert said.endswith("(--debug says more)")
+    ran = milkweed(*arguments, "--debug")
+    assert ran.code == 1
+    assert "Traceback (most recent call last):" in ran.err
+    assert " missing: layers.0.RC.PCM.0.weight, " in ran.err
+    assert ran.err.splitlines()[-1].startswith("milkweed: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("servve",), "no such command 'servve'"),
+        (("inspect", "--nope"), "no such option: --nope; see milkweed inspect --help"),
+        (("inspect", "a", "b"), "got unexpected extra argument"),
+        (("classify",), "missing argument 'IMAGE...', or --from-file; see milkweed classify --help"),
+        (("import", "a"), "missing argument 'BUNDLE'; see milkweed import --help"),
+        (("import", "a", "b", "--arch-args", "{"), "--arch-args {: not JSON: "),
+        (
+            ("import", "a", "b", "--preprocess", "no.json"),
+            "--preprocess no.json: no JSON object, and as a file: No such",
+        ),
+        (("import", "a", "b", "--arch", "resnet50"), "--arch: unknown architecture 'resnet50': "),
+        (
+            ("compress", "a", "b", "--nblocks", "0"),
+            "invalid value for '--nblocks': 0: must be at least 1; see ",
+        ),
+        (
+            ("compress", "a", "b", "--rank", "x"),
+            "invalid value for '--rank': 'x': must be a whole number; see ",
+        ),
+        (
+            ("evaluate", "a", "b", "--limit", "-1"),
+            "invalid value for '--limit': -1: must be at least 1; see ",
+        ),
+        (("bench",), "missing command; see milkweed bench --help"),
+        (
+            ("bench", "model", "--seconds", "nan"),
+            "invalid value for '--seconds': nan: must be at least 0; see ",
+        ),
+        (("models", "xyz*"), "PATTERN 'xyz*': fits none of "),
+        (("serve", "--port", "99999"), "--port = '99999': input should be less than or equal to 65535 "),
+        (("serve", "--dtype", "int8"), "--dtype = 'int8': input should be 'float32', 'bfloat16' or 'auto' "),
+        (("serve", "--port", "1", "--metrics-port", "1"), "port and metrics_port are both 1"),
+        (("serve", "--config", "/no/such.toml"), "config file /no/such.toml: No such file or directory"),
+        (("serve", "a/.b"), "argument 'a/.b': the name '.b' must be 1 to 64 letters, digits"),
+        (("serve", "x=a", "x=b"), "argument 'x=b': a is called 'x' too; give another as NAME=BUNDLE"),
+        (
+            ("classify", "a.png", "--url", "ftp://x"),
+            "--url ftp://x: must be http://HOST[:PORT] or https://...",
+        ),
+        (
+            ("classify", "a.png", "--url", "http://x", "--device", "cpu"),
+            "--url asks a server: --device does not go with it",
+        ),
+    ],
+)
+def test_wrong_usage(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
+    assert refused(*arguments, code=2).startswith(message)
+
+
+@pytest.mark.parametrize("rest", [(), ("http", "--out", "x.json"), ("server",)])
+def test_an_installation_without_benchmarks_says_where_they_are(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, rest: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "milkweed.bench.commands.app", None)
+    said = "the benchmarks are in a checkout of milkweed only: `make bench` there, or `pip install -e '.[bench]'`"
+    assert refused("bench", *rest) == said
+
+
+def test_a_wrong_variable_is_named(refused: Refused, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKWEED_MICRO_BATCH", "many")
+    assert refused("classify", "--model", bundle, "a.png", code=2).startswith("MILKWEED_MICRO_BATCH = 'many': ")
+
+
+def test_a_device_that_is_not_there(refused: Refused, bundle: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    assert refused("classify", "--model", bundle, "a.png", "--device", "cuda") == (
+        "device cuda: this machine has 0 CUDA devices"
+    )
+
+
+def test_blocks_that_do_not_fit(refused: Refused, dense_bundle: Path, tmp_path: Path) -> None:
+    said = refused("compress", dense_bundle, tmp_path / "out", "--nblocks", 1000)
+    assert said == "layer layers.2.NC.0.mlp.fc1: nblocks 1000 must be between 1 and 32, the smaller width"
+    said = refused("compress", dense_bundle, tmp_path / "out", "--layers", "mlp,foo")
+    assert said.startswith("layers 'foo' selects no linear layer: use mlp, qkv, proj")
+
+
+def test_a_place_that_is_taken(refused: Refused, bundle: Path, dense_bundle: Path, copy: Path) -> None:
+    want = f"bundle {copy}: exists already; --force replaces it"
+    assert refused("compress", dense_bundle, copy) == want
+    assert refused("densify", bundle, copy) == want
+    assert refused("import", "weights.pth", copy, "--arch", "deit_tiny_patch16_224") == want
+    assert load_bundle(copy)[1].version == load_bundle(bundle)[1].version
+
+
+def test_what_is_no_bundle_is_never_replaced(refused: Refused, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("precious")
+    said = refused("densify", bundle, tmp_path, "--force")
+    assert said == f"bundle {tmp_path}: exists and is not a bundle: not overwritten"
+    assert (tmp_path / "notes.txt").read_text() == "precious"
+
+
+def test_no_demo_model(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bundles, "files", lambda package: tmp_path)
+    want = f"no bundle was given and the demo model is not installed: {tmp_path / 'demo'} has no config.json"
+    assert refused("serve") == refused("inspect") == refused("classify", "a.png") == want
+
+
+def test_an_interrupt_is_quiet(milkweed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> list[str]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(milkweed_models(), "list_models", interrupted)
+    ran = milkweed("models")
+    assert (ran.code, ran.out, ran.err) == (130, "", "")
+
+
+def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
+    code = (
+        "import sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'milkweed.cli.app': raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "from milkweed.cli import main\n"
+        "sys.exit(main(['models']))"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
+
+
+def test_a_fault_of_ours_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> list[str]:
+        return [][0]
+
+    monkeypatch.setattr(milkweed_models(), "list_models", broken)
+    said = refused("models")
+    assert said == "internal error, IndexError: list index out of range (--debug shows the traceback)"
+
+
+def milkweed_models() -> Any:
+    return milkweed.models
+
+
+def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    for arguments in (
+        ["--debug", "inspect", "/no"],
+        ["inspect", "--debug", "/no"],
+        ["inspect", "/no", "--debug"],
+    ):
+        assert entry.main(arguments) == 1
+        err = capfd.readouterr().err
+        assert err.startswith("Traceback (most recent call last):")
+        assert err.endswith("milkweed: error: bundle /no: no such folder\n")
+
+
+@pytest.mark.parametrize(
+    ("error", "line", "code"),
+    [
+        (CommandError("two\nlines", 2), "two lines", 2),
+        (FileNotFoundError(2, "No such file", "x.json"), "x.json: No such file", 1),
+        (BundleError("bundle x: bad"), "bundle x: bad", 1),
+        (CheckpointError("bad", ("more",)), "bad (--debug says more)", 1),
+        (ImportError("needs timm"), "needs timm", 1),
+        (KeyError("k"), "internal error, KeyError: 'k' (--debug shows the traceback)", 1),
+        (ValueError(), "internal error, ValueError (--debug shows the traceback)", 1),
+    ],
+)
+def test_explain(error: Exception, line: str, code: int) -> None:
+    assert explain(error) == (line, code)
+
+
+def test_one_line_cannot_move_the_cursor() -> None:
+    assert one_line("a\r\nb\x1b[2Jc\u202e ü") == "a b\\x1b[2Jc\\u202e ü"

@@ -1,0 +1,189 @@
+"""The command as a process: start-up time, pipes, interrupts, a server and its client."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MILKWEED = (sys.executable, "-c", "import sys; from milkweed.cli import main; sys.exit(main())")
+COMMANDS = ["serve", "import", "compress", "convert", "densify", "evaluate", "inspect", "classify", "models", "bench"]
+WAIT_SECONDS = 60
+ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
+
+
+def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [*MILKWEED, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=ENVIRONMENT)
+
+
+@contextmanager
+def _serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A warm server on a free port, and its URL."""
+    command = [*MILKWEED, "serve", *map(str, arguments), "--port", "0", "--metrics-port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+    try:
+        assert process.stdout is not None
+        url = re.search(r"http://\S+", process.stdout.readline())
+        assert url is not None
+        yield process, url[0]
+    finally:
+        process.kill()
+        process.communicate(timeout=WAIT_SECONDS)
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from milkweed.cli import main; main(['--help']); "
+        "print(*sorted({'torch', 'timm', 'numpy', 'pydantic', 'fastapi', 'PIL', 'httpx'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    assert ran.stdout.splitlines()[-1] == ""
+    assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
+
+
+def test_version() -> None:
+    ran = _run("--version")
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"milkweed {version('milkweed')}\n", "")
+
+
+def test_every_help_has_one_line_and_an_example(milkweed: Callable[..., Any]) -> None:
+    for command in (*COMMANDS, "bench model", "bench decode", "bench http"):
+        ran = milkweed(*command.split(), "--help")
+        assert (ran.code, ran.err) == (0, "")
+        usage, _, summary, *_ = ran.out.splitlines()
+        assert usage.startswith(f"Usage: milkweed {command} ")
+        assert re.fullmatch(r"  [A-Z].*[.]", summary), summary
+        assert len(summary) <= 66
+        assert f"\n  Example:\n    milkweed {command}" in ran.out
+
+
+def test_serve_has_an_option_for_each_setting(milkweed: Callable[..., Any]) -> None:
+    from milkweed.server.config.settings import Settings
+
+    text = milkweed("serve", "--help").out
+    flags = set(re.findall(r"^  (--[a-z0-9-]+)", text, re.MULTILINE)) - {"--config", "--help"}
+    assert flags == {"--" + name.replace("_", "-") for name in Settings.model_fields}
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("models", "deit_tiny*", "--json")])
+def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    process = subprocess.Popen(
+        [*MILKWEED, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+    os.close(write)
+    _, err = process.communicate(timeout=WAIT_SECONDS)
+    assert (process.returncode, err) == (1, "")
+
+
+def test_ports_in_use_get_one_line(bundle: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ran = _run("serve", bundle, "--port", port, "--metrics-port", 0)
+        metrics = _run("serve", bundle, "--port", 0, "--metrics-port", port)
+    for process in (ran, metrics):
+        assert (process.returncode, process.stdout) == (1, "")
+        assert process.stderr.count("\n") == 1
+        assert process.stderr.startswith("milkweed: ")
+        assert str(port) in process.stderr
+        assert "in use" in process.stderr
+
+
+def test_a_server_and_its_client_agree_with_the_bundle(
+    milkweed: Callable[..., Any], bundle: Path, tmp_path: Path, images: list[bytes]
+) -> None:
+    paths = [tmp_path / f"{number}.png" for number in range(4)]
+    for path, image in zip(paths, images, strict=False):
+        path.write_bytes(image)
+    paths[3].write_bytes(b"no image")
+    local = milkweed("classify", "--model", bundle, *paths, "--json")
+    with _serving(f"tiny={bundle}") as (process, url):
+        remote = milkweed("classify", "--url", url, *paths, "--json")
+        best = milkweed("classify", "--url", f"{url}/classify", paths[0], "--top-k", 1)
+        wrong = milkweed("classify", "--url", f"{url}/v1", paths[0])
+        named = milkweed("classify", "--url", url, "--model", "tiny", *paths, "--json")
+        unknown = milkweed("classify", "--url", url, "--model", "nobody", paths[0])
+        process.send_signal(signal.SIGINT)
+        assert process.wait(WAIT_SECONDS) == 0
+    assert remote.code == local.code == 1
+    assert remote.document == local.document
+    assert remote.document["model"] == "tiny"
+    assert remote.err == local.err
+    first = remote.document["results"][0]["predictions"][0]
+    assert best.out == f"{paths[0]}\n  {first['score']:7.4f}  {first['label']} ({first['id']})\n"
+    assert named.document == local.document
+    assert unknown.err.startswith(f"milkweed: error: --url {url}: unknown_model: ")
+    assert wrong.code == 1
+    assert wrong.err.startswith(f"milkweed: error: --url {url}/v1: not_found: ")
+    gone = milkweed("classify", "--url", url, paths[0])
+    assert (gone.code, gone.out) == (1, "")
+    assert gone.err.startswith(f"milkweed: error: --url {url}: no answer from {url}/classify: ")
+
+
+def test_something_else_on_that_port(milkweed: Callable[..., Any], tmp_path: Path, images: list[bytes]) -> None:
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+    from threading import Thread
+
+    class Other(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    (tmp_path / "a.png").write_bytes(images[0])
+    with HTTPServer(("127.0.0.1", 0), Other) as server:
+        thread = Thread(target=server.handle_request)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        ran = milkweed("classify", "--url", url, tmp_path / "a.png")
+        thread.join(WAIT_SECONDS)
+    want = f"milkweed: error: --url {url}: answered 200, but not as milkweed does\n"
+    assert (ran.code, ran.out, ran.err) == (1, "", want)
+
+
+def test_progress_in_a_log_is_a_line_now_and_then(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from milkweed.cli import progress
+
+    clock = iter([0.0, 0.0, 5.0, 20.0, 20.0, 20.0, 21.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    with progress.progress("evaluate", "images") as update:
+        update(10, 100)  # 5 s: too soon
+        update(40, 100)  # 20 s
+        update(42, 100)  # 21 s: too soon again
+    assert capsys.readouterr().err == "milkweed: evaluate: 40 of 100 images, 2.0 images/s, 30 s left\n"
+
+
+def test_a_bar_is_drawn_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
+    """On a terminal the bar goes to stderr, and stdout holds the JSON alone."""
+    controller, terminal = os.openpty()
+    process = subprocess.Popen(
+        [*MILKWEED, "models", "deit_tiny*", "--json"],
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        env={**ENVIRONMENT, "TERM": "xterm"},
+    )
+    os.close(terminal)
+    out, _ = process.communicate(timeout=WAIT_SECONDS)
+    drawn = os.read(controller, 1 << 16).decode()
+    os.close(controller)
+    assert len(json.loads(out)["models"]) == 2
+    assert "architectures/s" in drawn
+    assert "2/2" in drawn

@@ -1,0 +1,73 @@
+"""Device, number type and cores: what is asked for, what is there, and what the container allows."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from milkweed.inference.device import (
+    DeviceError,
+    device_names,
+    resolve_device,
+    resolve_devices,
+    resolve_dtype,
+    usable_cores,
+)
+
+
+def test_auto_is_the_cpu_without_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("auto") == resolve_device("cpu") == torch.device("cpu")
+    with pytest.raises(DeviceError, match="device cuda:1: this machine has 0 CUDA devices"):
+        resolve_device("cuda:1")
+
+
+def test_auto_is_the_first_gpu_with_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve_device("auto") == torch.device("cuda:0")
+    assert resolve_device("cuda:1") == torch.device("cuda:1")
+    with pytest.raises(DeviceError, match="cuda:2: this machine has 2"):
+        resolve_device("cuda:2")
+
+
+def test_several_devices_and_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpus = resolve_devices("cpu,cpu")
+    assert cpus == (torch.device("cpu"),) * 2
+    assert device_names(cpus) == ("cpu:0", "cpu:1")
+    assert device_names(resolve_devices("cpu")) == ("cpu",)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert device_names(resolve_devices("cuda:2,cuda:0")) == ("cuda:2", "cuda:0")
+    assert device_names(resolve_devices("cuda:all")) == ("cuda:0", "cuda:1", "cuda:2")
+    assert device_names(resolve_devices("cuda")) == device_names(resolve_devices("auto")) == ("cuda:0",)
+    with pytest.raises(DeviceError, match="cuda:3: this machine has 3"):
+        resolve_devices("cuda:0,cuda:3")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(DeviceError, match="device cuda:all: this machine has 0 CUDA devices"):
+        resolve_devices("cuda:all")
+
+
+def test_dtype_is_float32_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert resolve_dtype("float32", cpu) == torch.float32
+    assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
+    for able, expected in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr("milkweed.inference.device._computes_in_bfloat16", lambda device, able=able: able)
+        assert resolve_dtype("auto", cpu) == expected
+
+
+@pytest.mark.parametrize(
+    ("quota", "cores"),
+    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("10000 100000", 1), ("1600000 100000", 8)],
+)
+def test_container_quota_bounds_the_cores(
+    quota: str, cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cpu.max"
+    file.write_text(quota + "\n")
+    monkeypatch.setattr("milkweed.inference.device._CPU_QUOTA", file)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(8)))
+    assert usable_cores() == cores
+    monkeypatch.setattr("milkweed.inference.device._CPU_QUOTA", tmp_path / "none")
+    assert usable_cores() == 8

@@ -1,0 +1,36 @@
+"""The service's pipeline on a real device: fused, captured, the CPU's answers."""
+
+from pathlib import Path
+
+import pytest
+
+from milkweed.inference.build import build_pipeline
+from milkweed.inference.model_form import ForwardOptions
+from milkweed.inference.results import Predictions
+from milkweed.models.bundle.bundle import load_bundle
+
+from ..support import server_parts
+
+pytestmark = pytest.mark.gpu
+
+DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fusion", ["auto", "off"])
+def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
+    options = ForwardOptions(fusion, "auto", str(tmp_path), True)  # type: ignore[arg-type]
+    on_gpu = build_pipeline(*load_bundle(DEMO), device="cuda", dtype=dtype, max_batch_size=8, forward=options)
+    on_cpu = build_pipeline(*load_bundle(DEMO), device="cpu")
+    on_gpu.warm_up()
+    assert on_gpu.graphs is not None
+    assert on_gpu.graphs.reason is None
+    assert (on_gpu.fusion is not None) == (fusion == "auto")
+    images = [server_parts.encoded(seed=seed, size=(40, 30)) for seed in range(11)]
+    for got, want in zip(on_gpu.classify(images, 1), on_cpu.classify(images, 1), strict=True):
+        assert isinstance(got, Predictions)
+        assert isinstance(want, Predictions)
+        assert got.score[0] == pytest.approx(want.score[0], abs=3e-2)
+    assert list(tmp_path.glob("*.json")) or fusion == "off"
+    on_gpu.close()
+    on_cpu.close()

@@ -1,0 +1,58 @@
+"""The emulated kernels under AddressSanitizer and UBSan: no access past a buffer, no undefined arithmetic."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+
+# Small problems of each kernel, every path of it: a sanitized build is slow to make and to run.
+SELECTION = {
+    "emulator": ("test_emulator.py", "product or nan"),
+    "monarch_linear": ("test_monarch_linear.py", "any_rank and 2-31"),
+    "monarch_mlp": ("test_monarch_mlp.py", "same_bits"),
+    "short_attention": ("test_short_attention.py", "splitting"),
+    "performer": ("test_performer.py", "the_small_tile_is_right"),
+    "conv_branch": ("test_conv_branch.py", "nan_stays"),
+}
+
+QUICK = ("emulator", "conv_branch")
+
+
+def runtime(name: str, compiler: str) -> str:
+    """The sanitizer's shared library, which must be there before Python's first allocation; or a skip."""
+    found = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True).stdout.strip()
+    if not Path(found).is_absolute():
+        pytest.skip(f"{compiler} has no {name}")
+    return found
+
+
+def pytest_under_sanitizers(file: str, expression: str, compiler: str) -> subprocess.CompletedProcess[str]:
+    environment = {
+        **os.environ,
+        "MILKWEED_EMULATE_SANITIZE": "1",
+        "LD_PRELOAD": f"{runtime('libasan.so', compiler)} {runtime('libubsan.so', compiler)}",
+        # Python keeps memory until it ends, and fibers have stacks of their own.
+        "ASAN_OPTIONS": "detect_leaks=0:detect_stack_use_after_return=0",
+        "UBSAN_OPTIONS": "halt_on_error=1:print_stacktrace=1",
+    }
+    command = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", str(HERE / file), "-k", expression]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parents[2])
+
+
+@pytest.mark.parametrize("kernel", SELECTION)
+def test_emulated_kernel_is_clean(kernel: str, every_shape: bool, host_compiler: str) -> None:
+    if kernel not in QUICK and not every_shape:
+        pytest.skip("its sanitized build takes a minute: MILKWEED_EMULATE=full runs it")
+    done = pytest_under_sanitizers(*SELECTION[kernel], host_compiler)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout, "nothing was run"
+
+
+def test_a_read_past_shared_memory_is_caught(host_compiler: str) -> None:
+    done = pytest_under_sanitizers("../csrc/past_the_end.py", "past", host_compiler)
+    assert done.returncode != 0
+    assert "heap-buffer-overflow" in done.stdout + done.stderr

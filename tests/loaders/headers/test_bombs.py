@@ -1,0 +1,139 @@
+"""The dearest bodies that the guard lets through cost this process at most 1 s CPU and 300 MB each.
+
+What the children of the sandbox may cost is in sandbox/test_bombs.py.
+"""
+
+import json
+import struct
+import subprocess
+import sys
+import zlib
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+# The limits are set for 1 s where they were measured (loaders/headers/limits.py); machines are slower and loaded, and what
+# a missing limit costs is 5 to 50 s.
+MAX_CPU_SECONDS = 3.0
+MAX_RSS_MB = 300
+
+# A forked process a body: memory that an earlier one left free would hide what this one takes.
+_MEASURE = """
+import json, os, sys, time
+from pathlib import Path
+from milkweed.loaders import CpuLoader, PreprocessSpec
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(key)).split()[1]) / 1024
+
+def measure(path):
+    loader = CpuLoader(PreprocessSpec())
+    loader.load([Path(sys.argv[1]).read_bytes()])
+    idle = status("VmRSS")
+    body = Path(path).read_bytes()
+    seconds, result = [], None
+    while not seconds or (len(seconds) < 3 and min(seconds) > 0.7):
+        start = time.process_time()
+        result = loader.load([body])
+        seconds.append(time.process_time() - start)
+    code = result.errors[0].code if result.errors else "ok"
+    cost = {"cpu_seconds": min(seconds), "rss_mb": status("VmHWM") - idle, "code": code}
+    print(json.dumps(cost), flush=True)
+
+for path in sys.argv[2:]:
+    if os.fork() == 0:
+        measure(path)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def _saved(image: Image.Image, format: str, **options: object) -> bytes:
+    body = BytesIO()
+    image.save(body, format, **options)
+    return body.getvalue()
+
+
+def _chunk(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
+
+
+def _png(width: int, height: int, depth: int) -> bytes:
+    """RGBA whose rows are noise under the Paeth filter: small, and the dearest to undo."""
+    row = b"\4" + np.random.default_rng(0).integers(0, 256, width * 4 * depth // 8, np.uint8).tobytes()
+    packer = zlib.compressobj(1)
+    body = b"".join(packer.compress(row) for _ in range(height)) + packer.flush()
+    header = struct.pack(">IIBBBBB", width, height, depth, 6, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
+
+
+def _noise(width: int, height: int) -> Image.Image:
+    tile = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, 3), np.uint8)
+    return Image.fromarray(np.tile(tile, (4, 4, 1)))
+
+
+def _lying_jpeg() -> bytes:
+    body = _saved(Image.new("RGB", (64, 64)), "JPEG")
+    frame = body.index(b"\xff\xc0") + 5
+    return body[:frame] + struct.pack(">HH", 6250, 8000) + body[frame + 4 :]
+
+
+def _metadata_bomb() -> bytes:
+    text = _chunk(b"zTXt", b"k\0\0" + zlib.compress(bytes(1_000_000), 9))
+    body = _saved(Image.new("RGB", (64, 64)), "PNG")
+    return body[:33] + text * 2000 + body[33:]
+
+
+def _signed_tiff(kind: int, size: int) -> bytes:
+    """100x100 px, one tile of size x size times 16 MiB of zeros; its width and length are tags of a signed type."""
+    side = 4096 * size
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    part = packer.compress(bytes(1 << 24)) + packer.flush(zlib.Z_FULL_FLUSH)
+    data = b"\x78\xda" + part * size**2 + b"\3\0" + struct.pack(">I", side**2 % 65521 << 16 | 1)  # Adler-32 of zeros
+    entries = [(256, 3, 100), (257, 3, 100), (258, 3, 8), (259, 3, 8), (262, 3, 1), (277, 3, 1)]
+    entries += [(322, kind, side), (323, kind, side), (324, 4, 8 + 2 + 12 * 10 + 4), (325, 4, len(data))]
+    directory = b"".join(struct.pack("<HHII", tag, kind, 1, value) for tag, kind, value in entries)
+    return b"II*\0" + struct.pack("<IH", 8, len(entries)) + directory + bytes(4) + data
+
+
+def _npy(array: np.ndarray) -> bytes:
+    body = BytesIO()
+    np.save(body, array)
+    return body.getvalue()
+
+
+BODIES = {
+    "jpeg": ("ok", lambda: _saved(_noise(8000, 6248), "JPEG", quality=15, subsampling=0)),
+    "jpeg_lying": ("undecodable", _lying_jpeg),
+    "jpeg_scans": ("ok", lambda: _saved(_noise(5000, 4000), "JPEG", quality=30, progressive=True)),
+    "jpeg_cmyk": ("ok", lambda: _saved(_noise(4000, 3000).convert("CMYK"), "JPEG", progressive=True)),
+    "png": ("ok", lambda: _png(5000, 4000, 8)),
+    "png_deep": ("ok", lambda: _png(3000, 4000, 16)),
+    "png_text": ("ok", _metadata_bomb),
+    "webp": ("ok", lambda: _saved(_noise(4000, 3120), "WEBP", method=0, quality=85)),
+    # Tags of signed types hid these tiles from our own reader of TIFF headers, but not from libtiff.
+    "tiff_of_sshort": ("undecodable", lambda: _signed_tiff(8, 7)),
+    "tiff_of_slong": ("undecodable", lambda: _signed_tiff(9, 9)),
+    "npy": ("ok", lambda: _npy(np.zeros((4472, 4472), np.uint8))),
+    "npy_turned": ("ok", lambda: _npy(np.zeros((2640, 2640, 3), np.uint8, order="F"))),
+}
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc/self/status")
+def test_no_body_costs_more_than_its_share(tmp_path, picture, encoded):
+    (tmp_path / "small").write_bytes(encoded(picture(16, 16), "JPEG"))
+    for name, (_, make) in BODIES.items():
+        (tmp_path / name).write_bytes(make())
+    paths = [str(tmp_path / name) for name in ("small", *BODIES)]
+    run = subprocess.run(
+        [sys.executable, "-c", _MEASURE, *paths], capture_output=True, check=True, text=True, timeout=300
+    )
+    costs = dict(zip(BODIES, map(json.loads, run.stdout.splitlines()), strict=True))
+    print(json.dumps(costs, indent=1))
+    assert {name: cost["code"] for name, cost in costs.items()} == {n: code for n, (code, _) in BODIES.items()}
+    assert max(cost["rss_mb"] for cost in costs.values()) <= MAX_RSS_MB, costs
+    assert max(cost["cpu_seconds"] for cost in costs.values()) <= MAX_CPU_SECONDS, costs

@@ -1,0 +1,169 @@
+"""The registry builds the published architectures: keys, shapes, dtypes; and refuses unknown names."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
+from milkweed.models.bundle.config import check_preprocess
+
+GOLDEN = [
+    *(f"vitae_basic_{size}" for size in ("tiny", "6m", "13m", "small", "base", "large", "huge")),
+    *(f"vitaev2_{size}" for size in ("s", "48m", "b")),
+    *(f"t2t_vit_{size}" for size in ("7", "10", "12", "14", "19", "24", "t_14")),
+    *("vit_small_patch16_224", "deit_tiny_patch16_224", "deit_small_patch16_224"),
+    *("mixer_s16_224", "mixer_b16_224"),
+]
+
+
+@pytest.mark.parametrize("arch", GOLDEN)
+def test_state_dict_is_the_published_one(arch: str, shared: Path) -> None:
+    golden = json.loads((shared / "golden" / "keys" / f"{arch}_keys.json").read_text())
+    with torch.device("meta"):
+        model = create_model(arch)
+    found = [(key, list(t.shape), str(t.dtype)) for key, t in model.state_dict().items()]
+    assert found == [(entry["key"], entry["shape"], f"torch.{entry['dtype']}") for entry in golden["keys"]]
+    frozen = {entry["key"] for entry in golden["keys"] if entry["kind"] == "parameter_frozen"}
+    assert {name for name, p in model.named_parameters() if not p.requires_grad} == frozen
+
+
+def test_list_models_names_every_family() -> None:
+    names = list_models()
+    assert names == sorted(set(names))
+    assert {*GOLDEN, "vitae_basic", "vit_base_patch16_224", "swin_tiny_patch4_window7_224", "convnext_tiny"} <= set(
+        names
+    )
+    assert "resnet50" not in names
+    for name in names:
+        check_preprocess(default_preprocess(name))
+
+
+@pytest.mark.parametrize(
+    ("arch", "layers"),
+    [
+        ("vitaev2_s", ("head",)),
+        ("swin_tiny_patch4_window7_224", ("head.fc",)),
+        ("deit_tiny_distilled_patch16_224", ("head", "head_dist")),
+    ],
+)
+def test_classifier_layers_have_an_output_for_each_class(arch: str, layers: tuple[str, ...]) -> None:
+    with torch.device("meta"):
+        model = create_model(arch, num_classes=7)
+    assert classifier_layers(arch) == layers
+    assert all(model.get_submodule(name).weight.shape[0] == 7 for name in layers)  # type: ignore[union-attr, index]
+
+
+def test_model_is_in_eval_mode_and_answers(tiny_vitae: dict[str, Any], tiny_vit: dict[str, Any]) -> None:
+    for arch, args in (("vitae_basic", tiny_vitae), ("deit_tiny_patch16_224", tiny_vit)):
+        model = create_model(arch, num_classes=3, **args)
+        assert not model.training
+        with torch.no_grad():
+            logits = model(torch.randn(2, 3, 32, 32))
+        assert logits.shape == (2, 3)
+        assert torch.isfinite(logits).all()
+
+
+def test_seed_decides_the_weights(tiny_vitae: dict[str, Any]) -> None:
+    states = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        states.append(create_model("vitae_basic", num_classes=3, **tiny_vitae).state_dict())
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize(
+    ("arch", "near"),
+    [
+        ("vitae_basic_tny", "vitae_basic_tiny"),
+        ("ViTAE_basic_Tiny", "vitae_basic_tiny"),
+        ("deit_tiny_patch16_225", "deit_tiny_patch16_224"),
+        ("zzz", "milkweed models"),
+    ],
+)
+def test_unknown_name_is_refused_with_near_ones(arch: str, near: str) -> None:
+    with pytest.raises(ValueError, match="unknown architecture") as caught:
+        create_model(arch)
+    assert repr(arch) in str(caught.value)
+    assert near in str(caught.value)
+    with pytest.raises(ValueError, match="unknown architecture"):
+        default_preprocess(arch)
+
+
+@pytest.mark.parametrize(
+    ("arch", "args", "message"),
+    [
+        ("deit_tiny_patch16_224", {"checkpoint_path": "/etc/passwd"}, "takes no argument 'checkpoint_path'"),
+        ("deit_tiny_patch16_224", {"pretrained": True}, "takes no argument 'pretrained'"),
+        ("deit_tiny_patch16_224", {"depth": 10**6}, "depth 1000000 must be between 0 and 256"),
+        ("deit_tiny_patch16_224", {"mlp_ratio": float("nan")}, "mlp_ratio nan must be between"),
+        ("deit_tiny_patch16_224", {"embed_dim": {}}, "embed_dim {} must be plain data"),
+        ("t2t_vit_7", {"pretrained": True}, "t2t_vit_7 takes no argument 'pretrained'"),
+        ("vitae_basic_tiny", {"depths": [0] * 17}, "at most 16 items"),
+        ("vitae_basic_tiny", {"depths": [0, 0, 257]}, "depths 257 must be between 0 and 256"),
+        ("vitae_basic", {}, "needs the arguments embed_dims, token_dims, depths"),
+        ("vitae_basic_tiny", {"num_classes": -1}, "num_classes -1 must be between 0"),
+        (
+            "mixer_s16_224",
+            {"separate_qkv": True},
+            "separate_qkv true: this architecture has no attention with a qkv layer",
+        ),
+        ("mixer_s16_224", {"num_heads": 4}, "mixer_s16_224 does not take the arguments num_heads so: "),
+        ("deit_tiny_patch16_224", {"num_blocks": 4}, "does not take the arguments num_blocks so: "),
+        ("deit_tiny_patch16_224", {"norm_eps": "x"}, "norm_eps 'x' must be a number"),
+        ("deit_tiny_patch16_224", {"num_heads": 0}, "deit_tiny_patch16_224 cannot be built with {'num_heads': 0}: "),
+        ("t2t_vit_7", {"img_size": "x"}, "t2t_vit_7 cannot be built with {'img_size': 'x'}: "),
+        ("vitaev2_s", {"num_heads": 2}, "vitaev2_s cannot be built with {'num_heads': 2}: "),
+    ],
+)
+def test_bad_arguments_are_refused(arch: str, args: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        create_model(arch, **args)
+    assert message in str(caught.value)
+
+
+def test_separate_attention_computes_what_the_packed_one_does(tiny_vit: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    packed = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    separate = create_model("deit_tiny_patch16_224", num_classes=3, separate_qkv=True, norm_eps=1e-6, **tiny_vit)
+    state = {}
+    for key, tensor in packed.state_dict().items():
+        parts = zip("qkv", tensor.chunk(3), strict=True) if ".attn.qkv." in key else ()
+        state |= {key.replace("qkv", f"{name}_proj"): part for name, part in parts} or {key: tensor}
+    separate.load_state_dict(state, strict=True)
+    x = torch.randn(2, 3, 32, 32)
+    with torch.no_grad():
+        torch.testing.assert_close(separate(x), packed(x), rtol=1e-5, atol=1e-6)
+        other = create_model("deit_tiny_patch16_224", num_classes=3, norm_eps=1e-2, **tiny_vit)
+        other.load_state_dict(packed.state_dict())
+        assert not torch.allclose(other(x), packed(x), rtol=1e-3)
+
+
+def test_default_preprocess_is_the_published_one() -> None:
+    imagenet = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
+    half = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
+    common = {"size": 224, "crop_pct": 0.9, "interpolation": "bicubic"}
+    for arch in ("vitae_basic_tiny", "vitae_basic_huge", "vitae_basic", "deit_tiny_patch16_224"):
+        assert default_preprocess(arch) == {**common, **imagenet}
+    for arch in ("vit_small_patch16_224", "vit_tiny_patch16_224.augreg_in21k_ft_in1k"):
+        assert default_preprocess(arch) == {**common, **half}
+    assert default_preprocess("vit_base_patch16_384")["size"] == 384
+    for img_size in (32, [32, 32]):
+        assert default_preprocess("vitae_basic", img_size=img_size)["size"] == 32
+    for img_size in ([32, 48], []):
+        with pytest.raises(ValueError, match=r"^vitae_basic: img_size \[.*\]: images are square$"):
+            default_preprocess("vitae_basic", img_size=img_size)
+
+
+def test_importing_and_building_vitae_leaves_timm_alone() -> None:
+    code = (
+        "import sys, milkweed.models as m\n"
+        "assert 'torch' not in sys.modules and 'create_model' in dir(m)\n"
+        "m.create_model('vitae_basic_tiny')\n"
+        "assert 'timm' not in sys.modules and 'torchvision' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)

@@ -1,0 +1,227 @@
+"""timm's families: linear layers outside the classifier become Monarch, are saved, served and made dense again."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import timm
+import torch
+from torch import Tensor, nn
+
+from milkweed.bench.tables.timm_models import examine, row_of, text_of
+from milkweed.models.architectures import timm_models as timm_door
+from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
+from milkweed.models.architectures.summary import linears_outside
+from milkweed.models.bundle.bundle import load_bundle, save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.bundle.meta_init import built_on_meta
+from milkweed.models.compress.projection.permutation import arrangeable_mlps
+from milkweed.models.layers.layer_spec import LayerSpec, monarch_structure, replace_linears, select_linears
+from milkweed.models.serving.pack import PackedMlp, fold_batch_norms, prepare_for_inference
+from milkweed.models.training import densified
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
+MIXER: dict[str, Any] = {"img_size": 64}
+STAGES: dict[str, Any] = {"embed_dims": [8, 16, 32, 64], "depths": [1, 1, 1, 1], "num_heads": [1, 2, 2, 2]}
+SWIN: dict[str, Any] = {"img_size": 64, "window_size": 4, "embed_dim": 16, "depths": [2, 2], "num_heads": [1, 2]}
+CONVNEXT: dict[str, Any] = {"dims": [8, 16, 32, 64], "depths": [1, 1, 1, 1]}
+
+SAMPLES: dict[str, dict[str, Any]] = {
+    "vit_tiny_patch16_224": VIT,
+    "deit_tiny_distilled_patch16_224": VIT,
+    "deit3_small_patch16_224": VIT,
+    "beit_base_patch16_224": VIT,
+    "eva02_tiny_patch14_224": VIT,
+    "aimv2_large_patch14_224": VIT,
+    "naflexvit_base_patch16_gap": VIT,
+    "vit_relpos_small_patch16_224": VIT,
+    "cait_xxs24_224": VIT,
+    "xcit_nano_12_p16_224": VIT,
+    "mixer_s16_224": MIXER,
+    "gmlp_ti16_224": MIXER,
+    "gmixer_12_224": MIXER,
+    "resmlp_12_224": MIXER,
+    "swin_tiny_patch4_window7_224": SWIN,
+    "swinv2_tiny_window8_256": SWIN,
+    "swinv2_cr_tiny_224": SWIN,
+    "twins_svt_small": {"img_size": 64, **STAGES},
+    "pvt_v2_b0": STAGES,
+    "davit_tiny": STAGES,
+    "convnext_tiny": CONVNEXT,
+    "convnextv2_tiny": CONVNEXT,
+    "levit_128s": {"img_size": 64},
+    "mambaout_femto": {},
+    "edgenext_xx_small": {},
+    "gcvit_xxtiny": {"img_size": 64, "window_size": [2, 2, 4, 2]},
+}
+"""Small models of each family, by name; those of other arguments are as small as they come."""
+
+
+def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
+    """A model whose layers all matter to its answer: nothing is scaled to almost nothing, as some start."""
+    torch.manual_seed(0)
+    model = create_model(name, num_classes=5, **SAMPLES[name])
+    linears = linears_outside(model, classifier_layers(name))
+    structure = {
+        layer: structure
+        for layer, linear in linears.items()
+        for structure in monarch_structure(model, [layer], min(2, linear.in_features, linear.out_features)).values()
+    }
+    replace_linears(model, structure)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1 and "bias" not in name and "temperature" not in name:
+                parameter.uniform_(0.5, 1.5)
+            elif "head" in name and parameter.dim() == 2:
+                parameter.normal_(std=parameter.shape[1] ** -0.5)
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
+                nn.init.uniform_(module.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
+                nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
+    return model, structure
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_path: Path) -> None:
+    model, structure = build(name)
+    size = SAMPLES[name].get("img_size", 64)
+    images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
+    config = BundleConfig(
+        arch=name,
+        arch_args={"num_classes": 5, **SAMPLES[name]},
+        structure=structure,
+        preprocess={**default_preprocess(name), "size": size},
+        provenance={},
+        metrics={},
+        labels=default_labels(5),
+    )
+    save_bundle(tmp_path / "bundle", model, config)
+    loaded, _ = load_bundle(tmp_path / "bundle")
+    with torch.inference_mode():
+        logits = model(images)
+        assert logits.shape == (2, 5)
+        assert torch.equal(loaded(images), logits)
+        assert relative(prepare_for_inference(loaded)(images), logits) < 1e-5
+        dense = densified(copy.deepcopy(model))
+        assert relative(dense(images), logits) < 1e-5
+        # That the layers matter: other weights in one of them, another answer.
+        first = next(module for name, module in model.named_modules() if name in structure)
+        first.blkdiag1.mul_(2)  # type: ignore[operator, union-attr]
+        assert relative(model(images), logits) > 1e-4
+    assert not [name for name in structure if not isinstance(dense.get_submodule(name), nn.Linear)]
+
+
+def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:
+    record = json.loads(timm_door.RECORD.read_text())
+    assert text_of(record) == timm_door.RECORD.read_text()
+    assert set(record["models"]) == set(timm_door.recorded_timm_models())
+    assert set(SAMPLES) <= set(list_models())
+    if record["timm"] == timm.__version__:
+        assert len(record["models"]) + sum(record["left_out"].values()) == len(timm.list_models())
+        assert timm_door.list_timm_models() == list(record["models"])
+
+
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224"])
+def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
+    found = examine(name)
+    assert not isinstance(found, str)
+    assert json.loads(timm_door.RECORD.read_text())["models"][name] == row_of(found)
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("resnet18", "have no linear layer outside the classifier"),
+        ("convit_tiny", "read the weights of a linear layer themselves"),
+        ("coat_lite_tiny", "have weights under several names"),
+        ("qwen3_vit_88m_enc", "give no logits"),
+        ("vit_base_patch16_sapiens2", "take no square pictures"),
+    ],
+)
+def test_what_is_left_out_says_why(name: str, reason: str) -> None:
+    if not timm.models.is_model(name):
+        pytest.skip(f"this timm has no {name}")
+    assert examine(name) == reason
+    assert name not in timm_door.recorded_timm_models()
+    with pytest.raises(ValueError, match=f"unknown architecture '{name}'"):
+        create_model(name)
+
+
+def test_buffers_that_no_file_holds_are_those_of_a_model_with_weights() -> None:
+    for name in ("swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "gcvit_xxtiny"):
+        whole = create_model(name, num_classes=5, **SAMPLES[name])
+        empty = built_on_meta(lambda name=name: create_model(name, num_classes=5, **SAMPLES[name]))  # type: ignore[misc]
+        stored = whole.state_dict().keys()
+        computed = {key: buffer for key, buffer in whole.named_buffers() if key not in stored}
+        assert computed
+        assert all(torch.equal(buffer, dict(empty.named_buffers())[key]) for key, buffer in computed.items())
+        assert all(parameter.is_meta for parameter in empty.parameters())
+
+
+def test_a_layer_whose_weight_is_read_by_its_block_is_refused() -> None:
+    model = create_model("beit_base_patch16_224", num_classes=5, **VIT)
+    assert select_linears(model, ["blocks.0.*"]) == ["blocks.0.attn.proj", "blocks.0.mlp.fc1", "blocks.0.mlp.fc2"]
+    with pytest.raises(ValueError, match=r"layers 'qkv' selects nothing replaceable: the block of blocks.0.attn.qkv"):
+        select_linears(model, ["qkv"])
+    with pytest.raises(ValueError, match=r"layer 'blocks.0.attn.qkv' cannot be replaced: the block around it reads"):
+        monarch_structure(model, ["blocks.0.attn.qkv"])
+
+
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("deit_tiny_patch16_224", {"mlp": 24, "qkv": 12, "proj": 12}),
+        ("swin_tiny_patch4_window7_224", {"mlp": 24, "qkv": 12, "proj": 12}),
+        ("mixer_s16_224", {"mlp": 16}),  # over channels
+        ("pvt_v2_b0", {"mlp": 16, "qkv": 16, "proj": 8}),
+        ("vitaev2_s", {"mlp": 28, "qkv": 14, "proj": 14}),
+        ("t2t_vit_t_14", {"mlp": 28, "qkv": 14, "proj": 14}),
+    ],
+)
+def test_roles_name_the_layers_of_blocks(name: str, counts: dict[str, int]) -> None:
+    with torch.device("meta"):
+        model = create_model(name)
+    assert {role: len(select_linears(model, [role])) for role in counts} == counts
+
+
+def test_a_module_that_only_looks_like_an_mlp_is_not_taken_for_one() -> None:
+    """A gated MLP has fc1, act and fc2 too, and halves what is between."""
+    torch.manual_seed(0)
+    gated = nn.Sequential(timm.layers.GluMlp(64, 128, act_layer=nn.GELU))
+    known: Any = {"0.fc1": None, "0.fc2": None}  # statistics, of which only the names matter here
+    assert arrangeable_mlps(gated, known, 2) == []
+    assert arrangeable_mlps(nn.Sequential(timm.layers.Mlp(64, 128)), known, 2) == ["0"]
+    replace_linears(gated, monarch_structure(gated, list(known), 2))
+    tokens = torch.randn(3, 5, 64)
+    with torch.inference_mode():
+        want = gated(tokens)
+        packed = prepare_for_inference(gated)
+        assert relative(packed(tokens), want) < 1e-5
+    assert not [module for module in packed.modules() if isinstance(module, PackedMlp)]
+
+
+def test_a_norm_with_an_activation_is_not_folded() -> None:
+    class Activated(nn.BatchNorm2d):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).relu()
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), Activated(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4)).eval()
+    image = torch.randn(1, 3, 8, 8)
+    want = model(image)
+    fold_batch_norms(model)
+    torch.testing.assert_close(model(image), want)
+    assert [type(module) for module in model] == [nn.Conv2d, Activated, nn.Conv2d, nn.Identity]
+
+
+def test_arguments_that_a_class_does_not_take_are_named() -> None:
+    with pytest.raises(ValueError, match=r"pvt_v2_b0 does not take the arguments img_size so: .*'img_size'"):
+        create_model("pvt_v2_b0", img_size=64)

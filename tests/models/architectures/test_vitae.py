@@ -1,0 +1,110 @@
+"""ViTAE v1: each known trap planted to show that parity catches it, the performer's definition, sizes, refusals."""
+
+from types import ModuleType
+
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.models.architectures.vitae import VITAE_VARIANTS, ViTAE
+from milkweed.models.architectures.vitae.reduction import PerformerAttention
+
+
+def build(fill: ModuleType) -> ViTAE:
+    """Tiny with the golden weights; no time spent on an initialisation that is overwritten."""
+    with torch.device("meta"):
+        model = ViTAE(**VITAE_VARIANTS["vitae_basic_tiny"])
+    fill.fill(model.to_empty(device="cpu"))
+    return model.eval()
+
+
+def performer_by_definition(layer: PerformerAttention, x: Tensor, epsilon: float) -> Tensor:
+    """The attention of one image, token by token in float64: features, sums, quotient, projection, value skip."""
+    layer = layer.double()
+    x = x.double()
+    n, m, dim = len(x), layer.w.shape[0], layer.w.shape[1]
+    kqv = layer.kqv(layer.norm1(x))
+    k, q, v = kqv[:, :dim], kqv[:, dim : 2 * dim], kqv[:, 2 * dim :]
+
+    def phi(t: Tensor) -> Tensor:
+        return torch.stack([torch.exp(row @ t - t @ t / 2) for row in layer.w]) / m**0.5
+
+    keys, queries = [phi(t) for t in k], [phi(t) for t in q]
+    out = []
+    for i in range(n):
+        numerator = sum((queries[i] @ keys[j]) * v[j] for j in range(n))
+        denominator = sum(queries[i] @ keys[j] for j in range(n)) + epsilon
+        out.append(v[i] + layer.proj(numerator / denominator))
+    return torch.stack(out)
+
+
+def performer_with_small_features() -> tuple[PerformerAttention, Tensor]:
+    """|t|^2/2 around 9, so that the denominators are around 1e-8 and epsilon and 1/sqrt(m) show."""
+    g = torch.Generator().manual_seed(0)
+    layer = PerformerAttention(12, 16)
+    with torch.no_grad():
+        for p in layer.parameters():
+            p.copy_(torch.randn(p.shape, generator=g) * 0.3)
+        layer.norm1.weight.fill_(1)
+        layer.w.mul_(0.1)
+    return layer.eval(), torch.randn(5, 12, generator=g)
+
+
+def test_performer_follows_its_definition_where_denominators_vanish() -> None:
+    layer, x = performer_with_small_features()
+    with torch.inference_mode():
+        got = layer.attend(x[None])[0].double()
+        want = performer_by_definition(layer, x, 1e-8)
+        without_epsilon = performer_by_definition(layer, x, 0.0)
+    assert (got - want).abs().max() <= 1e-4
+    # The trap, planted: the two definitions are far apart here, so the line above sees a wrong epsilon.
+    assert (without_epsilon - want).abs().max() > 1e-2
+
+
+def test_performer_catches_a_missing_feature_scale() -> None:
+    layer, x = performer_with_small_features()
+    with torch.inference_mode():
+        got = layer.attend(x[None])[0].double()
+        m = layer.w.shape[0]
+        # Dropping 1/sqrt(m) twice is the same as epsilon / m.
+        unscaled = performer_by_definition(layer, x, 1e-8 / m)
+    assert (got - unscaled).abs().max() > 1e-2
+
+
+def test_performer_stays_float32_inside_a_bfloat16_model() -> None:
+    layer, x = performer_with_small_features()
+    w = layer.w.data.clone()
+    with torch.inference_mode():
+        features = layer.features(layer.kqv(layer.norm1(x[None])).chunk(3, -1)[0].bfloat16().float())
+    assert features.dtype == torch.float32
+    assert torch.equal(layer.w, w)
+
+
+def test_square_images_of_any_size_run_where_there_is_no_position_embedding() -> None:
+    model = ViTAE(**VITAE_VARIANTS["vitae_basic_tiny"], num_classes=3).eval()
+    with torch.inference_mode():
+        assert model(torch.zeros(1, 3, 192, 192)).shape == (1, 3)
+        with pytest.raises(ValueError, match="do not form a square grid"):
+            model(torch.zeros(1, 3, 192, 224))
+
+
+def test_base_refuses_another_size() -> None:
+    with torch.device("meta"):
+        model = ViTAE(**VITAE_VARIANTS["vitae_basic_base"])
+        with pytest.raises(ValueError, match=r"image \(192, 192\): this model takes 224x224 only"):
+            model(torch.zeros(1, 3, 192, 192))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depths": (0, 0)}, "per-stage lists of unequal length"),
+        ({"reductions": ("performer", "pooling", "performer_less")}, "unknown reduction kind 'pooling'"),
+        ({"downsample": (8, 2, 2)}, "downsample 8 of a performer cell"),
+        ({"embed_dims": (64, 64, 100)}, "token dim 256 of a performer_less cell"),
+        ({"num_heads": (1, 1, 3)}, "token dim 256 is not divisible by num_heads 3"),
+    ],
+)
+def test_wrong_configurations_are_named(change: dict[str, object], message: str) -> None:
+    with torch.device("meta"), pytest.raises(ValueError, match=message):
+        ViTAE(**{**VITAE_VARIANTS["vitae_basic_tiny"], **change})

@@ -1,0 +1,126 @@
+"""ViTAEv2: windows of any grid by their definition, sizes, the buffers nobody reads, and planted mistakes."""
+
+import re
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.architectures.registry import create_model, default_preprocess
+from milkweed.models.architectures.vitae.attention import WindowAttention
+from milkweed.models.importing.fitting import fit_checkpoint
+from milkweed.models.serving.torchscript import traced
+
+from ..tiny import TINY_VITAE_V2
+
+TINY = {"num_classes": 5, **TINY_VITAE_V2}
+
+
+def tiny() -> nn.Module:
+    torch.manual_seed(0)
+    model = create_model("vitaev2_s", **TINY)
+    for parameter in model.parameters():
+        if parameter.dim() == 2:
+            nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    return model
+
+
+def attention_by_definition(layer: WindowAttention, tokens: Tensor) -> Tensor:
+    """One image's tokens (N, in_dim), query by query in float64; a key outside the grid is what zeros give."""
+    layer = layer.double()
+    tokens = tokens.double()
+    side, window, heads = round(len(tokens) ** 0.5), layer.window_size, layer.num_heads
+    extended = next(size for size in range(side, side + window) if size % window == 0)
+    before = (extended - side) // 2
+    out = torch.empty(len(tokens), layer.proj.out_features, dtype=torch.float64)
+    for row in range(side):
+        for column in range(side):
+            top, left = ((at + before) // window * window - before for at in (row, column))
+            keys = []
+            for y in range(top, top + window):
+                for x in range(left, left + window):
+                    inside = 0 <= y < side and 0 <= x < side
+                    keys.append(tokens[y * side + x] if inside else torch.zeros_like(tokens[0]))
+            _, k, v = (part.unflatten(-1, (heads, -1)) for part in layer.qkv(torch.stack(keys)).chunk(3, -1))
+            q = layer.qkv(tokens[row * side + column]).chunk(3)[0].unflatten(-1, (heads, -1))
+            weights = torch.einsum("hd,nhd->hn", q, k / q.shape[-1] ** 0.5).softmax(-1)
+            out[row * side + column] = layer.proj(torch.einsum("hn,nhd->hd", weights, v).flatten())
+    return out
+
+
+@pytest.mark.parametrize("side", [1, 4, 7, 10, 14, 15])
+def test_windows_of_a_grid_of_any_side_follow_the_definition(side: int) -> None:
+    torch.manual_seed(side)
+    layer = WindowAttention(6, 8, 2)
+    nn.init.normal_(layer.qkv.bias)  # what a padded key consists of
+    x = torch.randn(2, side * side, 6)
+    with torch.inference_mode():
+        got = layer(x)
+        want = torch.stack([attention_by_definition(layer, image) for image in x])
+    assert (got.double() - want).abs().max() < 1e-6
+
+
+def test_every_square_size_runs_with_the_same_tensors() -> None:
+    small = tiny()
+    for size in (32, 44, 64, 35):
+        large = create_model("vitaev2_s", **{**TINY, "img_size": size})
+        large.load_state_dict(small.state_dict())
+        image = torch.randn(1, 3, size, size)
+        with torch.inference_mode():
+            assert torch.equal(large(image), small(image))
+    assert default_preprocess("vitaev2_s", img_size=44)["size"] == 44
+
+
+def test_what_is_not_square_or_does_not_halve_is_refused() -> None:
+    model = tiny()
+    for height, width in ((32, 36), (33, 33), (34, 34)):
+        with pytest.raises(ValueError, match=f"image {height}x{width}: ViTAEv2 takes square images of 4n or 4n - 1 px"):
+            model(torch.zeros(1, 3, height, width))
+    with pytest.raises(ValueError, match="image 226x226"):
+        create_model("vitaev2_s", img_size=226)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"depths": (1, 1, 1)}, "per-stage lists of [4, 4, 3, 4, 4, 4, 4] items: must be 4"),
+        ({"num_heads": (1, 3, 2, 4)}, "token dim 8 is not divisible by num_heads 3"),
+        ({"reduction_heads": (0, 1, 2, 2)}, "token dim 8 is not divisible by num_heads 0"),
+    ],
+)
+def test_wrong_configurations_are_named(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_model("vitaev2_s", **{**TINY, **change})
+
+
+def test_the_index_of_relative_positions_is_kept_and_never_read() -> None:
+    model = tiny()
+    index = model.state_dict()["layers.0.NC.0.attn.relative_position_index"]
+    places = [(row, column) for row in range(7) for column in range(7)]
+    want = [[(a[0] - b[0] + 6) * 13 + a[1] - b[1] + 6 for b in places] for a in places]
+    assert index.tolist() == want
+    image = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        logits = model(image)
+        for module in model.modules():
+            if isinstance(module, WindowAttention):
+                module.relative_position_index.zero_()
+        assert torch.equal(model(image), logits)
+
+
+def test_a_checkpoint_without_the_index_fits() -> None:
+    model = tiny()
+    state = {key: value for key, value in model.state_dict().items() if "relative_position_index" not in key}
+    arguments = {name: value for name, value in TINY.items() if name != "num_classes"}
+    fitted = fit_checkpoint("file", state, "vitaev2_s", None, arguments)
+    image = torch.randn(1, 3, 32, 32)
+    with torch.inference_mode():
+        assert torch.equal(fitted.model(image), model(image))
+    assert any("filled in 4 integer buffers" in note for note in fitted.notes)
+
+
+def test_the_forward_can_be_recorded() -> None:
+    model = tiny()
+    image = torch.randn(2, 3, 44, 44)
+    with torch.inference_mode():
+        assert torch.equal(traced(model, (2, 3, 44, 44))(image), model(image))

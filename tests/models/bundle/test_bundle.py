@@ -1,0 +1,228 @@
+"""Bundles are written whole, read back to the bit, and hold everything they were given."""
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from milkweed.models import BundleConfig, Label, create_model, load_bundle, read_config, save_bundle
+from milkweed.models.architectures.registry import default_preprocess
+from milkweed.models.bundle import bundle
+from milkweed.models.bundle.durable import exchange
+from milkweed.models.errors import BundleError
+from milkweed.models.layers.layer_spec import layer_spec_of
+
+
+def build(config: BundleConfig) -> torch.nn.Module:
+    torch.manual_seed(1)
+    return create_model(config.arch, structure=config.structure, **config.arch_args)
+
+
+def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
+    original = build(tiny_config)
+    model, _ = load_bundle(tiny_bundle)
+    states = original.state_dict(), model.state_dict()
+    assert list(states[0]) == list(states[1])
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+    assert layer_spec_of(model) == tiny_config.structure
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+    image = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(original(image), model(image))
+
+
+def test_config_comes_back_whole(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
+    _, config = load_bundle(tiny_bundle)
+    assert config == replace(tiny_config, files=config.files, golden=config.golden, bytes_on_disk=config.bytes_on_disk)
+    assert config == read_config(tiny_bundle)
+    assert config.num_classes == 5
+    assert config.labels[3] == Label("3", "class 3")
+    assert config.bytes_on_disk == sum(file.stat().st_size for file in tiny_bundle.iterdir())
+
+
+def test_files_and_version_are_what_the_interface_says(tiny_bundle: Path) -> None:
+    document = json.loads((tiny_bundle / "config.json").read_text())
+    for name in ("model.safetensors", "labels.json"):
+        assert document["files"][name] == hashlib.sha256((tiny_bundle / name).read_bytes()).hexdigest()
+    canonical = json.dumps(document["files"], sort_keys=True, separators=(",", ":")).encode()
+    assert read_config(tiny_bundle).version == hashlib.sha256(canonical).hexdigest()[:12]
+    assert set(document) == {
+        "format",
+        "arch",
+        "arch_args",
+        "structure",
+        "preprocess",
+        "provenance",
+        "metrics",
+        "files",
+        "golden",
+    }
+    assert json.loads((tiny_bundle / "labels.json").read_text())[0] == {"id": "0", "label": "class 0"}
+
+
+def test_other_libraries_read_the_weights_under_original_keys(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
+    tensors = load_file(tiny_bundle / "model.safetensors")
+    assert set(tensors) == set(build(tiny_config).state_dict())
+    assert {"layers.1.NC.0.mlp.fc1.blkdiag1", "layers.1.NC.0.mlp.fc1.bias"} <= set(tensors)
+
+
+def test_version_names_the_weights(tiny_bundle: Path, tiny_config: BundleConfig, tmp_path: Path) -> None:
+    model = build(tiny_config)
+    version = read_config(tiny_bundle).version
+    again = save_bundle(tmp_path / "again", model, replace(tiny_config, metrics={"top1": 0.9}))
+    assert again.version == version
+    with torch.no_grad():
+        model.get_parameter("head.bias")[0] += 1
+    assert save_bundle(tmp_path / "other", model, tiny_config).version != version
+
+
+def test_permissions_are_those_of_ordinary_files(tmp_path: Path, tiny_config: BundleConfig) -> None:
+    old = os.umask(0o027)
+    try:
+        save_bundle(tmp_path / "b", build(tiny_config), tiny_config)
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o750
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (tmp_path / "b").iterdir()} == {0o640}
+
+
+def test_nothing_but_the_bundle_is_left_behind(tiny_bundle: Path) -> None:
+    assert [path.name for path in tiny_bundle.parent.iterdir()] == ["tiny"]
+
+
+def test_a_bundle_is_replaced_only_when_asked(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
+    model = build(tiny_config)
+    before = read_config(tiny_bundle)
+    with pytest.raises(BundleError, match="exists already"):
+        save_bundle(tiny_bundle, model, tiny_config)
+    with torch.no_grad():
+        model.get_parameter("head.bias")[0] += 1
+    after = save_bundle(tiny_bundle, model, tiny_config, overwrite=True)
+    assert after.version == read_config(tiny_bundle).version != before.version
+    assert [path.name for path in tiny_bundle.parent.iterdir()] == ["tiny"]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+@pytest.mark.parametrize("linked", [False, True])
+def test_a_bundle_is_there_while_it_is_replaced(
+    tiny_bundle: Path, tiny_config: BundleConfig, monkeypatch: pytest.MonkeyPatch, atomic: bool, linked: bool
+) -> None:
+    place = tiny_bundle
+    if linked:
+        place = tiny_bundle.parent / "link"
+        place.symlink_to(tiny_bundle)
+    if not atomic:
+        monkeypatch.setattr(bundle, "exchange", lambda one, other: False)
+    elif not exchange(tiny_bundle / "config.json", tiny_bundle / "labels.json"):
+        pytest.skip("this file system cannot exchange two paths")
+    else:
+        assert exchange(tiny_bundle / "config.json", tiny_bundle / "labels.json")
+    there: list[bool] = []
+    rename = Path.rename
+
+    def seen(path: Path, target: Path) -> Path:
+        done = rename(path, target)
+        there.append(place.exists())
+        return done
+
+    monkeypatch.setattr(Path, "rename", seen)
+    model = build(tiny_config)
+    with torch.no_grad():
+        model.get_parameter("head.bias")[0] += 1
+    after = save_bundle(place, model, tiny_config, overwrite=True)
+    assert there == ([] if atomic else [False, True])
+    assert read_config(place).version == after.version
+    assert not place.is_symlink()
+    assert {path.name for path in place.parent.iterdir()} == {place.name, tiny_bundle.name}
+
+
+def test_paths_that_are_not_there_are_not_exchanged(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("1")
+    assert not exchange(tmp_path / "one", tmp_path / "two")
+    assert (tmp_path / "one").read_text() == "1"
+
+
+def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, tiny_config: BundleConfig) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "config.json").write_text("{}")
+    (tmp_path / "file").write_text("x")
+    for name in ("precious", "file"):
+        with pytest.raises(BundleError, match="not a bundle"):
+            save_bundle(tmp_path / name, build(tiny_config), tiny_config, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    save_bundle(tmp_path / "empty", build(tiny_config), tiny_config)
+    assert load_bundle(tmp_path / "empty")[1].arch == "vitae_basic"
+
+
+def test_a_failed_save_leaves_nothing(tmp_path: Path, tiny_config: BundleConfig) -> None:
+    bad = replace(tiny_config, provenance={"when": object()})
+    with pytest.raises((BundleError, TypeError)):
+        save_bundle(tmp_path / "b", build(tiny_config), bad)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_does_not_fit_its_config_is_not_saved(tmp_path: Path, tiny_config: BundleConfig) -> None:
+    model = build(tiny_config)
+    for config, message in (
+        (replace(tiny_config, labels=tiny_config.labels[:4]), "4 labels, the model has 5 classes"),
+        (replace(tiny_config, structure={}), "structure: layer layers.1.NC.0.mlp.fc1"),
+        (replace(tiny_config, arch_args={**tiny_config.arch_args, "mlp_ratio": 3}), "cannot build|shape"),
+        (replace(tiny_config, preprocess={**tiny_config.preprocess, "size": 0}), "size 0 must be between"),
+    ):
+        with pytest.raises(BundleError, match=message):
+            save_bundle(tmp_path / "b", model, config)
+    with pytest.raises(BundleError, match=r"is torch\.float64, the model needs torch\.float32"):
+        save_bundle(tmp_path / "b", model.double(), tiny_config)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_views_are_saved_without_what_they_look_into(tmp_path: Path, tiny_config: BundleConfig) -> None:
+    model = build(tiny_config)
+    weight = model.get_submodule("head").weight
+    model.get_submodule("head").weight = torch.nn.Parameter(torch.cat([weight.detach(), torch.ones(999, 16)])[:5])
+    config = save_bundle(tmp_path / "b", model, tiny_config)
+    assert config.bytes_on_disk < 5 * sum(p.numel() for p in model.parameters()) + 40_000
+    assert torch.equal(load_bundle(tmp_path / "b")[0].get_parameter("head.weight"), weight)
+
+
+def test_changing_the_file_later_does_not_reach_a_loaded_model(tiny_bundle: Path) -> None:
+    model, _ = load_bundle(tiny_bundle)
+    before = model.get_parameter("head.weight").clone()
+    (tiny_bundle / "model.safetensors").write_bytes(b"")
+    assert torch.equal(model.get_parameter("head.weight"), before)
+
+
+def test_timm_models_round_trip(tmp_path: Path, tiny_vit: dict[str, object]) -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=2, **tiny_vit)
+    config = BundleConfig(
+        arch="deit_tiny_patch16_224",
+        arch_args={"num_classes": 2, **tiny_vit},
+        preprocess=default_preprocess("deit_tiny_patch16_224", **tiny_vit),
+    )
+    save_bundle(tmp_path / "b", model, config, [Label("cat", "a cat"), Label("dog", "a dog")])
+    loaded, read = load_bundle(tmp_path / "b")
+    assert [label.label for label in read.labels] == ["a cat", "a dog"]
+    assert read.preprocess["size"] == 32
+    image = torch.randn(1, 3, 32, 32)
+    with torch.no_grad():
+        assert torch.equal(model(image), loaded(image))
+
+
+def test_loading_and_counting_leave_the_compiler_unimported(tiny_bundle: Path) -> None:
+    """It would cost every serving process a second and 150 MB."""
+    code = (
+        "import sys, milkweed.models as m\n"
+        "model, config = m.load_bundle(sys.argv[1])\n"
+        "assert m.macs(model, config.preprocess['size']).total > 0\n"
+        "assert not {'torch._dynamo', 'torch._inductor', 'timm'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code, str(tiny_bundle)], check=True)

@@ -1,0 +1,302 @@
+"""Every wrong bundle is refused by one line that names the bundle and what is wrong with it."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from milkweed.models.bundle.bundle import load_bundle, read_config
+from milkweed.models.errors import BundleError
+
+Change = Callable[[dict[str, Any]], None]
+
+
+def refuse(path: Path, *parts: str) -> None:
+    with pytest.raises(BundleError) as caught:
+        load_bundle(path)
+    message = str(caught.value)
+    assert message.startswith(f"bundle {path}: ")
+    assert "\n" not in message
+    assert len(message) < 600 + len(str(path))
+    for part in parts:
+        assert part in message, message
+
+
+def edit_config(bundle: Path, change: Change) -> None:
+    document = json.loads((bundle / "config.json").read_text())
+    change(document)
+    (bundle / "config.json").write_text(json.dumps(document))
+
+
+def rehash(bundle: Path) -> None:
+    """Make the hashes true again, so that what lies behind them is what is tested."""
+    digests = {
+        name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in ("model.safetensors", "labels.json")
+    }
+    edit_config(bundle, lambda document: document["files"].update(digests))
+
+
+def edit_tensors(bundle: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(bundle / "model.safetensors")
+    change(tensors)
+    save_file(tensors, bundle / "model.safetensors")
+    rehash(bundle)
+
+
+def test_missing_folder_and_a_file_in_its_place(tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere", "no such folder")
+    (tmp_path / "file").write_text("x")
+    refuse(tmp_path / "file", "is a file, a bundle is a folder")
+
+
+@pytest.mark.parametrize("name", ["config.json", "labels.json", "model.safetensors"])
+def test_missing_file(tiny_bundle: Path, name: str) -> None:
+    (tiny_bundle / name).unlink()
+    refuse(tiny_bundle, f"{name}: no such file")
+    (tiny_bundle / name).mkdir()
+    refuse(tiny_bundle, f"{name}: no such file")
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 4000, -1])
+def test_truncated_weights(tiny_bundle: Path, keep: int) -> None:
+    data = (tiny_bundle / "model.safetensors").read_bytes()
+    (tiny_bundle / "model.safetensors").write_bytes(data[:keep])
+    refuse(tiny_bundle, "model.safetensors")
+
+
+def test_changed_weights(tiny_bundle: Path) -> None:
+    data = bytearray((tiny_bundle / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (tiny_bundle / "model.safetensors").write_bytes(data)
+    refuse(tiny_bundle, "model.safetensors: sha256 is ", "config.json says ")
+
+
+def test_changed_labels(tiny_bundle: Path) -> None:
+    text = (tiny_bundle / "labels.json").read_text()
+    (tiny_bundle / "labels.json").write_text(text.replace("class 0", "class X"))
+    refuse(tiny_bundle, "labels.json: sha256 is ")
+    with pytest.raises(BundleError, match=r"labels\.json: sha256"):
+        read_config(tiny_bundle)
+
+
+def test_missing_key(tiny_bundle: Path) -> None:
+    edit_tensors(tiny_bundle, lambda tensors: tensors.pop("head.bias"))
+    refuse(tiny_bundle, "key head.bias is missing", "expected", "found")
+
+
+def test_extra_key(tiny_bundle: Path) -> None:
+    edit_tensors(tiny_bundle, lambda tensors: tensors.update({"evil\nkey": torch.zeros(1)}))
+    refuse(tiny_bundle, "'evil\\nkey' is not one of the model's")
+
+
+def test_wrong_shape(tiny_bundle: Path) -> None:
+    edit_tensors(tiny_bundle, lambda tensors: tensors.update({"head.bias": torch.zeros(6)}))
+    refuse(tiny_bundle, "head.bias has shape [6], the model needs [5]")
+
+
+def test_an_absurdly_large_tensor_is_refused_before_it_is_read(tiny_bundle: Path) -> None:
+    count = 1 << 37
+    header = {"head.bias": {"dtype": "F32", "shape": [count], "data_offsets": [0, 4 * count]}}
+    tensors = load_file(tiny_bundle / "model.safetensors")
+    begin = 4 * count
+    for name, tensor in tensors.items():
+        if name != "head.bias":
+            end = begin + tensor.numel() * tensor.element_size()
+            dtype = "I64" if tensor.dtype == torch.int64 else "F32"
+            header[name] = {"dtype": dtype, "shape": list(tensor.shape), "data_offsets": [begin, end]}
+            begin = end
+    text = json.dumps(header).encode()
+    with open(tiny_bundle / "model.safetensors", "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + begin)  # sparse
+    refuse(tiny_bundle, f"model.safetensors: head.bias has shape [{count}], the model needs [5]")
+
+
+def test_wrong_dtype(tiny_bundle: Path) -> None:
+    edit_tensors(tiny_bundle, lambda tensors: tensors.update({"head.bias": torch.zeros(5).half()}))
+    refuse(tiny_bundle, "head.bias is torch.float16, the model needs torch.float32")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (2, "format 2 is newer than the 1 this milkweed reads"),
+        (0, "format 0 must be 1"),
+        ("1", "format '1' must be 1"),
+    ],
+)
+def test_unknown_format(tiny_bundle: Path, number: Any, message: str) -> None:
+    edit_config(tiny_bundle, lambda document: document.update(format=number))
+    refuse(tiny_bundle, "config.json: ", message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "not JSON: "),
+        ("", "not JSON: "),
+        ("[]", "must be a JSON object, not []"),
+        ('{"format": 1, "format": 1}', "key 'format' appears twice"),
+        ('{"format": NaN}', "NaN is not a number"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"format": 1}', "member 'arch' is missing"),
+        ("\xff", "must be"),
+    ],
+)
+def test_bad_json(tiny_bundle: Path, text: str, message: str) -> None:
+    encoding = "latin-1" if text == "\xff" else "utf-8"
+    (tiny_bundle / "config.json").write_bytes(text.encode(encoding))
+    refuse(tiny_bundle, "config.json: ", "not UTF-8 at byte 0" if text == "\xff" else message)
+
+
+def test_absurdly_large_config(tiny_bundle: Path) -> None:
+    with open(tiny_bundle / "config.json", "ab") as file:
+        file.truncate(1 << 30)  # sparse: reading it all would show
+    refuse(tiny_bundle, "config.json: ", "the limit is 16777216")
+
+
+@pytest.mark.parametrize("labels", [[], [{"id": "0", "label": "a"}] * 4, [{"id": "0", "label": "a"}] * 6])
+def test_label_count(tiny_bundle: Path, labels: list[Any]) -> None:
+    (tiny_bundle / "labels.json").write_text(json.dumps(labels))
+    rehash(tiny_bundle)
+    refuse(
+        tiny_bundle,
+        "labels.json: ",
+        f"{len(labels)} labels, the model has 5 classes" if labels else "at least one",
+    )
+
+
+@pytest.mark.parametrize("entry", [7, {"id": "0"}, {"id": 0, "label": "a"}, {"id": "0", "label": ""}])
+def test_bad_label(tiny_bundle: Path, entry: Any) -> None:
+    (tiny_bundle / "labels.json").write_text(json.dumps([entry] * 5))
+    rehash(tiny_bundle)
+    refuse(tiny_bundle, "labels.json: entry 0")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "a/b", "..", ".hidden", "a\\b", "", "config.json", "x\n", "a" * 200]
+)
+def test_file_names_that_leave_the_folder(tiny_bundle: Path, name: str) -> None:
+    edit_config(tiny_bundle, lambda document: document["files"].update({name: "0" * 64}))
+    refuse(tiny_bundle, "config.json: files: ", "is not the plain name of a file")
+
+
+def test_files_must_have_hashes_and_be_there(tiny_bundle: Path) -> None:
+    edit_config(tiny_bundle, lambda document: document["files"].update({"labels.json": "abc"}))
+    refuse(tiny_bundle, "files: labels.json needs a sha256 of 64 hex digits, not 'abc'")
+    edit_config(tiny_bundle, lambda document: document["files"].pop("labels.json"))
+    refuse(tiny_bundle, "files: labels.json is missing")
+    rehash(tiny_bundle)
+    edit_config(tiny_bundle, lambda document: document["files"].update({"notes.txt": "0" * 64}))
+    refuse(tiny_bundle, "notes.txt: no such file")
+    (tiny_bundle / "notes.txt").write_text("x")
+    refuse(tiny_bundle, "notes.txt: sha256 is ")
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"size": 0}, "size 0 must be between 1 and 4096 px"),
+        ({"size": 10**9}, "size 1000000000 must be"),
+        ({"size": 224.0}, "size 224.0 must be"),
+        ({"size": True}, "size True must be"),
+        ({"crop_pct": 0}, "crop_pct 0 must be 0.05 to 1"),
+        ({"crop_pct": 1.5}, "crop_pct 1.5 must be"),
+        ({"crop_pct": "1e999"}, "crop_pct '1e999' must be"),
+        ({"interpolation": "magic"}, "interpolation 'magic' must be one of nearest"),
+        ({"mean": [0.5, 0.5]}, "mean [0.5, 0.5] must be three numbers"),
+        ({"std": [0.5, 0.5, 0]}, "std [0.5, 0.5, 0] must be three numbers"),
+        ({"std": [0.5, 0.5, "x"]}, "must be three numbers"),
+        ({"orientation": "sideways"}, "orientation 'sideways' must be apply or ignore"),
+        ({"more": 1}, "unknown member"),
+    ],
+)
+def test_bad_preprocess(tiny_bundle: Path, values: dict[str, Any], message: str) -> None:
+    edit_config(tiny_bundle, lambda document: document["preprocess"].update(values))
+    refuse(tiny_bundle, "config.json: preprocess: ", message)
+
+
+def test_infinite_number_that_json_lets_through(tiny_bundle: Path) -> None:
+    text = (tiny_bundle / "config.json").read_text()
+    (tiny_bundle / "config.json").write_text(text.replace('"crop_pct": 0.9', '"crop_pct": 1e999'))
+    refuse(tiny_bundle, "config.json: not strict JSON: '1e999' is beyond the range of a double")
+
+
+def leaves(value: Any, *where: Any) -> Iterator[tuple[Any, ...]]:
+    """The place of every value in a document."""
+    yield where
+    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+        yield from leaves(value[key], *where, key)
+
+
+ODD = (None, True, -1, 0, 10**308, 10**400, -1.5, "", "x" * 2000, "\x00\n", [], [[]], {}, {"": []}, [None] * 3)
+
+
+def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path) -> None:
+    """Whatever stands in the place of whatever value."""
+    text = (tiny_bundle / "config.json").read_text()
+    for where in leaves(json.loads(text)):
+        for odd in ODD:
+            document = json.loads(text)
+            inner = document
+            for key in where[:-1]:
+                inner = inner[key]
+            if where:
+                inner[where[-1]] = odd
+            (tiny_bundle / "config.json").write_text(json.dumps(document if where else odd))
+            with suppress(BundleError):  # anything else fails
+                read_config(tiny_bundle)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: d.update(arch="vitae_nope"), "unknown architecture 'vitae_nope'"),
+        (lambda d: d.update(arch=7), "arch 7 must be a string"),
+        (lambda d: d.update(arch_args=[]), "arch_args [] must be an object"),
+        (lambda d: d["arch_args"].update(num_classes=6), "5 labels, the model has 6 classes"),
+        (lambda d: d["arch_args"].update(num_classes="5"), "num_classes"),
+        (lambda d: d["arch_args"].update(checkpoint_path="x"), "takes no argument 'checkpoint_path'"),
+        (lambda d: d["arch_args"].update(structure={}), "cannot build"),
+        (lambda d: d["arch_args"].update(depths=[0, 10**6]), "must be between 0 and 256"),
+        (lambda d: d["arch_args"].update(mlp_ratio="wide"), "cannot build 'vitae_basic'"),
+        (lambda d: d["arch_args"].update(num_heads=[0, 0]), "cannot build 'vitae_basic'"),
+        (lambda d: d["arch_args"].update(depths=[0, 3]), "is missing"),
+        (lambda d: d.update(structure={"head": {"kind": "lowrank"}}), "structure: layer 'head': "),
+        (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=4), "blkdiag1 has shape"),
+        (
+            lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(kind="magic"),
+            "structure kind 'magic' is unknown: must be one of monarch, lowrank, blockdiag, pixelfly",
+        ),
+        (
+            lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9),
+            "nblocks 1000000000 must be",
+        ),
+        (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(in_features=17), "the model has 16"),
+        (lambda d: d["structure"].pop("layers.1.NC.0.mlp.fc1"), "layers.1.NC.0.mlp.fc1.weight is missing"),
+        (lambda d: d.update(extra=1), "unknown member 'extra'"),
+        (lambda d: d["metrics"].update(x="x" * (1 << 20)), "metrics: 1048595 bytes of JSON, the limit is 1048576"),
+        (lambda d: d.pop("provenance"), "member 'provenance' is missing"),
+    ],
+)
+def test_bad_config(tiny_bundle: Path, change: Change, message: str) -> None:
+    edit_config(tiny_bundle, change)
+    refuse(tiny_bundle, message)
+
+
+def test_a_symlinked_bundle_loads(tiny_bundle: Path, tmp_path: Path) -> None:
+    """Kubernetes mounts and model caches are made of links; what they point to is hashed like the rest."""
+    linked = tmp_path / "linked"
+    linked.mkdir()
+    for file in tiny_bundle.iterdir():
+        (linked / file.name).symlink_to(file)
+    assert load_bundle(linked)[1].version == read_config(tiny_bundle).version
+    shutil.rmtree(tiny_bundle)
+    refuse(linked, "config.json: no such file")

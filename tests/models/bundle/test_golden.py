@@ -1,0 +1,108 @@
+"""Golden images: a bundle remembers its answers, and a model that gives others is found."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.bundle.bundle import load_bundle, save_bundle
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.golden import IMAGES, check_golden, golden_images, golden_record
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.errors import BundleError
+
+ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+@pytest.fixture
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    made = create_model("deit_tiny_patch16_224", **ARGS)
+    with torch.no_grad():
+        made.head.weight.mul_(40)
+    return made
+
+
+@pytest.fixture
+def bundle(tmp_path: Path, model: torch.nn.Module) -> Path:
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=ARGS, preprocess=PREPROCESS)
+    save_bundle(tmp_path / "b", model, config, default_labels(10))
+    return tmp_path / "b"
+
+
+def answers(model: torch.nn.Module, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    with torch.inference_mode():
+        return model.eval().to(dtype)(golden_images(32).to(dtype)).float().softmax(-1)
+
+
+def test_images_are_always_the_same_and_fill_the_range():
+    images = golden_images(48)
+    assert images.shape == (IMAGES, 3, 48, 48)
+    assert images.dtype == torch.float32
+    assert float(images.max()) > 1.8
+    assert float(images.min()) < -1.8
+    assert torch.equal(images, golden_images(48))
+    assert float(images[0, 0, 0, 0]) == 1.0  # cos 0 + sin 0
+    assert len({float(plane.sum()) for plane in images.flatten(0, 1)}) > 1
+
+
+def test_a_bundle_remembers_and_its_model_answers_so(bundle: Path):
+    model, config = load_bundle(bundle)
+    assert config.golden == json.loads((bundle / "config.json").read_text())["golden"]
+    wanted = answers(model)
+    best = wanted.topk(5)
+    assert config.golden["index"] == best.indices.tolist()
+    assert torch.allclose(torch.tensor(config.golden["probability"]), best.values, rtol=1e-6)
+    check_golden(config.golden, wanted, torch.float32)
+    check_golden(config.golden, answers(model, torch.bfloat16), torch.bfloat16)
+
+
+def test_another_model_is_found(bundle: Path):
+    model, config = load_bundle(bundle)
+    with torch.no_grad():
+        model.blocks[1].mlp.fc1.weight.mul_(0.5)
+    with pytest.raises(BundleError, match=r"golden image 0, class \d+: the model answers 0\.\d+, its"):
+        check_golden(config.golden, answers(model), torch.float32)
+    with pytest.raises(BundleError, match="nan"):
+        check_golden(config.golden, torch.full((2, 10), torch.nan), torch.float32)
+
+
+def test_saving_leaves_the_mode_and_refuses_nan(tmp_path: Path, model: torch.nn.Module):
+    model.train()
+    golden_record(model, 32)
+    assert model.training
+    with torch.no_grad():
+        model.head.bias.fill_(torch.nan)
+    config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=ARGS, preprocess=PREPROCESS)
+    with pytest.raises(BundleError, match="not finite"):
+        save_bundle(tmp_path / "nan", model, config, default_labels(10))
+    assert not (tmp_path / "nan").exists()
+
+
+def test_bundles_of_earlier_versions_have_none(bundle: Path):
+    document = json.loads((bundle / "config.json").read_text())
+    del document["golden"]
+    (bundle / "config.json").write_text(json.dumps(document))
+    assert load_bundle(bundle)[1].golden == {}
+
+
+@pytest.mark.parametrize(
+    "golden",
+    [
+        {"index": [[1]]},
+        {"index": [[1]], "probability": [[0.5]]},
+        {"index": [[1], [99]], "probability": [[0.5], [0.5]]},
+        {"index": [[1], [2]], "probability": [[0.5], [1.5]]},
+        {"index": [[1], [2]], "probability": [[0.5], [None]]},
+        {"index": [[1], [2, 3]], "probability": [[0.5], [0.1]]},
+        {"index": "x", "probability": [[0.5], [0.1]]},
+    ],
+)
+def test_records_that_cannot_be_are_refused(bundle: Path, golden: dict[str, object]):
+    document = json.loads((bundle / "config.json").read_text())
+    (bundle / "config.json").write_text(json.dumps({**document, "golden": golden}))
+    with pytest.raises(BundleError, match=r"bundle .*config.json: golden"):
+        load_bundle(bundle)

@@ -1,0 +1,124 @@
+"""Sharing a budget out: against every combination, never above the budget, and what cannot be met is named."""
+
+import itertools
+import random
+
+import pytest
+
+from milkweed.models.compress.allocation.budget import Option, allocate
+
+Layers = dict[str, list[Option[str]]]
+
+
+def random_layers(seed: int, layers: int, options: int) -> Layers:
+    """A dense option without damage for each layer, and cheaper ones that do more the cheaper they are."""
+    chance = random.Random(seed)
+    made: Layers = {}
+    for layer in range(layers):
+        costs = sorted(chance.sample(range(1, 100), options))
+        damages = sorted((chance.expovariate(1) for _ in range(options - 1)), reverse=True)
+        values = zip(costs, [*damages, 0.0], strict=True)
+        made[f"layer{layer}"] = [Option(f"{cost}", cost, damage) for cost, damage in values]
+    return made
+
+
+def best(layers: Layers, budget: float) -> float:
+    """The least damage within the budget, over all combinations."""
+    combinations = itertools.product(*layers.values())
+    return min(sum(o.damage for o in chosen) for chosen in combinations if sum(o.cost for o in chosen) <= budget)
+
+
+def greatest_step(layers: Layers) -> float:
+    """The most damage between two neighbours on a layer's lower convex hull.
+
+    The relaxed problem has an optimum with at most one layer between two such neighbours, so taking the cheaper of
+    them is worse than any whole choice by no more than this.
+    """
+    steps = [0.0]
+    for options in layers.values():
+        hull: list[Option[str]] = []
+        for option in sorted(options, key=lambda o: o.cost):
+            while len(hull) > 1 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], option):
+                hull.pop()
+            hull.append(option)
+        steps += [left.damage - right.damage for left, right in itertools.pairwise(hull)]
+    return max(steps)
+
+
+def _slope(left: Option[str], right: Option[str]) -> float:
+    return (right.damage - left.damage) / (right.cost - left.cost)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_it_is_as_good_as_any_combination_but_for_one_step(seed: int) -> None:
+    layers = random_layers(seed, layers=5, options=4)
+    least = sum(min(o.cost for o in options) for options in layers.values())
+    dense = sum(max(o.cost for o in options) for options in layers.values())
+    for share in (0.0, 0.2, 0.5, 0.9, 1.0):
+        budget = least + share * (dense - least)
+        found = allocate(layers, budget)
+        assert found.cost == sum(o.cost for o in found.chosen.values()) <= budget
+        assert found.damage == pytest.approx(sum(o.damage for o in found.chosen.values()))
+        assert all(option in layers[name] for name, option in found.chosen.items())
+        optimum = best(layers, budget)
+        assert optimum - 1e-9 <= found.damage <= optimum + greatest_step(layers) + 1e-9
+
+
+def test_it_finds_the_optimum_in_most_cases() -> None:
+    """The gap is there, but rare and small: a greedy choice from the cheapest on has none of both."""
+    gaps = []
+    for seed in range(100):
+        layers = random_layers(seed, layers=5, options=4)
+        budget = 0.6 * sum(options[-1].cost for options in layers.values())
+        least = sum(options[0].cost for options in layers.values())
+        if least <= budget:
+            gaps.append(allocate(layers, budget).damage - best(layers, budget))
+    assert len(gaps) > 80
+    assert sum(gap < 1e-9 for gap in gaps) > 0.5 * len(gaps)
+    assert sum(gaps) / len(gaps) < 0.15
+
+
+def test_a_budget_for_all_dense_keeps_all_dense() -> None:
+    layers = random_layers(3, 6, 5)
+    found = allocate(layers, sum(options[-1].cost for options in layers.values()))
+    assert found.damage == 0
+    assert all(found.chosen[name] == options[-1] for name, options in layers.items())
+
+
+def test_equal_layers_share_a_budget_that_only_some_can_have() -> None:
+    """At one price all of them change their minds at once; what is left over must still be spent."""
+    options = [Option("small", 10, 1.0), Option("dense", 20, 0.0)]
+    found = allocate({f"{layer}": options for layer in range(6)}, 90)
+    assert (found.cost, found.damage) == (90, 3.0)
+
+
+def test_the_sensitive_layer_is_kept() -> None:
+    def options(damage: float) -> list[Option[str]]:
+        return [Option("half", 50, damage), Option("dense", 100, 0.0)]
+
+    found = allocate({"a": options(1), "b": options(30), "c": options(2)}, 200)
+    assert {name: option.value for name, option in found.chosen.items()} == {"a": "half", "b": "dense", "c": "half"}
+
+
+def test_dearer_and_worse_is_never_chosen() -> None:
+    layers = {"a": [Option("small", 1, 1.0), Option("slow", 30, 2.0), Option("dense", 20, 0.0)]}
+    assert allocate(layers, 100).chosen["a"].value == "dense"
+    assert allocate(layers, 19).chosen["a"].value == "small"
+
+
+def test_a_budget_that_cannot_be_met_names_the_least() -> None:
+    layers = {"a": [Option("x", 10, 1.0), Option("y", 20, 0.0)], "b": [Option("x", 5.5, 1.0)]}
+    with pytest.raises(ValueError, match=r"budget 15 cannot be met: the least possible is 15\.5"):
+        allocate(layers, 15)
+    assert allocate(layers, 15.5).cost == 15.5
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
+def test_units_do_not_matter(scale: float) -> None:
+    layers = random_layers(7, 5, 4)
+    budget = 0.7 * sum(options[-1].cost for options in layers.values())
+    scaled = {
+        name: [Option(o.value, o.cost * scale, o.damage / scale) for o in options] for name, options in layers.items()
+    }
+    want, found = allocate(layers, budget).chosen, allocate(scaled, budget * scale).chosen
+    assert {name: o.value for name, o in found.items()} == {name: o.value for name, o in want.items()}

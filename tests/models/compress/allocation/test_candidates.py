@@ -1,0 +1,116 @@
+"""What a layer could become: which structures are offered, and how well the error of each is foretold."""
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.models.compress.allocation.candidates import (
+    MAX_RANKS,
+    Candidate,
+    candidate_ranks,
+    frontier,
+    layer_candidates,
+    weight_count,
+)
+from milkweed.models.compress.projection.aware import project_aware
+from milkweed.models.compress.projection.statistics import InputStatistics
+from milkweed.models.layers.monarch import MonarchLinear
+
+Inputs = Callable[..., InputStatistics]
+
+
+def matrix(rows: int, columns: int) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("columns", "rows", "nblocks", "rank"), [(32, 128, 4, 3), (20, 12, 1, 5), (16, 16, 2, 8)])
+def test_weights_are_those_of_the_layer(columns: int, rows: int, nblocks: int, rank: int) -> None:
+    layer = MonarchLinear(columns, rows, bias=False, nblocks=nblocks, rank=rank)
+    assert weight_count(columns, rows, nblocks, rank) == sum(parameter.numel() for parameter in layer.parameters())
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "nblocks", "ranks"),
+    [
+        (192, 768, 2, [8, 16, 24, 32, 40, 48, 56, 64, 72]),  # 1920 weights a rank, of 147456
+        (192, 768, 4, [8, 16, 24, 32]),
+        (32, 128, 1, [8, 16, 24]),  # 25 would fit
+        (32, 128, 4, [1, 2, 3, 4, 5, 6]),  # sub-blocks of 8 x 32: too small for multiples of 8
+        (32, 128, 8, [1, 2, 3]),
+        (10, 6, 4, []),  # 4 divides neither
+        (12, 8, 8, []),  # 8 does not divide 12
+        (2, 2, 4, []),  # more blocks than rows
+        (8, 8, 8, []),  # rank 1 is as much as dense
+    ],
+)
+def test_ranks_that_save_weights(columns: int, rows: int, nblocks: int, ranks: list[int]) -> None:
+    assert candidate_ranks(columns, rows, nblocks) == ranks
+    assert all(weight_count(columns, rows, nblocks, rank) < columns * rows for rank in ranks)
+
+
+def test_of_very_many_ranks_some_are_offered() -> None:
+    ranks = candidate_ranks(1024, 4096, 1)
+    assert len(ranks) == MAX_RANKS
+    assert (ranks[0], ranks[-1]) == (8, 816)
+    assert all(rank % 8 == 0 for rank in ranks)
+    gaps = [right - left for left, right in pairwise(ranks)]
+    assert max(gaps) - min(gaps) <= 8
+
+
+def test_low_rank_errors_are_exact(inputs: Inputs) -> None:
+    weight, seen = matrix(40, 24), inputs(24)
+    found = layer_candidates(weight, seen, [1])
+    assert [candidate.rank for candidate in found] == [8]
+    for candidate in found:
+        exact = project_aware(weight.double(), seen, 1, candidate.rank, ridge=1e-12)
+        assert candidate.objective == pytest.approx(exact.objective, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(64, 32), (32, 64)])
+def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, columns: int) -> None:
+    weight, seen = matrix(rows, columns), inputs(columns)
+    found = layer_candidates(weight, seen, [4])
+    assert [candidate.rank for candidate in found] == [1, 2, 3, 4, 5]
+    ratios = [
+        candidate.objective / project_aware(weight, seen, 4, candidate.rank, sweeps=3).objective for candidate in found
+    ]
+    assert [ratios[1], ratios[3]] == pytest.approx([1, 1])  # 37.5 and 75 % of the weights: fitted themselves
+    assert 0.5 < ratios[2] < 2  # between them
+    assert all(0.2 < ratio < 5 for ratio in ratios)  # beyond them
+
+
+def test_smaller_is_worse_and_nothing_else_is_offered(inputs: Inputs) -> None:
+    found = layer_candidates(matrix(64, 32), inputs(32))
+    assert len(found) >= 4
+    assert len({candidate.nblocks for candidate in found}) > 1
+    for smaller, larger in pairwise(found):
+        assert smaller.weights < larger.weights < 64 * 32
+        assert smaller.objective > larger.objective
+        assert weight_count(32, 64, smaller.nblocks, smaller.rank) == smaller.weights
+
+
+def test_the_frontier_is_by_its_definition() -> None:
+    chance = torch.randint(0, 12, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    candidates = [Candidate(1, place, weights, float(error)) for place, (weights, error) in enumerate(chance)]
+    found = frontier(candidates)
+    pairs = {(candidate.weights, candidate.objective) for candidate in candidates}
+    kept = {
+        (weights, error)
+        for weights, error in pairs
+        if not any((w <= weights and e <= error) and (w, e) != (weights, error) for w, e in pairs)
+    }
+    assert [(candidate.weights, candidate.objective) for candidate in found] == sorted(kept)
+
+
+def test_inputs_that_never_vary_make_every_structure_free() -> None:
+    still = InputStatistics(torch.ones(16, dtype=torch.float64), torch.zeros(16, 16, dtype=torch.float64), 9)
+    found = layer_candidates(matrix(32, 16), still)
+    assert len(found) == 1
+    assert (found[0].weights, found[0].objective) == (2 * (16 + 32), 0.0)  # rank 1 of two blocks; low rank begins at 8
+
+
+def test_a_layer_that_nothing_fits_has_no_candidates(inputs: Inputs) -> None:
+    assert layer_candidates(matrix(3, 5), inputs(5), [2, 4]) == ()

@@ -1,0 +1,249 @@
+"""Activation-aware projection: as good as the golden one and other descents, exact where it can be."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.kernels import monarch_to_dense
+from milkweed.models.compress.projection.aware import AwareProjection, project_aware, sub_block_ranks
+from milkweed.models.compress.projection.plain import project_linear
+from milkweed.models.compress.projection.statistics import InputStatistics
+from milkweed.models.layers.monarch import monarch_shapes
+
+Inputs = Callable[..., InputStatistics]
+
+SHAPES = [(8, 8, 4, None), (7, 10, 4, None), (9, 5, 3, 1), (6, 8, 2, 1), (5, 7, 3, None)]
+"""(out, in, nblocks, rank): sub-blocks of ranks 0 and 1, padded rows and columns, wide and tall."""
+
+shapes = pytest.mark.parametrize("shape", [*SHAPES, (32, 48, 4, 2), (30, 31, 4, None)], ids=str)
+
+
+def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def dense_of(found: AwareProjection, weight: Tensor) -> Tensor:
+    return monarch_to_dense(found.w1, found.w2, *weight.shape)
+
+
+def objective(weight: Tensor, other: Tensor, covariance: Tensor) -> float:
+    """tr((W-M) C (W-M)^T) / tr(W C W^T), as it is written."""
+    W, E, C = weight.numpy(), (weight - other).numpy(), covariance.numpy()
+    return float(np.trace(E @ C @ E.T) / np.trace(W @ C @ W.T))
+
+
+@pytest.mark.parametrize("name", ["48x32_nb4_r2", "32x64_nb4_r2", "64x64_nb4_r3"])
+def test_it_is_as_good_as_the_golden_projections(shared: Path, name: str) -> None:
+    with np.load(shared / "golden" / "ext_project.npz") as data:
+        golden = {key: torch.from_numpy(data[f"aware_{name}/{key}"]) for key in ("W", "mean", "cov")}
+        plain, white, best = (float(data[f"aware_{name}/rel_obj_{key}"]) for key in ("plain", "blockwhite", "bcd"))
+        rank = int(data[f"aware_{name}/rank"])
+    inputs = InputStatistics(golden["mean"], golden["cov"], 2000)
+    start, whole = (project_aware(golden["W"], inputs, 4, rank, sweeps=sweeps) for sweeps in (0, 100))
+    assert start.sweeps == 0
+    assert start.objective == pytest.approx(white, rel=1e-3)
+    assert whole.objective <= best * (1 + 1e-3) < plain
+    for found in (start, whole):
+        M = dense_of(found, golden["W"])
+        assert found.objective == pytest.approx(objective(golden["W"], M, golden["cov"]), rel=1e-9)
+        np.testing.assert_allclose(found.bias_shift, (golden["W"] - M).numpy() @ golden["mean"].numpy(), atol=1e-12)
+
+
+def alternated(W: Tensor, C: Tensor, factors: list[Tensor], turns: int = 60) -> float:
+    """The objective that least squares reach for one whole factor after the other, from any start."""
+    values, vectors = torch.linalg.eigh(C)
+    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.T
+    target = (W @ root).flatten()
+    for _ in range(turns):
+        for place in (0, 1):
+            columns = []
+            for direction in torch.eye(factors[place].numel(), dtype=W.dtype).view(-1, *factors[place].shape):
+                w1, w2 = (direction if place == other else factors[other] for other in (0, 1))
+                columns.append((monarch_to_dense(w1, w2, *W.shape) @ root).flatten())
+            solved = torch.linalg.lstsq(torch.stack(columns, 1), target, driver="gelsd").solution
+            factors[place] = solved.view_as(factors[place])
+    return objective(W, monarch_to_dense(factors[0], factors[1], *W.shape), C)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_no_other_descent_finds_better(inputs: Inputs, shape: tuple[int, int, int, int | None]) -> None:
+    rows, columns, nblocks, rank = shape
+    W, seen = matrix(rows, columns), inputs(columns)
+    generator = torch.Generator().manual_seed(3)
+    sizes = monarch_shapes(columns, rows, nblocks, rank)
+    factors = [torch.randn(size, dtype=torch.float64, generator=generator) for size in sizes]
+    found = project_aware(W, seen, nblocks, rank, ridge=1e-9, sweeps=100)
+    assert found.objective <= 1.01 * alternated(W, seen.covariance, factors)
+
+
+@shapes
+def test_more_sweeps_are_no_worse_and_all_better_than_blind(
+    inputs: Inputs, shape: tuple[int, int, int, int | None]
+) -> None:
+    rows, columns, nblocks, rank = shape
+    for seed in range(3):
+        W, seen = matrix(rows, columns, seed), inputs(columns, seed=seed)
+        found = [project_aware(W, seen, nblocks, rank, ridge=1e-9, sweeps=sweeps) for sweeps in (0, 1, 2, 4, 16)]
+        blind = project_linear(W, nblocks, rank)
+        M = monarch_to_dense(blind.w1, blind.w2, rows, columns)
+        assert found[1].objective < objective(W, M, seen.covariance)
+        for fewer, more in pairwise(found):
+            # The last refit helps one sweep's result a little more than another's.
+            assert more.objective <= 1.01 * fewer.objective
+            assert fewer.sweeps <= more.sweeps
+
+
+@shapes
+def test_the_factors_fit_their_layer_and_the_bias_takes_the_mean(
+    inputs: Inputs, shape: tuple[int, int, int, int | None]
+) -> None:
+    rows, columns, nblocks, rank = shape
+    W, seen = matrix(rows, columns), inputs(columns)
+    found = project_aware(W, seen, nblocks, rank)
+    assert (tuple(found.w1.shape), tuple(found.w2.shape)) == monarch_shapes(columns, rows, nblocks, rank)
+    E = W - dense_of(found, W)
+    torch.testing.assert_close(found.bias_shift, E @ seen.mean)
+    # E|(W x + b) - (M x + b')|^2 = tr(E C E^T) + |E mu + b - b'|^2: measured on the inputs' own moments
+    second = seen.covariance + seen.mean.outer(seen.mean)
+    error = ((E @ second) * E).sum() - 2 * (E @ seen.mean) @ found.bias_shift + found.bias_shift.square().sum()
+    whole = ((W @ seen.covariance) * W).sum()
+    assert found.objective == pytest.approx(float(error / whole), rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "columns", "nblocks", "rank"), [(32, 48, 4, 2), (30, 31, 4, None), (9, 6, 3, 1)])
+def test_a_weight_in_the_class_is_kept(inputs: Inputs, rows: int, columns: int, nblocks: int, rank: int | None) -> None:
+    shape1, shape2 = monarch_shapes(columns, rows, nblocks, rank)
+    generator = torch.Generator().manual_seed(0)
+    w1, w2 = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in (shape1, shape2))
+    W = monarch_to_dense(w1, w2, rows, columns)
+    found = project_aware(W, inputs(columns), nblocks, rank)
+    assert found.objective < 1e-12
+    torch.testing.assert_close(dense_of(found, W), W, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(12, 20), (20, 12)])
+def test_one_block_is_the_whitened_svd(inputs: Inputs, rows: int, columns: int) -> None:
+    W, seen, ridge = matrix(rows, columns), inputs(columns), 1e-3
+    C = seen.covariance.numpy()
+    values, vectors = np.linalg.eigh(C + ridge * np.trace(C) / columns * np.eye(columns))
+    root, back = (vectors * values**power @ vectors.T for power in (0.5, -0.5))
+    U, S, Vh = np.linalg.svd(W.numpy() @ root, full_matrices=False)
+    want = (U[:, :4] * S[:4]) @ Vh[:4] @ back
+    found = project_aware(W, seen, 1, 4, ridge=ridge, sweeps=50)
+    np.testing.assert_allclose(dense_of(found, W), want, atol=1e-9)
+    assert found.sweeps == 0
+
+
+def test_uncorrelated_equal_inputs_give_the_plain_projection() -> None:
+    W = matrix(24, 16)
+    seen = InputStatistics(torch.zeros(16, dtype=torch.float64), 3 * torch.eye(16, dtype=torch.float64), 10)
+    plain = project_linear(W, 4, 2)
+    found = project_aware(W, seen, 4, 2)
+    torch.testing.assert_close(dense_of(found, W), monarch_to_dense(plain.w1, plain.w2, 24, 16))
+    assert found.objective == pytest.approx(plain.relative_error**2)
+
+
+def test_inputs_that_never_vary_leave_plain_projection() -> None:
+    W = matrix(12, 8)
+    mean = torch.arange(8.0, dtype=torch.float64)
+    found = project_aware(W, InputStatistics(mean, torch.zeros(8, 8, dtype=torch.float64), 5), 2, 1)
+    plain = project_linear(W, 2, 1)
+    M = dense_of(found, W)
+    torch.testing.assert_close(M, monarch_to_dense(plain.w1, plain.w2, 12, 8))
+    assert found.objective == 0.0
+    torch.testing.assert_close(M @ mean + found.bias_shift, W @ mean)  # the one input there is gets its answer
+
+
+def test_inputs_of_few_directions_are_kept_whole(inputs: Inputs) -> None:
+    """A covariance of rank 3: three pairs a sub-block are enough for every class, and nothing is divided by zero."""
+    W, seen = matrix(24, 16), inputs(16, directions=3)
+    assert int(torch.linalg.matrix_rank(seen.covariance)) == 3
+    found = project_aware(W, seen, 2, 3)
+    assert found.objective < 1e-4
+    assert project_aware(W, seen, 2, 1).objective < 0.5
+    assert torch.isfinite(found.w1).all()
+    assert torch.isfinite(found.w2).all()
+
+
+@pytest.mark.parametrize("ratio", [1e-13, 1e-9, 1e9])
+def test_one_huge_or_tiny_input_is_no_trouble(inputs: Inputs, ratio: float) -> None:
+    W = matrix(12, 16)
+    scale = torch.ones(16, dtype=torch.float64)
+    scale[5] = ratio
+    seen = inputs(16)
+    scaled = InputStatistics(seen.mean * scale, seen.covariance * scale.outer(scale), seen.tokens)
+    found = project_aware(W, scaled, 4, 2)
+    assert torch.isfinite(dense_of(found, W)).all()
+    assert 0 <= found.objective < 0.5
+    if ratio > 1:  # that input is nearly all the output: it must be kept
+        assert found.objective < 1e-6
+
+
+def test_covariances_that_rounding_made_indefinite_are_taken(inputs: Inputs) -> None:
+    seen = inputs(16, directions=4)
+    noise = 1e-7 * float(seen.covariance.diagonal().mean()) * matrix(16, 16)
+    indefinite = InputStatistics(seen.mean, seen.covariance + noise + noise.T, seen.tokens)
+    assert float(torch.linalg.eigvalsh(indefinite.covariance)[0]) < 0
+    W = matrix(12, 16)
+    found = project_aware(W, indefinite, 2, 2)
+    assert found.objective == pytest.approx(project_aware(W, seen, 2, 2).objective, abs=1e-4)
+
+
+def test_a_weight_of_zeros_stays_so(inputs: Inputs) -> None:
+    found = project_aware(torch.zeros(8, 12, dtype=torch.float64), inputs(12), 4)
+    assert found.objective == 0
+    assert torch.equal(dense_of(found, torch.zeros(8, 12)), torch.zeros(8, 12, dtype=torch.float64))
+    assert torch.isfinite(found.w1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_it_comes_in_the_weights_dtype(inputs: Inputs, dtype: torch.dtype) -> None:
+    W = matrix(32, 48).to(dtype)
+    found = project_aware(W, inputs(48), 4, 2)
+    exact = project_aware(W.double(), inputs(48), 4, 2)
+    assert {found.w1.dtype, found.w2.dtype, found.bias_shift.dtype} == {dtype}
+    assert torch.equal(found.w1, exact.w1.to(dtype))
+    assert torch.equal(found.w2, exact.w2.to(dtype))
+    # both factors are of one size, so that neither leaves the range of half precision
+    norms = [factor.double().norm(dim=dim).max() for factor, dim in ((exact.w1, -1), (exact.w2, -2))]
+    assert 0.2 < float(norms[0] / norms[1]) < 5
+
+
+def test_more_ridge_trusts_the_inputs_less(inputs: Inputs) -> None:
+    """With a ridge far above the covariance it is the plain projection."""
+    W, plain = matrix(24, 16), project_linear(matrix(24, 16), 4, 2)
+    found = project_aware(W, inputs(16), 4, 2, ridge=1e9)
+    torch.testing.assert_close(dense_of(found, W), monarch_to_dense(plain.w1, plain.w2, 24, 16), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("K", "J", "q"), [(4, 4, 49), (4, 4, 2), (3, 5, 10), (2, 2, 8), (1, 1, 3)])
+def test_ranks_of_sub_blocks_are_the_slots_they_read(K: int, J: int, q: int) -> None:
+    found = sub_block_ranks(K, J, q)
+    for k in range(K):
+        for j in range(J):
+            assert found[k, j] == sum((k * q + u) % J == j for u in range(q))
+
+
+@pytest.mark.parametrize(
+    ("weight", "features", "options", "message"),
+    [
+        (torch.zeros(4), 4, {}, r"a torch.float32 of shape \(4,\) cannot be projected: it must be a matrix"),
+        (torch.zeros(4, 4, dtype=torch.int64), 4, {}, "it must be a matrix"),
+        (torch.full((4, 4), torch.nan), 4, {}, "a weight with NaN or infinity cannot be projected"),
+        (torch.zeros(4, 5), 4, {}, "statistics of 4 inputs do not fit a weight with 5"),
+        (torch.zeros(4, 4), 4, {"ridge": 0.0}, "ridge 0.0 must be greater than 0"),
+        (torch.zeros(4, 4), 4, {"ridge": float("nan")}, "ridge nan must be greater than 0"),
+        (torch.zeros(4, 4), 4, {"nblocks": 5}, "nblocks 5 must be between 1 and 4"),
+        (torch.zeros(4, 4), 4, {"rank": 3}, "rank 3 must be between 1 and 2"),
+    ],
+)
+def test_what_cannot_be_projected_is_refused(
+    inputs: Inputs, weight: Tensor, features: int, options: dict[str, float], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        project_aware(weight, inputs(features), **{"nblocks": 2, **options})  # type: ignore[arg-type]

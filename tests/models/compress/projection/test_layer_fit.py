@@ -1,0 +1,163 @@
+"""Fitting every kind of structure to a layer's outputs: better than to its weight, and what the record says is so."""
+
+import copy
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer, fit_layers
+from milkweed.models.compress.projection.statistics import InputStatistics
+from milkweed.models.compress.replacement import replace_layer
+from milkweed.models.layers.layer_spec import KINDS, LayerSpec
+
+Inputs = Callable[..., InputStatistics]
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "monarch": {"nblocks": 4},
+    "lowrank": {"rank": 5},
+    "blockdiag": {"nblocks": 4, "shuffle": True},
+    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
+}
+WIDTHS = [(48, 32), (32, 48), (30, 35)]
+"""(out, in); the last is padded in every kind."""
+
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+def structure(kind: str, rows: int, columns: int, **options: Any) -> LayerSpec:
+    return LayerSpec(kind, columns, rows, **{**OPTIONS[kind], **options})
+
+
+def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+
+
+def output_error(weight: Tensor, other: Tensor, inputs: InputStatistics) -> float:
+    E, C = weight.double() - other.double(), inputs.covariance
+    return float((torch.trace(E @ C @ E.T) / torch.trace(weight.double() @ C @ weight.double().T)).sqrt())
+
+
+@pytest.mark.parametrize(("rows", "columns"), WIDTHS)
+@kinds
+def test_outputs_are_kept_better_than_by_projection(inputs: Inputs, kind: str, rows: int, columns: int) -> None:
+    weight, seen, shape = matrix(rows, columns), inputs(columns), structure(kind, rows, columns)
+    blind = fit_layer(FitRequest(weight, shape))
+    fit = fit_layer(FitRequest(weight, shape, seen))
+    assert fit.error < 0.9 * output_error(weight, blind.weight, seen)
+    assert fit.error == pytest.approx(output_error(weight, fit.weight, seen), rel=1e-6)
+    assert blind.error == pytest.approx(float((weight - blind.weight).norm() / weight.norm()), rel=1e-5)
+    torch.testing.assert_close(fit.bias_shift, (weight - fit.weight) @ seen.mean)
+    assert not blind.bias_shift.any()
+    assert fit.structure is shape
+
+
+@pytest.mark.parametrize(("rows", "columns"), WIDTHS)
+@kinds
+def test_the_layer_computes_the_weight_of_the_record(inputs: Inputs, kind: str, rows: int, columns: int) -> None:
+    """Also where the kind has a gate: the fit leaves it neutral."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(columns, rows).requires_grad_(False))
+    linear = copy.deepcopy(model[0])
+    fit = fit_layer(FitRequest(model[0].weight, structure(kind, rows, columns), inputs(columns)))
+    replace_layer(model, "0", fit)
+    x = torch.randn(7, columns)
+    want = x @ fit.weight.T + linear.bias + fit.bias_shift
+    torch.testing.assert_close(model(x), want, rtol=1e-4, atol=1e-5)
+    assert set(model[0].state_dict()) == {*fit.state, "bias"}
+    assert {value.dtype for value in fit.state.values()} == {fit.weight.dtype, fit.bias_shift.dtype} == {torch.float32}
+    # on the inputs' mean, the shifted bias makes up for all that the weight lost
+    mean = inputs(columns).mean.float()
+    torch.testing.assert_close(model(mean), linear(mean), rtol=1e-4, atol=1e-4)
+
+
+def test_blocks_are_the_regressions_on_what_they_see(inputs: Inputs) -> None:
+    """Against least squares on inputs drawn with that covariance, and no other blocks do better."""
+    weight, seen = matrix(12, 8), inputs(8)
+    fit = fit_layer(FitRequest(weight, structure("blockdiag", 12, 8, nblocks=2, shuffle=False), seen), ridge=1e-12)
+    root = torch.linalg.cholesky(seen.covariance)  # X^T with X X^T = C
+    for block in range(2):
+        rows, columns = slice(6 * block, 6 * block + 6), slice(4 * block, 4 * block + 4)
+        want = torch.linalg.lstsq(root[columns].T, (weight[rows] @ root).T).solution.T
+        torch.testing.assert_close(fit.weight[rows, columns], want, rtol=1e-6, atol=1e-8)
+        assert not fit.weight[rows, slice(4 - 4 * block, 8 - 4 * block)].any()
+
+
+def test_pixelfly_turns_never_raise_the_error(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, seen, shape = matrix(32, 48), inputs(48), structure("pixelfly", 32, 48)
+    errors = []
+    for turns in (1, 2, 3, 5, 10, 20):
+        monkeypatch.setattr("milkweed.models.compress.projection.layer_fit.PIXELFLY_TURNS", turns)
+        errors.append(fit_layer(FitRequest(weight, shape, seen), ridge=1e-9).error)
+    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(errors))
+    assert errors[-1] < 0.9 * errors[0]
+
+
+def test_without_a_low_rank_part_the_blocks_are_the_regression(inputs: Inputs) -> None:
+    shape = structure("pixelfly", 16, 16, rank=0, gating=False)
+    fit = fit_layer(FitRequest(matrix(16, 16), shape, inputs(16)), ridge=1e-12)
+    root = torch.linalg.cholesky(inputs(16).covariance)
+    want = torch.linalg.lstsq(root[:8].T, (matrix(16, 16)[:8] @ root).T).solution.T  # rows of blocks 0, 1 read 0, 1
+    torch.testing.assert_close(fit.weight[:8, :8], want, rtol=1e-6, atol=1e-8)
+    assert not fit.weight[:8, 8:].any()
+    assert set(fit.state) == {"sparse.weight"}
+
+
+def test_pixelfly_has_its_blocks_and_rank_alone(inputs: Inputs) -> None:
+    """Off the kept blocks the weight is of the low-rank part's rank."""
+    shape = structure("pixelfly", 16, 16, rank=2)
+    fit = fit_layer(FitRequest(matrix(16, 16), shape, inputs(16)))
+    low = fit.state["low_rank.lr_weight2"] @ fit.state["low_rank.lr_weight1"] / 2
+    assert int(torch.linalg.matrix_rank(low)) == 2
+    rest = (fit.weight - low).view(4, 4, 4, 4).transpose(1, 2).flatten(2).abs().amax(-1)
+    kept = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])  # diagonal and stride 1
+    assert torch.equal(rest > 1e-9, kept.bool())
+    assert not fit.state["gate.weight"].any()
+    assert not fit.state["gate.bias"].any()
+
+
+@kinds
+def test_a_layer_without_bias_gets_none(inputs: Inputs, kind: str) -> None:
+    model = nn.Sequential(nn.Linear(32, 48, bias=False).requires_grad_(False))
+    shape = structure(kind, 48, 32, bias=False)
+    replace_layer(model, "0", fit_layer(FitRequest(model[0].weight, shape, inputs(32).uncentred())))
+    assert "bias" not in model[0].state_dict()
+
+
+@kinds
+def test_inputs_that_never_vary_are_taken(kind: str) -> None:
+    still = InputStatistics(torch.ones(32, dtype=torch.float64), torch.zeros(32, 32, dtype=torch.float64), 5)
+    weight = matrix(48, 32)
+    fit = fit_layer(FitRequest(weight, structure(kind, 48, 32), still))
+    assert fit.error == 0
+    assert torch.isfinite(fit.weight).all()
+    torch.testing.assert_close(fit.weight.sum(1) + fit.bias_shift, weight.sum(1))
+
+
+def test_many_are_fitted_as_one_is_and_in_order(inputs: Inputs) -> None:
+    requests = {
+        f"layer{number}": FitRequest(matrix(48, 32) * number, structure(kind, 48, 32), inputs(32))
+        for number, kind in enumerate(KINDS, 1)
+    }
+    threads, told = torch.get_num_threads(), []
+    fits = fit_layers(requests, progress=lambda done, total: told.append((done, total)))
+    assert list(fits) == list(requests)
+    assert all(torch.equal(fits[name].weight, fit_layer(request).weight) for name, request in requests.items())
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert torch.get_num_threads() == threads
+
+
+@kinds
+def test_what_does_not_fit_is_refused(inputs: Inputs, kind: str) -> None:
+    shape = structure(kind, 48, 32)
+    for seen in (None, inputs(48)):
+        with pytest.raises(ValueError, match=r"a weight of shape \(32, 48\) is not \(48, 32\), the layer's widths"):
+            fit_layer(FitRequest(matrix(32, 48), shape, seen))
+    for seen in (None, inputs(32)):
+        with pytest.raises(ValueError, match="a weight with NaN or infinity cannot be projected"):
+            fit_layer(FitRequest(matrix(48, 32) / 0, shape, seen))
+    with pytest.raises(ValueError, match="statistics of 16 inputs do not fit a weight with 32"):
+        fit_layer(FitRequest(matrix(48, 32), shape, inputs(16)))

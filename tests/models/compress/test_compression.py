@@ -1,0 +1,205 @@
+"""Compressing and densifying bundles: exact where that is possible, errors on record, nonsense refused."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models import BundleConfig, compress_model, create_model, densify_model, load_bundle, save_bundle
+from milkweed.models.architectures.registry import default_preprocess
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.compress import CompressReport, CompressRequest, densify_layer
+from milkweed.models.compress.compression import NO_DATA
+from milkweed.models.errors import BundleError
+from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.report import LayerRow, read_report
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0)))
+    return result
+
+
+def compress(source: Path, out: Path, overwrite: bool = False, **options: Any) -> CompressReport:
+    return compress_model(source, out, CompressRequest(**options), overwrite=overwrite)
+
+
+def changed(report: CompressReport) -> list[LayerRow]:
+    return [row for row in report.report.layers if row.kind != "dense"]
+
+
+@pytest.fixture
+def dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> Path:
+    torch.manual_seed(2)
+    model = create_model("deit_tiny_patch16_224", num_classes=6, **tiny_vit)
+    config = BundleConfig(
+        arch="deit_tiny_patch16_224",
+        arch_args={"num_classes": 6, **tiny_vit},
+        preprocess=default_preprocess("deit_tiny_patch16_224", **tiny_vit),
+        provenance={"source": {"file": "x"}, "commands": [{"command": "import"}]},
+        metrics={"top1": 0.9},
+        labels=default_labels(6),
+    )
+    save_bundle(tmp_path / "dense", model, config)
+    return tmp_path / "dense"
+
+
+def test_compressing_projects_the_chosen_layers_and_records_it(tmp_path: Path, dense: Path) -> None:
+    seen: list[tuple[str, int, int]] = []
+    report = compress_model(
+        dense,
+        tmp_path / "m",
+        CompressRequest(layers=("mlp", "qkv"), nblocks=4),
+        progress=lambda *args: seen.append(args),
+        command="milkweed compress a b",
+    )
+    before, source = load_bundle(dense)
+    after, config = load_bundle(tmp_path / "m")
+    rows = changed(report)
+    assert list(report.layers) == [row.name for row in rows] == list(config.structure)
+    assert seen == [("projecting layers", done, 6) for done in range(1, 7)]
+    assert config == report.config
+    for row in rows:
+        module = after.get_submodule(row.name)
+        linear = before.get_submodule(row.name)
+        assert isinstance(module, MonarchLinear)
+        weight = linear.weight.double()
+        error = (module.dense_weight().double() - weight).norm() / weight.norm()
+        assert row.error == pytest.approx(float(error), abs=1e-6)
+        assert torch.equal(module.bias, linear.bias)
+        assert row.weights == module.weight_count < row.dense_weights == weight.numel()
+        assert (row.kind, row.nblocks, row.rank, row.reason) == ("monarch", 4, None, "as asked")
+    for name in ("blocks.0.attn.proj", "head"):
+        assert torch.equal(after.get_submodule(name).weight, before.get_submodule(name).weight)
+    assert report.parameters_after == sum(p.numel() for p in after.parameters()) < report.parameters_before
+    compression = config.metrics["compression"]
+    assert compression["layers"]["blocks.0.mlp.fc1"] == {"kind": "monarch", "error": rows[1].error}
+    assert compression["method"] == "nearest matrices, no data"
+    step = config.provenance["commands"][-1]
+    assert (step["command"], step["input_version"], step["input_metrics"]) == (
+        "compress",
+        source.version,
+        {"top1": 0.9},
+    )
+    asked = {"layers": ["mlp", "qkv"], "structure": "monarch", "nblocks": 4, "rank": None, "budget": None}
+    assert {name: step["arguments"][name] for name in asked} == asked
+    assert config.provenance["source"] == {"file": "x"}
+    assert "top1" not in config.metrics
+
+
+def test_the_report_lies_in_the_bundle(tmp_path: Path, dense: Path) -> None:
+    report = compress(dense, tmp_path / "m", rank=1).report
+    assert read_report(tmp_path / "m") == report
+    config = load_bundle(tmp_path / "m")[1]
+    assert (report.kind, report.version) == ("compress", config.version)
+    assert report.input_version == load_bundle(dense)[1].version != report.version
+    assert (report.before, report.after, report.data, report.history) == (None, None, (), ())
+    assert report.warnings == (NO_DATA,)
+    before, after = report.totals_before, report.totals_after
+    assert before is not None
+    assert after is not None
+    saved = sum(row.dense_weights - row.weights for row in report.layers)
+    assert before.parameters - after.parameters == saved > 0
+    assert before.macs - after.macs == 17 * saved  # 16 patches and the class token
+    assert before.bytes - after.bytes == 4 * saved
+    (written,) = report.curve
+    assert (written.chosen, written.parameters, written.kl) == (True, after.parameters, None)
+    assert written.share == pytest.approx(after.parameters / before.parameters)
+
+
+def test_densifying_computes_the_same(tmp_path: Path, dense: Path) -> None:
+    compress(
+        dense,
+        tmp_path / "m",
+        layers=(
+            "mlp",
+            "qkv",
+            "proj",
+        ),
+        nblocks=4,
+    )
+    report = densify_model(tmp_path / "m", tmp_path / "d")
+    monarch, again = load_bundle(tmp_path / "m")[0], load_bundle(tmp_path / "d")[0]
+    assert layer_spec_of(again) == {}
+    assert len(report.layers) == 8
+    assert (logits(monarch) - logits(again)).abs().max() <= 1e-5
+    assert report.parameters_after == sum(p.numel() for p in load_bundle(dense)[0].parameters())
+    assert report.config.provenance["commands"][-1]["input_version"] == load_bundle(tmp_path / "m")[1].version
+
+
+def test_projecting_a_densified_model_recovers_it(tmp_path: Path, dense: Path) -> None:
+    compress(dense, tmp_path / "m", layers=("mlp",), nblocks=4)
+    densify_model(tmp_path / "m", tmp_path / "d")
+    report = compress(tmp_path / "d", tmp_path / "m2", layers=("mlp",), nblocks=4)
+    assert max(row.error or 0.0 for row in changed(report)) < 1e-6
+    first, second = load_bundle(tmp_path / "m")[0], load_bundle(tmp_path / "m2")[0]
+    assert (logits(first) - logits(second)).abs().max() <= 1e-5
+
+
+def test_what_is_monarch_already_is_kept(tmp_path: Path, dense: Path) -> None:
+    compress(dense, tmp_path / "a", layers=("mlp",), nblocks=4)
+    report = compress(tmp_path / "a", tmp_path / "b", layers=("qkv",), nblocks=2)
+    config = report.config
+    assert {layer.nblocks for name, layer in config.structure.items() if "mlp" in name} == {4}
+    assert {layer.nblocks for name, layer in config.structure.items() if "qkv" in name} == {2}
+    assert [step["command"] for step in config.provenance["commands"]] == ["import", "compress", "compress"]
+    with pytest.raises(ValueError, match="is a Monarch layer already"):
+        compress(tmp_path / "a", tmp_path / "c", layers=("mlp",))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": ("nothing",)}, "layers 'nothing' selects no linear layer"),
+        ({"layers": ()}, "no layers selected"),
+        (
+            {"nblocks": 1},
+            "layer blocks.0.mlp.fc1 would grow from 4096 to 5120 weights "
+            "as monarch with nblocks 1, rank None: use more blocks or a smaller rank",
+        ),
+        ({"nblocks": 33}, "layer blocks.0.mlp.fc1: nblocks 33 must be between 1 and 32"),
+        ({"rank": 99}, "rank 99 must be between 1 and 8"),
+        ({"rank": 8}, "would grow"),
+    ],
+)
+def test_senseless_compression_is_refused(tmp_path: Path, dense: Path, options: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        compress(dense, tmp_path / "m", **options)
+    assert message in str(caught.value)
+    assert not (tmp_path / "m").exists()
+
+
+def test_layers_that_save_nothing_are_warned_of(tmp_path: Path, dense: Path) -> None:
+    report = compress(dense, tmp_path / "m", layers=("proj",), nblocks=2)
+    assert report.parameters_after == report.parameters_before
+    assert report.report.warnings == (
+        "2 layers keep their number of weights and only lose accuracy, the first is blocks.0.attn.proj",
+        NO_DATA,
+    )
+    assert compress(dense, tmp_path / "n", layers=("proj",), nblocks=4).report.warnings == (NO_DATA,)
+
+
+def test_outputs_are_not_overwritten_unasked(tmp_path: Path, dense: Path) -> None:
+    compress(dense, tmp_path / "m")
+    with pytest.raises(BundleError, match="exists already"):
+        compress(dense, tmp_path / "m")
+    compress(dense, tmp_path / "m", nblocks=2, overwrite=True)
+    assert {layer.nblocks for layer in load_bundle(tmp_path / "m")[1].structure.values()} == {2}
+
+
+def test_densifying_a_dense_bundle_is_refused(tmp_path: Path, dense: Path) -> None:
+    with pytest.raises(ValueError, match="every layer is dense already"):
+        densify_model(dense, tmp_path / "d")
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_densified_layer_computes_the_same(bias: bool) -> None:
+    layer = MonarchLinear(30, 31, bias=bias, nblocks=4, dtype=torch.float64)
+    x = torch.randn(5, 30, dtype=torch.float64)
+    linear = densify_layer(layer)
+    assert (linear.bias is not None) == bias
+    assert (linear(x) - layer(x)).abs().max() < 1e-13

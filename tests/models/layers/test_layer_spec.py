@@ -1,0 +1,157 @@
+"""Selecting, describing and replacing linear layers; parameter counts of every published variant."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from milkweed.models.accounting import parameter_count
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.layers.layer_spec import (
+    LayerSpec,
+    layer_spec_of,
+    monarch_structure,
+    replace_linears,
+    select_linears,
+)
+from milkweed.models.layers.monarch import MonarchLinear
+
+VARIANTS = [
+    "ViTAE_basic_Tiny",
+    "ViTAE_basic_6M",
+    "ViTAE_basic_13M",
+    "ViTAE_basic_Small",
+    "ViTAE_basic_Base",
+    "ViTAE_basic_Large",
+    "ViTAE_basic_Huge",
+    "vit_small_patch16_224",
+    "deit_tiny_patch16_224",
+    "deit_small_patch16_224",
+]
+SCOPES = {"mlp": ["mlp"], "mlp_attn": ["mlp", "qkv", "proj"], "all_but_head": ["layers.*", "blocks.*"]}
+
+
+def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
+    with torch.device("meta"):
+        model = create_model(arch)
+        return replace_linears(model, monarch_structure(model, select_linears(model, layers), nblocks))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_trainable_parameters_are_the_published_ones(variant: str, shared: Path) -> None:
+    golden = json.loads((shared / "golden" / "linears_by_variant.json").read_text())[variant]
+    with torch.device("meta"):
+        count = parameter_count(create_model(variant.lower()))
+    assert (count.trainable, count.total) == (golden["trainable"], golden["total"])
+    for nblocks, by_scope in golden["monarch"].items():
+        for scope, trainable in by_scope.items():
+            layers = SCOPES[scope]
+            if scope == "all_but_head":
+                layers = [layers[0] if variant.startswith("ViTAE") else layers[1]]
+            found = parameter_count(compressed(variant.lower(), layers, int(nblocks))).trainable
+            assert found == trainable, (variant, nblocks, scope)
+
+
+def test_tiny_with_monarch_mlps_has_exactly_3735912_trainable_parameters() -> None:
+    count = parameter_count(compressed("vitae_basic_tiny", ["mlp"], 4))
+    assert (count.trainable, count.frozen, count.total) == (3_735_912, 4_096, 3_740_008)
+
+
+def test_roles_select_normal_cells_only() -> None:
+    with torch.device("meta"):
+        vitae, vit = create_model("vitae_basic_tiny"), create_model("deit_tiny_patch16_224")
+    assert select_linears(vitae, ["mlp"]) == [f"layers.2.NC.{i}.mlp.fc{j}" for i in range(7) for j in (1, 2)]
+    assert select_linears(vitae, ["qkv"]) == [f"layers.2.NC.{i}.attn.qkv" for i in range(7)]
+    assert select_linears(vit, ["proj"]) == [f"blocks.{i}.attn.proj" for i in range(12)]
+    assert len(select_linears(vit, ["mlp", "qkv", "proj", "mlp"])) == 48
+
+
+def test_names_and_patterns_select_in_the_models_order() -> None:
+    with torch.device("meta"):
+        vit = create_model("deit_tiny_patch16_224")
+    assert select_linears(vit, ["head", "blocks.11.mlp.fc1"]) == ["blocks.11.mlp.fc1", "head"]
+    assert select_linears(vit, ["blocks.1?.mlp.fc2"]) == ["blocks.10.mlp.fc2", "blocks.11.mlp.fc2"]
+
+
+@pytest.mark.parametrize("layers", ["mpl", "layers.*", "blocks.12.mlp.fc1", "patch_embed.proj", ""])
+def test_a_selector_that_finds_nothing_is_refused(layers: str) -> None:
+    with torch.device("meta"):
+        vit = create_model("deit_tiny_patch16_224")
+    with pytest.raises(ValueError, match="selects no linear layer") as caught:
+        select_linears(vit, ["mlp", layers])
+    assert repr(layers) in str(caught.value)
+
+
+def test_selecting_what_is_monarch_already_says_so() -> None:
+    with pytest.raises(ValueError, match="is a Monarch layer already"):
+        select_linears(compressed("deit_tiny_patch16_224", ["mlp"], 4), ["mlp"])
+
+
+def test_layer_structure_round_trips_through_json() -> None:
+    layer = LayerSpec("monarch", 70, 50, nblocks=4, rank=3, bias=False)
+    assert LayerSpec.from_dict(json.loads(json.dumps(layer.to_dict()))) == layer
+    assert layer.weight_count == sum(p.numel() for p in layer.build().parameters())
+    assert layer.dense_weight_count == 3500
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "pixelfly"}, "must have bias, block_size, butterfly_size, gating, global_size, in_features"),
+        ({"kind": "lowrank"}, "must have bias, in_features, kind, out_features, rank, not"),
+        ({"kind": "magic"}, "'magic' is unknown: must be one of monarch"),
+        ({"nblocks": 0}, "nblocks 0 must be between 1 and 8"),
+        ({"nblocks": 9}, "nblocks 9 must be between 1 and 8"),
+        ({"nblocks": "4"}, "nblocks '4' must be a whole number"),
+        ({"nblocks": True}, "nblocks True must be a whole number"),
+        ({"rank": 5}, "rank 5 must be between 1 and 2"),
+        ({"in_features": -3}, "in_features -3"),
+        ({"bias": 1}, "bias 1 must be true or false"),
+        ({"extra": 1}, "must have bias, in_features"),
+    ],
+)
+def test_bad_structures_are_refused(change: dict[str, Any], message: str) -> None:
+    good = {"kind": "monarch", "in_features": 8, "out_features": 16, "nblocks": 4, "rank": None, "bias": True}
+    LayerSpec.from_dict(good)
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        LayerSpec.from_dict({**good, **change})
+    assert message in str(caught.value)
+
+
+def test_replacing_builds_the_described_layers_and_nothing_else() -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 6, bias=False)).double().train()
+    kept = model[0]
+    structure = {"2": LayerSpec("monarch", 12, 6, nblocks=2, rank=1, bias=False)}
+    assert replace_linears(model, structure) is model
+    assert model[0] is kept
+    layer = model[2]
+    assert isinstance(layer, MonarchLinear)
+    assert (layer.nblocks, layer.rank, layer.bias, layer.blkdiag1.dtype) == (2, 1, None, torch.float64)
+    assert layer.training
+    assert layer_spec_of(model) == structure
+
+
+@pytest.mark.parametrize(
+    ("name", "layer", "message"),
+    [
+        (
+            "0",
+            LayerSpec("monarch", 8, 16),
+            "structure is for in_features 8, out_features 16, bias True; the model",
+        ),
+        ("0", LayerSpec("monarch", 8, 12, bias=False), "bias False"),
+        ("1", LayerSpec("monarch", 8, 12), "is a GELU, not a dense linear layer"),
+        ("7", LayerSpec("monarch", 8, 12), "no such layer"),
+    ],
+)
+def test_a_structure_that_does_not_fit_is_refused_and_changes_nothing(
+    name: str, layer: LayerSpec, message: str
+) -> None:
+    model = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 6))
+    with pytest.raises(ValueError, match="layer") as caught:
+        replace_linears(model, {"2": LayerSpec("monarch", 12, 6, nblocks=2), name: layer})
+    assert message in str(caught.value)
+    assert layer_spec_of(model) == {}

@@ -1,0 +1,282 @@
+"""The structured layers compute what fly's do, hold what fly's hold, and are their dense equivalents."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from milkweed.models.layers.blockdiag import BlockdiagLinear
+from milkweed.models.layers.butterfly import ButterflyShape, Gathering
+from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.lowrank import LowRankLinear
+from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.pixelfly import FlatButterfly, PixelflyLinear
+from milkweed.models.layers.structured import StructuredLinear
+
+Arrays = dict[str, np.ndarray]
+
+CASES: dict[str, StructuredLinear] = {
+    "lowrank_32_64_r8": LowRankLinear(32, 64, rank=8),
+    "blockdiag_32_64_nb4": BlockdiagLinear(32, 64, nblocks=4),
+    "blockdiag_30_61_nb4_pad": BlockdiagLinear(30, 61, nblocks=4),
+    "blockdiag_32_64_nb4_shuffle": BlockdiagLinear(32, 64, nblocks=4, shuffle=True),
+    "fbbflylr_32_64_r8_gate": PixelflyLinear(32, 64, rank=8, block_size=4, butterfly_size=8),
+    "fbbflylr_64_32_r8_nogate": PixelflyLinear(64, 32, rank=8, block_size=4, butterfly_size=8, gating=False),
+}
+LAYERS: list[StructuredLinear] = [
+    MonarchLinear(30, 50, nblocks=4),
+    LowRankLinear(30, 50, rank=7),
+    BlockdiagLinear(30, 50, nblocks=4),
+    BlockdiagLinear(50, 30, nblocks=7, shuffle=True),
+    PixelflyLinear(30, 50, rank=3, block_size=4, butterfly_size=4, n_factors=1, gating=False),
+    PixelflyLinear(48, 96, rank=5, block_size=8, butterfly_size=16, gating=False),  # a cell is 1/2 and 3/4 of a block
+    PixelflyLinear(30, 50, rank=0, block_size=4, butterfly_size=4, gating=False, global_size=5),
+    PixelflyLinear(
+        36, 60, rank=2, block_size=6, butterfly_size=3, n_factors=0, gating=False
+    ),  # block-diagonal, and low rank
+]
+IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer.structure.rank}" for layer in LAYERS]
+
+
+@pytest.fixture(scope="module")
+def golden(shared: Path) -> Arrays:
+    with np.load(shared / "golden" / "fly_pixelfly.npz") as data:
+        return dict(data)
+
+
+def state_of(golden: Arrays, case: str) -> dict[str, Tensor]:
+    """A golden layer's state without fly's layout, which is no tensor of ours."""
+    prefix = f"{case}/sd."
+    found = {key.removeprefix(prefix): torch.from_numpy(a) for key, a in golden.items() if key.startswith(prefix)}
+    return {key: tensor for key, tensor in found.items() if not key.endswith("layout")}
+
+
+def filled(layer: nn.Module) -> nn.Module:
+    """A copy in float64 with weights that every mistake would show in."""
+    torch.manual_seed(0)
+    twin = layer.structure.build(dtype=torch.float64)
+    for parameter in twin.parameters():
+        nn.init.normal_(parameter)
+    return twin
+
+
+@pytest.mark.parametrize("case", CASES)
+@torch.no_grad()
+def test_a_layer_computes_what_flys_does(golden: Arrays, case: str) -> None:
+    layer = CASES[case].structure.build(dtype=torch.float64)
+    layer.load_state_dict(state_of(golden, case), strict=True)
+    x, want = torch.from_numpy(golden[f"{case}/x"]), torch.from_numpy(golden[f"{case}/y"])
+    torch.testing.assert_close(layer(x), want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("case", "sizes"),
+    [
+        ("fbbfly_32_64_bs8nf2_b4", (32, 64, 4, 8, 2)),
+        ("fbbfly_64_32_bs8nf2_b4", (64, 32, 4, 8, 2)),
+        ("fbbfly_pad_30_61_bs4nf2_b8", (30, 61, 8, 4, 2)),
+        ("blockdiagglobal_64_64", (64, 64, 8, 4, 0, 8)),
+    ],
+)
+@torch.no_grad()
+def test_a_flat_butterfly_computes_what_flys_does(golden: Arrays, case: str, sizes: tuple[int, ...]) -> None:
+    shape = ButterflyShape.of(*sizes)
+    state = state_of(golden, case)
+    sparse = FlatButterfly(shape, tuple(state["weight"].shape), dtype=torch.float64)
+    sparse.load_state_dict({"weight": state["weight"]}, strict=True)
+    x, want = torch.from_numpy(golden[f"{case}/x"]), torch.from_numpy(golden[f"{case}/y"])
+    got = sparse(x.reshape(-1, x.shape[-1]))[:, : want.shape[-1]].view_as(want) + state["bias"]
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"),
+    [
+        ("bs16_nf2_b32_2048x512", (512, 2048, 32, 16, 2)),
+        ("bs16_nf2_b32_512x2048", (2048, 512, 32, 16, 2)),
+        ("bs16_nf2_b32_768x768", (768, 768, 32, 16, 2)),
+        ("bs16_nf2_b32_2304x768", (768, 2304, 32, 16, 2)),
+        ("bs8_nf2_b32_2048x512", (512, 2048, 32, 8, 2)),
+        ("bs4_nf2_b4_16x16", (16, 16, 4, 4, 2)),
+        ("bs8_nf3_b4_32x32", (32, 32, 4, 8, 3)),
+        ("bs8_nf2_b4_32x64", (64, 32, 4, 8, 2)),
+    ],
+)
+def test_layouts_are_flys(golden: Arrays, name: str, sizes: tuple[int, ...]) -> None:
+    layout = ButterflyShape.of(*sizes).layout()
+    assert torch.equal(layout, torch.from_numpy(golden[f"layout/{name}"]).bool())
+
+
+def test_rows_that_read_alike_are_multiplied_together() -> None:
+    regular = Gathering.of(ButterflyShape.of(768, 3072, 32, 8, 2).layout())
+    assert regular.columns.shape == (8, 3)  # one group a row of the mask's cells, each reads 3 cells of 3 blocks
+    assert regular.blocks.shape == (8, 12, 9)
+    uneven = ButterflyShape.of(768, 768, 32, 16, 2).layout()
+    assert Gathering.of(uneven).columns.shape == (24, int(uneven.sum(1).max()))
+    assert uneven.sum(1).min() < uneven.sum(1).max()
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=IDS)
+@torch.no_grad()
+def test_forward_is_the_dense_equivalent(layer: StructuredLinear) -> None:
+    twin = filled(layer)
+    x = torch.randn(2, 5, layer.in_features, dtype=torch.float64)
+    dense = twin.dense_weight()
+    assert dense.shape == (layer.out_features, layer.in_features)
+    torch.testing.assert_close(twin(x), F.linear(x, dense, twin.bias), rtol=1e-10, atol=1e-10)
+    empty = twin(x[:0])
+    assert empty.shape == (0, 5, layer.out_features)
+
+
+@pytest.mark.parametrize("layer", LAYERS, ids=IDS)
+def test_gradients_are_those_of_the_dense_equivalent(layer: StructuredLinear) -> None:
+    twin = filled(layer)
+    x = torch.randn(3, layer.in_features, dtype=torch.float64, requires_grad=True)
+    upstream = torch.randn(3, layer.out_features, dtype=torch.float64)
+    wanted = [x, *twin.parameters()]
+    got = torch.autograd.grad((twin(x) * upstream).sum(), wanted)
+    want = torch.autograd.grad((F.linear(x, twin.dense_weight(), twin.bias) * upstream).sum(), wanted)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("layer", [*LAYERS, *CASES.values()])
+def test_a_layer_says_what_it_is(layer: StructuredLinear) -> None:
+    structure = layer.structure
+    assert structure.kind == layer.kind
+    assert LayerSpec.from_dict(structure.to_dict()) == structure
+    twin = structure.build(dtype=torch.float64)
+    assert type(twin) is type(layer)
+    assert {key: tuple(tensor.shape) for key, tensor in twin.state_dict().items()} == {
+        key: tuple(tensor.shape) for key, tensor in layer.state_dict().items()
+    }
+    assert next(iter(layer.state_dict())) == "bias"
+    assert structure.weight_count == layer.weight_count
+    assert layer.weight_count == sum(p.numel() for p in layer.parameters()) - layer.out_features
+    assert structure.weight_shapes() == {
+        key: tuple(tensor.shape) for key, tensor in layer.state_dict().items() if key != "bias"
+    }
+
+
+@pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[1]])
+def test_kernels_get_the_factors_of_what_is_a_monarch_matrix(layer: StructuredLinear) -> None:
+    factors = layer.monarch_factors()
+    assert factors is not None
+    as_monarch = MonarchLinear(layer.in_features, layer.out_features, nblocks=len(factors[0]), rank=None)
+    as_monarch.blkdiag1, as_monarch.blkdiag2 = (nn.Parameter(factor.detach()) for factor in factors)
+    torch.testing.assert_close(as_monarch.dense_weight(), layer.dense_weight())
+    assert all(other.monarch_factors() is None for other in LAYERS[2:])
+
+
+@torch.no_grad()
+def test_a_gated_layer_is_dense_only_where_its_gate_is_constant() -> None:
+    layer = PixelflyLinear(32, 64, rank=8, block_size=4, butterfly_size=8, dtype=torch.float64)
+    with pytest.raises(ValueError, match="gate depends on the input is not linear"):
+        layer.dense_weight()
+    layer.gate.weight.zero_()
+    layer.gate.bias.fill_(1.3)
+    x = torch.randn(3, 32, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), F.linear(x, layer.dense_weight(), layer.bias), rtol=1e-12, atol=1e-12)
+
+
+def test_initial_values_are_flys() -> None:
+    torch.manual_seed(0)
+    pixelfly = PixelflyLinear(512, 1024, rank=64)
+    bounds = {
+        "sparse.weight": (512 * 3 / 16) ** -0.5,
+        "low_rank.lr_weight1": 512**-0.5,
+        "low_rank.lr_weight2": 64**-0.5,
+        "gate.weight": 512**-0.5,
+        "bias": 1024**-0.5,
+    }
+    state = {
+        **pixelfly.state_dict(),
+        **{f"d.{k}": v for k, v in BlockdiagLinear(256, 1024).state_dict().items()},
+        **{f"r.{k}": v for k, v in LowRankLinear(256, 1024, rank=64).state_dict().items()},
+    }
+    bounds |= {"d.weight": 64**-0.5, "d.bias": 1024**-0.5, "r.lr_weight1": 256**-0.5, "r.lr_weight2": 64**-0.5}
+    for key, bound in bounds.items():
+        largest, spread = float(state[key].abs().max()), float(state[key].std())
+        assert 0.95 * bound <= largest <= bound, key
+        assert abs(spread - bound / 3**0.5) < 0.1 * bound, key
+
+
+@pytest.mark.parametrize("layer", [CASES["fbbflylr_32_64_r8_gate"], LAYERS[3]])
+def test_bfloat16_autocast_trains(layer: StructuredLinear) -> None:
+    twin = layer.structure.build()
+    x = torch.randn(6, layer.in_features)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = twin(x)
+    assert y.dtype == torch.bfloat16
+    y.float().square().mean().backward()
+    assert all(p.grad is not None and bool(p.grad.any()) for p in twin.parameters())
+    torch.testing.assert_close(y.float(), twin(x), rtol=5e-2, atol=5e-2)
+
+
+def test_a_layer_keeps_working_after_a_copy_on_another_device() -> None:
+    layer = PixelflyLinear(32, 64, rank=8, block_size=4, butterfly_size=8)
+    x = torch.randn(3, 32)
+    want = layer(x)
+    layer.sparse.gathering(torch.device("meta"))
+    torch.testing.assert_close(layer(x), want, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"kind": "lowrank"}, "rank None: a lowrank structure needs a rank"),
+        ({"kind": "lowrank", "rank": 9}, "rank 9 must be between 1 and 8, the smaller width"),
+        ({"kind": "blockdiag", "nblocks": 9}, "nblocks 9 must be between 1 and 8"),
+        ({"kind": "blockdiag", "shuffle": 1}, "shuffle 1 must be true or false"),
+        ({"kind": "pixelfly", "block_size": 4, "butterfly_size": 4}, "rank None: a pixelfly structure needs a rank"),
+        ({"kind": "pixelfly", "rank": 2}, "block_size 32 must be between 1 and 8, the smaller width"),
+        ({"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 6}, "butterfly_size 6 must be a power of"),
+        ({"kind": "pixelfly", "rank": -1, "block_size": 4, "butterfly_size": 4}, "rank -1 must be between 0 and 8"),
+        ({"kind": "pixelfly", "rank": 2, "block_size": 3, "butterfly_size": 4}, "divide the padded widths: 9 it does"),
+        (
+            {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 4, "n_factors": 3},
+            "n_factors 3 must be between 0 and 2",
+        ),
+        (
+            {"kind": "pixelfly", "rank": 0, "block_size": 4, "butterfly_size": 2, "n_factors": 1},
+            "gating true: rank 0 leaves nothing to mix",
+        ),
+        (
+            {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 2, "n_factors": 1, "global_size": 9},
+            "global_size 9 must be between 0 and 8, the smaller width",
+        ),
+        (
+            {"kind": "pixelfly", "rank": 2, "block_size": 1, "butterfly_size": 2, "n_factors": 1, "in_features": 2**21},
+            "block_size 1 and butterfly_size 2 cut 16 x 2097152 into 33554432 cells: at most 4194304",
+        ),
+        (
+            {
+                "kind": "pixelfly",
+                "rank": 2,
+                "block_size": 2**20,
+                "butterfly_size": 2**20,
+                "in_features": 2**20,
+                "out_features": 2**20,
+            },
+            "1099511627776 cells: at most",
+        ),
+        ({"kind": "pixelfly", "rank": 2, "block_size": "4"}, "block_size '4' must be a whole number"),
+        ({"kind": ["pixelfly"]}, "structure kind ['pixelfly'] is unknown: must be one of monarch, lowrank, blockdiag"),
+    ],
+)
+def test_bad_options_are_refused(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
+        LayerSpec.from_dict({"in_features": 8, "out_features": 16, **values})
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "option"), [("lowrank", {"nblocks": 2}), ("monarch", {"shuffle": True}), ("blockdiag", {"rank": 3})]
+)
+def test_an_option_of_another_kind_is_refused(kind: str, option: dict[str, int]) -> None:
+    needed = {"rank": 2} if kind == "lowrank" else {}
+    with pytest.raises(ValueError, match=f"a {kind} structure has no such option"):
+        LayerSpec(kind, 8, 16, **{**needed, **option})

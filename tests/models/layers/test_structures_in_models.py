@@ -1,0 +1,295 @@
+"""Models with layers of every kind: selected, built, counted, saved, imported, served, fused and made dense again."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models import BundleConfig, create_model, densify_model, import_checkpoint, load_bundle, save_bundle
+from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
+from milkweed.models.architectures.registry import default_preprocess
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.compress import densify_layer, project_layer
+from milkweed.models.errors import CheckpointError
+from milkweed.models.importing.structure_keys import structures_in
+from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.structured import StructuredLinear
+from milkweed.models.serving.fused.device_kernels import DeviceKernels
+from milkweed.models.serving.fused.fuse import fuse
+from milkweed.models.serving.fused.tuning import Tuning
+from milkweed.models.serving.pack import PackedLinear, PackedLowRank, PackedMlp, PackedPixelfly, prepare_for_inference
+
+ARCH = "deit_tiny_patch16_224"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "monarch": {"nblocks": 4},
+    "lowrank": {"rank": 5},
+    "blockdiag": {"nblocks": 4, "shuffle": True},
+    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
+}
+WEIGHTS = {
+    "monarch": 4 * 8 * 8 + 4 * 32 * 8,
+    "lowrank": 5 * (32 + 128),
+    "blockdiag": 32 * 128 // 4,
+    "pixelfly": 32 * 128 // 2 + 4 * (32 + 128) + 32 + 1,
+}
+"""Of fc1 in the tiny ViT, 32 -> 128, counted by hand."""
+
+both = pytest.mark.parametrize("kind", KINDS)
+
+
+def tiny(tiny_vit: dict[str, Any], kind: str, layers: tuple[str, ...] = ("mlp",), **options: Any) -> nn.Module:
+    """A ViT with layers of a kind and weights that every mistake would show in."""
+    torch.manual_seed(0)
+    model = create_model(ARCH, num_classes=3, **tiny_vit)
+    replace_linears(model, structures_for(model, select_linears(model, layers), kind, **{**OPTIONS[kind], **options}))
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval().requires_grad_(False)
+
+
+def config_of(model: nn.Module, tiny_vit: dict[str, Any]) -> BundleConfig:
+    return BundleConfig(
+        arch=ARCH,
+        arch_args={"num_classes": 3, **tiny_vit},
+        structure=layer_spec_of(model),
+        preprocess=default_preprocess(ARCH, **tiny_vit),
+        labels=default_labels(3),
+    )
+
+
+def images(count: int = 2) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+
+
+@both
+def test_a_structure_of_each_kind_is_what_was_asked_for(tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind)
+    structure = layer_spec_of(model)
+    assert list(structure) == [f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2)]
+    fc1 = structure["blocks.0.mlp.fc1"]
+    assert fc1.kind == kind
+    assert {name: getattr(fc1, name) for name in OPTIONS[kind]} == OPTIONS[kind]
+    assert fc1.weight_count == WEIGHTS[kind]
+
+
+@both
+def test_parts_of_a_structured_layer_are_no_layers(tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind)
+    assert not any(".mlp." in name for name in select_linears(model, ["blocks.*"]))
+    assert len(layer_accounts(model)) == 9
+    with pytest.raises(ValueError, match=r"blocks.0.mlp.fc1 is a [A-Za-z-]+ layer already"):
+        select_linears(model, ["mlp"])
+
+
+def test_an_option_that_a_layer_cannot_have_names_the_layer(tiny_vit: dict[str, Any]) -> None:
+    model = create_model(ARCH, num_classes=3, **tiny_vit)
+    with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: rank 33 must be between 1 and 32"):
+        structures_for(model, ["blocks.0.mlp.fc1"], "lowrank", rank=33)
+    with pytest.raises(ValueError, match="structure kind 'magic' is unknown"):
+        structures_for(model, ["blocks.0.mlp.fc1"], "magic")
+
+
+@both
+def test_what_a_layer_costs_is_counted(tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind)
+    dense = create_model(ARCH, num_classes=3, **tiny_vit)
+    account = {row.name: row for row in layer_accounts(model, 32)}["blocks.0.mlp.fc1"]
+    assert (account.kind, account.in_features, account.out_features) == (kind, 32, 128)
+    assert (account.parameters, account.dense_parameters) == (WEIGHTS[kind] + 128, 32 * 128 + 128)
+    assert account.macs == 17 * (WEIGHTS[kind] - (kind == "pixelfly"))  # a gate's bias is no product
+    assert macs(model, 32) == macs(copy.deepcopy(model).to("meta"), 32)
+    assert dense_equivalent_parameters(model) == sum(p.numel() for p in dense.parameters())
+    assert dense_equivalent_bytes(model.double()) == 8 * dense_equivalent_parameters(model)
+
+
+@both
+def test_a_bundle_keeps_it(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind)
+    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    loaded, config = load_bundle(tmp_path / "b")
+    assert layer_spec_of(loaded) == config.structure == layer_spec_of(model)
+    assert torch.equal(loaded(images()), model(images()))
+
+
+@pytest.mark.parametrize("gating", [True, False])
+@both
+def test_the_serving_form_computes_the_same(tiny_vit: dict[str, Any], kind: str, gating: bool) -> None:
+    model = tiny(tiny_vit, kind, ("mlp", "qkv"), **({"gating": gating} if kind == "pixelfly" else {}))
+    want = model(images())
+    served = prepare_for_inference(copy.deepcopy(model))
+    got = served(images())
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    kinds = [type(module) for module in served.modules()]
+    packed = {PackedMlp: 0, PackedLinear: 0, PackedLowRank: 0, PackedPixelfly: 0}
+    packed |= {"monarch": {PackedMlp: 2, PackedLinear: 2}, "lowrank": {PackedLowRank: 6}, "blockdiag": {}}.get(
+        kind, {PackedPixelfly: 6}
+    )
+    assert {form: kinds.count(form) for form in packed} == packed
+    half = prepare_for_inference(copy.deepcopy(model), dtype=torch.bfloat16)(images().bfloat16())
+    assert (half.float() - want).norm() / want.norm() < 5e-2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rank": 0, "gating": False},
+        {"rank": 0, "gating": False, "n_factors": 0, "global_size": 5},
+        {"rank": 3, "n_factors": 0, "global_size": 5},
+    ],
+)
+def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any], options: dict[str, Any]) -> None:
+    model = tiny(tiny_vit, "pixelfly", **options)
+    want = model(images())
+    served = prepare_for_inference(copy.deepcopy(model))
+    torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
+    if not options["rank"]:
+        for name in layer_spec_of(model):
+            model.set_submodule(name, densify_layer(model.get_submodule(name)))
+        torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
+
+
+def test_monarch_layers_of_one_block_are_served_as_low_rank(tiny_vit: dict[str, Any]) -> None:
+    model = tiny(tiny_vit, "monarch", nblocks=1, rank=5)
+    want = model(images())
+    served = prepare_for_inference(model)
+    assert sum(isinstance(module, PackedLowRank) for module in served.modules()) == 4
+    torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["lowrank", "blockdiag"])
+def test_the_fused_form_computes_the_same_or_says_why_a_block_is_not(tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind, ("mlp", "qkv"))
+    want = model(images())
+    report = fuse(
+        model,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        image_size=32,
+        batch_sizes=(2,),
+        tuning=Tuning("off"),
+        kernels=DeviceKernels("none", "no kernels here"),
+    )
+    torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
+    reasons = [fallback.reason for fallback in report.fallbacks if fallback.kind == "block"]
+    if kind == "lowrank":
+        assert not reasons
+        assert any("monarch(32>128,1x5x32,1x128x5" in part.shapes for part in report.parts)
+    else:
+        assert reasons[0] == "Block: a linear layer is a BlockdiagLinear"
+
+
+@pytest.mark.parametrize("kind", ["lowrank", "blockdiag", "pixelfly"])
+def test_densify_gives_the_dense_layers_that_compute_the_same(
+    tmp_path: Path, tiny_vit: dict[str, Any], kind: str
+) -> None:
+    model = tiny(tiny_vit, kind, **({"gating": False} if kind == "pixelfly" else {}))
+    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    report = densify_model(tmp_path / "b", tmp_path / "d")
+    dense, config = load_bundle(tmp_path / "d")
+    assert config.structure == {}
+    assert report.layers == tuple(layer_spec_of(model))
+    assert not any(isinstance(module, StructuredLinear) for module in dense.modules())
+    torch.testing.assert_close(dense(images()), model(images()), rtol=1e-4, atol=1e-5)
+
+
+def test_densify_says_which_layer_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+    model = tiny(tiny_vit, "pixelfly")
+    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: a Pixelfly layer whose gate depends on the input"):
+        densify_model(tmp_path / "b", tmp_path / "d")
+    assert not (tmp_path / "d").exists()
+
+
+@both
+def test_a_layer_is_projected_and_the_model_stays_whole(tiny_vit: dict[str, Any], kind: str) -> None:
+    torch.manual_seed(0)
+    model = create_model(ARCH, num_classes=3, **tiny_vit)
+    name = "blocks.0.mlp.fc1"
+    linear = copy.deepcopy(model.get_submodule(name))
+    assert isinstance(linear, nn.Linear)
+    done = project_layer(model, name, structures_for(model, [name], kind, **OPTIONS[kind])[name])
+    layer = model.get_submodule(name)
+    assert isinstance(layer, StructuredLinear)
+    assert torch.equal(layer.bias, linear.bias)
+    weight, dense = linear.weight.detach(), densify_layer(layer).weight.detach()
+    assert done.error == pytest.approx(float((weight - dense).norm() / weight.norm()), rel=1e-5)
+    assert 0 < done.error < 1
+
+
+@pytest.mark.parametrize("kind", ["lowrank", "blockdiag", "pixelfly"])
+def test_a_checkpoints_layers_are_recognised(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
+    model = tiny(tiny_vit, kind, ("mlp", "qkv"), **({"shuffle": False} if kind == "blockdiag" else {}))
+    state = model.state_dict()
+    for name, layer in model.named_modules():
+        if kind == "pixelfly" and isinstance(layer, StructuredLinear):
+            state[f"{name}.sparse.layout"] = layer.sparse.shape.layout().int()  # as fly has it
+    torch.save(state, tmp_path / "x.pth")
+    report = import_checkpoint(tmp_path / "x.pth", ARCH, tmp_path / "b", arch_args=tiny_vit)
+    loaded, config = load_bundle(tmp_path / "b")
+    assert torch.equal(loaded(images()), model(images()))
+    assert config.structure == layer_spec_of(model)
+    said = {"lowrank": "6 low-rank layers", "blockdiag": "6 block-diagonal layers", "pixelfly": "6 Pixelfly layers"}
+    assert any(said[kind] in note for note in report.notes)
+    assert any("taken as not" in note for note in report.notes) == (kind == "blockdiag")
+
+
+def fly_layer(shared: Path) -> tuple[nn.Module, dict[str, Tensor]]:
+    """fc1 of fly's tiny Pixelfly ViT, and a model with a dense layer in its place."""
+    with np.load(shared / "golden" / "fly_models.npz") as data:
+        prefix = "vit_fbbflylr/sd.blocks.0.mlp."
+        state = {
+            key.removeprefix(prefix): torch.from_numpy(data[key]) for key in data if key.startswith(prefix + "fc1")
+        }
+    return nn.ModuleDict({"fc1": nn.Linear(32, 128)}), state
+
+
+def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
+    model, state = fly_layer(shared)
+    (layer,) = structures_in("x", model, state).values()
+    assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4} | {
+        "n_factors": 2,
+        "gating": True,
+        "global_size": 0,
+    }
+    del state["fc1.gate.weight"], state["fc1.gate.bias"]
+    assert not structures_in("x", model, state)["fc1"].gating
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s["fc1.sparse.layout"].view(-1)[:2].copy_(torch.tensor([0, 1])), "are no Pixelfly layer of 32 inp"),
+        (lambda s: s.update({"fc1.sparse.weight": torch.zeros(192, 4, 5)}), "are no Pixelfly layer of 32 inputs and 1"),
+        (lambda s: s.update({"fc1.low_rank.lr_weight2": torch.zeros(128, 7)}), "are no Pixelfly layer of 32 inputs"),
+        (
+            lambda s: (
+                s.clear(),
+                s.update({"fc1.lr_weight1": torch.zeros(5, 32), "fc1.lr_weight2": torch.zeros(9, 5)}),
+            ),
+            r"lr_weight1 [5, 32] and lr_weight2 [9, 5] are no low-rank layer of 32 inputs and 128 outputs",
+        ),
+        (
+            lambda s: (s.clear(), s.update({"fc1.weight": torch.zeros(4, 8, 8)})),
+            "weight [4, 8, 8] are no block-diagonal layer of 32 inputs and 128 outputs",
+        ),
+    ],
+)
+def test_tensors_of_no_structure_are_refused(shared: Path, change: Any, message: str) -> None:
+    model, state = fly_layer(shared)
+    change(state)
+    with pytest.raises(CheckpointError, match=r"^x: fc1\.[^\n]*$") as caught:
+        structures_in("x", model, state)
+    assert message in str(caught.value)
+
+
+def test_without_a_layout_only_an_unambiguous_butterfly_is_taken(shared: Path) -> None:
+    model, state = fly_layer(shared)
+    del state["fc1.sparse.layout"]  # 192 of 256 blocks are kept: only B = 4, f = 2 does that
+    assert structures_in("x", model, state)["fc1"].butterfly_size == 4
+    state["fc1.sparse.weight"] = torch.zeros(128, 4, 4)  # a half: B = 4, f = 1 and B = 8, f = 3
+    with pytest.raises(CheckpointError, match="are no Pixelfly layer"):
+        structures_in("x", model, state)

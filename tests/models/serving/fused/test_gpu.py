@@ -1,0 +1,137 @@
+"""The fused and captured forward on a real device: the model's float32 logits within bfloat16, replays bit by bit."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.architectures.registry import create_model
+from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.serving.cuda_graph import GraphedForward
+from milkweed.models.serving.fused.fuse import fuse
+from milkweed.models.serving.fused.report import FusionReport
+from milkweed.models.serving.fused.tuning import Tuning
+from milkweed.models.serving.pack import prepare_for_inference
+
+pytestmark = pytest.mark.gpu
+
+BATCHES = (1, 2, 4, 8)
+FAMILIES = {
+    "ViT": ("vit_tiny_patch16_224", {}, []),
+    "ViT, Monarch": ("vit_tiny_patch16_224", {}, ["mlp", "qkv", "proj"]),
+    "DeiT III": ("deit3_small_patch16_224", {"depth": 4}, ["mlp"]),
+    "ViTAE": ("vitae_basic_tiny", {}, []),
+    "ViTAE, Monarch": ("vitae_basic_tiny", {}, ["mlp", "qkv", "proj"]),
+    "ViTAE with a class token": (
+        "vitae_basic",
+        {
+            "reductions": ("embedding",),
+            "embed_dims": (256,),
+            "token_dims": (256,),
+            "downsample": (16,),
+            "kernel_sizes": (3,),
+            "dilations": ((1,),),
+            "depths": (4,),
+            "num_heads": (4,),
+            "mlp_ratio": 4,
+            "groups": (64,),
+            "shallow": True,
+        },
+        ["mlp"],
+    ),
+}
+
+
+def build(family: str) -> nn.Module:
+    arch, args, patterns = FAMILIES[family]
+    torch.manual_seed(0)
+    dense = create_model(arch, **args)
+    chosen = [name for name in select_linears(dense, patterns) if ".RC." not in name] if patterns else []
+    structure = monarch_structure(dense, chosen, nblocks=4) if chosen else {}
+    torch.manual_seed(0)
+    return create_model(arch, structure=structure, **args)
+
+
+def fused(model: nn.Module, tuning: Tuning | None = None) -> tuple[nn.Module, FusionReport]:
+    other = copy.deepcopy(model)
+    device = torch.device("cuda", torch.cuda.current_device())
+    report = fuse(
+        other, device=device, dtype=torch.bfloat16, image_size=224, batch_sizes=BATCHES, tuning=tuning or Tuning("off")
+    )
+    return other, report
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, 224, 224, generator=torch.Generator().manual_seed(count))
+
+
+def relative(got: Tensor, want: Tensor) -> float:
+    return float((got.float().cpu() - want).norm() / want.norm())
+
+
+@pytest.mark.parametrize("tuning", [Tuning("off"), Tuning("auto")], ids=["untuned", "tuned"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bfloat16_logits_are_the_models(family: str, tuning: Tuning) -> None:
+    model = build(family)
+    on_device, report = fused(model, tuning)
+    plain = prepare_for_inference(copy.deepcopy(model), dtype=torch.bfloat16).cuda()
+    assert [fallback for fallback in report.fallbacks if fallback.kind != "library"] == []
+    with torch.inference_mode():
+        for count in (1, 3, 8, 11):
+            x = images(count)
+            want, low = model(x), x.cuda().bfloat16()
+            got = on_device(low)
+            assert got.isfinite().all()
+            # Twelve blocks in bfloat16 may be further off than a hundredth, whoever computes them.
+            assert relative(got, want) <= max(1e-2, 1.25 * relative(plain(low), want))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
+    model, _ = fused(build(family))
+
+    def forward(x: Tensor) -> Tensor:
+        return model(x.bfloat16()).float().softmax(-1)
+
+    device = torch.device("cuda", torch.cuda.current_device())
+    graphs = GraphedForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
+    assert graphs.reason is None
+    with torch.inference_mode():
+        for count in (8, 1, 3, 5, 7, 8, 11):  # ragged, and above the largest
+            x = images(count)
+            rows = []
+            for part in x.split(graphs.largest):
+                bucket = min(size for size in BATCHES if size >= len(part))
+                padded = torch.cat([part, torch.zeros(bucket - len(part), 3, 224, 224)])
+                rows.append(forward(padded.cuda())[: len(part)])
+            want = torch.cat(rows)
+            assert torch.equal(graphs(x), want)
+            assert torch.equal(graphs(x.cuda()), want)
+            assert torch.equal(graphs(x.pin_memory()), want)
+
+
+def test_an_images_answer_does_not_see_what_was_there_before() -> None:
+    model, _ = fused(build("ViTAE, Monarch"))
+    graphs = GraphedForward(
+        lambda x: model(x.bfloat16()).float(),
+        device=torch.device("cuda", torch.cuda.current_device()),
+        image_shape=(3, 224, 224),
+        batch_sizes=(4,),
+    )
+    x = images(3)
+    first = graphs(x)
+    graphs(torch.full((4, 3, 224, 224), float("nan")))
+    assert torch.equal(graphs(x), first)
+
+
+def test_float32_is_the_plain_forward_on_the_device() -> None:
+    model: Any = build("ViTAE, Monarch")
+    device = torch.device("cuda", torch.cuda.current_device())
+    on_device = copy.deepcopy(model)
+    fuse(on_device, device=device, dtype=torch.float32, image_size=224, batch_sizes=(2,), tuning=Tuning("off"))
+    plain = prepare_for_inference(copy.deepcopy(model)).to(device)
+    x = images(2).to(device)
+    with torch.inference_mode():
+        assert relative(on_device(x), plain(x).cpu()) <= 1e-3  # convolutions may be TF32 in both

@@ -1,0 +1,251 @@
+"""How plans are chosen and reported: measured once, remembered, or not at all; a wrong kernel is never used."""
+
+import json
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem
+from milkweed.kernels.impls.base import OTHER_KIND, Runner
+from milkweed.kernels.impls.dense import DenseEngine
+from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.tuning.cache import TuningCache
+from milkweed.kernels.tuning.chain import Chain
+from milkweed.kernels.tuning.verify import TuningError, relative_error
+from milkweed.models.serving.fused.alternatives import Alternative, Bucketed, choose
+from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
+from milkweed.models.serving.fused.tuning import FreshCache, Tuning, choose_chain, open_cache, refusals
+
+CPU = torch.device("cpu")
+PROBLEM = Problem(CPU, torch.float32, 2, 3)
+
+
+def chain() -> Chain:
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    fc1, fc2 = Dense(normal(8, 4), normal(8)), Dense(normal(4, 8), normal(4))
+    return Chain([LayerNorm(normal(4), normal(4), 1e-6), fc1, Gelu(), fc2, Add()])
+
+
+class Timer:
+    """Counts what it is asked to measure."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, call: Callable[[], object]) -> float:
+        self.count += 1
+        return 1e-3 / self.count
+
+
+def never(_: Callable[[], object]) -> float:
+    raise AssertionError("something was measured")
+
+
+def tuning(**more: object) -> Tuning:
+    return replace(Tuning(engines=[DenseEngine(), EagerEngine()]), **more)
+
+
+class Wrong:
+    """An engine that says it runs whole chains, and gives zeros."""
+
+    name = "wrong"
+
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        return None if len(segment) == 5 else OTHER_KIND
+
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        return Runner(lambda x, _: torch.zeros_like(x))
+
+
+def test_auto_measures_once_and_remembers() -> None:
+    cache, timer, one = TuningCache(), Timer(), chain()
+    first = choose_chain(one, PROBLEM, tuning(cache=cache, measure=timer))
+    assert first.source == "measured"
+    assert timer.count > 5
+    again = choose_chain(one, PROBLEM, tuning(cache=cache, measure=never))
+    assert (again.source, again.chain.plan, again.seconds) == ("cached", first.chain.plan, first.seconds)
+
+
+def test_off_measures_nothing_and_takes_what_is_remembered() -> None:
+    cache, one = TuningCache(), chain()
+    before = choose_chain(one, PROBLEM, tuning(mode="off", cache=cache, measure=never))
+    assert (before.source, before.seconds) == ("untuned", None)
+    measured = choose_chain(one, PROBLEM, tuning(cache=cache, measure=Timer()))
+    after = choose_chain(one, PROBLEM, tuning(mode="off", cache=cache, measure=never))
+    assert (after.source, after.chain.plan, after.seconds) == ("cached", measured.chain.plan, measured.seconds)
+
+
+@pytest.mark.parametrize("entry", [{}, {"cuts": "0b", "engines": [], "seconds": 1.0}, {"seconds": "x"}, 3])
+def test_off_takes_no_nonsense_out_of_a_cache(entry: object) -> None:
+    cache, one = TuningCache(), chain()
+    choose_chain(one, PROBLEM, tuning(cache=cache, measure=Timer()))
+    assert cache._own is not None
+    for key in cache._own:
+        cache._own[key] = entry
+    assert choose_chain(one, PROBLEM, tuning(mode="off", cache=cache)).source == "untuned"
+
+
+def test_force_measures_anew_once_a_start_and_writes_it_down(tmp_path: Path) -> None:
+    one = chain()
+    choose_chain(one, PROBLEM, tuning(cache=open_cache(CPU, "auto", tmp_path), measure=Timer()))
+    forced = open_cache(CPU, "force", tmp_path)
+    assert isinstance(forced, FreshCache)
+    timer = Timer()
+    first = choose_chain(one, PROBLEM, tuning(mode="force", cache=forced, measure=timer))
+    assert (first.source, timer.count > 5) == ("measured", True)
+    assert choose_chain(one, PROBLEM, tuning(mode="force", cache=forced, measure=never)).source == "cached"
+    later = choose_chain(one, PROBLEM, tuning(cache=open_cache(CPU, "auto", tmp_path), measure=never))
+    assert later.seconds == first.seconds
+
+
+def test_the_cache_lies_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert open_cache(CPU, "auto", tmp_path / "here").path == tmp_path / "here" / "cpu.json"
+    assert open_cache(CPU, "auto").path == tmp_path / "milkweed" / "tune" / "cpu.json"
+
+
+@pytest.mark.parametrize("mode", ["auto", "off"])
+def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        one = tuning(mode=mode, engines=[Wrong(), DenseEngine(), EagerEngine()], measure=Timer())
+        chosen = choose_chain(chain(), PROBLEM, one)
+    assert "wrong" not in chosen.chain.plan.engines
+    if mode == "auto":
+        assert len(chosen.discarded) == 1
+        assert chosen.discarded[0].startswith("wrong on norm+dense+gelu+dense+add: relative error")
+
+
+def test_nothing_but_wrong_engines_is_an_error() -> None:
+    with pytest.raises(TuningError):
+        choose_chain(chain(), PROBLEM, tuning(engines=[Wrong()], measure=Timer()))
+
+
+def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kinds() -> None:
+    class Refusing(Wrong):
+        def __init__(self, name: str, reason: str | None) -> None:
+            self.name, self._reason = name, reason
+
+        def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+            return self._reason if len(segment) == 2 else OTHER_KIND
+
+    engines = [
+        *(Refusing("tiled:0", "too wide"), Refusing("tiled:1", "too wide"), Refusing("half:0", "too wide")),
+        *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerEngine()),
+    ]
+    assert refusals(chain(), PROBLEM, engines) == {"tiled": "too wide"}
+
+
+class Doubling:
+    """A part that doubles, in ways that are right, wrong, or fail."""
+
+    kind = "branch"
+
+    def __init__(self, *ways: Alternative) -> None:
+        self._ways = list(ways)
+
+    def describe(self) -> str:
+        return "doubling(4)"
+
+    def refusal(self, problem: Problem) -> str | None:
+        return None
+
+    def ways(self, problem: Problem) -> list[Alternative]:
+        return [*self._ways, Alternative("torch", lambda x: x + x)]
+
+    def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
+        x = torch.arange(1.0, 25).view(2, 3, 4)
+        return (x,), 2 * x
+
+
+def failing(_: Tensor) -> Tensor:
+    raise RuntimeError("no such tile\nand a trace")
+
+
+RIGHT = Alternative("right", lambda x: 2 * x)
+WRONG = Alternative("wrong", lambda x: 2.1 * x)
+NAN = Alternative("nan", lambda x: x * float("nan"))
+SHAPE = Alternative("shape", lambda x: 2 * x[:1])
+FAILING = Alternative("failing", failing)
+
+
+def test_parts_are_measured_and_remembered_too() -> None:
+    cache = TuningCache()
+
+    def slow_torch(call: Callable[[], object]) -> float:
+        return 2e-3 if str(call) == "branch torch" else 1e-3
+
+    first = choose(Doubling(RIGHT), PROBLEM, tuning(cache=cache, measure=slow_torch))
+    assert (first.way.name, first.source, first.seconds) == ("right", "measured", 1e-3)
+    again = choose(Doubling(RIGHT), PROBLEM, tuning(cache=cache, measure=never))
+    assert (again.way.name, again.source) == ("right", "cached")
+    # Another build of the kernels is another measurement.
+    other = choose(Doubling(replace(RIGHT, build_id="new")), PROBLEM, tuning(cache=cache, measure=Timer()))
+    assert other.source == "measured"
+
+
+def test_a_part_that_torch_runs_faster_is_torchs() -> None:
+    fast_torch = {"branch torch": 1e-3}
+    chosen = choose(Doubling(RIGHT), PROBLEM, tuning(measure=lambda call: fast_torch.get(str(call), 1.0)))
+    assert chosen.way.name == "torch"
+
+
+@pytest.mark.parametrize("bad", [WRONG, NAN, SHAPE, FAILING], ids=lambda way: way.name)
+def test_a_way_that_is_wrong_or_fails_is_left_out_and_told(bad: Alternative, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        chosen = choose(Doubling(bad), PROBLEM, tuning(mode="off", measure=never))
+    assert (chosen.way.name, chosen.source) == ("torch", "untuned")
+    assert len(chosen.discarded) == 1
+    assert chosen.discarded[0].startswith(f"{bad.name}: ")
+    assert "\n" not in chosen.discarded[0]
+    assert bad.name in caplog.text
+
+
+def test_untuned_parts_take_the_first_right_way() -> None:
+    assert choose(Doubling(WRONG, RIGHT), PROBLEM, tuning(mode="off")).way.name == "right"
+    assert choose(Doubling(), PROBLEM, tuning(measure=never)).way.name == "torch"
+
+
+def test_bucketed_parts_take_the_nearest_bucket_above() -> None:
+    made = {n: Alternative(f"of {n}", lambda x, n=n: torch.full_like(x, n)) for n in (4, 1)}
+    part = Bucketed(made)
+    assert [part(torch.zeros(n))[0].item() for n in (1, 2, 4, 9)] == [1, 4, 4, 4]
+    assert repr(part) == "Bucketed(1: of 1, 4: of 4)"
+
+
+def test_relative_error_is_frobeniuss() -> None:
+    assert relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0])) == pytest.approx(4 / 3)
+    assert relative_error(torch.ones(2), torch.ones(3)) == float("inf")
+
+
+def test_report_is_plain_data_and_a_line() -> None:
+    plans = (PlanReport(1, "0b1", ("a", "b"), None, "untuned"), PlanReport(8, "0b0", ("c",), 12.5, "measured"))
+    report = FusionReport(
+        "not built",
+        (
+            PartReport("mlp", "norm(4)+dense(4>8)", 17, 12, plans, {"d": "too wide"}),
+            PartReport("mlp", "norm(8)+dense(8>8)", 17, 2, plans[:1], {}),
+            PartReport("branch", "branch(4>8/2)", 16, 2, plans[1:], {}),
+        ),
+        (Fallback("library", "not built"), Fallback("engine", "e: relative error 0.1")),
+        1.5,
+    )
+    assert report.summary == "fused: mlp c, a+b; branch c; 2 fallbacks"
+    assert report.fallback_counts == {"library": 1, "block": 0, "engine": 1}
+    plain = json.loads(json.dumps(report.as_json()))
+    assert plain["parts"][0]["plans"][1] == {
+        "batch": 8,
+        "cuts": "0b0",
+        "engines": ["c"],
+        "microseconds": 12.5,
+        "source": "measured",
+    }
+    assert plain["fallbacks"][0] == {"kind": "library", "reason": "not built"}

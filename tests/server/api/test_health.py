@@ -1,0 +1,85 @@
+"""The three probes over the life of the service, and what else answers a GET."""
+
+import asyncio
+import re
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def probes(app: Any) -> tuple[int, ...]:
+    return tuple([(await app.client.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")])
+
+
+async def test_probes_over_a_life(running: Any) -> None:
+    gate = threading.Event()
+    async with running(wait=False, open_gate=gate) as app:
+        assert await probes(app) == (200, 503, 503)
+        gate.set()
+        await asyncio.wrap_future(app.service.engines.prepared)
+        assert await probes(app) == (200, 200, 200)
+        app.service.begin_drain()
+        assert await probes(app) == (200, 503, 200)
+        unready = await app.client.get("/readyz")
+        assert unready.json()["error"]["code"] == "draining"
+        assert unready.headers["retry-after"] == "1"
+        assert app.value("requests_rejected_total", reason="draining") == 0  # a probe is no refused request
+
+
+async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
+    async with running(wait=False, open_error=ValueError("bundle x: bad hash")) as app:
+        with pytest.raises(ValueError, match="bad hash"):
+            await asyncio.wrap_future(app.service.engines.prepared)
+        assert await probes(app) == (503, 503, 503)
+        assert (await app.client.get("/v1/models")).json() == {"models": [], "aliases": []}
+
+
+async def test_hanging_engine_is_neither_live_nor_ready(running: Any) -> None:
+    async with running(settings={"engine_stall_seconds": 0.05}) as app:
+        app.model.gate.clear()
+        stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        await server_parts.until(lambda: app.service.engines.silent_seconds() > 0.05)
+        assert await probes(app) == (503, 503, 200)
+        app.model.gate.set()
+        await stuck
+        assert await probes(app) == (200, 200, 200)
+
+
+async def test_openapi_documents_classify_in_full(running: Any) -> None:
+    async with running() as app:
+        document = (await app.client.get("/openapi.json")).json()
+        docs = await app.client.get("/docs")
+    assert docs.status_code == 200
+    post = document["paths"]["/classify"]["post"]
+    assert set(post["requestBody"]["content"]) == {
+        *("image/*", "application/octet-stream", "application/x-npy", "multipart/form-data", "application/json")
+    }
+    assert set(post["responses"]) == {*("200", "400", "404", "408", "413", "415", "422", "431", "500", "503", "504")}
+    assert {p["name"] for p in post["parameters"] if p["in"] == "query"} == {"model", "top_k"}
+    # A generated client can send only what is named here.
+    told = (ROOT / "docs" / "http.md").read_text(encoding="utf-8").partition("Headers in: ")[2].partition("Out: ")[0]
+    headers = set(re.findall(r"`(X-[\w-]+)`", told))
+    assert len(headers) == 4
+    assert {p["name"] for p in post["parameters"] if p["in"] == "header"} == headers
+    assert {"/livez", "/readyz", "/startupz", "/v1/models", "/metrics"} <= set(document["paths"])
+    references = set(_references(document))
+    assert references <= {f"#/components/schemas/{name}" for name in document["components"]["schemas"]}
+    assert "#/components/schemas/ClassifyAnswer" in references
+
+
+def _references(node: Any) -> list[str]:
+    if isinstance(node, dict):
+        own = [node["$ref"]] if isinstance(node.get("$ref"), str) else []
+        return own + [ref for child in node.values() for ref in _references(child)]
+    if isinstance(node, list):
+        return [ref for child in node for ref in _references(child)]
+    return []

@@ -1,0 +1,211 @@
+"""What is refused for load, time or the service's state: full queues, deadlines, clients gone, faults, draining."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+JSON = {"content-type": "application/json"}
+
+
+async def test_full_queue_is_503_with_retry_after(running: Any) -> None:
+    settings = {"max_queue_images": 2, "max_images_per_request": 2}
+    async with running(settings=settings) as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        waiting = [asyncio.create_task(app.client.post("/classify", content=server_parts.encoded())) for _ in range(2)]
+        await server_parts.until(lambda: app.service.batcher.depth == 2)
+        async with server_parts.one_reason(app, "overloaded"):
+            refused = await app.client.post("/classify", content=server_parts.encoded())
+        server_parts.check_error(refused, 503, "overloaded", "2 images wait", "limit 2")
+        assert int(refused.headers["retry-after"]) >= 1
+        app.model.gate.set()
+        assert [answer.status_code for answer in await asyncio.gather(first, *waiting)] == [200] * 3
+        assert app.value("images_total", model="held", outcome="rejected") == 1
+
+
+async def test_bodies_in_memory_are_bounded(running: Any) -> None:
+    image = server_parts.encoded()
+    settings = {"max_held_bytes": 1500, "max_body_bytes": 1500, "max_image_bytes": 1500}
+    assert len(image) < 1500 < 4 * len(image)
+    async with running(settings=settings) as app:
+        app.model.gate.clear()
+        held = [asyncio.create_task(app.client.post("/classify", content=image)) for _ in range(1500 // len(image))]
+        await server_parts.until(lambda: app.service.held.total == len(held) * len(image))
+        async with server_parts.one_reason(app, "overloaded"):
+            refused = await app.client.post("/classify", content=image)
+        server_parts.check_error(refused, 503, "overloaded", "1500")
+        app.model.gate.set()
+        assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
+        assert app.service.held.total == 0
+
+
+async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
+    async with running() as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        await server_parts.calm(app)
+        async with server_parts.one_reason(app, "deadline"):
+            late = await app.client.post(
+                "/classify", content=server_parts.encoded(), headers={"X-Request-Timeout-Ms": "500"}
+            )
+        server_parts.check_error(late, 504, "deadline", "500 ms")
+        assert app.service.batcher.depth == 0
+        assert app.value("images_total", model="held", outcome="expired") == 1
+        app.model.gate.set()
+        assert (await first).status_code == 200
+        assert app.model.sizes == [1]
+
+
+async def test_client_that_leaves_is_dropped_before_the_device(running: Any) -> None:
+    async with running() as app:
+        app.model.gate.clear()
+        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        leave = asyncio.Event()
+        messages = [{"type": "http.request", "body": server_parts.encoded(), "more_body": False}]
+
+        async def receive() -> dict[str, Any]:
+            if messages:
+                return messages.pop()
+            await leave.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nobody is there")
+
+        scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
+        gone = asyncio.create_task(app.app(scope, receive, send))
+        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        leave.set()
+        await gone
+        assert app.service.batcher.depth == 0
+        assert app.value("requests_cancelled_total", stage="wait") == 1
+        assert app.value("images_total", model="held", outcome="cancelled") == 1
+        app.model.gate.set()
+        await first
+        assert app.model.sizes == [1]
+
+
+async def test_client_that_leaves_in_its_body_is_counted(running: Any) -> None:
+    async with running() as app:
+        messages: list[dict[str, Any]] = [
+            {"type": "http.disconnect"},
+            {"type": "http.request", "body": b"begin", "more_body": True},
+        ]
+
+        async def receive() -> dict[str, Any]:
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            raise AssertionError("nobody is there")
+
+        scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
+        await app.app(scope, receive, send)
+        assert app.value("requests_cancelled_total", stage="receive") == 1
+        assert app.service.held.total == 0
+
+
+async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Any) -> None:
+    async with running() as app:
+        app.model.failure = RuntimeError("secret detail")
+        async with server_parts.one_reason(app, "internal"):
+            failed = await app.client.post("/classify", content=server_parts.encoded())
+        app.model.failure = None
+        after = await app.client.post("/classify", content=server_parts.encoded())
+        assert app.value("images_total", model="held", outcome="error") == 1
+    server_parts.check_error(failed, 500, "internal")
+    assert "secret" not in failed.text
+    assert after.status_code == 200
+
+
+async def test_unknown_exception_is_500_with_the_request_id_alone(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise KeyError("secret detail")
+
+    monkeypatch.setattr("milkweed.server.api.classify.images_in", fail)
+    async with running() as app, server_parts.one_reason(app, "internal"):
+        answer = await app.client.post("/classify", content=server_parts.encoded(), headers={"X-Request-ID": "me-1"})
+    server_parts.check_error(answer, 500, "internal")
+    assert "secret" not in answer.text
+    assert any(getattr(record, "request_id", "") == "me-1" and record.exc_info for record in caplog.records)
+
+
+async def test_not_ready_while_models_load(running: Any) -> None:
+    import threading
+
+    gate = threading.Event()
+    async with running(wait=False, open_gate=gate) as app:
+        async with server_parts.one_reason(app, "not_ready"):
+            early = await app.client.post("/classify", content=server_parts.encoded())
+        server_parts.check_error(early, 503, "not_ready", "loading")
+        assert int(early.headers["retry-after"]) >= 1
+        gate.set()
+        await asyncio.wrap_future(app.service.engines.prepared)
+        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+
+
+async def test_draining_refuses_new_and_finishes_old(running: Any) -> None:
+    async with running() as app:
+        app.model.gate.clear()
+        old = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        app.service.begin_drain()
+        graced = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        app.service.stop_accepting()
+        async with server_parts.one_reason(app, "draining"):
+            new = await app.client.post("/classify", content=server_parts.encoded())
+        server_parts.check_error(new, 503, "draining")
+        assert int(new.headers["retry-after"]) >= 1
+        app.model.gate.set()
+        finished = await asyncio.gather(old, graced)
+    assert [answer.status_code for answer in finished] == [200, 200]
+    assert finished[1].headers["connection"] == "close"
+
+
+async def test_end_of_the_drain_answers_what_is_left(running: Any) -> None:
+    async with running() as app:
+        app.model.gate.clear()
+        stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        waiting = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        app.service.abandon()
+        for answer in await asyncio.gather(stuck, waiting):
+            server_parts.check_error(answer, 503, "draining")
+        assert app.service.batcher.depth == 0
+
+
+async def test_what_is_late_before_it_is_read_is_refused_at_once(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as app:
+        monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
+        async with server_parts.one_reason(app, "overloaded"):
+            refused = await app.client.post(
+                "/classify", content=server_parts.encoded(), headers={"X-Request-Timeout-Ms": "400"}
+            )
+        server_parts.check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+
+
+async def test_the_loops_lag_is_seen_while_it_lasts(running: Any) -> None:
+    async with running() as app:
+        time.sleep(0.3)  # the loop stands still
+        assert app.service.lag.seconds() >= 0.15
+        await settled(app)
+
+
+async def settled(app: Any) -> None:
+    async with asyncio.timeout(10):
+        while app.service.lag.seconds() > 0.05:
+            await asyncio.sleep(0.01)

@@ -1,0 +1,140 @@
+"""The page at /: what it is served as, and what its files hold. What it does is seen in `tests/e2e/page`."""
+
+import gzip
+import re
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from milkweed.server.security.keys import key_block
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+ROOT = Path(__file__).resolve().parents[3]
+FOLDER = ROOT / "server" / "api" / "static"
+FILES = sorted(path.name for path in FOLDER.iterdir())
+SCRIPTS = [name for name in FILES if name.endswith(".js")]
+MAX_BYTES = 60_000
+PLAIN = {"accept-encoding": "identity"}
+
+
+def address(name: str) -> str:
+    return "/" if name == "index.html" else f"/page/{name}"
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_each_file_is_served_as_what_it_is(running: Any, name: str) -> None:
+    kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+    async with running(wait=False) as app:
+        plain = await app.client.get(address(name), headers=PLAIN)
+        async with app.client.stream("GET", address(name), headers={"accept-encoding": "br, gzip"}) as packed:
+            raw = b"".join([chunk async for chunk in packed.aiter_raw()])
+        head = await app.client.head(address(name), headers=PLAIN)
+    assert plain.status_code == packed.status_code == head.status_code == 200
+    assert plain.content == gzip.decompress(raw) == (FOLDER / name).read_bytes()
+    assert packed.headers["content-encoding"] == "gzip"
+    assert "content-encoding" not in plain.headers
+    assert plain.headers["content-type"].partition(";")[0] == kinds[Path(name).suffix]
+    assert plain.headers["x-content-type-options"] == "nosniff"
+    assert plain.headers["vary"] == "accept-encoding"
+    assert (head.content, head.headers["content-length"]) == (b"", plain.headers["content-length"])
+
+
+async def test_nothing_but_this_origin_may_be_loaded(running: Any) -> None:
+    async with running(wait=False) as app:
+        answers = [await app.client.get(address(name)) for name in FILES]
+    for answer in answers:
+        policy = dict(rule.split(" ", 1) for rule in answer.headers["content-security-policy"].split("; "))
+        assert policy["default-src"] == policy["form-action"] == "'none'"
+        assert policy["frame-ancestors"] == policy["base-uri"] == policy["trusted-types"] == "'none'"
+        assert policy["script-src"] == policy["style-src"] == policy["connect-src"] == "'self'"
+        assert policy["img-src"] == "'self' blob:"
+        assert policy["require-trusted-types-for"] == "'script'"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+async def test_who_has_it_gets_304(running: Any) -> None:
+    async with running(wait=False) as app:
+        get = app.client.get
+        first = await get("/")
+        etag = first.headers["etag"]
+        assert first.headers["cache-control"] == "no-cache"
+        for known in (etag, etag.removeprefix("W/"), f'"other", {etag}'):
+            again = await get("/", headers={"if-none-match": known})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag)
+            assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+        for known in ('"other"', "W/", etag[:-2], ""):
+            assert (await get("/", headers={"if-none-match": known})).status_code == 200
+        assert len({(await get(address(name))).headers["etag"] for name in FILES}) == len(FILES)
+
+
+async def test_it_is_small(running: Any) -> None:
+    sent = 0
+    async with running(wait=False) as app:
+        for name in FILES:
+            answer = await app.client.get(address(name), headers={"accept-encoding": "gzip"})
+            headers = sum(len(name) + len(value) + 4 for name, value in answer.headers.raw)
+            sent += int(answer.headers["content-length"]) + headers
+    assert sent < MAX_BYTES
+
+
+async def test_off_by_a_setting(running: Any) -> None:
+    async with running(settings={"page": False}) as app:
+        for path in ("/", "/page/main.js"):
+            server_parts.check_error(await app.client.get(path), 404, "not_found")
+        assert (await app.client.get("/docs")).status_code == 200
+
+
+async def test_unknown_files_are_404(running: Any, tmp_path: Path) -> None:
+    keys = tmp_path / "keys.toml"
+    keys.write_text(key_block("somebody", "a-key"))
+    async with running(settings={"api_keys": str(keys)}, wait=False) as app:
+        for name in ("index.html", "nothing.js", "..%2fsettings.py", "%2e%2e/settings.py", ""):
+            server_parts.check_error(await app.client.get(f"/page/{name}"), 404, "not_found")
+        server_parts.check_error(await app.client.get("/page"), 401, "unauthorized")
+
+
+async def test_below_a_path(running: Any) -> None:
+    """As behind a proxy that tells the path it serves this under."""
+    async with running(wait=False) as app:
+        transport = httpx.ASGITransport(app=app.app, root_path="/some/where")
+        async with httpx.AsyncClient(transport=transport, base_url="http://server/some/where/") as client:
+            page = await client.get("")
+            found = re.findall(r'(?:href|src)="([^"]+)"', page.text)
+            statuses = {(await client.get(link)).status_code for link in found}
+    assert statuses == {200}
+    assert {"page/style.css", "page/main.js", "page/icon.svg", "docs", "v1/models", "metrics"} <= set(found)
+
+
+def test_it_names_each_of_its_files_and_no_others() -> None:
+    html = (FOLDER / "index.html").read_text()
+    assert set(re.findall(r'(?:href|src)="page/([^"]+)"', html)) == set(FILES) - {"index.html"}
+    imports = {
+        name: re.findall(r'^import .* from "\./([a-z]+\.js)";$', (FOLDER / name).read_text(), re.MULTILINE)
+        for name in SCRIPTS
+    }
+    assert {each for found in imports.values() for each in found} == set(SCRIPTS) - {"main.js"}
+    for name in SCRIPTS:
+        assert (FOLDER / name).read_text().count("import ") == len(imports[name])
+
+
+def test_nothing_is_inline_and_no_text_becomes_markup() -> None:
+    html = (FOLDER / "index.html").read_text()
+    assert not re.search(r"<style|\sstyle=|\son[a-z]+=|<script(?![^>]* src=)|javascript:", html)
+    for name in FILES:
+        text = (FOLDER / name).read_text().replace('xmlns="http://www.w3.org/2000/svg"', "")
+        assert not re.search(r"https?://|//[a-z]+\.[a-z]", text), name
+        for word in ("innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "new Function"):
+            assert word not in text, f"{name}: {word}"
+
+
+def test_the_wheel_has_it() -> None:
+    data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    for name in FILES:
+        assert any(fnmatch(f"page/{name}", pattern) for pattern in data["milkweed.server"]), name

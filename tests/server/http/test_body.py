@@ -1,0 +1,158 @@
+"""What bodies and answers cost: memory that is counted, threads that are their own, answers of a bounded size."""
+
+import asyncio
+import io
+import threading
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkweed.server.http.body import (
+    LARGE_BYTES,
+    LARGE_PAUSE_SECONDS,
+    MOST_PAUSE_SECONDS,
+    PAUSE_SECONDS,
+    PIECE_BYTES,
+    BodyBudget,
+    read_body,
+)
+from milkweed.server.service.submit import check_image
+
+from ...support import server_parts
+from ...support.bodies import as_json, as_tensor, files, most_held
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("form", ["raw", "multipart", "json", "array"])
+async def test_images_are_counted_while_their_body_is_there_too(running: Any, form: str) -> None:
+    """Bodies of all forms but one exist twice for a moment, and counted once."""
+    image = server_parts.encoded()
+    array = io.BytesIO()
+    np.save(array, np.zeros((2, 8, 8, 3), np.uint8))
+    asked: dict[str, Any] = {
+        "raw": {"content": image},
+        "multipart": {"files": files(image)},
+        "json": {"json": as_json(image)},
+        "array": {"content": array.getvalue(), "headers": {"content-type": "application/x-npy"}},
+    }[form]
+    async with running() as app:
+        most = most_held(app)
+        answer = await app.client.post("/classify", **asked)
+        size = int(answer.request.headers["content-length"])
+        assert answer.status_code == 200
+        assert most() == max(size if form == "raw" else 2 * size, len(answer.content))
+        assert app.service.held.total == 0
+
+
+async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> None:
+    image = server_parts.encoded()
+    limit = max(len(image), 1024)
+    settings = {"max_held_bytes": limit, "max_body_bytes": limit, "max_image_bytes": limit}
+    async with running(settings=settings) as app:
+        app.model.gate.clear()
+        asked = asyncio.create_task(app.client.post("/classify?top_k=7", content=image))
+        await server_parts.entered(app.model)
+        app.service.held.add(limit)  # others come meanwhile
+        app.model.gate.set()
+        assert (await asked).status_code == 200
+        assert app.service.held.total == limit
+
+
+async def test_metrics_are_told_while_all_parsers_are_busy(running: Any) -> None:
+    """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
+    busy = threading.Event()
+    async with running() as app:
+        work = [app.service.parsers.threads.submit(busy.wait, 10) for _ in range(20)]
+        try:
+            assert (await app.client.get("/metrics")).status_code == 200
+            assert (await app.client.get("/v2/models/held/stats")).status_code == 200
+            assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+            assert not any(each.done() for each in work)
+        finally:
+            busy.set()
+
+
+async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The headers of a photograph of 20 MiB took 0.4 s of it."""
+    monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 100)
+    seen: list[str] = []
+
+    def watched(*given: Any) -> Any:
+        seen.append(threading.current_thread().name)
+        return check_image(*given)
+
+    monkeypatch.setattr("milkweed.server.api.classify.check_image", watched)
+    async with running() as app:
+        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+    assert [name.startswith("milkweed-parse") for name in seen] == [True]
+
+
+@pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
+async def test_scores_of_one_answer_have_a_limit(
+    running: Any, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
+) -> None:
+    """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
+    monkeypatch.setattr("milkweed.server.service.params.MAX_SCORES", 10)
+    bodies = [server_parts.encoded(seed=seed) for seed in range(images)]
+    url, accept = f"/classify?top_k={top_k}", {"accept": "application/x-ndjson"}
+    async with running() as app:
+        answer = await app.client.post(url, files=files(*bodies))
+        lines = await app.client.post(url, files=files(*bodies), headers=accept)
+        inferred = await app.client.post(
+            "/v2/models/held/infer", json={**as_tensor(*bodies), "parameters": {"top_k": top_k}}
+        )
+        assert {each.status_code for each in (answer, lines, inferred)} == {status}
+        if status == 400:
+            server_parts.check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
+            assert app.model.sizes == []
+
+
+@pytest.mark.parametrize(("pieces", "turns"), [(1, 0), (4, 3)])
+async def test_a_large_body_gives_way_after_each_of_its_pieces(pieces: int, turns: int) -> None:
+    """One that comes as fast as it is read would keep the event loop from everybody else until it is there."""
+    chunk, seen = bytes(PIECE_BYTES // 16), 0
+    chunks = 16 * pieces - 1
+    others: list[float] = []
+    loop = asyncio.get_running_loop()
+
+    async def receive() -> dict[str, Any]:
+        nonlocal seen
+        seen += 1
+        if seen % 16 == 0:
+            loop.call_soon(others.append, seen)
+        return {"type": "http.request", "body": chunk, "more_body": seen < chunks}
+
+    with BodyBudget(1 << 30).hold() as hold:
+        assert await read_body(receive, None, 1 << 30, hold) == chunk * chunks
+    assert len(others) == turns
+
+
+async def test_a_large_body_waits_longer_where_the_loop_is_busy() -> None:
+    held, loop = BodyBudget(1), asyncio.get_running_loop()
+    loop.call_later(PAUSE_SECONDS / 2, time.sleep, MOST_PAUSE_SECONDS)  # it wakes up behind somebody who takes long
+    began = loop.time()
+    await held.give_way(1)
+    assert loop.time() - began >= 2 * MOST_PAUSE_SECONDS
+
+
+async def test_a_body_larger_than_a_photograph_waits_longer_for_others() -> None:
+    held = BodyBudget(1)
+    asked: list[float] = []
+    sleep = asyncio.sleep
+
+    async def watched(seconds: float) -> None:
+        asked.append(seconds)
+        await sleep(0)
+
+    with pytest.MonkeyPatch.context() as patch, held.hold():
+        patch.setattr(asyncio, "sleep", watched)
+        await held.give_way(LARGE_BYTES + 1)
+        with held.hold():
+            await held.give_way(LARGE_BYTES)
+            await held.give_way(LARGE_BYTES + 1)
+        await held.give_way(LARGE_BYTES + 1)
+    pauses = [seconds for seconds in asked if seconds in (PAUSE_SECONDS, LARGE_PAUSE_SECONDS)]
+    assert pauses == [PAUSE_SECONDS, PAUSE_SECONDS, LARGE_PAUSE_SECONDS, PAUSE_SECONDS]

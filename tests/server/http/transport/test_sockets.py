@@ -1,0 +1,91 @@
+"""Sockets that listen: who is dropped, and for how many connections there are files."""
+
+import errno
+import logging
+import resource
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from milkweed.server.http.transport.sockets import OTHER_FILES, accept_all, allow_files, drop_newcomers, listen
+
+
+@pytest.fixture(params=["127.0.0.1", "::1"])
+def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    try:
+        made = listen(request.param, 0)
+    except OSError as error:
+        pytest.skip(str(error))
+    with made:
+        yield made
+
+
+def test_who_begins_to_connect_is_dropped_and_who_has_begun_is_not(listener: socket.socket) -> None:
+    address = listener.getsockname()[:2]
+    with socket.create_connection(address, timeout=20) as before:
+        assert drop_newcomers(listener)
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.2)
+        [accepted] = accept_all(listener)
+        with accepted:
+            before.sendall(b"x" * 100_000)
+            accepted.settimeout(20)
+            received = 0
+            while received < 100_000:
+                received += len(accepted.recv(65_536))
+            accepted.sendall(b"y")
+            assert before.recv(1) == b"y"
+
+
+class Old(socket.socket):
+    def setsockopt(self, *arguments: object) -> None:  # type: ignore[override]
+        raise OSError(92, "Protocol not available")
+
+
+def test_a_kernel_that_cannot_is_no_error() -> None:
+    with Old() as old:
+        assert not drop_newcomers(old)
+
+
+@pytest.mark.parametrize(
+    ("hard", "wanted", "most"),
+    [
+        (resource.RLIM_INFINITY, 4096, 4096),
+        (100_000, 4096, 4096),
+        (1024, 4096, 1024 - OTHER_FILES),
+        (200, 4096, 50),
+        (1024, 10, 10),
+    ],
+)
+def test_no_more_connections_than_files(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, wanted: int, most: int
+) -> None:
+    asked: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda what: (100, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda what, limits: asked.append(limits))
+    with caplog.at_level(logging.WARNING):
+        assert allow_files(wanted) == most
+    assert asked == [(wanted + OTHER_FILES if most == wanted else hard, hard)]
+    assert (f"max_connections is {most}, not {wanted}" in caplog.text) == (most < wanted)
+
+
+@pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ECONNABORTED])
+def test_what_cannot_be_accepted_keeps_nobody_else_from_being_answered(number: int) -> None:
+    class Listener:
+        def __init__(self) -> None:
+            self.waiting: list[Any] = ["first", "second"]
+
+        def setblocking(self, flag: bool) -> None:
+            assert not flag
+
+        def listen(self, backlog: int) -> None:
+            assert backlog == 0
+
+        def accept(self) -> tuple[Any, str]:
+            if not self.waiting:
+                raise OSError(number, "no")
+            return self.waiting.pop(0), "address"
+
+    assert accept_all(Listener()) == ["first", "second"]  # type: ignore[arg-type, comparison-overlap]

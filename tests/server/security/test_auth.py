@@ -1,0 +1,225 @@
+"""Who is let in: keys over HTTP, limits, what is open, and what the answers say."""
+
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from milkweed.server.security.keys import key_block, new_key
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+KEY = new_key()
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        key_block("camera", KEY)
+        + key_block("slow", "slow-key")
+        + "requests_per_second = 0.1\nrequest_burst = 2\nimages_per_second = 1.0\n"
+    )
+    return path
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.mark.parametrize(
+    "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
+)
+async def test_a_key_lets_in(running: Any, keys: Path, headers: dict[str, str]) -> None:
+    async with running(settings={"api_keys": str(keys)}) as app:
+        answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
+        assert answer.status_code == 200
+        assert app.value("caller_requests_total", caller="camera") == 1
+
+
+@pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({}, "an API key is needed"),
+        ({"authorization": "Basic eDp5"}, "an API key is needed"),
+        ({"authorization": "Bearer"}, "an API key is needed"),
+        (bearer(""), "not known"),
+        (bearer("mw_wrong"), "not known"),
+        (bearer(KEY[:-1]), "not known"),
+        (bearer("x" * 5000), "not known"),
+        ({"x-api-key": "wrong"}, "not known"),
+        ({"authorization": "Bearer wrong", "x-api-key": KEY}, "not known"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
+async def test_without_one_it_is_401(running: Any, keys: Path, headers: dict[str, str], words: str, path: str) -> None:
+    async with (
+        running(settings={"api_keys": str(keys)}, wait=False) as app,
+        server_parts.one_reason(app, "unauthorized"),
+    ):
+        answer = await app.client.post(path, content=server_parts.encoded(), headers=headers)
+    server_parts.check_error(answer, 401, "unauthorized", words)
+    assert answer.headers["www-authenticate"] == 'Bearer realm="milkweed"'
+    assert KEY[:-1] not in answer.text
+
+
+async def test_probes_and_pages_need_none(running: Any, keys: Path) -> None:
+    async with running(settings={"api_keys": str(keys)}) as app:
+        for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
+            assert (await app.client.get(path)).status_code == 200
+    async with running(settings={"api_keys": str(keys), "metrics_without_key": True}) as app:
+        assert (await app.client.get("/metrics")).status_code == 200
+    async with running() as app:
+        assert (await app.client.get("/v1/models")).status_code == 200
+
+
+async def test_beyond_the_rate_it_is_429_with_retry_after(running: Any, keys: Path) -> None:
+    async with running(settings={"api_keys": str(keys)}) as app:
+        for _ in range(2):
+            assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
+        async with server_parts.one_reason(app, "rate_limited"):
+            answer = await app.client.get("/v1/models", headers=bearer("slow-key"))
+        server_parts.check_error(answer, 429, "rate_limited", "0.1 requests a second", "2 at once")
+        assert answer.headers["retry-after"] == "10"
+        assert app.value("caller_requests_total", caller="slow") == 3
+        assert app.value("caller_refusals_total", caller="slow", limit="requests") == 1
+        assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
+
+
+async def test_who_asks_is_in_the_scope(running: Any, keys: Path) -> None:
+    seen: list[Any] = []
+    async with running(settings={"api_keys": str(keys)}) as app:
+        submit = app.service.submit
+        app.service.submit = lambda ticket, *rest: (seen.append(ticket.source), submit(ticket, *rest))[1]
+        await app.client.post("/classify", content=server_parts.encoded(), headers=bearer(KEY))
+    async with running() as app:
+        submit_open = app.service.submit
+        app.service.submit = lambda ticket, *rest: (seen.append(ticket.source), submit_open(ticket, *rest))[1]
+        await app.client.post("/classify", content=server_parts.encoded())
+    assert seen == ["camera", "127.0.0.1"]
+
+
+async def test_images_are_charged_to_who_sends_them(running: Any, keys: Path) -> None:
+    from milkweed.server.errors import ServiceError
+
+    async with running(settings={"api_keys": str(keys)}, wait=False) as app:
+        gate = app.app.state.gate
+        account = gate.identify({b"x-api-key": b"slow-key"})
+        gate.charge_images(account, 1)
+        with pytest.raises(ServiceError) as caught:
+            gate.charge_images(account, 1)
+        assert (caught.value.code, caught.value.retry_after_seconds) == ("rate_limited", 1)
+        assert app.value("caller_refusals_total", caller="slow", limit="images") == 1
+        gate.charge_images(None, 1000)
+
+
+async def test_every_answer_forbids_sniffing(running: Any) -> None:
+    async with running() as app:
+        for answer in (
+            await app.client.post("/classify", content=server_parts.encoded()),
+            await app.client.post("/classify", content=b"<script>alert(1)</script>"),
+            await app.client.get("/nowhere"),
+            await app.client.get("/docs"),
+        ):
+            assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_the_api_page_loads_nothing(running: Any) -> None:
+    async with running() as app:
+        page = await app.client.get("/docs")
+    assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
+    for words in ("<script", "src=", "http://", "https://"):
+        assert words not in page.text
+    for words in ("/classify", "/v1/models", "multipart/form-data", "ClassifyAnswer", "top_k", "503"):
+        assert words in page.text
+
+
+async def test_the_document_says_where_a_key_is_needed(running: Any, keys: Path) -> None:
+    async with running(settings={"api_keys": str(keys)}, wait=False) as app:
+        document = (await app.client.get("/openapi.json")).json()
+        page = (await app.client.get("/docs")).text
+    classify = document["paths"]["/classify"]["post"]
+    assert classify["security"] == [{"bearer": []}, {"header": []}]
+    assert {"401", "408", "429", "431"} <= set(classify["responses"])
+    assert "security" not in document["paths"]["/livez"]["get"]
+    assert set(document["components"]["securitySchemes"]) == {"bearer", "header"}
+    assert "Needs an API key" in page
+    async with running(wait=False) as app:
+        document = (await app.client.get("/openapi.json")).json()
+    assert "401" not in document["paths"]["/classify"]["post"]["responses"]
+
+
+SPELLINGS = [
+    *("/v1/models/", "//v1/models", "/v1//models", "/V1/models", "/./v1/models", "/x/../v1/models", "/v1/models;x"),
+    *(
+        "/livez/../v1/models",
+        "/page/../v1/models",
+        "/page/%2e%2e/v1/models",
+        "/page/..%2fv1%2fmodels",
+        "/page//v1/models",
+    ),
+    *("/v1%2fmodels", "/v1/%6dodels", "%2fv1/models", "/livez%2f..%2fv1%2fmodels", "/v1/models%20", "/v1/models%2f"),
+    *(
+        "/livez?/v1/models",
+        "/livez%3f/../v1/models",
+        "/v1\\models",
+        "/%2fv1/models",
+        "/docs/../metrics",
+        "/page/%2fmetrics",
+    ),
+]
+
+
+@pytest.mark.parametrize("target", SPELLINGS)
+async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path, target: str) -> None:
+    """Each of these is refused, unless it is a path that is open to everybody."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    path = unquote(target.partition("?")[0])
+    async with running(settings={"api_keys": str(keys)}) as app:
+        scope = {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "headers": [],
+            "query_string": b"",
+            "http_version": "1.1",
+        }
+        await app.app(scope, receive, send)
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert (sent[0]["status"] == 200) == (path == "/livez"), body
+    assert b'"models"' not in body
+    assert b"milkweed_" not in body
+
+
+@pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
+async def test_behind_a_prefix_the_same_is_open_and_closed(running: Any, keys: Path, prefix: str) -> None:
+    """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
+    async with running(settings={"api_keys": str(keys)}) as app:
+        outer = FastAPI()
+        outer.mount(prefix, app.app)
+        transport = httpx.ASGITransport(app=outer)
+        async with httpx.AsyncClient(transport=transport, base_url="http://outer") as client:
+            for path in ("/livez", "/readyz", "/v2/health/ready", "/", "/page/main.js", "/docs"):
+                assert (await client.get(prefix + path)).status_code == 200, path
+            for path in ("/v1/models", "/metrics", "/v2/models/x", "/nowhere", "/livez/"):
+                assert (await client.get(prefix + path)).status_code == 401, path
+                assert (await client.get(prefix + path, headers=bearer(KEY))).status_code in (200, 404), path
+            answer = await client.post(prefix + "/classify", content=b"no image", headers=bearer(KEY))
+            assert answer.json()["error"]["code"] == "unsupported_format"
+            assert (await client.post(prefix + "/classify", content=b"no image")).status_code == 401
+            missing = await client.get(prefix + "/v2/models/x", headers=bearer(KEY))
+            assert isinstance(missing.json()["error"], str)  # in the protocol's form
+        assert app.value("http_request_duration_seconds_count", route="/livez", method="GET", code="200") == 1
+        assert app.value("http_request_duration_seconds_count", route="/classify", method="POST", code="415") == 1

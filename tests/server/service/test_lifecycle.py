@@ -1,0 +1,256 @@
+"""Models come and go while others serve: atomically, verified, nothing lost, and their memory comes back."""
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.models.errors import BundleError
+from milkweed.server.config.image_limits import image_limits
+from milkweed.server.config.settings import Settings
+from milkweed.server.errors import ServiceError
+from milkweed.server.repository.index import ModelIndex
+from milkweed.server.repository.served_model import ServedModel
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+
+class Openers:
+    """Stands for `open_model` after the start: what it makes next, and a gate before it."""
+
+    def __init__(self, app: Any) -> None:
+        self.kit = kit
+        self.gate = threading.Event()
+        self.gate.set()
+        self.failure: Exception | None = None
+        self.models: list[Any] = []
+        app.service.rollout._open_model = self
+
+    def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
+        assert self.gate.wait(10)
+        if self.failure is not None:
+            raise self.failure
+        torch.manual_seed(len(self.models) + 100)
+        model = self.server_parts.HeldModel()
+        self.models.append(model)
+        config = self.server_parts.make_config()
+        object.__setattr__(config, "files", {**config.files, "model.safetensors": f"{len(self.models):064d}"})
+        return ServedModel.of(
+            name=name,
+            config=config,
+            pipeline=self.server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size),
+            limits=image_limits(settings),
+            max_batch_size=settings.max_batch_size or 8,
+        )
+
+
+async def version(app: Any, **headers: str) -> str:
+    answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
+    assert answer.status_code == 200, answer.text
+    return str(answer.json()["version"])
+
+
+@pytest.mark.parametrize("overlap", ["off", "on"])
+async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(running: Any, overlap: str) -> None:
+    async with running(settings={"overlap": overlap}) as app:
+        old = app.service.models["held"]
+        before = await version(app)
+        openers = Openers(app)
+        openers.gate.clear()
+        loading = asyncio.create_task(app.service.rollout.bring_in("held", Path("x"), "2"))
+        assert await version(app) == before  # meanwhile the old one serves
+        openers.gate.set()
+        model = await loading
+        assert await version(app) == model.config.version != before
+        await app.service.rollout.settled()
+        assert old.key not in app.service.engines.each[0]._pipelines
+        assert old.key not in app.service.batcher._lines
+        assert app.value("model_ready", model="held", version=before) == 0
+        assert app.value("model_ready", model="held", version=model.config.version) == 1
+        listed = (await app.client.get("/v1/models")).json()["models"]
+        assert [(each["version"], each["number"]) for each in listed] == [(model.config.version, "2")]
+
+
+async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> None:
+    async with running() as app:
+        old = app.service.models["held"]
+        openers = Openers(app)
+        app.model.gate.clear()
+        running_one = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        queued = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=1)))
+        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        # a third has only asked: its body is not there yet
+        begun = asyncio.Event()
+        more = asyncio.Event()
+
+        async def body() -> Any:
+            begun.set()
+            yield server_parts.encoded(seed=2)[:50]
+            await more.wait()
+            yield server_parts.encoded(seed=2)[50:]
+
+        reading = asyncio.create_task(app.client.post("/classify", content=body()))
+        await begun.wait()
+        new = await app.service.rollout.bring_in("held", Path("x"))
+        late = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        app.model.gate.set()
+        assert (await running_one).json()["version"] == old.config.version
+        assert (await queued).json()["version"] == old.config.version
+        assert (await late).json()["version"] == new.config.version
+        more.set()
+        answer = (await reading).json()
+        assert answer["version"] in (old.config.version, new.config.version)  # httpx may send before or after
+        await app.service.rollout.settled()
+        assert old.key not in app.service.engines.each[0]._pipelines
+        assert openers.models[0].sizes
+
+
+async def test_what_fails_to_load_changes_nothing(running: Any) -> None:
+    async with running() as app:
+        before = await version(app)
+        openers = Openers(app)
+        openers.failure = BundleError("bundle x: golden image 0, class 3: the model answers 0.1, its bundle says 0.9")
+        with pytest.raises(BundleError, match="golden image 0"):
+            await app.service.rollout.bring_in("held", Path("x"))
+        assert await version(app) == before
+        openers.failure = None
+        await app.service.rollout.bring_in("held", Path("x"))
+        assert await version(app) != before
+
+
+async def test_versions_are_pinned_by_header(running: Any) -> None:
+    async with running(settings={"keep_versions": 2}) as app:
+        first = app.service.models["held"]
+        Openers(app)
+        second = await app.service.rollout.bring_in("held", Path("x"), "2")
+        assert await version(app) == second.config.version
+        pinned = {"X-Model-Version": first.config.version}
+        assert await version(app, **pinned) == first.config.version
+        assert await version(app, **{"X-Model-Version": "2"}) == second.config.version
+        async with server_parts.one_reason(app, "unknown_model"):
+            answer = await app.client.post(
+                "/classify", content=server_parts.encoded(), headers={"X-Model-Version": "7"}
+            )
+        server_parts.check_error(answer, 404, "unknown_model", "no version '7' of held", first.config.version, "2 (")
+        third = await app.service.rollout.bring_in("held", Path("x"), "3")
+        await app.service.rollout.settled()
+        assert [model.number for model in app.service.models.versions("held")] == ["3", "2"]
+        assert await version(app) == third.config.version
+        assert (await app.client.post("/classify", content=server_parts.encoded(), headers=pinned)).status_code == 404
+
+
+async def test_a_name_is_added_and_taken_out(running: Any) -> None:
+    async with running() as app:
+        Openers(app)
+        await app.service.rollout.bring_in("other", Path("x"))
+        ask = {"params": {"model": "other"}, "content": server_parts.encoded()}
+        assert (await app.client.post("/classify", **ask)).status_code == 200
+        gone = await app.service.rollout.take_out("other")
+        assert [model.name for model in gone] == ["other"]
+        assert (await app.client.post("/classify", **ask)).status_code == 404
+        with pytest.raises(ServiceError, match="no model 'other'"):
+            await app.service.rollout.take_out("other")
+        assert await version(app)
+
+
+async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(on_gpu: bool) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    async with running() as app:
+        Openers(app)
+        await app.service.rollout.bring_in("other", Path("x"))
+        monkeypatch.setattr("milkweed.server.service.lifecycle._give_memory_back", lost)
+        async with asyncio.timeout(10):
+            assert len(await app.service.rollout.take_out("other")) == 1
+            await app.service.rollout.settled()
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+        assert await version(app)
+
+
+async def test_no_key_is_given_twice(running: Any) -> None:
+    async with running() as app:
+        keys = [app.service.models["held"].key]
+        openers = Openers(app)
+        for _ in range(3):
+            keys.append((await app.service.rollout.bring_in("held", Path("x"))).key)
+            openers.failure = BundleError("not sound")
+            with pytest.raises(BundleError):
+                await app.service.rollout.bring_in("held", Path("x"))
+            openers.failure = None
+            keys.append((await app.service.rollout.bring_in("other", Path("x"))).key)
+            await app.service.rollout.take_out("other")
+        assert len(set(keys)) == len(keys) == 7
+
+
+async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any) -> None:
+    async with running(settings={"overlap": "on"}) as app:
+        Openers(app)
+        app.model.gate.clear()
+        task = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        await app.service.rollout.bring_in("held", Path("x"))
+        app.model.failure = SystemExit("killed")
+        app.model.gate.set()
+        assert (await task).status_code == 500
+        async with asyncio.timeout(10):
+            await app.service.rollout.settled()
+        assert await version(app)
+
+
+async def test_reloads_under_load_lose_nothing(running: Any) -> None:
+    async with running(settings={"overlap": "on"}) as app:
+        Openers(app)
+        answers: list[str] = []
+        stop = asyncio.Event()
+
+        async def client(seed: int) -> None:
+            while not stop.is_set():
+                answer = await app.client.post("/classify", content=server_parts.encoded(seed=seed))
+                answers.append("ok" if answer.status_code == 200 else answer.text)
+
+        clients = [asyncio.create_task(client(seed)) for seed in range(4)]
+        for number in range(8):
+            await app.service.rollout.bring_in("held", Path("x"), str(number))
+        stop.set()
+        await asyncio.gather(*clients)
+        await app.service.rollout.settled()
+        assert set(answers) == {"ok"}
+        assert len(app.service.engines.each[0]._pipelines) == len(app.service.batcher._lines) == 1
+        assert len(app.service.rollout._by_key) == len(app.service.rollout.costs) == 1
+
+
+def test_a_catalogue_never_changes() -> None:
+    def model(name: str, number: str) -> ServedModel:
+        pipeline = server_parts.make_pipeline(server_parts.HeldModel())
+        return ServedModel.of(name, server_parts.make_config(), pipeline, image_limits(Settings()), 8, number=number)
+
+    empty = ModelIndex()
+    a1, a2, b = model("a", "1"), model("a", "2"), model("b", "")
+    one, _ = empty.with_model(a1)
+    two, out = one.with_model(b)
+    assert not out
+    three, out = two.with_model(a2, keep=2)
+    assert not out
+    _four, out = three.with_model(model("a", "2"), keep=2)  # the same number again
+    assert out == (a2,)
+    assert (len(empty), list(one), list(three), [m.number for m in three.versions("a")]) == (
+        *(0, ["a"], ["a", "b"]),
+        ["2", "1"],
+    )
+    assert three.find("a", "1") is a1
+    assert three.find() is a2
+    five, out = three.without("a", "2")
+    assert out == (a2,)
+    assert five.find("a") is a1
+    six, _ = five.without("a")
+    assert list(six) == ["b"]
+    assert list(three.every()) == [a2, a1, b]

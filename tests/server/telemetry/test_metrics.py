@@ -1,0 +1,192 @@
+"""Metrics: stages add up to the whole, label sets stay closed, everything named in the docs is there."""
+
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from milkweed.server.telemetry.metrics import STAGES, Metrics
+
+from ...support import server_parts
+
+pytestmark = pytest.mark.anyio
+
+EXPECTED = {
+    *("http_request_duration_seconds", "http_requests_in_flight", "http_request_body_bytes"),
+    *("request_stage_duration_seconds", "batch_size", "batches", "batch_padding_images"),
+    *("queue_depth_images", "queue_bytes", "queue_oldest_age_seconds", "images", "requests_rejected"),
+    *("requests_cancelled", "decode_backend_images", "model_parameter_bytes", "model_info", "model_ready"),
+    *("model_kernel_fallbacks",),
+    *("model_load_duration_seconds", "model_warmup_duration_seconds", "engine_busy_seconds"),
+    *("engine_heartbeat_timestamp_seconds", "event_loop_lag_seconds", "process_memory_bytes"),
+    *("stage_cpu_seconds", "build_info", "http_held_body_bytes"),
+}
+
+
+async def scrape(app: Any) -> dict[str, Any]:
+    answer = await app.client.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain")
+    return {family.name: family for family in text_string_to_metric_families(answer.text)}
+
+
+async def test_every_series_is_there(running: Any) -> None:
+    async with running() as app:
+        await app.client.post("/classify", content=server_parts.encoded())
+        families = await scrape(app)
+    assert {"milkweed_" + name for name in EXPECTED} <= set(families)
+    assert {"process_cpu_seconds", "process_resident_memory_bytes", "python_info"} <= set(families)
+
+
+async def test_stages_add_up_to_the_request(running: Any) -> None:
+    async with running() as app:
+        for seed in range(20):
+            await app.client.post("/classify", content=server_parts.encoded(seed=seed))
+        await app.client.post(
+            "/classify", files=[("i", ("a", server_parts.encoded(seed=s), "image/png")) for s in range(20)]
+        )
+        name = "request_stage_duration_seconds"
+        stages = {stage: app.value(f"{name}_sum", model="held", stage=stage) for stage in STAGES}
+        counts = {app.value(f"{name}_count", model="held", stage=stage) for stage in STAGES}
+        labels = {"route": "/classify", "method": "POST", "code": "200"}
+        total = app.value("http_request_duration_seconds_sum", **labels)
+        assert counts == {21} == {app.value("http_request_duration_seconds_count", **labels)}
+    assert sum(stages.values()) == pytest.approx(total, rel=1e-6)
+    assert all(seconds > 0 for seconds in stages.values())
+
+
+async def test_batches_and_images_are_counted(running: Any) -> None:
+    async with running(settings={"max_batch_size": 4}) as app:
+        await app.client.post("/classify", content=server_parts.encoded("JPEG"))
+        files = [("i", ("a", server_parts.encoded(), "image/png"))] * 10 + [
+            ("i", ("a", server_parts.broken(), "image/png"))
+        ]
+        await app.client.post("/classify", files=files)
+        await server_parts.until(lambda: app.value("batch_size_count", model="held") == 4)
+        assert app.value("batch_size_sum", model="held") == 12
+        assert app.value("batches_total", model="held", release="full") == 2
+        assert app.value("batches_total", model="held", release="idle_device") == 2
+        assert app.value("images_total", model="held", outcome="ok") == 11
+        assert app.value("images_total", model="held", outcome="invalid") == 1
+        assert app.value("decode_backend_images_total", backend="pillow", format="JPEG") == 1
+        assert app.value("decode_backend_images_total", backend="pillow", format="PNG") == 10
+        assert app.value("engine_busy_seconds_total", device="cpu") > 0
+        assert app.value("http_request_body_bytes_count", route="/classify", format="raw") == 1
+        assert app.value("http_request_body_bytes_count", route="/classify", format="multipart") == 1
+
+
+async def test_labels_stay_closed_whatever_clients_send(running: Any) -> None:
+    async with running() as app:
+        await scrape(app)
+
+        async def series() -> set[tuple[str, ...]]:
+            return {
+                (sample.name, *sorted(sample.labels.values()))
+                for family in (await scrape(app)).values()
+                for sample in family.samples
+            }
+
+        for method, path in (("BREW", "/a"), ("POST", "/classify?model=x")):
+            await app.client.request(method, path)
+        before = await series()
+        for number in range(5):
+            await app.client.request(f"BREW{number}", f"/path{number}")
+            await app.client.post(f"/classify?model=x{number}", headers={"x-request-id": f"id{number}"})
+        assert await series() == before
+
+
+async def test_routes_are_counted_by_template(running: Any) -> None:
+    async with running() as app:
+        for path in ("/", "/livez", "/readyz", "/v1/models", "/metrics", "/openapi.json", "/a/b"):
+            await app.client.get(path)
+        await app.client.post("/classify", content=server_parts.encoded())
+        count = "http_request_duration_seconds_count"
+        for path in ("/", "/livez", "/readyz", "/v1/models", "/metrics", "/openapi.json"):
+            assert app.value(count, route=path, method="GET", code="200") == 1
+        assert app.value(count, route="other", method="GET", code="404") == 1
+        assert app.value(count, route="/classify", method="POST", code="200") == 1
+
+
+async def test_model_bytes_and_identity_are_exported(running: Any) -> None:
+    async with running(settings={"model_limits": {"held": {"timeout_ms": 500}}}) as app:
+        version = server_parts.make_config().version
+        bytes_of = {
+            form: app.value("model_parameter_bytes", model="held", version=version, form=form)
+            for form in ("dense_equivalent", "resident", "on_disk")
+        }
+        assert bytes_of == {"dense_equivalent": 4000, "resident": 112, "on_disk": 1234}
+        assert app.value("model_ready", model="held", version=version) == 1
+        assert app.value("request_timeout_seconds", model="held") == 0.5
+        families = await scrape(app)
+    [info] = families["milkweed_model_info"].samples
+    assert info.labels == {
+        "model": "held",
+        "version": version,
+        "arch": "held",
+        "dtype": "float32",
+        "device": "cpu",
+        "loader": "pillow",
+        "engine": "torch",
+        "monarch_blocks": "0",
+        "sha256_12": version,
+    }
+
+
+async def test_openmetrics_is_served_when_asked_for(running: Any) -> None:
+    async with running() as app:
+        answer = await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
+    async with running() as app:
+        for accept in ("text/plain", "application/openmetrics-text"):
+            headers = {"accept": accept, "accept-encoding": "identity"}
+            plain = await app.client.get("/metrics", headers=headers)
+            packed = await app.client.get("/metrics", headers={**headers, "accept-encoding": "gzip"})
+            assert "content-encoding" not in plain.headers
+            assert packed.headers["content-encoding"] == "gzip"
+            assert packed.headers["content-type"] == plain.headers["content-type"]
+            assert int(packed.headers["content-length"]) < len(plain.content) / 4
+            assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
+
+
+async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
+    import asyncio
+
+    async with running() as app:
+        app.model.gate.clear()
+        request = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        await server_parts.entered(app.model)
+        assert app.value("http_requests_in_flight", route="/classify") == 1
+        assert app.value("http_held_body_bytes") == len(server_parts.encoded())
+        app.model.gate.set()
+        await request
+        assert app.value("http_requests_in_flight", route="/classify") == 0
+        assert app.value("http_held_body_bytes") == 0
+
+
+async def test_figures_that_cannot_be_read_are_missing_and_no_others(
+    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def lost(index: int) -> tuple[int, int]:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    async with running() as app:
+        for name, said in (("is_available", True), ("is_initialized", True), ("device_count", 1)):
+            monkeypatch.setattr(torch.cuda, name, lambda said=said: said)
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda index: 1)
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lost)
+        answer = await app.client.get("/metrics")
+        monkeypatch.undo()
+    assert answer.status_code == 200
+    assert 'milkweed_engine_up{device="cpu"} 1.0' in answer.text
+    assert "milkweed_gpu_memory_bytes{" not in answer.text
+    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
+
+
+async def test_each_app_has_its_own_registry() -> None:
+    first, second = Metrics(), Metrics()
+    first.held_bytes.set(5)
+    assert second.registry.get_sample_value("milkweed_http_held_body_bytes") == 0

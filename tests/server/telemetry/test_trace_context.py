@@ -1,0 +1,78 @@
+"""W3C Trace Context: what is read of a caller's headers, and which requests are followed."""
+
+import pytest
+
+from milkweed.server.telemetry.trace_context import MAX_STATE_BYTES, Sampler, SpanIds
+
+TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def headers(traceparent: str, *states: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"traceparent", traceparent.encode()), *((b"tracestate", state) for state in states)]
+
+
+@pytest.mark.parametrize("flags", ["01", "03", "ff"])
+def test_a_sampled_parent_is_continued_whatever_the_share(flags: str) -> None:
+    ids = Sampler(0).follow(headers(f"00-{TRACE}-{SPAN}-{flags}", b"a=1", b"b=2"))
+    assert ids is not None
+    assert (ids.trace_hex, f"{ids.parent_id:016x}", ids.state) == (TRACE, SPAN, b"a=1,b=2")
+    assert ids.span_id not in (0, ids.parent_id)
+
+
+@pytest.mark.parametrize("flags", ["00", "02"])
+def test_an_unsampled_parent_is_obeyed_whatever_the_share(flags: str) -> None:
+    assert Sampler(1).follow(headers(f"00-{TRACE}-{SPAN}-{flags}")) is None
+
+
+def test_a_later_version_may_say_more() -> None:
+    ids = Sampler(0).follow(headers(f"01-{TRACE}-{SPAN}-01-more"))
+    assert ids is not None
+    assert ids.trace_hex == TRACE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "",
+            "00",
+            f"00-{TRACE}-{SPAN}",
+            f"00-{TRACE}-{SPAN}-1",
+            f"00-{TRACE}-{SPAN}-01-more",
+            f"00-{TRACE}-{SPAN}-01-",
+        ),
+        *(f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01"),
+        *(
+            f"00-{TRACE}-{'0' * 16}-01",
+            f"00-{TRACE[:-1]}-{SPAN}-01",
+            f"01-{TRACE}-{SPAN}-01more",
+            "é" * 55,
+            "0" * 10_000,
+        ),
+    ],
+)
+def test_what_is_no_parent_begins_a_trace_of_its_own(text: str) -> None:
+    assert Sampler(0).follow(headers(text)) is None
+    ids = Sampler(1).follow(headers(text, b"a=1"))
+    assert ids is not None
+    assert ids.trace_hex != TRACE
+    assert (ids.parent_id, ids.state) == (0, b"")
+
+
+def test_a_long_state_is_dropped_whole() -> None:
+    for extra, kept in ((0, MAX_STATE_BYTES), (1, 0)):
+        ids = Sampler(0).follow(headers(f"00-{TRACE}-{SPAN}-01", b"a=" + b"x" * (MAX_STATE_BYTES - 2 + extra)))
+        assert ids is not None
+        assert len(ids.state) == kept
+
+
+def test_the_share_is_kept() -> None:
+    followed = [ids for _ in range(4000) if (ids := Sampler(0.25).follow([])) is not None]
+    assert 800 < len(followed) < 1200  # 7 standard deviations
+    assert len({ids.trace_id for ids in followed}) == len(followed)
+    assert Sampler(0).follow([]) is None
+
+
+def test_the_answer_names_trace_and_span() -> None:
+    ids = SpanIds(int(TRACE, 16), int(SPAN, 16))
+    assert ids.response_header == (b"traceresponse", f"00-{TRACE}-{SPAN}-01".encode())

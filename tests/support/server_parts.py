@@ -1,0 +1,220 @@
+"""Small real parts of a server: images, a model that can be held still, an app with a client."""
+
+import asyncio
+import io
+import re
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from fastapi import FastAPI
+from PIL import Image
+from torch import Tensor, nn
+
+from milkweed.inference.forward import LanePlan
+from milkweed.inference.pipeline import Pipeline
+from milkweed.loaders.decode.pillow import PillowLoader
+from milkweed.loaders.preprocess.spec import PreprocessSpec
+from milkweed.models.bundle.config import BundleConfig
+from milkweed.models.bundle.labels import Label
+from milkweed.server.config.image_limits import image_limits
+from milkweed.server.config.settings import Settings
+from milkweed.server.errors import ERROR_CODES
+from milkweed.server.process.service_app import create_app
+from milkweed.server.repository.served_model import ServedModel
+from milkweed.server.service.service import Service
+
+SIZE = 8
+WHOLE = LanePlan(0, 1, 0)
+CLASSES = 7
+MEANS = {"size": SIZE, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+
+
+def encoded(format: str = "PNG", *, seed: int = 0, size: tuple[int, int] = (12, 9)) -> bytes:
+    """A small image of random colours."""
+    pixels = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8)
+    out = io.BytesIO()
+    Image.fromarray(pixels).save(out, format)
+    return out.getvalue()
+
+
+def broken() -> bytes:
+    """A PNG whose header is right and whose pixels are not: the guard lets it pass, the decoder does not."""
+    image = bytearray(encoded(size=(64, 64)))
+    image[60:160] = bytes(100)
+    return bytes(image)
+
+
+class HeldModel(nn.Module):
+    """Linear on the pixels' mean; each forward waits at `gate` and tells its batch size in `sizes`."""
+
+    def __init__(self, classes: int = CLASSES) -> None:
+        super().__init__()
+        generator = torch.Generator().manual_seed(0)
+        self.head = nn.Linear(3, classes)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Semaphore(0)
+        self.sizes: list[int] = []
+        self.failure: Exception | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.sizes.append(len(x))
+        self.entered.release()
+        assert self.gate.wait(10), "nobody opened the gate"
+        if self.failure is not None:
+            raise self.failure
+        out: Tensor = self.head(x.mean((2, 3)))
+        return out
+
+
+def make_pipeline(
+    model: nn.Module, *, plan: LanePlan = WHOLE, classes: int = CLASSES, max_batch_size: int = 0
+) -> Pipeline:
+    """A pipeline on the CPU with the exact loader."""
+    return Pipeline(
+        model,
+        num_classes=classes,
+        size=SIZE,
+        loader=PillowLoader(PreprocessSpec.from_dict(MEANS)),
+        plan=plan,
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        dense_bytes=4000,
+        max_batch_size=max_batch_size,
+    )
+
+
+def make_config(classes: int = CLASSES) -> BundleConfig:
+    """What a bundle with such a model would say."""
+    labels = tuple(Label(f"n{index:03d}", f'label "{index}" ü') for index in range(classes))
+    return BundleConfig(
+        arch="held",
+        arch_args={"num_classes": classes},
+        preprocess=MEANS,
+        files={"model.safetensors": "0" * 64, "labels.json": "1" * 64},
+        labels=labels,
+        bytes_on_disk=1234,
+    )
+
+
+@dataclass
+class Running:
+    """An app whose lifespan runs, a client for it, and the models behind it."""
+
+    app: FastAPI
+    client: httpx.AsyncClient
+    models: dict[str, HeldModel]
+
+    @property
+    def service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    @property
+    def model(self) -> HeldModel:
+        return next(iter(self.models.values()))
+
+    def value(self, name: str, **labels: str) -> float:
+        """A sample of the app's metrics; 0 where it was never touched."""
+        return self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
+
+
+@dataclass
+class Plan:
+    """How `running` builds an app."""
+
+    settings: dict[str, Any] = field(default_factory=dict)
+    names: tuple[str, ...] = ("held",)
+    wait: bool = True
+    open_error: Exception | None = None
+    open_gate: threading.Event | None = None
+
+
+@asynccontextmanager
+async def running_app(plan: Plan) -> AsyncIterator[Running]:
+    models = {name: HeldModel() for name in plan.names}
+
+    def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
+        if plan.open_gate is not None:
+            assert plan.open_gate.wait(10)
+        if plan.open_error is not None:
+            raise plan.open_error
+        return ServedModel.of(
+            name=name,
+            config=make_config(),
+            pipeline=make_pipeline(models[name], max_batch_size=settings.max_batch_size),
+            limits=image_limits(settings),
+            max_batch_size=settings.max_batch_size or 8,
+        )
+
+    settings = Settings(**plan.settings)
+    app = create_app(settings, {name: Path(name) for name in plan.names}, open_model=open_held)
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with app.router.lifespan_context(app):
+        try:
+            if plan.wait:
+                await asyncio.wrap_future(app.state.service.engines.prepared)
+            async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
+                yield Running(app, client, models)
+        finally:
+            for model in models.values():
+                model.gate.set()
+            if plan.open_gate is not None:
+                plan.open_gate.set()
+
+
+Start = Callable[..., AbstractAsyncContextManager[Running]]
+
+
+@asynccontextmanager
+async def one_reason(app: Any, code: str, count: int = 1) -> AsyncIterator[None]:
+    """Within, exactly `count` requests are counted as rejected, all for the reason of `code`."""
+
+    def counts() -> dict[str, float]:
+        return {kind.reason: app.value("requests_rejected_total", reason=kind.reason) for kind in ERROR_CODES.values()}
+
+    before = counts()
+    yield
+    moved = {reason: n - before[reason] for reason, n in counts().items() if n != before[reason]}
+    assert moved == {ERROR_CODES[code].reason: count}
+
+
+def check_error(answer: httpx.Response, status: int, code: str, *words: str) -> None:
+    assert answer.status_code == status
+    body = answer.json()
+    assert body["error"]["code"] == code
+    assert body["request_id"] == answer.headers["x-request-id"]
+    assert "\n" not in body["error"]["message"]
+    for word in words:
+        assert word in body["error"]["message"]
+
+
+async def entered(model: HeldModel) -> None:
+    """Wait until a forward has begun."""
+    assert await asyncio.to_thread(model.entered.acquire, timeout=10), "no forward began"
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let the loop run until something holds; fails after 10 s."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)  # with 0 it would keep the engine's threads from Python for 5 ms at a time
+
+
+async def calm(app: Running) -> None:
+    """Wait until the event loop has not lagged for a while: a deadline that its lag may outlast is 503, not 504."""
+    await until(lambda: app.service.lag.seconds() < 0.02)
+
+
+def timings(response: httpx.Response) -> dict[str, float]:
+    """Server-Timing as milliseconds by stage."""
+    return {name: float(ms) for name, ms in re.findall(r"(\w+);dur=([\d.]+)", response.headers["server-timing"])}
