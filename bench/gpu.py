@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from ..kernels.impls.all import all_impls
-from ..kernels.impls.native import native_engines
+from ..kernels.impls.native import native_impls
 from ..models.bundle.provenance import library_versions
 from .cuda.ceilings import LARGE, TINY, Ceilings, clocks, device_facts, measure_ceilings
 from .cuda.checks import ROWS
@@ -64,7 +64,7 @@ def _run(options: argparse.Namespace) -> int:
     )
     engines = all_impls()
     if run.dry:
-        engines = [*native_engines(on_cpu=True), *(e for e in engines if not e.name.startswith("native"))]
+        engines = [*native_impls(on_cpu=True), *(e for e in engines if not e.name.startswith("native"))]
     for name in options.sections:
         run.say(f"{name}; clocks: {clocks(run.device)}")
         try:

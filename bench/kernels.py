@@ -92,7 +92,7 @@ def _measured(
             engines=engines,
             timer=timer,
             ceilings=replace(ceilings, cache_bytes=WARM_CACHE),
-            tune=partial(tune_chain, engines=engines),
+            tune=partial(tune_chain, impls=engines),
             compile_seconds_left=lambda: -1.0,
         )
         # Others may have had the cores before: what was reached once is what there is.

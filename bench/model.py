@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ..kernels import decide, pack_monarch, packed_mlp
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
 from ..models.compress import densify_layer
-from ..models.layers.layer_spec import layer_spec_of, monarch_structure
+from ..models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ..models.layers.monarch import MonarchLinear
 from ..models.layers.structured import StructuredLinear
 from ..models.serving.pack import prepare_for_inference
@@ -117,7 +117,7 @@ def run(
 
 def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
     model, config = load_bundle(bundle)
-    if not layer_spec_of(model):
+    if not layer_specs_of(model):
         raise ValueError(f"bundle {bundle}: has no structured layer, nothing to compare: compress it first")
     yield from _forward_pairs(
         f"{config.arch} {config.version}", model, int(config.preprocess["size"]), dtype, batch_sizes
@@ -129,9 +129,9 @@ def _arch_pairs(
 ) -> Iterator[Pair]:
     with torch.device("meta"):
         dense = create_model(arch)
-    chosen = monarch_structure(dense, select_linears(dense, layers), nblocks)
+    chosen = layer_specs_for(dense, select_linears(dense, layers), nblocks=nblocks)
     torch.manual_seed(0)
-    model = create_model(arch, structure=chosen)
+    model = create_model(arch, layer_specs=chosen)
     yield from _forward_pairs(arch, model, int(default_preprocess(arch)["size"]), dtype, batch_sizes)
 
 

@@ -39,12 +39,12 @@ sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {
 
 _SLOW = """
 import time
-from milkweed.inference.forward import Lanes
-quick = Lanes.run
+from milkweed.inference.forward import Forward
+quick = Forward.run
 def slow(self, pixels):
     time.sleep({seconds})
     return quick(self, pixels)
-Lanes.run = slow
+Forward.run = slow
 """
 
 

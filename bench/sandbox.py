@@ -19,9 +19,9 @@ import psutil
 from PIL import AvifImagePlugin, Image
 
 from ..loaders.headers.info import SANDBOXED, Format, ImageInfo
+from ..loaders.preprocess.crop import cut
 from ..loaders.preprocess.orientation import pillow_crop
 from ..loaders.preprocess.spec import PreprocessSpec
-from ..loaders.sandbox.child import cut
 from ..loaders.sandbox.process import Child
 from ..loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES, Sandbox
 from .machine import machine

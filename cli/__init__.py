@@ -1,4 +1,4 @@
-"""The `milkweed` command: one file a command, nothing heavy imported before a command runs."""
+"""The `milkweed` command: one file for each command; nothing heavy is imported before a command runs."""
 
 from .main import main
 

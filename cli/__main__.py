@@ -1,4 +1,4 @@
-"""`python -m milkweed.cli`: the command, where it is not installed beside this Python."""
+"""Runs the command as `python -m milkweed.cli`, where its script is not installed beside this Python."""
 
 import sys
 

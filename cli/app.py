@@ -1,4 +1,4 @@
-"""Puts the commands together."""
+"""Builds the typer app with all commands."""
 
 from importlib.metadata import version
 from typing import Annotated
@@ -27,10 +27,10 @@ from .serving.serve import serve, with_settings
 
 
 def build_app(command: str = "") -> typer.Typer:
-    """The whole command.
+    """Build the whole command.
 
     Args:
-        command: the one about to run; only `serve`, `config` and `doctor` pay for reading the list of all settings.
+        command: the command about to run; only `serve`, `config` and `doctor` need the slow list of all settings.
     """
     app = typer.Typer(
         name="milkweed",

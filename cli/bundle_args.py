@@ -1,4 +1,4 @@
-"""Where bundles are: the demo model in the package, those named on the command line, places for new ones."""
+"""Finds bundles: the demo model in the package, those named on the command line, free places for new ones."""
 
 import re
 from importlib.resources import files
@@ -11,10 +11,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def demo_bundle() -> Path:
-    """The bundle that comes with the package.
+    """Return the bundle that comes with the package.
 
     Raises:
-        Failure: this installation has none.
+        CommandError: this installation has none.
     """
     path = installed_demo()
     if path is None:
@@ -25,16 +25,16 @@ def demo_bundle() -> Path:
 
 
 def installed_demo() -> Path | None:
-    """As `demo_bundle`; None where there is none."""
+    """Return the bundle that comes with the package; None where this installation has none."""
     path = _demo_path()
     return path if (path / "config.json").is_file() else None
 
 
 def named_bundles(arguments: list[str]) -> dict[str, Path]:
-    """The models to serve from `[NAME=]BUNDLE` arguments, in order; the demo model where there are none.
+    """Read the models to serve from `[NAME=]BUNDLE` arguments, in order; the demo model where there are none.
 
     Raises:
-        Failure: a name that cannot be one, or two models of one name.
+        CommandError: a name that cannot be one, or two models of one name.
     """
     if not arguments:
         return {DEMO: demo_bundle()}
@@ -57,17 +57,17 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
 
 
 def check_free(out: Path, force: bool) -> None:
-    """Refuse a place that is taken before any work is done; what is no bundle is refused when it is written.
+    """Refuse a folder that holds a bundle before any work is done; other folders are refused when OUT is written.
 
     Raises:
-        Failure: a bundle is there and `force` is off.
+        CommandError: a bundle is there and `force` is off.
     """
     if not force and (out / "config.json").exists():
         raise CommandError(f"bundle {out}: exists already; --force replaces it", FAILED)
 
 
 def _split(argument: str) -> tuple[str, Path]:
-    """NAME and path; a path that holds a '=' behind a '/' is a path."""
+    """Split an argument into its name and its path; a '=' behind a '/' belongs to the path."""
     name, equals, path = argument.partition("=")
     if equals and "/" not in name:
         return name, Path(path)

@@ -1,11 +1,11 @@
-"""What a command raises when it cannot do what was asked, and how any error becomes one line."""
+"""CommandError, which a command raises when it cannot do what was asked; any error becomes one line here."""
 
 import typer
 
 FAILED, WRONG_USAGE, INTERRUPTED = 1, 2, 130
 
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
-"""click's UsageError, wherever this typer keeps its click."""
+"""The UsageError of click, wherever this version of typer keeps its click."""
 
 
 class CommandError(Exception):
@@ -22,7 +22,7 @@ class CommandError(Exception):
 
 
 def explain(error: Exception) -> tuple[str, int]:
-    """The one line that says what went wrong, and the exit code."""
+    """Return the one line that says what went wrong, and the exit code."""
     from ..server.config.sources import SettingsError
 
     if isinstance(error, CommandError):
@@ -40,17 +40,17 @@ def explain(error: Exception) -> tuple[str, int]:
 
 
 def one_line(text: str) -> str:
-    """`text` on one line, safe to print on a terminal: names of files may hold anything."""
+    """Put `text` on one line that is safe to print on a terminal: names of files may hold anything."""
     return printable(" ".join(text.split()))
 
 
 def printable(text: str) -> str:
-    """`text` with what a terminal might obey, or cannot show, as escapes."""
+    """Escape the characters that a terminal might obey or cannot show."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def details(error: Exception) -> tuple[str, ...]:
-    """Further lines that some errors bring for a person; shown with --debug."""
+    """Return the further lines that some errors hold; --debug shows them."""
     found = getattr(error, "details", ())
     return tuple(one_line(line) for line in found) if isinstance(found, tuple) else ()
 
@@ -60,7 +60,7 @@ def _more(error: Exception) -> str:
 
 
 def _usage(error: Exception) -> str:
-    """click's words without its capital letter and full stop, and where to look."""
+    """Return click's message without its capital letter and full stop, and where to look."""
     message = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
     command = context.command_path if context is not None else "milkweed"

@@ -1,4 +1,4 @@
-"""The help of a command as a page: what it does, an example, arguments, then options under headings."""
+"""Lays out the help of a command: what it does, an example, the arguments, then the options under headings."""
 
 import re
 from collections.abc import Mapping
@@ -7,25 +7,25 @@ from typing import Any
 from typer.core import TyperCommand
 
 OUTPUT = dict.fromkeys(("--plot", "--out", "--force", "--json", "--help"), "Output")
-"""What most commands have, and have last."""
+"""The options that most commands end with, and their heading."""
 
 _TYPE = re.compile(r" <[^>]*>$")
-"""What typer writes behind an argument's name: Python's word for its type."""
+"""The Python type that typer writes behind an argument's name."""
 
 
 class HelpPage(TyperCommand):
-    """A command without headings: all its options are `Options`."""
+    """A command whose options stand under headings; without `headings` they are all `Options`."""
 
     headings: Mapping[str, str] = {}
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Arguments by their names alone; newer typers set them in braces."""
+        """Return the arguments by their names only; newer versions of typer set them in braces."""
         pieces = super().collect_usage_pieces(ctx)
         plain = [piece.translate({ord("{"): None, ord("}"): None}) for piece in pieces]
         return [piece.replace("......", "...").replace("...]...", "...]") for piece in plain]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Arguments first, then options in their order, under the heading that was last."""
+        """Write the arguments first, then the options in their order, each under the last heading before it."""
         parts: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         heading = "Options"
         for param in self.get_params(ctx):
@@ -45,10 +45,10 @@ class HelpPage(TyperCommand):
 
 
 def page(headings: Mapping[str, str] | None = None) -> type[HelpPage]:
-    """A command whose options stand under headings.
+    """Make the class of a command whose options stand under headings.
 
     Args:
-        headings: by the option that begins a part, its heading; the part goes on until the next.
+        headings: the heading of each part, by the option that begins it; the part goes on until the next one.
     """
     if headings is None:
         return HelpPage

@@ -1,4 +1,4 @@
-"""Entry point of the `milkweed` command: runs it, turns what goes wrong into one line and an exit code."""
+"""The entry point of the `milkweed` command; it turns every error into one line and an exit code."""
 
 import contextlib
 import io
@@ -13,10 +13,10 @@ DEBUG = "--debug"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; 0 done, 1 failed, 2 wrong usage, 130 interrupted.
+    """Run the command line and return its exit code: 0 done, 1 failed, 2 wrong usage, 130 interrupted.
 
     Args:
-        argv: without the program's name; that of the process when None.
+        argv: the arguments without the program's name; None takes those of the process.
     """
     args = list(sys.argv[1:] if argv is None else argv)
     with _stoppable() if _command(args) == "serve" else contextlib.nullcontext():
@@ -24,10 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(args: list[str]) -> int:
-    # --debug may stand anywhere: who adds it does so to the end of the line that failed.
+    # --debug may stand anywhere: people add it to the end of the line that failed.
     debug = DEBUG in args
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.encoding.lower() != "utf-8":
-        sys.stdout.reconfigure(errors="backslashreplace")  # as stderr: what a locale cannot show ends no command
+        sys.stdout.reconfigure(
+            errors="backslashreplace"
+        )  # as stderr does: no command fails because the locale cannot show a character
     try:
         code = _run([arg for arg in args if arg != DEBUG])
         sys.stdout.flush()
@@ -44,9 +46,9 @@ def _main(args: list[str]) -> int:
 
 @contextlib.contextmanager
 def _stoppable() -> Iterator[None]:
-    """End with 0, as a server does that has served, at a signal that comes before the server handles it itself.
+    """Exit with 0, as a server does after it has served, at a signal that comes before the server handles it itself.
 
-    The imports take seconds, and to process 1 of a container the kernel sends no signal that it does not handle.
+    The imports take seconds, and the kernel sends process 1 of a container no signal that the process does not handle.
     """
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -65,7 +67,7 @@ def _command(args: Sequence[str]) -> str:
 
 
 def _run(args: list[str]) -> int:
-    # Here, so that who interrupts while they are imported sees no traceback either.
+    # Imported here, so that an interrupt during the import shows no traceback either.
     import typer
 
     from .app import build_app
@@ -75,7 +77,7 @@ def _run(args: list[str]) -> int:
         code = command.main(args=args, prog_name="milkweed", standalone_mode=False)
     except typer.Abort:
         raise KeyboardInterrupt from None
-    except SystemExit as exit:  # click's own way out where a pipe is broken
+    except SystemExit as exit:  # click exits like this where a pipe is broken
         if exit.code:
             raise BrokenPipeError from exit
         return 0
@@ -95,6 +97,6 @@ def _fail(error: Exception, debug: bool) -> int:
 
 
 def _reader_gone() -> int:
-    """Whoever read the output stopped (`| head`): nothing to say, and nobody to say it to at exit."""
+    """End quietly after the reader of the output has gone (`| head`); the flush at exit goes to /dev/null."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 1

@@ -1,11 +1,17 @@
-"""Options that several commands share, and numbers with a limit: all are spelled and refused alike."""
+"""Options that several commands share, numbers with a limit, and commands whose options are a dataclass."""
 
+import inspect
+from collections.abc import Callable
+from dataclasses import MISSING, fields
+from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from .errors import WRONG_USAGE, CommandError
+
+T = TypeVar("T")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
@@ -20,15 +26,14 @@ Plot = Annotated[
 ]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new bundle.", show_default=False)]
 
-
 PLOT_SUFFIXES = (".svg", ".png")
 
 
 def check_plot(plot: Path | None) -> None:
-    """Find out before a long run whether its picture can be drawn.
+    """Check before a long run that its plot can be drawn.
 
     Raises:
-        Failure: a name that ends in none of PLOT_SUFFIXES.
+        CommandError: the name ends in none of PLOT_SUFFIXES.
         ImportError: matplotlib is not installed.
     """
     from ..models.report.drawing import require
@@ -40,8 +45,13 @@ def check_plot(plot: Path | None) -> None:
     require("matplotlib")
 
 
-def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | type[float] = int) -> Any:
-    """An option that takes a number from `least` on, and says which one it got when it refuses."""
+def number_option(*flag_and_help: str, least: float = 1, kind: type[int] | type[float] = int) -> Any:
+    """Make an option that takes a number from `least` on; a refusal names the value.
+
+    Args:
+        flag_and_help: the help, and before it the flag where that is not the parameter's own name.
+    """
+    *flags, help = flag_and_help
 
     def parse(text: str) -> int | float:
         try:
@@ -53,11 +63,15 @@ def number_option(flag: str, help: str, *, least: float = 1, kind: type[int] | t
             raise typer.BadParameter(f"{text}: must be at least {least:g}")
         return value
 
-    return typer.Option(flag, metavar="N", help=help, parser=parse)
+    return typer.Option(*flags, metavar="N", help=help, parser=parse)
+
+
+decimal_option = partial(number_option, least=0, kind=float)
+"""An option that takes a number from 0 on, which may have decimals."""
 
 
 def storage_option(help: str) -> Any:
-    """An option that takes one of the precisions of a bundle's weights."""
+    """Make an option that takes one of the precisions of a bundle's weights."""
 
     def parse(text: str) -> str:
         from ..models.bundle.storage import STORAGES
@@ -69,24 +83,53 @@ def storage_option(help: str) -> Any:
     return typer.Option("--storage", metavar="TYPE", help=help, parser=parse)
 
 
-Int8Limit = Annotated[
-    float | None,
-    number_option(
-        "--int8-limit", "Error of a layer's outputs, as 0.02, up to which it becomes int8.", least=0, kind=float
-    ),
+Int8Limit = Annotated[float | None, decimal_option("Error of a layer's outputs, as 0.02, up to which it becomes int8.")]
+Layers = Annotated[
+    str, typer.Option(metavar="LIST", help="Which layers: mlp, qkv, proj, names or patterns, with commas between.")
 ]
+Gating = Annotated[bool, typer.Option("--gating/--no-gating", help="pixelfly: learn the share of its two parts.")]
+Seed = Annotated[int, number_option("Seed of every random choice.", least=0)]
+Workers = Annotated[int, number_option("Processes that decode and augment; 0 = none beside this one.", least=0)]
+Threads = Annotated[int | None, number_option("Threads of torch on the CPU; not given: as torch chooses.")]
+
+
+def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., None]]:
+    """Make a command of a function that takes one dataclass: each field is an argument or option of the command.
+
+    Args:
+        options: the dataclass; its fields are annotated as typer wants the parameters of a command.
+    """
+    parameters = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if field.default is MISSING else field.default,
+            annotation=field.type,
+        )
+        for field in fields(options)  # type: ignore[arg-type]  # no type says that a class is a dataclass
+    ]
+
+    def decorate(function: Callable[[T], None]) -> Callable[..., None]:
+        @wraps(function)
+        def command(**given: Any) -> None:
+            function(options(**given))
+
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 def split_list(text: str) -> list[str]:
-    """The parts of a value with commas between."""
+    """Split a value at its commas."""
     return [part.strip() for part in text.split(",") if part.strip()]
 
 
 def json_object(option: str, text: str | None) -> dict[str, Any]:
-    """An object from JSON, or from the file that is named.
+    """Read an object from JSON text, or from the file that the text names.
 
     Raises:
-        Failure: it is neither.
+        CommandError: the text is neither.
     """
     from ..models.bundle.strict_json import parse_json
 

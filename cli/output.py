@@ -1,4 +1,4 @@
-"""What goes to stdout: one JSON object for programs, or text and tables for a person."""
+"""Prints to stdout: one JSON object for programs, or text and tables for a person."""
 
 import json
 import sys
@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 PIPE_WIDTH = 200
-"""Characters of a table's line where stdout is no terminal."""
+"""The width of a table, in characters, where stdout is no terminal."""
 
 NAMED_LAYERS = 5
-"""Layers that could not be int8 and are named; --json and the bundle have all."""
+"""How many of the layers that could not be int8 are named; --json and the bundle have all."""
 
 
 def print_json(document: Mapping[str, Any]) -> None:
@@ -19,7 +19,7 @@ def print_json(document: Mapping[str, Any]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print a table; columns whose name begins with a blank are numbers and go to the right."""
+    """Print a table; columns whose name begins with a blank hold numbers and are aligned to the right."""
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -32,7 +32,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 
 def print_rich(renderable: object) -> None:
-    """Print what rich can draw."""
+    """Print an object of rich."""
     from rich.console import Console
 
     # Names of files and labels are data: no markup, emoji or colours in them.
@@ -47,30 +47,30 @@ def print_rich(renderable: object) -> None:
 
 
 def print_fields(fields: Mapping[str, object]) -> None:
-    """Print `name  value` lines, values aligned."""
+    """Print `name  value` lines with the values aligned."""
     width = max((len(name) for name in fields), default=0)
     for name, value in fields.items():
         print(f"{name:<{width}}  {value}")
 
 
 def note(text: str) -> None:
-    """One line for a person on stderr."""
+    """Print one line for a person on stderr."""
     print(f"milkweed: {text}", file=sys.stderr, flush=True)
 
 
 def megabytes(count: int) -> str:
-    """Bytes in decimal megabytes."""
+    """Write a number of bytes in decimal megabytes."""
     return f"{count / 1e6:,.2f} MB"
 
 
 def storage_line(storage: Mapping[str, str]) -> str:
-    """How a bundle's file holds its layers' weights, of each precision how many."""
+    """Say how many layers of a bundle are stored in each precision."""
     counts = Counter(storage.values())
     return ", ".join(f"{precision} in {count} layers" for precision, count in counts.most_common()) or "float32"
 
 
 def int8_lines(record: Mapping[str, Any]) -> dict[str, str]:
-    """What was found of int8, of a bundle's `metrics["storage"]`: how far it is off, and where that was too far."""
+    """Describe int8 by a bundle's `metrics["storage"]`: how far it is off, and in which layers that was too far."""
     found = record.get("int8")
     if found is None:
         return {}
@@ -88,7 +88,7 @@ def int8_lines(record: Mapping[str, Any]) -> dict[str, str]:
 
 
 def flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
-    """Nested plain data as `a.b.c` names and values; lists of plain values on one line."""
+    """Flatten nested plain data into `a.b.c` names and values; a list of plain values stays one value."""
     flat: dict[str, object] = {}
     for name, value in document.items():
         items = enumerate(value) if _holds_objects(value) else None

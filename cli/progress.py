@@ -1,27 +1,34 @@
-"""How far a long command is, on stderr: a bar with rate and time left on a terminal, else a few lines."""
+"""Shows on stderr how far a long command is: a bar with rate and time left on a terminal, else a few lines."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from .errors import one_line
+from .output import note
+
+if TYPE_CHECKING:
+    from ..jobs.progress import Progress
 
 LOG_SECONDS = 10.0
-"""Between two lines where stderr is no terminal."""
+"""The time between two lines where stderr is no terminal."""
 
 Update = Callable[[int, int], None]
-"""Called with units done and units in all."""
+"""Takes the units done and the units in all."""
 
 
 @contextmanager
 def progress(what: str, unit: str) -> Iterator[Update]:
-    """Show the progress of the block; it calls what it is given as it goes.
+    """Show how far the block is; the block calls what it is given.
 
     Args:
-        what: is being done, such as "evaluate".
+        what: the name of the work, such as "evaluate".
         unit: what is counted, such as "images".
     """
     if not sys.stderr.isatty():
-        yield _LogLines(what, unit)
+        yield _log_lines(what, unit)
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -34,54 +41,56 @@ def progress(what: str, unit: str) -> Iterator[Update]:
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task, rate = bars.add_task(what, total=None, rate=""), _Rate()
-        yield lambda done, total: bars.update(task, completed=done, total=total, rate=f"{rate(done):.1f} {unit}/s")
+        task, started = bars.add_task(what, total=None, rate=""), time.monotonic()
+
+        def update(done: int, total: int) -> None:
+            rate = done / max(1e-9, time.monotonic() - started)
+            bars.update(task, completed=done, total=total, rate=f"{rate:.1f} {unit}/s")
+
+        yield update
 
 
-class Steps:
-    """The progress of work in several steps: a bar for each, one after the other."""
+@contextmanager
+def job_progress(
+    prefix: str = "", *, units: Mapping[str, str] | None = None, row: Callable[[Mapping[str, Any]], str] = str
+) -> Iterator["Progress"]:
+    """Show how far a job is: a bar for each step, one after the other, and its notes as lines.
 
-    def __init__(self, what: str) -> None:
-        self._what, self._step = what, ""
-        self._stack = ExitStack()
+    Args:
+        prefix: stands before the name of each step.
+        units: what each step counts, by its name; "done" where it is not there.
+        row: describes a row of a training's history for a person.
+    """
+    from ..jobs.progress import Progress
 
-    def __enter__(self) -> "Steps":
-        return self
+    with ExitStack() as bar:
+        shown: dict[str, Update] = {}
 
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        def step(name: str, done: int, total: int) -> None:
+            if name not in shown:
+                bar.close()  # a terminal shows one bar at a time
+                shown.clear()
+                shown[name] = bar.enter_context(progress(prefix + name, (units or {}).get(name, "done")))
+            shown[name](done, total)
+            if done >= total:  # notes that follow are not drawn over
+                bar.close()
+                shown.clear()
 
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Tell that `done` of `total` units of the named step are done."""
-        if step != self._step:
-            self._stack.close()
-            self._step = step
-            self._update = self._stack.enter_context(progress(f"{self._what}: {step}", "done"))
-        self._update(done, total)
-
-
-class _Rate:
-    """Units a second since the first unit was asked for."""
-
-    def __init__(self) -> None:
-        self._started = time.monotonic()
-
-    def __call__(self, done: int) -> float:
-        return done / max(1e-9, time.monotonic() - self._started)
+        yield Progress(step, lambda found: note(row(found)), lambda text: note(one_line(text)))
 
 
-class _LogLines:
-    """Progress as plain lines, at most one every LOG_SECONDS; short work says nothing."""
+def _log_lines(what: str, unit: str) -> Update:
+    """Print progress as plain lines, at most one every LOG_SECONDS; short work prints nothing."""
+    started = told = time.monotonic()
 
-    def __init__(self, what: str, unit: str) -> None:
-        self._what, self._unit, self._rate = what, unit, _Rate()
-        self._next = time.monotonic() + LOG_SECONDS
-
-    def __call__(self, done: int, total: int) -> None:
-        if time.monotonic() < self._next:
+    def update(done: int, total: int) -> None:
+        nonlocal told
+        now = time.monotonic()
+        if now < told + LOG_SECONDS:
             return
-        self._next = time.monotonic() + LOG_SECONDS
-        rate = self._rate(done)
+        told = now
+        rate = done / max(1e-9, now - started)
         left = f", {(total - done) / rate:.0f} s left" if done else ""
-        line = f"{self._what}: {done} of {total} {self._unit}, {rate:.1f} {self._unit}/s{left}"
-        print(f"milkweed: {line}", file=sys.stderr, flush=True)
+        note(f"{what}: {done} of {total} {unit}, {rate:.1f} {unit}/s{left}")
+
+    return update

@@ -1,4 +1,4 @@
-"""The first half of a batch: encoded bytes to pixels on the device, which the forward waits for and no thread does."""
+"""Decode stage: the first half of a batch, from encoded bytes to pixels on the device."""
 
 import logging
 import time

@@ -9,7 +9,7 @@ batch goes at once, by a captured graph where there is one.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, cast
 import torch
 from torch import Tensor, nn
 
+from ..models.accounting import resident_bytes
 from .device import usable_cores
 
 if TYPE_CHECKING:
-    from ..models.serving.cuda_graph import GraphedForward
-    from ..models.serving.torchscript import TracedForward
+    from ..models.serving.cuda_graph import Capture, CudaGraphForward
+    from ..models.serving.torchscript import TorchScriptForward
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
 # The demo (49 M): 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
@@ -64,7 +65,13 @@ def plan_lanes(
 
 @dataclass(frozen=True)
 class ForwardResult:
-    """Probabilities (n, num_classes), float32 on the device; places that were filled up; CPU seconds."""
+    """What one call of `Forward.run` gives.
+
+    Args:
+        probabilities: (n, num_classes), float32 on the device.
+        padding: places of the forward that were filled up with zeros.
+        cpu_seconds: CPU time of all lanes.
+    """
 
     probabilities: Tensor
     padding: int
@@ -72,31 +79,79 @@ class ForwardResult:
 
 
 class Forward:
-    """A model on its device, called by one thread at a time."""
+    """A model on its device, ready to run: its graphs are captured or recorded here, so that serving never pays for it.
 
-    def __init__(self, model: nn.Module, plan: LanePlan, *, device: torch.device, dtype: torch.dtype) -> None:
-        self.plan = plan
-        self._device = device
-        self._dtype = dtype
-        self._graphs: GraphedForward | None = None
+    It is called by one thread at a time.
+
+    Args:
+        model: takes normalised images of `dtype`, returns logits.
+        plan: how batches are cut.
+        size: side of the model's input, px.
+        graph_batch_sizes: batch sizes to capture CUDA graphs for; none on a CPU.
+        cpu_graphs: record the forward as a TorchScript graph where it runs in micro-batches.
+        weight_bytes: what the weights take in memory, where the model's tensors do not tell.
+        capture: makes a CUDA graph; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: LanePlan,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        size: int,
+        graph_batch_sizes: Sequence[int] = (),
+        cpu_graphs: bool = False,
+        weight_bytes: int | None = None,
+        capture: "Capture | None" = None,
+    ) -> None:
+        self.plan, self.device, self.dtype, self.size = plan, device, dtype, size
+        self.resident_bytes = resident_bytes(model) if weight_bytes is None else weight_bytes
+        self.warm_seconds: dict[int, float] = {}
+        """Time of a forward by its number of images, as `warm_up` measured it."""
+        self.cuda_graphs: CudaGraphForward | None = None
+        self.traced: TorchScriptForward | None = None
         self._probabilities = _Probabilities(model.to(device))
-        self._forward: Callable[[Tensor], Tensor] = self._probabilities
-        # The calling thread is a lane itself: a lone image changes no thread.
+        self._compute: Callable[[Tensor], Tensor] = self._probabilities
+        # The calling thread is a lane itself: a single image changes no thread.
         self._helpers = ThreadPoolExecutor(max(1, plan.lanes - 1), thread_name_prefix="milkweed-lane")
+        if graph_batch_sizes:
+            self.cuda_graphs = self._captured(graph_batch_sizes, capture)
+        elif cpu_graphs and plan.micro_batch:
+            self.traced = self._compute = self._traced()
+
+    @property
+    def graph(self) -> "CudaGraphForward | TorchScriptForward | None":
+        """What the forward was captured or recorded as; None where it runs as it is."""
+        return self.traced if self.cuda_graphs is None else self.cuda_graphs
+
+    def blank(self, count: int) -> Tensor:
+        """A batch of `count` images of zeros."""
+        return torch.zeros(count, 3, self.size, self.size)
+
+    def warm_up(self, batch_sizes: Iterable[int]) -> None:
+        """Run blank batches of these sizes, and of those that are captured, and note how long each takes."""
+        for count in sorted({*batch_sizes, *(self.cuda_graphs.batch_sizes if self.cuda_graphs is not None else ())}):
+            blank = self.blank(count)
+            self.run(blank)
+            started = time.perf_counter()
+            self.run(blank)
+            self.warm_seconds[count] = time.perf_counter() - started
 
     def run(self, pixels: Tensor) -> ForwardResult:
-        """Probabilities of normalised float32 images (n, 3, S, S) on the CPU."""
+        """Probabilities of normalised float32 images (n, 3, S, S), n >= 1."""
         if not self.plan.micro_batch:
             return self._run_whole(pixels)
         chunks = pixels.split(self.plan.micro_batch)
         results: list[Tensor | None] = [None] * len(chunks)
         turns = iter(range(len(chunks)))  # shared: a lane takes the next chunk when it is free
         helpers = [
-            self._helpers.submit(self._work, chunks, results, turns)
+            self._helpers.submit(self._run_lane, chunks, results, turns)
             for _ in range(min(self.plan.lanes, len(chunks)) - 1)
         ]
         try:
-            cpu_seconds = self._work(chunks, results, turns)
+            cpu_seconds = self._run_lane(chunks, results, turns)
         finally:
             wait(helpers)
         cpu_seconds += sum(helper.result() for helper in helpers)
@@ -104,43 +159,40 @@ class Forward:
         probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
         return ForwardResult(probabilities, len(chunks) * self.plan.micro_batch - len(pixels), cpu_seconds)
 
-    def capture(self, size: int, batch_sizes: Sequence[int]) -> "GraphedForward":
-        """Run whole batches of `size` px through graphs captured now, one for each batch size."""
-        from ..models.serving.cuda_graph import GraphedForward
-
-        self._graphs = GraphedForward(
-            self.probabilities, device=self._device, image_shape=(3, size, size), batch_sizes=batch_sizes
-        )
-        return self._graphs
-
-    def trace(self, size: int) -> "TracedForward":
-        """Run micro-batches of `size` px as a recorded graph from now on, where there can be one."""
-        from ..models.serving.torchscript import TracedForward
-
-        traced = TracedForward(self._probabilities, (self.plan.micro_batch, 3, size, size), self._dtype)
-        self._forward = traced
-        return traced
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
-        return cast(Tensor, self._probabilities(images.to(self._dtype)))
-
     def close(self) -> None:
         """End the helper threads."""
         self._helpers.shutdown(wait=True)
 
+    def _captured(self, batch_sizes: Sequence[int], capture: "Capture | None") -> "CudaGraphForward":
+        # Imported here: a machine without a GPU pays for none of it, not even in memory.
+        from ..models.serving.cuda_graph import CudaGraphForward
+
+        shape = (3, self.size, self.size)
+        return CudaGraphForward(
+            self._on_device, device=self.device, image_shape=shape, batch_sizes=batch_sizes, capture=capture
+        )
+
+    def _traced(self) -> "TorchScriptForward":
+        from ..models.serving.torchscript import TorchScriptForward
+
+        return TorchScriptForward(self._probabilities, (self.plan.micro_batch, 3, self.size, self.size), self.dtype)
+
+    def _on_device(self, images: Tensor) -> Tensor:
+        """Normalised float32 images (n, 3, S, S) on the device -> (n, num_classes), float32."""
+        return cast(Tensor, self._probabilities(images.to(self.dtype)))
+
     def _run_whole(self, pixels: Tensor) -> ForwardResult:
         started = time.thread_time()
         with torch.inference_mode():
-            if self._graphs is not None:
-                probabilities, padding = self._graphs(pixels), self._graphs.padding(len(pixels))
+            if self.cuda_graphs is not None:
+                probabilities, padding = self.cuda_graphs(pixels), self.cuda_graphs.padding(len(pixels))
             else:
-                probabilities, padding = self.probabilities(pixels.to(self._device, non_blocking=True)), 0
-            if self._device.type == "cuda":
-                torch.cuda.synchronize(self._device)  # so that the stage's time is the work's, not the launch's
+                probabilities, padding = self._on_device(pixels.to(self.device, non_blocking=True)), 0
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # so that the stage's time is the work's, not the launch's
         return ForwardResult(probabilities, padding, time.thread_time() - started)
 
-    def _work(self, chunks: tuple[Tensor, ...], results: list[Tensor | None], turns: Iterator[int]) -> float:
+    def _run_lane(self, chunks: tuple[Tensor, ...], results: list[Tensor | None], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
         started = time.thread_time()
         if torch.get_num_threads() != self.plan.threads:
@@ -148,8 +200,8 @@ class Forward:
         with torch.inference_mode():
             for turn in turns:
                 chunk = chunks[turn]
-                images = _filled_up(chunk, self.plan.micro_batch).to(self._dtype)
-                results[turn] = self._forward(images)[: len(chunk)]
+                images = _filled_up(chunk, self.plan.micro_batch).to(self.dtype)
+                results[turn] = self._compute(images)[: len(chunk)]
         return time.thread_time() - started
 
 

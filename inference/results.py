@@ -1,12 +1,12 @@
-"""What becomes of an image, and of a batch of them."""
+"""Results of inference: what becomes of one image, and of a batch of them."""
 
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..loaders.errors import InputError
-from ..server.errors import ServiceError
-from ..server.http.parsers import give_way
+from .errors import InferenceError
+from .yielding import give_way
 
 SCORES_AT_ONCE = 1000
 
@@ -37,20 +37,21 @@ class Predictions:
 
 
 SCORE_COST = 1000
-"""Writing a score takes about as long as going through so many bytes of a body (1 microsecond)."""
+"""Writing one score takes about as long as reading so many bytes of a body (1 microsecond)."""
 
-ImageResult = Predictions | InputError | ServiceError
+ImageResult = Predictions | InputError | InferenceError
+"""What becomes of one image."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardStats:
-    """What a forward was, which several batches may have shared.
+    """Statistics of one forward, which several batches may have shared.
 
     Args:
-        images: of the batches, those that could not be decoded among them.
-        computed: images without those.
-        padding: empty places it computed beside them.
-        busy_seconds: that its thread worked; with the decoding, where that is not another thread's.
+        images: number of images in the batches, including those that could not be decoded.
+        computed: number of images that were decoded and computed.
+        padding: places of the forward that were filled up with zeros.
+        busy_seconds: how long its thread worked, including the decoding where the same thread decodes.
     """
 
     images: int
@@ -61,14 +62,15 @@ class ForwardStats:
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What became of a batch: an outcome an item, same order; when each stage ended; what it cost.
+    """The results of a batch, when each of its stages ended, and what it cost.
 
     Args:
+        outcomes: one for each image, in the order of the batch.
         started, decoded, launched, forwarded, finished: perf_counter seconds. Between `decoded` and `launched` the
             images waited for the device.
-        cpu_seconds: by stage.
-        decoders: the name of what decoded each item, None where nothing did; empty where nobody knows.
-        forward: of the batch's forward; None where an earlier batch of the same forward has it already.
+        cpu_seconds: CPU time by stage.
+        decoders: the name of the decoder of each image, None where none decoded it; empty where that is not known.
+        forward: statistics of the batch's forward; None where an earlier batch of the same forward has them.
     """
 
     outcomes: list[ImageResult]

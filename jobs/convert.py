@@ -1,4 +1,4 @@
-"""Converts a bundle and measures the change on a folder of images: what `milkweed convert` does."""
+"""Does the work of `milkweed convert`: converts a bundle and measures the change on a folder of images."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -8,16 +8,17 @@ import torch
 from torch import Tensor
 
 from ..loaders.dataset.evaluation import PreparedImages
+from ..loaders.dataset.training import Sample
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import read_config
 from ..models.compress.conversion import ConvertReport, convert_model
 from ..models.compress.quantisation import INT8_LIMIT
-from .calibration_images import BATCH, folder_samples, name_skipped, spaced
-from .compress_request import Progress
-from .dataset import DataError
+from .calibration_images import BATCH, folder_samples
+from .dataset import DataError, spaced
+from .progress import Progress
 
 SAMPLE_IMAGES = 64
-"""That int8 is tried on, layer by layer."""
+"""The number of images that int8 is tried on, layer by layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +27,9 @@ class ConvertJob:
 
     Args:
         storage, int8_limit: as in `choose_storage`.
-        images: folder of images, whose classes are not looked for.
-        evaluate: folder of labelled images to measure accuracy on.
-        limit: of images to measure on, evenly spaced.
+        images: a folder of images whose classes are not used.
+        evaluate: a folder of labelled images to measure accuracy on.
+        limit: the most images to measure on, evenly spaced.
     """
 
     source: Path
@@ -42,53 +43,53 @@ class ConvertJob:
     overwrite: bool = False
 
 
-def convert(run: ConvertJob, hooks: Progress) -> ConvertReport:
-    """Convert as asked; measured on `evaluate`, else on `images`, else not.
+def convert(job: ConvertJob, progress: Progress | None = None) -> ConvertReport:
+    """Convert a bundle; measure the change on `evaluate`, else on `images`, else not at all.
 
-    int8 is tried on `images`, else on `evaluate`, else on made images.
+    int8 is tried on `images`, else on `evaluate`, else on generated images.
 
     Raises:
         BundleError, DataError, ValueError: one line that says what is wrong.
     """
-    measured, tried = run.evaluate or run.images, run.images or run.evaluate
-    batches = None if measured is None else _Batches(run, measured, hooks, "measuring", run.limit)
-    sample = None if tried is None else _Batches(run, tried, hooks, "trying int8", SAMPLE_IMAGES)
+    progress = progress or Progress()
+    measured, tried = job.evaluate or job.images, job.images or job.evaluate
+    batches = None if measured is None else _Batches(job, measured, progress, "measuring", job.limit)
+    sample = None if tried is None else _Batches(job, tried, progress, "trying int8", SAMPLE_IMAGES)
     return convert_model(
-        run.source,
-        run.out,
-        run.storage,
-        limit=run.int8_limit,
+        job.source,
+        job.out,
+        job.storage,
+        limit=job.int8_limit,
         sample=None if sample is None else (images for images, _ in sample),
         batches=batches,
         folder=None if measured is None else measured.resolve().name,
-        device=run.device,
-        overwrite=run.overwrite,
+        device=job.device,
+        overwrite=job.overwrite,
     )
 
 
 class _Batches:
-    """Batches of a folder's images, read as they are gone through; says what it skipped at the end.
+    """Batches of a folder's images, read while they are iterated over; notes what was skipped at the end.
 
     Raises:
         DataError: no such folder, classes that fit no label where they are wanted, or nothing that can be read.
     """
 
-    def __init__(self, run: ConvertJob, folder: Path, hooks: Progress, step: str, most: int | None) -> None:
-        config = read_config(run.source)
-        samples = folder_samples(folder, config, labelled=folder == run.evaluate)
-        if folder != run.evaluate:
-            samples = [(path, None) for path, _ in samples]
-        samples = spaced(samples, most or len(samples))
-        self._prepared = PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
-        self._folder, self._hooks, self._step, self._device = folder, hooks, step, run.device
+    def __init__(self, job: ConvertJob, folder: Path, progress: Progress, step: str, most: int | None) -> None:
+        config = read_config(job.source)
+        samples = folder_samples(folder, config, labelled=folder == job.evaluate)
+        if folder != job.evaluate:
+            samples = [Sample(path, None) for path, _ in samples]
+        chosen = spaced(samples, most or len(samples))
+        self._prepared = PreparedImages(chosen, PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
+        self._folder, self._progress, self._step, self._device = folder, progress, step, job.device
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
         samples, skipped, done = self._prepared.samples, self._prepared.skipped, 0
         for images, targets in self._prepared:
             yield images.to(self._device), targets
             done += len(images)
-            if self._hooks.step:
-                self._hooks.step(self._step, done + len(skipped), len(samples))
-        name_skipped(skipped, self._hooks)
+            self._progress.step(self._step, done + len(skipped), len(samples))
+        self._progress.skipped(skipped)
         if not done:
             raise DataError(f"DATA {self._folder}: none of {len(samples)} images can be read")

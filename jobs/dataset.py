@@ -1,4 +1,4 @@
-"""A folder of labelled images: which images it holds and of which class each is."""
+"""Finds the images in a folder, and the class of each."""
 
 import os
 from collections import Counter
@@ -6,24 +6,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.folder import read_file
+from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
-from ..loaders.image_suffixes import IMAGE_SUFFIXES
+from ..loaders.headers.info import IMAGE_SUFFIXES
 from ..models.bundle.labels import Label
 
 _SHOWN = 5
 
 
 class DataError(ValueError):
-    """A data set that cannot be evaluated on; the message is one line."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One image and the index of its class."""
-
-    path: Path
-    target: int
+    """The images of a folder cannot be used; the message is one line."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +27,7 @@ class DataSet:
     Args:
         layout: `class folders` or `labelled files`.
         samples: sorted by path.
-        passed_over: files that are no images by name.
+        passed_over: how many files were left out, most of them no images by name.
     """
 
     root: Path
@@ -46,16 +40,9 @@ class DataSet:
         """Classes that have an image."""
         return len({sample.target for sample in self.samples})
 
-    def limited(self, limit: int) -> tuple[Sample, ...]:
-        """At most `limit` samples, evenly spaced, so that few images are still of many classes."""
-        count = len(self.samples)
-        if limit >= count:
-            return self.samples
-        return tuple(self.samples[place * count // limit] for place in range(limit))
-
 
 def labelled_images(root: Path, labels: Sequence[Label]) -> DataSet:
-    """The labelled images under `root`, by one of two layouts.
+    """Find the labelled images under `root`, in one of two layouts.
 
     Class folders: each folder in `root` is a class, its name a label's id, its text (case and '_' do not
     matter) or its index; images lie in it at any depth. Labelled files: no folders, each name begins with a
@@ -71,18 +58,17 @@ def labelled_images(root: Path, labels: Sequence[Label]) -> DataSet:
     return _labelled_files(root, images, files, labels)
 
 
-def find_images(root: Path) -> tuple[tuple[Path, ...], int]:
-    """Every image file under `root`, sorted, whatever its class; and how many other files were passed over.
+def image_files(root: Path) -> list[Path]:
+    """Find every image file under `root`, sorted, whatever its class.
 
     Raises:
         DataError: no such folder, or no images.
     """
-    images, files = _images(root)
-    return tuple(images), len(files) - len(images)
+    return _images(root)[0]
 
 
 def class_labels(root: Path) -> tuple[Label, ...]:
-    """Labels of a folder that holds one folder a class: the folders' names, sorted.
+    """Make labels of a folder that holds one folder a class: the sorted names of those that have images.
 
     Raises:
         DataError: no such folder, or fewer than two folders with images.
@@ -96,8 +82,21 @@ def class_labels(root: Path) -> tuple[Label, ...]:
     return tuple(Label(name, name.replace("_", " ")) for name in names)
 
 
+def spaced(samples: Sequence[Sample], most: int) -> Sequence[Sample]:
+    """Choose at most `most` of the samples, evenly spaced, so that few images are still of many classes."""
+    count = len(samples)
+    return samples if count <= most else [samples[place * count // most] for place in range(most)]
+
+
+def hold_out(samples: Sequence[Sample], count: int) -> tuple[list[Sample], list[Sample]]:
+    """Split samples into those to train on and `count` to measure on, always the same ones."""
+    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
+    training = [sample for place, sample in enumerate(samples) if place not in taken]
+    return training, [samples[place] for place in sorted(taken)]
+
+
 def read_image(path: Path, max_bytes: int) -> bytes | InputError:
-    """An image file's bytes; one that is too large or cannot be read is an error like any other bad image."""
+    """Read an image file; one that is too large or cannot be read gives an error like any other bad image."""
     try:
         return read_file(path, max_bytes)
     except InputError as error:
@@ -105,7 +104,7 @@ def read_image(path: Path, max_bytes: int) -> bytes | InputError:
 
 
 def _images(root: Path) -> tuple[list[Path], list[Path]]:
-    """The image files under `root`, sorted, and all files."""
+    """Find the image files under `root`, sorted, and all files."""
     if not root.is_dir():
         raise DataError(f"DATA {root}: {'is a file, not a folder' if root.exists() else 'no such folder'}")
     files = list(_files(root))
@@ -116,7 +115,7 @@ def _images(root: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _files(root: Path) -> Iterator[Path]:
-    """Every file under `root` that is not hidden; links to folders are followed, each folder entered once."""
+    """Walk over the files under `root` that are not hidden; links to folders are followed, each folder entered once."""
     entered: set[str] = set()
     for folder, folders, names in os.walk(root, followlinks=True):
         real = os.path.realpath(folder)
@@ -160,7 +159,7 @@ def _labelled_files(root: Path, images: Sequence[Path], files: Sequence[Path], l
 
 
 def _target_of(name: str, ids: dict[str, int]) -> int | None:
-    """The class whose id the name begins with, the longest such id."""
+    """Return the class whose id the name begins with; the longest such id counts."""
     ends = [end for end, char in enumerate(name) if char in "_-."]
     return next((ids[name[:end]] for end in reversed(ends) if name[:end] in ids), None)
 
@@ -175,7 +174,7 @@ def _check_known(root: Path, what: str, unknown: Sequence[str], count: int, labe
 
 
 def _class_names(labels: Sequence[Label]) -> tuple[dict[str, int], set[str]]:
-    """Names that mean one class: ids first, then texts, then indices; and texts that several classes have."""
+    """Map names to classes: ids go before texts, texts before indices; and collect texts that several classes share."""
     texts = [_plain(label.label) for label in labels]
     doubles = {text for text, count in Counter(texts).items() if count > 1}
     names = {str(index): index for index in range(len(labels))}
@@ -185,5 +184,5 @@ def _class_names(labels: Sequence[Label]) -> tuple[dict[str, int], set[str]]:
 
 
 def _plain(name: str) -> str:
-    """A name as people write it in folders: case and '_' do not matter."""
+    """Normalise a folder's name: case and '_' do not matter."""
     return " ".join(name.casefold().replace("_", " ").split())

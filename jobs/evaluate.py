@@ -1,23 +1,16 @@
-"""Accuracy of a model over a folder of labelled images, through the very Pipeline that answers requests."""
+"""Measures a model's accuracy on labelled images, through the same Pipeline that answers requests."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..inference.pipeline import Pipeline
 from ..inference.results import BatchResult, ImageResult, Predictions
+from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
-from .dataset import Sample, read_image
-
-
-@dataclass(frozen=True)
-class Unreadable:
-    """An image that got no answer, and why."""
-
-    path: Path
-    code: str
-    message: str
+from .dataset import read_image
+from .progress import Progress
 
 
 @dataclass(frozen=True)
@@ -25,19 +18,19 @@ class Evaluation:
     """What an evaluation found. Accuracy is over the images that were answered.
 
     Args:
-        images: answered.
-        correct1, correct5: whose class was the best answer, among the best five.
-        num_classes: of the model; top-5 says nothing where there are no more than five.
-        unreadable: images without an answer.
+        images: how many were answered.
+        correct1, correct5: how many of them have their class as the best answer, and among the best five.
+        num_classes: classes of the model; top-5 says nothing where there are no more than five.
+        skipped: images that could not be read, and why.
         seconds: reading, decoding and forward together.
-        decode_seconds, forward_seconds: of those, in the two stages.
+        decode_seconds, forward_seconds: the parts of `seconds` spent in the two stages.
     """
 
     images: int
     correct1: int
     correct5: int
     num_classes: int
-    unreadable: tuple[Unreadable, ...]
+    skipped: Mapping[Path, InputError]
     seconds: float
     decode_seconds: float
     forward_seconds: float
@@ -64,21 +57,22 @@ def evaluate(
     *,
     max_image_bytes: int,
     batch_size: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
-    """Classify every sample and count.
+    """Classify every sample and count the right answers.
 
     Args:
         max_image_bytes: a larger file is not read.
         batch_size: images handed to the pipeline at once; answers do not depend on it.
-        progress: called with images done and in all.
 
     Raises:
         RuntimeError: the model failed on an image that could be read.
     """
     size = batch_size or pipeline.default_batch_size
     correct1 = correct5 = answered = 0
-    unreadable: list[Unreadable] = []
+    skipped: dict[Path, InputError] = {}
+    progress = progress or Progress()
+    progress.step("evaluate", 0, len(samples))
     decode_seconds = forward_seconds = 0.0
     started = time.perf_counter()
     for first in range(0, len(samples), size):
@@ -92,18 +86,18 @@ def evaluate(
                 correct1 += outcome.index[0] == sample.target
                 correct5 += sample.target in outcome.index
             elif isinstance(outcome, InputError):
-                unreadable.append(Unreadable(sample.path, outcome.code, outcome.message))
+                skipped[sample.path] = outcome
             else:
                 raise RuntimeError(f"the model failed on {sample.path}: {outcome.message}")
-        if progress:
-            progress(first + len(part), len(samples))
+        progress.step("evaluate", first + len(part), len(samples))
     seconds = time.perf_counter() - started
+    progress.skipped(skipped)
     return Evaluation(
         answered,
         correct1,
         correct5,
         pipeline.num_classes,
-        tuple(unreadable),
+        skipped,
         seconds,
         decode_seconds,
         forward_seconds,
@@ -111,7 +105,7 @@ def evaluate(
 
 
 def _classify(pipeline: Pipeline, part: Sequence[Sample], max_bytes: int) -> tuple[list[ImageResult], BatchResult]:
-    """One batch: outcomes in order, files that could not be read among them."""
+    """Classify one batch; the outcomes are in order, those of files that could not be read among them."""
     contents = [read_image(sample.path, max_bytes) for sample in part]
     images = [content for content in contents if isinstance(content, bytes)]
     top_k = min(5, pipeline.num_classes)

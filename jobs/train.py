@@ -1,8 +1,9 @@
-"""Trains a model on a folder of labelled images and writes its bundle: what `milkweed train` does."""
+"""Does the work of `milkweed train`: trains a model on a folder of labelled images and writes its bundle."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from ..loaders.errors import InputError
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
-from ..models.layers.layer_spec import layer_spec_of
+from ..models.layers.layer_spec import layer_specs_of
 from ..models.report import DataUse, Measured, check_report_packages, write_report
 from ..models.training import (
     Alone,
@@ -29,32 +30,24 @@ from ..models.training import (
     densified,
     train_model,
 )
+from .progress import Progress
+from .train_job import TrainJob
 from .train_model import starting_model
 from .train_report import data_use, measured_row, run_report
-from .train_request import TrainJob
 from .train_split import fingerprint, plain_twin, split_samples
 
 EVALUATION_BATCH = 256
 
 
 @dataclass(frozen=True)
-class Hooks:
-    """Who is told how far it is: reading and training with units done and in all, and rows of the history."""
-
-    reading: Callable[[int, int], None] | None = None
-    training: Callable[[int, int], None] | None = None
-    row: Callable[[Mapping[str, Any]], None] | None = None
-
-
-@dataclass(frozen=True)
 class TrainOutcome:
-    """What training came to.
+    """What a training run ended with.
 
     Args:
-        config: of the bundle that was written.
-        result: of the run.
-        data: training and held-out images.
-        skipped: images that could not be read.
+        config: the config of the bundle that was written.
+        result: the trained model and its history.
+        data: how the training and the held-out images were used.
+        skipped: images that could not be read, and why.
         seconds_by_step: reading, training (all parts of an interrupted run together), and writing.
     """
 
@@ -66,8 +59,8 @@ class TrainOutcome:
 
 
 def train(
-    request: TrainJob,
-    hooks: Hooks | None = None,
+    job: TrainJob,
+    progress: Progress | None = None,
     *,
     processes: Processes | None = None,
     command: str | None = None,
@@ -75,7 +68,7 @@ def train(
     """Train as asked and write the bundle; a run that was interrupted goes on where its state is.
 
     Args:
-        processes: that share the run; only the first writes, the others return None.
+        processes: those that share the run; only the first writes, the others return None.
         command: the command line that does it again, for the report.
 
     Raises:
@@ -83,84 +76,89 @@ def train(
         ImportError: the report's packages are not installed.
     """
     check_report_packages()  # not after hours of training
-    processes, hooks, clock = processes or Alone(), hooks or Hooks(), time.perf_counter()
-    model, config = starting_model(request)
-    training, held_out = split_samples(request, config.labels)
-    source = _source(request, config, training, processes, hooks)
+    processes, progress, clock = processes or Alone(), progress or Progress(), time.perf_counter()
+    if (job.state / "state.json").exists():
+        progress.note(f"going on from the state in {job.state}")
+    model, config = starting_model(job)
+    training, held_out = split_samples(job, config.labels)
+    source = _source(job, config, training, processes, progress)
     prepared = PreparedImages(held_out, PreprocessSpec.from_dict(config.preprocess), EVALUATION_BATCH)
-    model.to(request.device)
-    before = _measured_before(request, model, prepared) if processes.rank == 0 else None
+    model.to(job.device)
+    before = _measured_before(job, model, prepared) if processes.rank == 0 else None
     reading = time.perf_counter() - clock
-    decided = fingerprint(request, config, training, held_out)
-    result = _run(request, model, source, prepared, decided, processes, hooks)
+    decided = fingerprint(job, config, training, held_out)
+    result = _run(job, model, source, prepared, decided, processes, progress)
     if processes.rank != 0:
         return None
     data = (
-        data_use("training", request.data, len(source.samples), source.skipped),
-        data_use("held out", request.held_out or request.data, _read(prepared), prepared.skipped),
+        data_use("training", job.data, len(source.samples), source.skipped),
+        data_use("held out", job.held_out or job.data, _read(prepared), prepared.skipped),
     )
     seconds = {"reading": reading, "training": result.seconds}
-    saved = _save(request, result, config, data, before, seconds, command)
-    StateFolder(request.state).remove()
-    return TrainOutcome(saved, result, data, {**source.skipped, **prepared.skipped}, seconds)
+    saved = _save(job, result, config, data, before, seconds, command)
+    StateFolder(job.state).remove()
+    skipped = {**source.skipped, **prepared.skipped}
+    progress.skipped(skipped)
+    return TrainOutcome(saved, result, data, skipped, seconds)
 
 
 def _source(
-    request: TrainJob, config: BundleConfig, samples: Sequence[Sample], processes: Processes, hooks: Hooks
+    job: TrainJob, config: BundleConfig, samples: Sequence[Sample], processes: Processes, progress: Progress
 ) -> TrainingImages:
+    progress.step("read", 0, len(samples))
     return TrainingImages(
         samples,
         PreprocessSpec.from_dict(config.preprocess),
-        request.augmentation,
-        batch_size=request.recipe.batch_size,
-        seed=request.recipe.seed,
+        job.augmentation,
+        batch_size=job.recipe.batch_size,
+        seed=job.recipe.seed,
         rank=processes.rank,
         processes=processes.count,
-        workers=request.workers,
-        progress=hooks.reading,
+        workers=job.workers,
+        progress=partial(progress.step, "read"),
     )
 
 
 def _run(
-    request: TrainJob,
+    job: TrainJob,
     model: nn.Module,
     source: TrainingImages,
     held_out: PreparedImages,
     decided: Mapping[str, Any],
     processes: Processes,
-    hooks: Hooks,
+    progress: Progress,
 ) -> TrainResult:
     return train_model(
         model,
-        _objective(request),
+        _objective(job),
         source,
-        request.recipe,
-        state=request.state,
+        job.recipe,
+        state=job.state,
         fingerprint=decided,
         evaluate=lambda answering: accuracy(answering, held_out),
-        evaluate_every=request.evaluate_every,
-        monitor="top1" if request.keep_best or request.patience is not None else None,
-        patience=request.patience,
-        transform=None if request.s2d_epoch is None else (request.s2d_epoch, densified),
-        keep_states_at=request.keep_states_at,
-        keep_in=request.kept_states,
-        start=None if request.start_state is None else Start(request.start_state, plain_twin(decided)),
-        progress=hooks.training,
-        on_row=hooks.row,
+        evaluate_every=job.evaluate_every,
+        monitor="top1" if job.keep_best or job.patience is not None else None,
+        patience=job.patience,
+        transform=None if job.s2d_epoch is None else (job.s2d_epoch, densified),
+        keep_states_at=job.keep_states_at,
+        keep_in=job.kept_states,
+        start=None if job.start_state is None else Start(job.start_state, plain_twin(decided)),
+        progress=partial(progress.step, "train"),
+        on_row=progress.row,
         processes=processes,
     )
 
 
-def _objective(request: TrainJob) -> Objective:
-    if request.teacher is None:
-        return Classification(request.recipe)
-    teacher, _ = load_bundle(request.teacher)
-    return Distillation(teacher.to(request.device), request.recipe, request.temperature, request.hard_share)
+def _objective(job: TrainJob) -> Objective:
+    if job.teacher is None:
+        return Classification(job.recipe)
+    teacher, _ = load_bundle(job.teacher)
+    return Distillation(teacher.to(job.device), job.recipe, job.temperature, job.hard_share)
 
 
-def _measured_before(request: TrainJob, model: nn.Module, held_out: PreparedImages) -> Measured | None:
-    """How good the model is that training starts from, if it is one."""
-    if request.start_bundle is None or request.new_head:
+def _measured_before(job: TrainJob, model: nn.Module, held_out: PreparedImages) -> Measured | None:
+    """Accuracy of the model that training starts from; None where it starts from scratch or with a new head."""
+    if job.start_bundle is None or job.new_head:
         return None
     found = accuracy(model.eval(), held_out)
     return Measured(top1=found["top1"], top5=found.get("top5"), images=_read(held_out))
@@ -171,7 +169,7 @@ def _read(images: PreparedImages) -> int:
 
 
 def _save(
-    request: TrainJob,
+    job: TrainJob,
     result: TrainResult,
     config: BundleConfig,
     data: tuple[DataUse, DataUse],
@@ -179,23 +177,23 @@ def _save(
     seconds: Mapping[str, float],
     command: str | None,
 ) -> BundleConfig:
-    """Write the bundle with its report."""
+    """Write the bundle and its report."""
     model = result.model.cpu().eval().requires_grad_(False)
-    input_version = None if request.start_bundle is None else config.version
+    input_version = None if job.start_bundle is None else config.version
     row = measured_row(result)
     measured = {name: row[name] for name in ("top1", "top5", "held_out_loss", "epoch") if name in row}
     facts = {} if input_version is None else {"input_version": input_version, "input_metrics": dict(config.metrics)}
     config = replace(
         config,
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         metrics={"training": {"held_out": {**measured, "images": data[1].images}, "images": data[0].images}},
-        provenance=add_step(config.provenance, "train", request.arguments(), result.seconds, **facts),
+        provenance=add_step(config.provenance, "train", job.arguments(), result.seconds, **facts),
     )
 
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
         return write_report(
             run_report(
-                request,
+                job,
                 saved,
                 result,
                 data=data,
@@ -206,4 +204,4 @@ def _save(
             )
         )
 
-    return save_bundle(request.out, model, config, overwrite=request.overwrite, extras=extras)
+    return save_bundle(job.out, model, config, overwrite=job.overwrite, extras=extras)

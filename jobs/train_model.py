@@ -1,4 +1,4 @@
-"""The model that training starts from: freshly built, or of a bundle, its layers structured as asked."""
+"""Makes the model that training starts from: new, or of a bundle, its layers structured as asked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,24 +11,25 @@ from ..models import BundleConfig, LayerSpec, create_model, default_preprocess, 
 from ..models.architectures.registry import classifier_layers
 from ..models.bundle.labels import Label
 from ..models.compress import project_layer
-from ..models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
+from ..models.layers.layer_spec import layer_specs_for, layer_specs_of, replace_linears
+from ..models.layers.select import select_linears
 from ..models.training import densified
 from .dataset import class_labels
-from .train_request import DENSE, TrainJob
+from .train_job import DENSE, TrainJob
 
 
-def starting_model(request: TrainJob) -> tuple[nn.Module, BundleConfig]:
-    """The model before its first step, on the CPU, with gradients where it learns; and the config of its bundle.
+def starting_model(job: TrainJob) -> tuple[nn.Module, BundleConfig]:
+    """Make the model before its first step, on the CPU, its trained parameters with gradients; and its bundle's config.
 
     Raises:
         BundleError, DataError, ValueError: an architecture, bundle, folder or structure that is not as it must be.
     """
-    torch.manual_seed(request.recipe.seed)
-    if request.start_bundle is not None:
-        model, config = _continued(request, request.start_bundle)
+    torch.manual_seed(job.recipe.seed)
+    if job.start_bundle is not None:
+        model, config = _continued(job, job.start_bundle)
     else:
-        model, config = _from_scratch(request)
-    if request.s2d_epoch is not None:
+        model, config = _from_scratch(job)
+    if job.s2d_epoch is not None:
         _check_s2d(config.structure)
     return model, config
 
@@ -44,49 +45,49 @@ def _check_s2d(structure: Mapping[str, LayerSpec]) -> None:
             )
 
 
-def _from_scratch(request: TrainJob) -> tuple[nn.Module, BundleConfig]:
-    assert request.arch is not None
-    labels = class_labels(request.data)
-    model = create_model(request.arch, num_classes=len(labels), **request.arch_args)
-    kind = request.structure or "monarch"
+def _from_scratch(job: TrainJob) -> tuple[nn.Module, BundleConfig]:
+    assert job.arch is not None
+    labels = class_labels(job.data)
+    model = create_model(job.arch, num_classes=len(labels), **job.arch_args)
+    kind = job.structure or "monarch"
     if kind != DENSE:
-        replace_linears(model, _structures(request, model, kind))
+        replace_linears(model, _structures(job, model, kind))
     config = BundleConfig(
-        arch=request.arch,
-        arch_args={"num_classes": len(labels), **request.arch_args},
-        structure=layer_spec_of(model),
-        preprocess={**default_preprocess(request.arch, **request.arch_args), **request.preprocess},
+        arch=job.arch,
+        arch_args={"num_classes": len(labels), **job.arch_args},
+        structure=layer_specs_of(model),
+        preprocess={**default_preprocess(job.arch, **job.arch_args), **job.preprocess},
         labels=labels,
     )
     return model, config
 
 
-def _continued(request: TrainJob, bundle: Path) -> tuple[nn.Module, BundleConfig]:
+def _continued(job: TrainJob, bundle: Path) -> tuple[nn.Module, BundleConfig]:
     model, config = load_bundle(bundle)
     learns = {name: parameter.requires_grad for name, parameter in empty_model(config).named_parameters()}
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(learns[name])  # a bundle is loaded without gradients
-    if request.new_head:
-        model, config = _with_new_head(model, config, class_labels(request.data))
-    if request.structure == DENSE:
+    if job.new_head:
+        model, config = _with_new_head(model, config, class_labels(job.data))
+    if job.structure == DENSE:
         densified(model)
-    elif request.structure is not None:
-        for name, layer in _structures(request, model, request.structure).items():
+    elif job.structure is not None:
+        for name, layer in _structures(job, model, job.structure).items():
             project_layer(model, name, layer)
-    preprocess = {**config.preprocess, **request.preprocess}
-    return model, replace(config, structure=layer_spec_of(model), preprocess=preprocess)
+    preprocess = {**config.preprocess, **job.preprocess}
+    return model, replace(config, structure=layer_specs_of(model), preprocess=preprocess)
 
 
 def _with_new_head(model: nn.Module, config: BundleConfig, labels: Sequence[Label]) -> tuple[nn.Module, BundleConfig]:
-    """The same model for other classes: its heads start anew, even where the new classes are as many."""
+    """Give a model new heads for other classes, even where there are as many classes as before."""
     arch_args = {**config.arch_args, "num_classes": len(labels)}
-    fresh = create_model(config.arch, structure=config.structure, **arch_args)
+    fresh = create_model(config.arch, layer_specs=config.structure, **arch_args)
     heads = tuple(f"{name}." for name in classifier_layers(config.arch))
     kept = {name: value for name, value in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(kept, strict=False)
     return fresh, replace(config, arch_args=arch_args, labels=tuple(labels))
 
 
-def _structures(request: TrainJob, model: nn.Module, kind: str) -> dict[str, LayerSpec]:
-    names = select_linears(model, request.layers)
-    return structures_for(model, names, kind, nblocks=request.nblocks, rank=request.rank, gating=request.gating)
+def _structures(job: TrainJob, model: nn.Module, kind: str) -> dict[str, LayerSpec]:
+    names = select_linears(model, job.layers)
+    return layer_specs_for(model, names, kind, nblocks=job.nblocks, rank=job.rank, gating=job.gating)

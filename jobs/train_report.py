@@ -1,4 +1,4 @@
-"""The report of a training run: what was asked, what it reached, and what the model costs layer by layer."""
+"""Makes the report of a training run: its arguments, its accuracy, and the cost of the model layer by layer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,13 +14,13 @@ from ..models.layers.structured import StructuredLinear
 from ..models.report import DataUse, Measured, Role, RunReport, Skipped
 from ..models.report.rows import LayerNote, layer_rows, model_totals
 from ..models.training import TrainResult
-from .train_request import TrainJob
+from .train_job import TrainJob
 
 FEW_IMAGES = 1000
 
 
 def run_report(
-    request: TrainJob,
+    job: TrainJob,
     config: BundleConfig,
     result: TrainResult,
     *,
@@ -30,12 +30,12 @@ def run_report(
     seconds_by_step: Mapping[str, float],
     command: str | None,
 ) -> RunReport:
-    """The record of a finished run.
+    """Make the report of a finished run.
 
     Args:
-        config: of the bundle that was written.
-        data: training and held-out images.
-        before: how good the bundle was that it started from.
+        config: the config of the bundle that was written.
+        data: how the training and the held-out images were used.
+        before: the accuracy of the bundle that training started from.
     """
     size = int(config.preprocess["size"])
     before_totals, after_totals = model_totals(result.model, size)
@@ -45,7 +45,7 @@ def run_report(
         arch=config.arch,
         version=config.version,
         input_version=input_version,
-        arguments=request.arguments(),
+        arguments=job.arguments(),
         command=command,
         versions=library_versions(),
         seconds_by_step=seconds_by_step,
@@ -54,19 +54,19 @@ def run_report(
         after=Measured(top1=row.get("top1"), top5=row.get("top5"), images=data[1].images),
         totals_before=before_totals,
         totals_after=after_totals,
-        layers=layer_rows(result.model, size, _notes(request, result.model)),
+        layers=layer_rows(result.model, size, _notes(job, result.model)),
         history=result.history,
-        warnings=tuple(_warnings(request, data)),
+        warnings=tuple(_warnings(job, data)),
     )
 
 
 def measured_row(result: TrainResult) -> Mapping[str, Any]:
-    """The row of the history that tells how good the kept model is."""
+    """Return the row of the history that has the accuracy of the model that was kept."""
     return result.best or next((row for row in reversed(result.history) if "top1" in row), {})
 
 
 def data_use(role: Role, folder: Path, images: int, skipped: Mapping[Path, InputError]) -> DataUse:
-    """What became of a folder's images."""
+    """Record how many of a folder's images were used, and which were skipped."""
     refused = (Skipped(image=_within(path, folder), code=e.code, message=e.message) for path, e in skipped.items())
     return DataUse(role=role, folder=folder.resolve().name, images=images, skipped=tuple(refused))
 
@@ -75,30 +75,28 @@ def _within(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
-def _notes(request: TrainJob, model: nn.Module) -> dict[str, LayerNote]:
-    """Why each linear layer is what it is."""
+def _notes(job: TrainJob, model: nn.Module) -> dict[str, LayerNote]:
+    """Give the reason for the structure of each linear layer."""
     return {
-        account.name: LayerNote(
-            reason=_reason(request, isinstance(model.get_submodule(account.name), StructuredLinear))
-        )
+        account.name: LayerNote(reason=_reason(job, isinstance(model.get_submodule(account.name), StructuredLinear)))
         for account in layer_accounts(model)
     }
 
 
-def _reason(request: TrainJob, structured: bool) -> str:
+def _reason(job: TrainJob, structured: bool) -> str:
     if structured:
         return "trained with this structure"
-    if request.s2d_epoch is not None:
-        return f"dense: after epoch {request.s2d_epoch} every structured layer became dense (S2D)"
-    if request.structure == "dense":
+    if job.s2d_epoch is not None:
+        return f"dense: after epoch {job.s2d_epoch} every structured layer became dense (S2D)"
+    if job.structure == "dense":
         return "dense: a dense model was asked for"
-    return f"dense: not among the layers {', '.join(request.layers)}"
+    return f"dense: not among the layers {', '.join(job.layers)}"
 
 
-def _warnings(request: TrainJob, data: tuple[DataUse, DataUse]) -> list[str]:
+def _warnings(job: TrainJob, data: tuple[DataUse, DataUse]) -> list[str]:
     training, held_out = data
     warnings = []
-    if request.keep_best or request.patience is not None:
+    if job.keep_best or job.patience is not None:
         warnings.append(
             "the held-out images chose the epoch that was kept: accuracy on them is a little better than on others"
         )

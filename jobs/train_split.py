@@ -1,4 +1,4 @@
-"""Which images a run trains on and which it is measured on, and what names both and all else that decides it."""
+"""Splits images into those to train on and those to measure on; the fingerprint names all that decides a run."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -6,65 +6,62 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..loaders.dataset.counter_rng import epoch_order
 from ..loaders.dataset.training import Sample
 from ..models import BundleConfig, read_config
 from ..models.bundle.labels import Label
-from .dataset import DataError, labelled_images
-from .train_request import TrainJob
+from .dataset import DataError, hold_out, labelled_images
+from .train_job import TrainJob
 
 
-def split_samples(request: TrainJob, labels: Sequence[Label]) -> tuple[list[Sample], list[Sample]]:
-    """Images to train on and to measure on, with their classes.
+def split_samples(job: TrainJob, labels: Sequence[Label]) -> tuple[list[Sample], list[Sample]]:
+    """Find the images to train on and those to measure on, with their classes.
 
     Raises:
-        DataError: a folder without images, classes that fit no label, or a fraction that leaves nothing.
+        DataError: a folder has no images, classes fit no label, or the fraction leaves nothing.
     """
-    samples = _samples(request.data, labels)
-    if request.held_out is not None:
-        return samples, _samples(request.held_out, labels)
-    count = round(request.held_out_fraction * len(samples))
+    samples = _samples(job.data, labels)
+    if job.held_out is not None:
+        return samples, _samples(job.held_out, labels)
+    count = round(job.held_out_fraction * len(samples))
     if not 0 < count < len(samples):
         raise DataError(
-            f"DATA {request.data}: {request.held_out_fraction:g} of {len(samples)} images leaves "
+            f"DATA {job.data}: {job.held_out_fraction:g} of {len(samples)} images leaves "
             f"{len(samples) - count} to train on and {count} to measure on"
         )
-    # not by the run's seed: runs of several seeds are measured on the same images
-    taken = set(epoch_order(0, 0, len(samples))[:count].tolist())
-    training = [sample for place, sample in enumerate(samples) if place not in taken]
-    return training, [samples[place] for place in sorted(taken)]
+    # The seed of the run is not used, so that runs of several seeds are measured on the same images.
+    return hold_out(samples, count)
 
 
 def fingerprint(
-    request: TrainJob, config: BundleConfig, training: Sequence[Sample], held_out: Sequence[Sample]
+    job: TrainJob, config: BundleConfig, training: Sequence[Sample], held_out: Sequence[Sample]
 ) -> dict[str, Any]:
-    """All that decides the result beside the recipe, as plain data: a saved state must be of the same."""
+    """Name all that decides the result beside the recipe; a run only uses saved states of the same fingerprint."""
     return {
         "arch": config.arch,
         "arch_args": dict(config.arch_args),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
         "preprocess": dict(config.preprocess),
         "labels": [label.id for label in config.labels],
-        "from": _version(request.start_bundle),
-        "teacher": _version(request.teacher),
-        "distillation": [request.temperature, request.hard_share] if request.teacher else None,
-        "schedule": request.schedule,
-        "s2d_epoch": request.s2d_epoch,
-        "augmentation": asdict(request.augmentation),
-        "keep_best": request.keep_best,
-        "patience": request.patience,
-        "data": digest(request.data, training),
-        "held out": digest(request.held_out or request.data, held_out),
+        "from": _version(job.start_bundle),
+        "teacher": _version(job.teacher),
+        "distillation": [job.temperature, job.hard_share] if job.teacher else None,
+        "schedule": job.schedule,
+        "s2d_epoch": job.s2d_epoch,
+        "augmentation": asdict(job.augmentation),
+        "keep_best": job.keep_best,
+        "patience": job.patience,
+        "data": digest(job.data, training),
+        "held out": digest(job.held_out or job.data, held_out),
     }
 
 
 def plain_twin(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The fingerprint of the run with the plain schedule that begins like this one."""
+    """Return the fingerprint of the run with the plain schedule whose first epochs are the same."""
     return {**values, "schedule": "plain", "s2d_epoch": None}
 
 
 def _samples(root: Path, labels: Sequence[Label]) -> list[Sample]:
-    return [(sample.path, sample.target) for sample in labelled_images(root, labels).samples]
+    return list(labelled_images(root, labels).samples)
 
 
 def _version(bundle: Path | None) -> str | None:
@@ -72,7 +69,7 @@ def _version(bundle: Path | None) -> str | None:
 
 
 def digest(root: Path, samples: Sequence[Sample]) -> str:
-    """Names, sizes and classes of the images, as one short text."""
+    """Hash the names, sizes and classes of the images into a short text."""
     digest = hashlib.sha256()
     for path, target in samples:
         digest.update(f"{path.relative_to(root)}\0{path.stat().st_size}\0{target}\0".encode())

@@ -1,7 +1,6 @@
-"""Pure functions on tensors: the Monarch product, its packing and its dispatch. Knows no model, file or HTTP."""
+"""Functions on tensors: the Monarch product, how its factors are packed, and what runs it on a device."""
 
-from .dispatch import Decision, decide
-from .ops import monarch_linear, packed_linear, packed_mlp
+from .ops import Decision, decide, monarch_linear, packed_linear, packed_mlp
 from .packing import PackedMonarch, pack_monarch
 from .reference import monarch_reference, monarch_to_dense
 from .shapes import MonarchShape

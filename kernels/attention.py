@@ -1,4 +1,4 @@
-"""Softmax attention from packed qkv: what the short kernel takes, its definition in torch, and torch's own backends."""
+"""Softmax attention on packed qkv: which problems the short kernel takes, its definition, and torch's own backends."""
 
 from contextlib import nullcontext
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 MAX_TOKENS = 256
-"""Keys and values of one head lie in shared memory, and a row of scores in registers: no longer ones do."""
+"""Keys and values of one head must fit into shared memory, and a row of scores into registers."""
 
 HEAD_DIMS = (32, 64)
 
@@ -24,7 +24,7 @@ SDPA_BACKENDS = {
 
 
 def attention_refusal(batch: int, tokens: int, head_dim: int, scale: float, dtype: torch.dtype) -> str | None:
-    """Why the `short_attention` kernel does not take this problem, whatever its tile; None when it does."""
+    """Return why no tile of the `short_attention` kernel takes this problem; None if one does."""
     if dtype not in (torch.bfloat16, torch.float16):
         return f"{dtype} attention: the short kernel takes bfloat16 and float16"
     if head_dim not in HEAD_DIMS:
@@ -39,13 +39,13 @@ def attention_refusal(batch: int, tokens: int, head_dim: int, scale: float, dtyp
 
 
 def attention_reference(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
-    """softmax(scale q k^T) v by the definition: qkv (B, N, 3*H*D) -> (B, N, H*D), any device and dtype.
+    """Compute softmax(scale q k^T) v by the definition: qkv (B, N, 3*H*D) -> (B, N, H*D), any device and dtype.
 
     Args:
         qkv: order q, k, v; then heads; then head dim.
 
     Raises:
-        ValueError: a width that is not three times num_heads heads.
+        ValueError: the width is not three times num_heads heads.
     """
     q, k, v = split_heads(qkv, num_heads)
     scores = (q @ k.transpose(-1, -2)).to(torch.promote_types(qkv.dtype, torch.float32)) * scale
@@ -53,7 +53,7 @@ def attention_reference(qkv: Tensor, num_heads: int, scale: float) -> Tensor:
 
 
 def sdpa_attention(qkv: Tensor, num_heads: int, scale: float, backend: str | None = None) -> Tensor:
-    """The same by torch's scaled_dot_product_attention, pinned to a backend of `SDPA_BACKENDS`; None: torch chooses.
+    """Compute the same by torch's scaled_dot_product_attention, with a backend of `SDPA_BACKENDS` or torch's choice.
 
     Raises:
         ValueError: an unknown backend, or a width that does not fit.

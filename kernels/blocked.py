@@ -23,11 +23,11 @@ DTYPES = (torch.bfloat16, torch.float16)
 DEPTH = 16
 """Columns that one tensor core instruction multiplies."""
 VECTOR = 8
-"""Numbers in a 16-byte access."""
+"""Two-byte numbers in a 16-byte access."""
 
 
 class Activation(IntEnum):
-    """What is applied to the product with its bias; the numbers are those of the kernels."""
+    """The function that is applied to product and bias; its number is that of the kernels."""
 
     NONE = 0
     GELU = 1  # the exact one, by erf
@@ -36,7 +36,7 @@ class Activation(IntEnum):
 
 @dataclass(frozen=True)
 class BlockedMonarch:
-    """A Monarch layer in that layout, on one device.
+    """A Monarch layer in the blocked layout, on one device.
 
     Args:
         w1: (nblocks, nblocks*c, p rounded up to 16), dtype of the inputs.
@@ -60,7 +60,7 @@ class BlockedMonarch:
 
     @property
     def c(self) -> int:
-        """Slots of one input block in one output block, padding included."""
+        """Slots that one input block has in one output block, padding included."""
         return self.w1.shape[1] // self.nblocks
 
     @property
@@ -98,13 +98,13 @@ def block_monarch(
 
 
 def slots(shape: MonarchShape) -> int:
-    """c: the most rows of an input block that one output block reads, rounded up to make nb*c a multiple of 16."""
+    """Return c: the most rows of an input block that one output block reads, rounded up so that 16 divides nb*c."""
     step = DEPTH // shape.K
     return -(-shape.q // (shape.K * step)) * step
 
 
 def blocked_refusal(shape: MonarchShape, in_features: int, out_features: int, dtype: torch.dtype) -> str | None:
-    """Why the kernels cannot take such a layer, with the value and the limit; None when they can."""
+    """Return why the kernels cannot take such a layer, with the value and the limit; None if they can."""
     if dtype not in DTYPES:
         return f"dtype {dtype}: bfloat16 or float16 is needed"
     if shape.K != shape.J:
@@ -125,9 +125,9 @@ def blocked_refusal(shape: MonarchShape, in_features: int, out_features: int, dt
 
 
 def blocked_reference(x: Tensor, layer: BlockedMonarch, act: int, residual: Tensor | None) -> Tensor:
-    """act(M x + bias) + residual from the laid out tensors, as the kernels compute it, in plain PyTorch.
+    """Compute act(M x + bias) + residual from the packed tensors in plain PyTorch, as the kernels do.
 
-    Sums in float32 and rounds to the layer's dtype where the kernels do: between the factors and at the end.
+    It sums in float32 and rounds to the layer's dtype where the kernels do: between the factors and at the end.
 
     Args:
         x: (M, in_features), the layer's dtype.

@@ -1,6 +1,6 @@
-"""Packs a Monarch MLP for the one-launch CUDA kernel (csrc/monarch_mlp.cuh), and computes it from the packed tensors.
+"""Packs a Monarch MLP for the CUDA kernel csrc/mlp/monarch_mlp.cuh, and computes it from the packed tensors.
 
-Both permutations of both layers become layout, so the kernel walks its weights from first byte to last. With nb blocks
+Both permutations of both layers are in the layout, so the kernel reads its weights in order. With nb blocks
 of P = width / nb features, padded with zeros to the kernel's block width Q, a factor is stored as 16x16 pieces in the
 order in which a warp holds them in registers (`_fragments`):
 
@@ -32,12 +32,12 @@ BLOCK_WIDTHS = {2: (96, 128, 192), 4: (48, 64, 80, 96), 8: (32, 48)}
 DTYPES = (torch.bfloat16, torch.float16)
 
 TILES = range(4)
-"""Tile variants: 0 for few rows, 1 for little shared memory, 2 for most, 3 for many rows; not all for each Q."""
+"""Tile variants: 0 for few rows, 1 for little shared memory, 2 for most, 3 for many rows; some Q lack some."""
 
 
 @dataclass(frozen=True)
 class BlockedMlp:
-    """The packed tensors of an MLP, as the operator takes them; shapes above. Derived from a checkpoint's."""
+    """The packed tensors of an MLP, as the operator takes them; the module says their shapes."""
 
     factor1: Tensor
     stream: Tensor
@@ -65,14 +65,14 @@ class BlockedMlp:
 
 
 SHARED_LIMITS = (99 * 1024, 163 * 1024, 227 * 1024)
-"""Bytes a block may have on sm_86, 89 and 120; on sm_80; on sm_90 and 100."""
+"""Bytes of shared memory that a block may have on sm_86, 89 and 120; on sm_80; on sm_90 and 100."""
 
 
 def mlp_refusal(fc1: Layer, fc2: Layer, dtype: torch.dtype, features: tuple[int, int] | None = None) -> str | None:
-    """Why the kernel cannot run these layers, in a few words; None when it can.
+    """Return why the kernel cannot run these layers, in a few words; None if it can.
 
     Args:
-        features: (width, hidden) of the MLP, where the factors may be padded beyond them.
+        features: (width, hidden) of the MLP, if the factors may be padded beyond them.
     """
     if dtype not in DTYPES:
         return f"fused MLP: {dtype}, not bfloat16 or float16"
@@ -97,14 +97,14 @@ def _shape_refusal(first: MonarchShape, second: MonarchShape, features: tuple[in
 
 
 def block_width(first: MonarchShape, second: MonarchShape) -> int | None:
-    """The narrowest Q that holds a block's features, and what it hands to each block of the next factor; or None."""
+    """Return the least Q that holds a block's features and what it gives to each block of the next factor, or None."""
     nblocks = first.K
     needed = max(first.p, *(nblocks * -(-shape.q // nblocks) for shape in (first, second)))
     return next((width for width in BLOCK_WIDTHS[nblocks] if width >= needed), None)
 
 
 def tile_refusal(nblocks: int, block_width: int, tile: int, shared_limit: int) -> str | None:
-    """Why a tile variant cannot run on a device whose blocks may have `shared_limit` bytes of shared memory."""
+    """Return why a tile variant cannot run on a device whose blocks may have `shared_limit` bytes of shared memory."""
     needed = tile_shared_bytes(nblocks, block_width, tile)
     if needed is None:
         return f"fused MLP: no tile {tile} for nblocks {nblocks} and block width {block_width}"
@@ -114,7 +114,7 @@ def tile_refusal(nblocks: int, block_width: int, tile: int, shared_limit: int) -
 
 
 def tile_shared_bytes(nblocks: int, block_width: int, tile: int) -> int | None:
-    """Shared memory of a block of threads, as csrc/monarch_mlp_tiles.cuh has it; None where there is no such tile."""
+    """Return a block's shared memory, computed as in csrc/mlp/monarch_mlp_tiles.cuh; None if there is no such tile."""
     shape = _tile_shape(nblocks, block_width, tile)
     if shape is None:
         return None
@@ -127,7 +127,7 @@ def tile_shared_bytes(nblocks: int, block_width: int, tile: int) -> int | None:
 
 
 def _tile_shape(nblocks: int, block_width: int, tile: int) -> tuple[int, int] | None:
-    """Rows of a block of threads, and warps that share them."""
+    """Return the rows of a block of threads, and the warps that share them."""
     wide = nblocks * block_width > 256
     if nblocks == 2:
         return {1: (32, 2), 2: (64, 2)}.get(tile)
@@ -143,10 +143,10 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
     """Pack y = fc2(gelu(fc1(x))) on the device of the factors.
 
     Args:
-        dtype: of the packed factors; biases are float32. (float64 packs, biases too, for tests of this packing.)
+        dtype: dtype of the packed factors; biases are float32. (In float64, which tests use, biases are float64 too.)
 
     Raises:
-        ValueError: layers that `mlp_refusal` refuses, or biases that do not fit.
+        ValueError: `mlp_refusal` refuses the layers, or a bias does not fit.
     """
     first, second = MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2])
     refusal = _shape_refusal(first, second)
@@ -177,7 +177,7 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
 
 
 def _blocked(layer: Layer, shape: MonarchShape, width: int) -> tuple[Tensor, Tensor]:
-    """The factors (nb, Q, p) and (nb, s, Q): the first's rows sorted by reader, the second's columns to match."""
+    """Return the factors (nb, Q, p), with rows sorted by reader, and (nb, s, Q), with columns that match."""
     nblocks, sub = shape.K, width // shape.K
     w1 = layer[0].new_zeros(nblocks, width, shape.p)
     w2 = layer[1].new_zeros(nblocks, shape.s, width)
@@ -192,7 +192,7 @@ def _blocked(layer: Layer, shape: MonarchShape, width: int) -> tuple[Tensor, Ten
 
 
 def _hidden_columns(first: MonarchShape, second: MonarchShape) -> tuple[Tensor, Tensor]:
-    """Hidden column h = u*nb + l = k*p + i at [k, l, n]: u and i, or s and p (one past the end) where padded."""
+    """For hidden column h = u*nb + l = k*p + i, return u and i at [k, l, n]; padding has s and p, one past the end."""
     nblocks, p = second.K, second.p
     groups = -(-p // (16 * nblocks))  # of up to 16 columns
     rows = torch.full((nblocks, nblocks, groups * 16), first.s)
@@ -215,7 +215,7 @@ def _bias(layer: Layer, shape: MonarchShape, dtype: torch.dtype) -> Tensor:
 
 
 def _pad(tensor: Tensor, dim: int) -> Tensor:
-    """One zero more at the end of a dimension."""
+    """Append one zero to a dimension."""
     return F.pad(tensor, (0, 0) * (tensor.dim() - 1 - dim) + (0, 1))
 
 
@@ -253,14 +253,14 @@ def _output_matrix(fragments: Tensor, nblocks: int) -> Tensor:
 
 
 def mlp_reference(x: Tensor, packed: BlockedMlp, residual: Tensor | None = None, norm: Norm | None = None) -> Tensor:
-    """What the kernel computes, from what it computes it from, in plain torch: the operator's CPU implementation.
+    """Compute what the kernel does from the packed tensors in plain torch: the operator's CPU implementation.
 
     It rounds to the dtype of x where the kernel does, and accumulates in float32 (float64 where x is float64).
 
     Args:
         x: (M, width).
         residual: (M, width) or None.
-        norm: applied to x first, not to the residual.
+        norm: applied to x first; the residual stays as it is.
 
     Returns:
         (M, width), dtype of x.

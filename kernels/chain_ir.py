@@ -1,7 +1,7 @@
-"""The operators of a chain (a block's half), and their plain evaluation: the oracle of every engine and of the tuner.
+"""The operators of a chain (half of a transformer block) and their plain evaluation, which impls are compared with.
 
 A chain acts on tokens x (B, N, C) and may add one residual tensor. An operator holds a checkpoint's tensors as they
-are; engines derive what they run on from it (`packed` in engines/base.py).
+are; impls pack them for their kernels (`packed` in impls/base.py).
 """
 
 from collections.abc import Hashable, Sequence
@@ -21,7 +21,7 @@ from .shapes import MonarchShape
 
 @dataclass(frozen=True)
 class Problem:
-    """Where and on how much a chain runs: `batch` images of `tokens` tokens."""
+    """What a chain runs on: a device, a dtype, and `batch` images of `tokens` tokens."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,12 +34,12 @@ class Problem:
         return self.batch * self.tokens
 
     def describe(self) -> str:
-        """For cache keys: numbers and size, not the device, which names the cache's file."""
+        """Return dtype and sizes for cache keys; the device is in the name of the cache's file."""
         return f"{str(self.dtype).removeprefix('torch.')},{self.batch}x{self.tokens}"
 
 
 class Packed:
-    """Tensors that an engine made from operators; shared by all runners that need them, gone with the last."""
+    """Tensors that an impl made from operators; all runners that need them share them, and the last one frees them."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self.tensors = tuple(tensors)
@@ -88,7 +88,7 @@ class Monarch:
     """y = M x + bias: factors w1 (K, q, p) and w2 (J, s, r), bias (out_features,) or None.
 
     Raises:
-        ValueError: shapes that do not fit each other.
+        ValueError: the shapes do not fit each other.
     """
 
     w1: Tensor
@@ -153,26 +153,26 @@ def _bias(bias: Tensor | None) -> str:
 
 
 def kinds(segment: Sequence[Operator]) -> tuple[str, ...]:
-    """The kinds in order: what engines match on."""
+    """Return the kinds of the operators, in order; impls match on them."""
     return tuple(operator.kind for operator in segment)
 
 
 def describe(segment: Sequence[Operator]) -> str:
-    """Shapes and constants of a run of operators, never values: equal text, equal cost."""
+    """Return shapes and constants of a segment, never values: segments of equal text cost the same."""
     return "+".join(operator.describe() for operator in segment)
 
 
 def adds_residual(segment: Sequence[Operator]) -> bool:
-    """True when it reads the residual."""
+    """Tell whether a segment reads the residual."""
     return any(isinstance(operator, Add) for operator in segment)
 
 
 def evaluate(chain: Sequence[Operator], x: Tensor, residual: Tensor | None = None) -> Tensor:
-    """The chain's value by the definitions, in the dtype of `x` (float64 for an oracle).
+    """Compute the chain by the operators' definitions, in the dtype of `x` (float64 for an oracle).
 
     Args:
-        x: (B, N, C) or (M, C); the first where the chain has an attention.
-        residual: what each Add adds; needed when there is one.
+        x: (B, N, C), or (M, C) if the chain has no attention.
+        residual: what each Add adds; needed if there is an Add.
     """
     for operator in chain:
         x = _value(operator, x, residual)
@@ -199,7 +199,7 @@ def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def needed(residual: Tensor | None) -> Tensor:
-    """The residual of a segment that adds one.
+    """Return the residual of a segment that adds one.
 
     Raises:
         ValueError: there is none.

@@ -1,8 +1,9 @@
-"""ViTAE's convolution branch over tokens: its weights in the CUDA kernel's order, and the same function in torch.
+"""ViTAE's convolution branch over tokens: packs its weights for the CUDA kernel, and computes it in torch.
 
     tokens -> conv -> SiLU -> conv [-> SiLU -> conv -> SiLU] [-> + residual]
 
-Grouped 3x3 convolutions of stride 1 and padding 1, batch norms folded in (ViTAE, arXiv 2106.03348, section 3.3).
+The convolutions are 3x3, grouped, of stride 1 and padding 1, with batch norms folded in (ViTAE, arXiv 2106.03348,
+section 3.3).
 """
 
 from collections.abc import Sequence
@@ -18,17 +19,17 @@ HIDDEN_WIDTHS = (8, 12, 16)
 MAX_SIDE = 32
 MAX_BATCH = 65535
 BLOCK_GROUPS = (8, 4, 4)
-"""Groups that a block of each tile takes."""
+"""For each tile, how many groups a block takes."""
 
 
 @dataclass(frozen=True)
 class ConvBranch:
-    """The branch of one cell, packed; derived from the checkpoint's tensors.
+    """The packed branch of one cell.
 
     Args:
-        weight1, weight2, weight3: (groups, loads, 32, 8) as `_pack` lays them out; no third where there is none.
-        bias1, bias2, bias3: (channels,) float32, of each convolution's outputs.
-        groups: of every convolution.
+        weight1, weight2, weight3: (groups, loads, 32, 8), laid out by `_pack`; the third is None for two convolutions.
+        bias1, bias2, bias3: (output channels,) float32 of each convolution.
+        groups: groups of every convolution.
     """
 
     weight1: Tensor
@@ -49,7 +50,7 @@ class ConvBranch:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps on its device."""
+        """All tensors."""
         tensors = (self.weight1, self.bias1, self.weight2, self.bias2, self.weight3, self.bias3)
         return tuple(tensor for tensor in tensors if tensor is not None)
 
@@ -57,7 +58,7 @@ class ConvBranch:
 def conv_branch_refusal(
     batch: int, tokens: int, class_token: bool, convs: Sequence[nn.Conv2d], dtype: torch.dtype, shared_limit: int
 ) -> str | None:
-    """Why no tile of the `conv_branch` kernel takes this problem; None when tile 0 or another does.
+    """Return why no tile of the `conv_branch` kernel takes this problem; None if one does.
 
     Args:
         tokens: N, the class token included where there is one.
@@ -83,7 +84,7 @@ def conv_branch_refusal(
 
 
 def shared_bytes(tile: int, side: int, hidden_width: int) -> int:
-    """Shared memory of a block: the grid with its border, of its groups the channels in tokens and between."""
+    """Return a block's shared memory, bytes: two grids with borders, of its groups' token and hidden channels."""
     groups = BLOCK_GROUPS[tile]
     pixel = groups * GROUP_WIDTH + 8
     hidden_pixel = groups * hidden_width + (16 if hidden_width % 16 == 0 else 8)
@@ -94,7 +95,7 @@ def pack_conv_branch(convs: Sequence[nn.Conv2d], dtype: torch.dtype) -> ConvBran
     """Pack the two or three convolutions of a branch, batch norms folded, for the kernel.
 
     Raises:
-        ValueError: convolutions that the kernel does not take.
+        ValueError: the kernel does not take the convolutions.
     """
     if (refusal := _convs_refusal(convs)) is not None:
         raise ValueError(refusal)
@@ -119,7 +120,7 @@ def conv_branch_reference(
     groups: int,
     class_token: bool,
 ) -> Tensor:
-    """The branch in torch, from the packed tensors: tokens (B, N, C) -> (B, N, C), contiguous, any device.
+    """Compute the branch in torch from the packed tensors: tokens (B, N, C) -> (B, N, C), contiguous, any device.
 
     A class token gets the residual alone, or zeros.
     """
@@ -164,10 +165,10 @@ def _conv(grid: Tensor, packed: Tensor, bias: Tensor, in_channels: int, groups: 
     return F.conv2d(grid, weight.to(grid.dtype), bias.to(grid.dtype), padding=1, groups=groups)
 
 
-# The kernel sees a group's convolution as a matrix product with an inner index of quads: the taps row by row, of each
-# its input channels four at a time. An mma of the tensor cores takes four quads and eight output channels; lane l of
-# the warp holds, of its right operand, the four weights of quad l % 4 and output l // 4. Two such fragments, outputs
-# innermost, make one 16-byte load.
+# The kernel treats a group's convolution as a matrix product whose inner index goes over quads: for each tap, row by
+# row, its input channels four at a time. One mma of the tensor cores takes four quads and eight output channels; lane l
+# of the warp holds the four weights of quad l % 4 and output l // 4. Two such fragments, outputs innermost, are one
+# 16-byte load.
 
 
 def _pack(weight: Tensor, groups: int) -> Tensor:

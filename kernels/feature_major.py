@@ -1,4 +1,4 @@
-"""The Monarch product for inference on a CPU: features outermost, so both permutations are strides, not copies.
+"""The Monarch product for inference on a CPU, with features outermost: both permutations are strides, not copies.
 
 With X held as (features, M) the intermediate (K*q, M) is, without moving anything, the (r, J, M) array whose
 transpose feeds the second product, and the second product writes its (J, s, M) result through a transposed view of
@@ -14,7 +14,7 @@ from .packing import PackedMonarch
 
 
 def _product(chunks: Tensor, packed: PackedMonarch) -> Tensor:
-    """(K, p, M) of any strides -> (out_features, M), bias included."""
+    """Multiply (K, p, M), of any strides, to (out_features, M), bias included."""
     shape, columns = packed.shape, chunks.shape[2]
     t = chunks.new_empty(packed.w2.shape[2], shape.J, columns)  # (r, J, M), and a slab of ones for the bias
     torch.bmm(packed.w1, chunks, out=t[: shape.r].view(shape.K, shape.q, columns))
@@ -26,7 +26,7 @@ def _product(chunks: Tensor, packed: PackedMonarch) -> Tensor:
 
 
 def _enter(x: Tensor, packed: PackedMonarch) -> Tensor:
-    """(M, in_features) -> (K, p, M): a view, unless the layer is padded. BLAS takes the transpose as it is."""
+    """View (M, in_features) as (K, p, M); only a padded layer needs a copy, since BLAS takes a transpose as it is."""
     shape = packed.shape
     if x.shape[1] < shape.in_extended:
         x = F.pad(x, (0, shape.in_extended - x.shape[1]))

@@ -1,13 +1,40 @@
-"""The public Monarch operations: check once, choose, launch."""
+"""The public Monarch operations: each checks its arguments, chooses an implementation once, and runs it."""
 
+from dataclasses import dataclass
+
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .batched import monarch_batched
-from .dispatch import decide, wants_gradients
 from .feature_major import feature_major_linear, feature_major_mlp
 from .packing import PackedMonarch, pack_monarch
 from .shapes import MonarchShape
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Which implementation runs, and why in a few words."""
+
+    implementation: str  # "feature_major" | "batched"
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.implementation} ({self.reason})"
+
+
+def decide(device: torch.device, *, differentiable: bool) -> Decision:
+    """Choose the implementation for tensors on `device`, before anything is launched.
+
+    Args:
+        device: where input and factors are.
+        differentiable: gradients are wanted.
+    """
+    if differentiable:
+        return Decision("batched", "gradients wanted")
+    if device.type == "cpu":
+        return Decision("feature_major", "CPU inference: permutations are strides")
+    return Decision("batched", f"plain PyTorch on {device.type}: a fused model chooses for itself")
 
 
 def monarch_linear(
@@ -30,7 +57,7 @@ def monarch_linear(
     shape = MonarchShape.of(w1, w2)
     out = shape.check(x.shape[-1], out_features)
     rows = x.reshape(-1, x.shape[-1])
-    if decide(x.device, differentiable=wants_gradients(x, w1, w2, bias)).implementation == "feature_major":
+    if decide(x.device, differentiable=_wants_gradients(x, w1, w2, bias)).implementation == "feature_major":
         packed = pack_monarch(w1, w2, bias, in_features=x.shape[-1], out_features=out)
         y = feature_major_linear(rows, packed)
     else:
@@ -65,6 +92,11 @@ def packed_mlp(x: Tensor, fc1: PackedMonarch, fc2: PackedMonarch) -> Tensor:
     else:
         y = _batched(F.gelu(_batched(rows, fc1)), fc2)
     return y.reshape(*x.shape[:-1], fc2.out_features)
+
+
+def _wants_gradients(*tensors: Tensor | None) -> bool:
+    """True when autograd would record an operation on these tensors."""
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _rows(x: Tensor, layer: PackedMonarch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packs the factors of a Monarch layer once, at load, into what the inference paths want."""
+"""Packs the factors of a Monarch layer for inference, once, when the model is loaded."""
 
 from dataclasses import dataclass
 
@@ -13,13 +13,13 @@ from .shapes import MonarchShape
 class PackedMonarch:
     """A Monarch layer ready for inference: contiguous factors of one dtype, the bias inside the second.
 
-    Plain tensors that are derived from the checkpoint's, never stored instead of them.
+    It is derived from the checkpoint's tensors and never stored instead of them.
 
     Args:
         w1: (K, q, p).
-        w2: (J, s, r), or (J, s, r + 1) where there is a bias: its last column, to be multiplied by ones, which costs
-            a product nothing and saves a pass over its result.
-        shape: of the factors, without that column.
+        w2: (J, s, r), or (J, s, r + 1) with the bias as last column, which is multiplied by ones: that adds no time to
+            the product and saves a pass over its result.
+        shape: shape of the factors, without that column.
         in_features, out_features: widths of the layer.
     """
 
@@ -62,11 +62,11 @@ def pack_monarch(
     Args:
         w1, w2: factors (K, q, p) and (J, s, r).
         bias: (out_features,) or None.
-        in_features, out_features: of the layer; K*p and J*s when None.
-        dtype: of the packed tensors; that of w1 when None.
+        in_features, out_features: widths of the layer; K*p and J*s if None.
+        dtype: dtype of the packed tensors; that of w1 if None.
 
     Raises:
-        ValueError: shapes that do not fit each other.
+        ValueError: the shapes do not fit each other.
     """
     shape = MonarchShape.of(w1, w2)
     width = shape.in_extended if in_features is None else in_features

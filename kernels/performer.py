@@ -1,18 +1,18 @@
-"""Packs the performer attention of a reduction cell for the CUDA kernels, and computes it in plain torch from that.
+"""Packs the performer attention of a reduction cell for the CUDA kernels, and computes it from the packed tensors.
 
-The operator (csrc/performer.cuh):
+The operator (csrc/performer/performer.cuh):
 
     performer_attention(Tensor kqv, Tensor weights, Tensor biases, Tensor? parallel, float eps, float norm_eps,
                         int tile) -> Tensor
 
 kqv (B, N, 3 * dim) is in the order keys, queries, values and of the dtype of `weights`; parallel and the result are
-(B, N, dim). `weights` (one dimension) and `biases` are a PackedPerformer's; biases has three rows where the cell's MLP
-is part of it, else one. tile: see `performer_tile`. The workspace is the host's matter: performer.cuh says how large.
+(B, N, dim). `weights` (one dimension) and `biases` are a PackedPerformer's; biases has three rows if the cell's MLP is
+part of it, otherwise one. tile: see `performer_tile`. The launch allocates the workspace.
 
-Packing is for tensor cores. Matrices are cut into units of 16x16 in the order in which a warp's lanes hold them, so a
-lane's part is 16 neighbouring bytes. The features' matrix, times log2(e), becomes an exact sum of terms of the model's
-dtype. A lane reads and writes 8 neighbouring numbers of a token where the tensor cores' layout has four pairs 8 apart:
-rows and columns that meet tokens in memory are permuted for it (`_lane_order`).
+Matrices are packed for tensor cores, in units of 16x16 in the order in which a warp's lanes hold them, so that a lane's
+part is 16 neighbouring bytes. The features' matrix, times log2(e), becomes an exact sum of terms of the model's dtype.
+A lane reads and writes 8 neighbouring numbers of a token, but the tensor cores' layout has them as four pairs 8 apart;
+so rows and columns that belong to tokens in memory are permuted (`_lane_order`).
 """
 
 from dataclasses import dataclass
@@ -43,14 +43,14 @@ class PerformerMlp:
 
 @dataclass(frozen=True)
 class PackedPerformer:
-    """What the operator takes beside activations; plain tensors derived from the checkpoint's.
+    """The arguments of the operator other than activations, derived from the checkpoint's tensors.
 
     Args:
-        weights: (count,) of the model's dtype: features' matrix, projection, and fc1 and fc2 where there is an MLP.
+        weights: (count,) of the model's dtype: features' matrix, projection, and with an MLP fc1 and fc2.
         biases: (3, dim) or, without MLP, (1, dim), float32.
         dim: width of the tokens.
         eps: added to the attention's denominator.
-        norm_eps: of the MLP's LayerNorm.
+        norm_eps: eps of the MLP's LayerNorm.
     """
 
     weights: Tensor
@@ -69,7 +69,7 @@ class PackedPerformer:
 
 
 def performer_refusal(dim: int, dtype: torch.dtype) -> str | None:
-    """Why the kernels do not take such a cell, or None."""
+    """Return why the kernels do not take such a cell; None if they do."""
     if dtype not in _TERMS:
         return f"performer kernels are for bfloat16 and float16, not {dtype}"
     if dim not in PERFORMER_DIMS:
@@ -78,7 +78,7 @@ def performer_refusal(dim: int, dtype: torch.dtype) -> str | None:
 
 
 def performer_tile(shared_limit: int) -> int:
-    """The tile variant for a device whose blocks may have `shared_limit` bytes of shared memory."""
+    """Return the tile variant for a device whose blocks may have `shared_limit` bytes of shared memory."""
     return 0 if shared_limit >= _LARGE_SHARED_BYTES else 1
 
 
@@ -92,7 +92,7 @@ def pack_performer(
         proj_weight, proj_bias: (dim, dim) and (dim,).
         mlp: the end of the cell, or None to leave it out.
         eps: added to the attention's denominator.
-        dtype: of the activations.
+        dtype: dtype of the activations.
 
     Raises:
         ValueError: the kernels do not take this width or dtype, shapes do not fit, or w is too large for the dtype.
@@ -119,7 +119,7 @@ def pack_performer(
 def performer_reference(
     kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float
 ) -> Tensor:
-    """The operator in plain torch, float32 between its input and its output; any device."""
+    """Compute the operator in plain torch on any device, in float32 between input and output."""
     dim = kqv.shape[-1] // 3
     w, *matrices = _unpack(weights, dim, mlp=biases.shape[0] == 3)
     k, q, v = kqv.float().chunk(3, dim=-1)
@@ -142,13 +142,15 @@ def _features(t: Tensor, w: Tensor) -> Tensor:
 
 
 def _lane_order(size: int) -> Tensor:
-    """Where in memory the numbers are that the tensor cores see: of 32, lane t of four has 8t .. 8t+7, as four pairs
-    that its layout puts at 2t, 8 + 2t, 16 + 2t and 24 + 2t."""
+    """Return, in the tensor cores' order, where the numbers are in memory.
+
+    Of 32 numbers, lane t of four has 8t .. 8t+7, in four pairs that belong to 2t, 8 + 2t, 16 + 2t and 24 + 2t.
+    """
     return torch.arange(size).view(-1, 4, 4, 2).transpose(1, 2).flatten()
 
 
 def _units(matrix: Tensor) -> Tensor:
-    """(rows, columns) -> (rows / 16, columns / 16, 256), a unit in the order of two mma's right operands by lane."""
+    """Cut (rows, columns) into (rows / 16, columns / 16, 256): by lane, a unit is the right operands of two mma."""
     rows, columns = matrix.shape
     tiled = matrix.view(rows // 16, 2, 8, columns // 16, 2, 4, 2)
     return tiled.permute(0, 3, 2, 5, 1, 4, 6).reshape(rows // 16, columns // 16, 256)
@@ -162,7 +164,7 @@ def _matrix(units: Tensor) -> Tensor:
 
 
 def _feature_terms(w: Tensor, dtype: torch.dtype) -> Tensor:
-    """w log2(e) as a sum of terms of `dtype`: (m, dim) -> (m / 16, terms, dim / 16, 256)."""
+    """Split w log2(e) into a sum of terms of `dtype`: (m, dim) -> (m / 16, terms, dim / 16, 256)."""
     rest = w.double() * _LOG2_E
     terms = []
     for _ in range(_TERMS[dtype]):
@@ -175,7 +177,7 @@ def _feature_terms(w: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _unpack(weights: Tensor, dim: int, *, mlp: bool) -> list[Tensor]:
-    """The packed matrices, float32: w log2(e), the projection, and fc1 (after the norm's map) and fc2."""
+    """Return the packed matrices in float32: w log2(e), the projection, and fc1 (after the norm's map) and fc2."""
     order = torch.argsort(_lane_order(dim)).to(weights.device)
     steps, terms = dim // 16, _TERMS[weights.dtype]
     sizes = [terms * dim * (dim // 2), dim * dim] + [2 * dim * dim] * mlp

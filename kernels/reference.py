@@ -1,4 +1,4 @@
-"""The definition of the Monarch product, plainly: the oracle of the tests, slow on purpose.
+"""The Monarch product by its definition: slow and plain, since tests compare everything else with it.
 
 Source: Monarch (arXiv 2204.00595), section 3.1. With w1 (K, q, p), w2 (J, s, r), K*q = J*r:
 
@@ -16,10 +16,10 @@ from .shapes import MonarchShape
 
 
 def monarch_reference(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
-    """y = M x by the definition: x (..., K*p) -> (..., J*s), same dtype and device.
+    """Compute y = M x by the definition: x (..., K*p) -> (..., J*s), same dtype and device.
 
     Raises:
-        ValueError: factors that do not chain, or an input that is not exactly K*p wide.
+        ValueError: the factors do not chain, or the input is not exactly K*p wide.
     """
     shape = MonarchShape.of(w1, w2)
     if x.shape[-1] != shape.in_extended:
@@ -31,7 +31,7 @@ def monarch_reference(x: Tensor, w1: Tensor, w2: Tensor) -> Tensor:
 
 
 def monarch_to_dense(w1: Tensor, w2: Tensor, out_features: int | None = None, in_features: int | None = None) -> Tensor:
-    """The equivalent dense weight (out_features, in_features), y = W x.
+    """Return the equivalent dense weight (out_features, in_features), y = W x.
 
     W[u*J + j, k*p + i] = sum over rows v with (k*q + v) mod J = j of w2[j, u, (k*q + v) div J] * w1[k, v, i]
     """

@@ -1,4 +1,4 @@
-"""The shapes of a Monarch product and the checks on them: one place, used by every implementation."""
+"""The shapes of a Monarch product and their checks, which every implementation uses."""
 
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
-"""Encoded images to model input: guard, geometry, loaders. Knows no models and no HTTP.
+"""Encoded images to model input: header validation, decoders, preprocessing and labelled folders.
 
-Nothing heavy is imported before a name is used: who only looks at headers needs neither torch nor a decoder.
+A name's module is imported when the name is first used, so that reading headers needs neither torch nor a decoder.
 """
 
 from importlib import import_module
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from .errors import InputError as InputError
     from .headers.info import FORMATS as FORMATS
     from .headers.info import ImageInfo as ImageInfo
-    from .headers.validate import DEFAULT_LIMITS as DEFAULT_LIMITS
-    from .headers.validate import Limits as Limits
+    from .headers.limits import DEFAULT_LIMITS as DEFAULT_LIMITS
+    from .headers.limits import Limits as Limits
     from .headers.validate import validate as validate
     from .preprocess.spec import Geometry as Geometry
     from .preprocess.spec import PreprocessSpec as PreprocessSpec
@@ -28,8 +28,9 @@ _HOMES = {
     "base": ("LoadResult", "Loader"),
     "decode.cpu": ("CpuLoader",),
     "errors": ("CODES", "InputError"),
-    "headers.validate": ("DEFAULT_LIMITS", "Limits", "validate"),
     "headers.info": ("FORMATS", "ImageInfo"),
+    "headers.limits": ("DEFAULT_LIMITS", "Limits"),
+    "headers.validate": ("validate",),
     "decode.pillow": ("PillowLoader",),
     "select": ("LOADERS", "create_loader"),
     "preprocess.spec": ("Geometry", "PreprocessSpec", "geometry"),

@@ -1,4 +1,4 @@
-"""The seam of this room: what a loader is and what it answers."""
+"""What a loader is: it takes a batch of encoded images and returns pixels, or an error for each bad image."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ class LoadResult:
         ok: index in the request of each row of `pixels`, ascending.
         errors: index in the request -> why.
         cpu_seconds: thread CPU time by stage (inspect, decode, resize, normalise), summed over images.
-        decoders: which loader decoded each row, by its name; empty where all are the one's that answered.
+        decoders: name of the loader that decoded each row; empty where the loader that answered decoded all of them.
     """
 
     pixels: Tensor
@@ -32,25 +32,25 @@ class LoadResult:
 
 @dataclass(frozen=True)
 class LoaderHealth:
-    """What a decoder that can break has been through.
+    """What has happened to a decoder that a bad image can break.
 
     Args:
-        rebuilds: times it was made anew after a batch had broken it.
-        lost_images: images of such batches; all were answered another way.
-        suspect_images: images that were not given to it because their source had broken batches.
-        suspects: sources that are held so now.
-        trouble: why it cannot be made anew; images are still answered another way, but only a restart can help.
+        rebuilds: how many times it was built again after a batch had broken it.
+        lost_images: images of such batches; all were decoded another way.
+        quarantined_images: images that were decoded another way because their source had broken batches.
+        quarantined_sources: sources in quarantine now.
+        trouble: why it cannot be built again; images are still decoded another way, but only a restart can help.
     """
 
     rebuilds: int = 0
     lost_images: int = 0
-    suspect_images: int = 0
-    suspects: int = 0
+    quarantined_images: int = 0
+    quarantined_sources: int = 0
     trouble: str | None = None
 
 
 SOUND = LoaderHealth()
-"""Of a loader that nothing breaks."""
+"""The health of a loader that nothing breaks."""
 
 
 class Loader(Protocol):
@@ -61,7 +61,7 @@ class Loader(Protocol):
 
     @property
     def health(self) -> LoaderHealth:
-        """How its decoder does; may be asked from any thread."""
+        """The state of its decoder; may be read from any thread."""
         ...
 
     def load(
@@ -74,15 +74,15 @@ class Loader(Protocol):
 
         Args:
             items: encoded bodies.
-            infos: what `inspect` said of each, where the caller has asked already; None inspects here.
-            sources: who sent each, in any words that stay the same; None where nobody knows.
+            infos: the header of each, where the caller has validated it already; where None, it is validated here.
+            sources: an opaque name of each one's sender, the same each time; None where it is not known.
         """
         ...
 
     def warm_up(self, batch_size: int) -> None:
-        """Have first calls and allocations behind, for batches of so many images."""
+        """Make the first calls and allocations now, for batches of so many images."""
         ...
 
     def close(self) -> None:
-        """Give threads back; the loader is of no use afterwards."""
+        """End the loader's threads; it cannot be used afterwards."""
         ...

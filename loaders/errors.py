@@ -1,4 +1,4 @@
-"""The errors of this room: why an image body was refused, as a closed code and a line for people; no such loader."""
+"""The errors of the loaders: why an image was refused, as a code and one line for people, and `LoaderError`."""
 
 from typing import Literal, get_args
 

@@ -1,9 +1,9 @@
-"""Which loader serves: by name, or the fastest one this machine has."""
+"""Creates a loader by name, or the fastest one of this machine."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -11,7 +11,7 @@ from .base import Loader
 from .decode.cpu import CpuLoader
 from .decode.pillow import PillowLoader
 from .errors import LoaderError
-from .headers.validate import DEFAULT_LIMITS, Limits
+from .headers.limits import DEFAULT_LIMITS, Limits
 from .preprocess.spec import PreprocessSpec
 from .sandbox.sandbox import Sandbox
 
@@ -22,10 +22,10 @@ LOADERS = ("auto", "cpu", "dali", "pillow")
 
 @dataclass(frozen=True)
 class DaliOptions:
-    """What only the DALI loader asks for; see there.
+    """Options of `DaliLoader`, which describes them.
 
     Args:
-        dtype: of the pixels on a GPU; on the CPU they are float32.
+        dtype: dtype of the pixels on a GPU; on the CPU they are float32.
     """
 
     hw_decoder_load: float = 0.0
@@ -52,39 +52,35 @@ def create_loader(
     dali: DaliOptions = DEFAULT_DALI,
     sandbox: Sandbox | None = None,
 ) -> Loader:
-    """Make a loader; its `description` says in words what was chosen, and why.
+    """Create a loader; its `description` says what was chosen, and why.
 
     Args:
         name: "cpu" is the fast loader, "pillow" the exact one, "dali" NVIDIA's. "auto" is DALI where the model is on
             a GPU and DALI can be built for it, else the fast loader.
-        num_threads: of the fast loader and of DALI's pool.
-        device: where DALI decodes, and where its pixels are; the others' are on the CPU.
+        num_threads: threads of the fast loader and of DALI's pool.
+        device: where DALI decodes and puts its pixels; other loaders' pixels are on the CPU.
         sandbox: decodes the images that are `sandboxed`; several loaders can share one. None makes one.
 
     Raises:
-        LoaderError: "dali", and it is not installed, or cannot be built here.
-        ValueError: another name.
+        LoaderError: DALI is asked for by name, and is not installed or cannot be built here.
+        ValueError: there is no such loader.
     """
     if name == "auto":
-        return _fastest(spec, limits, num_threads, device, device_id, dali, sandbox)
+        name, why = fastest(device)
+        given: dict[str, Any] = {"device": device, "device_id": device_id, "dali": dali, "sandbox": sandbox}
+        try:
+            loader = create_loader(name, spec, limits, num_threads, **given)
+        except LoaderError as error:
+            logger.warning("loader auto: %s", error)
+            loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)
+        loader.description += f" (auto: {why})"
+        return loader
     if name == "dali":
         from .decode.dali import DaliLoader
 
+        options = dali if device == "gpu" else replace(dali, dtype=torch.float32)
         return DaliLoader(
-            spec,
-            limits,
-            num_threads,
-            device=device,
-            device_id=device_id,
-            max_batch=dali.max_batch,
-            max_batch_pixels=dali.max_batch_pixels,
-            min_pixels=dali.min_pixels,
-            min_batch=dali.min_batch,
-            strict=dali.strict,
-            hw_decoder_load=dali.hw_decoder_load,
-            resample=dali.resample,
-            dtype=dali.dtype if device == "gpu" else torch.float32,
-            sandbox=sandbox,
+            spec, limits, num_threads, device=device, device_id=device_id, sandbox=sandbox, **vars(options)
         )
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)
@@ -93,29 +89,8 @@ def create_loader(
     raise ValueError(f"loader is {name!r}: expected {', '.join(LOADERS)}")
 
 
-def _fastest(
-    spec: PreprocessSpec,
-    limits: Limits,
-    num_threads: int,
-    device: Literal["cpu", "gpu"],
-    device_id: int,
-    dali: DaliOptions,
-    sandbox: Sandbox | None,
-) -> Loader:
-    name, why = fastest(device)
-    try:
-        loader = create_loader(
-            *(name, spec, limits, num_threads), device=device, device_id=device_id, dali=dali, sandbox=sandbox
-        )
-    except LoaderError as error:
-        logger.warning("loader auto: %s", error)
-        loader, why = CpuLoader(spec, limits, num_threads, pin_memory=True, sandbox=sandbox), str(error)
-    loader.description += f" (auto: {why})"
-    return loader
-
-
 def fastest(device: Literal["cpu", "gpu"]) -> tuple[str, str]:
-    """What "auto" means for a model there, and why."""
+    """Return what "auto" means for a model on that device, and why."""
     if device == "cpu":
         return "cpu", "the model is on the CPU, where it is quicker than DALI"
     if find_spec("nvidia") is None or find_spec("nvidia.dali") is None:

@@ -1,6 +1,7 @@
-"""Models, their configs and their files: build by name, bundles, import, compress, densify, account.
+"""The index of `milkweed.models`: every name is imported from its module when it is first used, and not before.
 
-Nothing heavy is imported before a name is used.
+Each folder may import those before it, and none imports back: layers < architectures < bundle < {serving, report} <
+{compress, importing, onnx} < training < recovery. The modules of this folder are below `architectures`.
 """
 
 from importlib import import_module
@@ -32,31 +33,32 @@ if TYPE_CHECKING:
     from .importing import read_checkpoint as read_checkpoint
     from .layers.blockdiag import BlockdiagLinear as BlockdiagLinear
     from .layers.layer_spec import LayerSpec as LayerSpec
+    from .layers.layer_spec import layer_specs_for as layer_specs_for
     from .layers.layer_spec import replace_linears as replace_linears
-    from .layers.layer_spec import select_linears as select_linears
-    from .layers.layer_spec import structures_for as structures_for
     from .layers.lowrank import LowRankLinear as LowRankLinear
     from .layers.monarch import MonarchLinear as MonarchLinear
     from .layers.pixelfly import PixelflyLinear as PixelflyLinear
+    from .layers.select import select_linears as select_linears
     from .layers.structured import StructuredLinear as StructuredLinear
     from .onnx.export import export_bundle as export_bundle
 
 _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
-    "layers.blockdiag": ("BlockdiagLinear",),
+    "architectures.registry": ("create_model", "default_preprocess", "list_models"),
     "bundle.bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
-    "compress": ("CompressRequest", "compress_model", "densify_model"),
     "bundle.config": ("BundleConfig",),
+    "bundle.labels": ("Label", "read_labels"),
+    "compress": ("CompressRequest", "compress_model", "densify_model"),
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),
-    "bundle.labels": ("Label", "read_labels"),
+    "layers.blockdiag": ("BlockdiagLinear",),
+    "layers.layer_spec": ("LayerSpec", "layer_specs_for", "replace_linears"),
     "layers.lowrank": ("LowRankLinear",),
     "layers.monarch": ("MonarchLinear",),
-    "onnx.export": ("export_bundle",),
     "layers.pixelfly": ("PixelflyLinear",),
-    "architectures.registry": ("create_model", "default_preprocess", "list_models"),
-    "layers.layer_spec": ("LayerSpec", "replace_linears", "select_linears", "structures_for"),
+    "layers.select": ("select_linears",),
     "layers.structured": ("StructuredLinear",),
+    "onnx.export": ("export_bundle",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

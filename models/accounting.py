@@ -1,8 +1,7 @@
-"""What a model costs: parameters, bytes and multiply-accumulates (MACs), by layer and in all, against dense.
+"""Counts parameters, bytes and multiply-accumulates (MACs) of a model, by layer and in all, also as if it were dense.
 
-MACs are counted as torch's FlopCounterMode counts, halved: convolutions, linear layers, attention and
-performer matmuls; no biases, norms or activations. A structured layer counts its weights for each token, padding
-included.
+MACs are the counts of torch's FlopCounterMode, halved: convolutions, linear layers, attention and performer matmuls,
+but no biases, norms or activations. A structured layer counts its weights for each token, padding included.
 """
 
 import copy
@@ -19,7 +18,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .layers.structured import StructuredLinear
 
-# torch 2.10 has no formula for the CPU's attention; it is that of the others.
+# torch 2.10 has no formula for the CPU's attention; the others' holds for it.
 _FORMULAS = {
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: flop_registry[
         torch.ops.aten._scaled_dot_product_efficient_attention
@@ -30,7 +29,7 @@ _FORMULAS = {
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Parameters of a model; frozen ones (the performer's random features) are not trained but needed."""
+    """Numbers of parameters; frozen ones (the performer's random features) are needed but not trained."""
 
     trainable: int
     frozen: int
@@ -49,10 +48,10 @@ COUNTER = (
 
 @dataclass(frozen=True)
 class Macs:
-    """Multiply-accumulates of one image, in all and by the module that does them.
+    """Multiply-accumulates of one image, in all and by module.
 
     Args:
-        dense_equivalent: in all, were every structured layer dense.
+        dense_equivalent: total if every structured layer were dense.
     """
 
     total: int
@@ -62,7 +61,7 @@ class Macs:
 
 @dataclass(frozen=True)
 class LayerAccount:
-    """One linear layer, dense or structured; `parameters` include the bias, `macs` are of one image."""
+    """Costs of one linear layer, dense or structured; `parameters` include the bias, `macs` are those of one image."""
 
     name: str
     kind: str
@@ -75,25 +74,25 @@ class LayerAccount:
 
 
 def parameter_count(model: nn.Module) -> ParameterCount:
-    """Trainable and frozen parameters. A loaded bundle has all frozen: count `create_model` of its config."""
+    """Count trainable and frozen parameters. In a loaded bundle all are frozen; count `create_model` of its config."""
     trainable = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return ParameterCount(trainable, sum(p.numel() for p in model.parameters()) - trainable)
 
 
 def dense_equivalent_parameters(model: nn.Module) -> int:
-    """Parameters the model would have with every structured layer dense."""
+    """Parameters that the model would have if every structured layer were dense."""
     return sum(p.numel() for p in model.parameters()) + sum(_saved(module) for module in model.modules())
 
 
 def dense_equivalent_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers the model would have with every structured layer dense, in its dtypes."""
+    """Bytes of parameters and buffers, in the model's dtypes, if every structured layer were dense."""
     stored = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     layers = [module for module in model.modules() if isinstance(module, StructuredLinear)]
     return stored + sum(_saved(layer) * next(layer.parameters()).element_size() for layer in layers)
 
 
 def resident_bytes(model: nn.Module) -> int:
-    """Bytes of memory behind the model's tensors: packed copies included, shared memory counted once."""
+    """Bytes of memory of the model's tensors, packed copies included; shared memory counts once."""
     storages = {}
     for tensor in _all_tensors(model):
         storage = tensor.untyped_storage()
@@ -102,13 +101,13 @@ def resident_bytes(model: nn.Module) -> int:
 
 
 def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
-    """Count one image of `size` pixels (side, or height and width); `model` is not changed.
+    """Count the MACs of one image of `size` pixels (side, or height and width); `model` is not changed.
 
-    A model with weights answers one black image. One without (meta tensors) is counted on fake tensors, which
-    import torch's compiler: one second and 150 MB that a server should not pay.
+    A model with weights runs on one black image. A model of meta tensors runs on fake tensors, which import torch's
+    compiler: one second and 150 MB that a server should not pay.
 
     Args:
-        model: as built, before `prepare_for_inference`.
+        model: a model as built, before `prepare_for_inference`.
     """
     height, width = (size, size) if isinstance(size, int) else size
     first = next(model.parameters())
@@ -124,7 +123,7 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
         if name:
             module.register_forward_pre_hook(lambda *_, name=name: counter.path.append(name))
             module.register_forward_hook(lambda *_: counter.path.pop() and None)
-    # Outside inference mode composite operations arrive as their parts, which are what is counted.
+    # Outside inference mode composite operations arrive as their parts, which have formulas.
     with torch.inference_mode(False), torch.no_grad(), mode, counter:
         twin(image)
     by_layer = dict(counter.counts)
@@ -133,7 +132,7 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
 
 
 def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAccount, ...]:
-    """Every linear layer in the model's order; MACs are 0 where no `size` in pixels is given."""
+    """Costs of every linear layer, in the model's order; MACs are 0 where no `size` in pixels is given."""
     counted = macs(model, size).by_layer if size is not None else {}
     return tuple(
         LayerAccount(
@@ -152,10 +151,10 @@ def layer_accounts(model: nn.Module, size: int | None = None) -> tuple[LayerAcco
 
 
 class _MacCounter(TorchDispatchMode):
-    """Adds up the MACs of the operations that run under it, for the module on top of `path`.
+    """Adds up the MACs of the operations in its context, for the module on top of `path`.
 
-    torch's own FlopCounterMode hooks modules of every thread while it counts; a server that loads one model
-    while another answers cannot have that.
+    torch's own FlopCounterMode hooks the modules of all threads while it counts, and a server loads one model while
+    others answer.
     """
 
     def __init__(self) -> None:
@@ -166,7 +165,7 @@ class _MacCounter(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the default guards against being compiled, by importing the compiler
+        return False  # the default imports the compiler
 
     def add(self, count: int) -> None:
         name = self.path[-1] if self.path else ""
@@ -182,7 +181,7 @@ class _MacCounter(TorchDispatchMode):
 
 
 class _Meter:
-    """Stands in for a structured layer's forward: counts its weights for each token, gives an empty output."""
+    """Stands in for a structured layer's forward: counts its weights for each token and returns zeros."""
 
     def __init__(self, layer: StructuredLinear, counter: _MacCounter) -> None:
         self.weights, self.dense_weights = layer.macs_per_row, layer.in_features * layer.out_features
@@ -196,7 +195,7 @@ class _Meter:
 
 
 def _twin(model: nn.Module, empty: bool) -> nn.Module:
-    """A copy of the modules that shares their tensors, or has empty CPU tensors of the same shapes."""
+    """A copy of the model that shares its tensors, or has empty CPU tensors of the same shapes."""
     memo: dict[int, Any] = {}
     for tensor in _all_tensors(model):
         memo[id(tensor)] = _with_memory(tensor) if empty else tensor
@@ -213,7 +212,7 @@ def _macs_per_row(layer: nn.Linear | StructuredLinear) -> int:
 
 
 def _saved(module: nn.Module) -> int:
-    """Weights that a dense layer would have more than this one."""
+    """How many weights fewer a structured layer has than a dense one; 0 for other modules."""
     if not isinstance(module, StructuredLinear):
         return 0
     return module.in_features * module.out_features - module.weight_count

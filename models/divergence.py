@@ -1,4 +1,4 @@
-"""How far a model's answers are from another's: KL divergence and agreement on the same images."""
+"""Compares the answers of two models to the same images: KL divergence and agreement."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Divergence:
-    """Answers of a model against those of its reference.
+    """A model's answers compared with those of its reference.
 
     Args:
         kl: mean KL(reference || model) of the class distributions, nats.
         agreement: percent of the images whose best class is the same.
-        images: compared.
+        images: number of images.
     """
 
     kl: float
@@ -24,18 +24,18 @@ class Divergence:
 
 
 def answers(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
-    """Log-probabilities (images, classes), float32, of normalised images (B, 3, H, W) in batches."""
+    """Log-probabilities (images, classes), float32, of batches of normalised images (B, 3, H, W)."""
     with torch.inference_mode():
         return torch.cat([F.log_softmax(model(images).float(), dim=-1) for images in batches])
 
 
 def divergence(reference: Tensor, found: Tensor) -> Divergence:
-    """Compare log-probabilities (images, classes)."""
+    """Compare log-probabilities (images, classes) with those of the reference."""
     kl = F.kl_div(found, reference, reduction="none", log_target=True).sum(-1)
     same = found.argmax(-1) == reference.argmax(-1)
     return Divergence(float(kl.double().mean()), 100 * float(same.double().mean()), found.shape[0])
 
 
 def diverge(model: nn.Module, batches: Sequence[Tensor], reference: Tensor) -> Divergence:
-    """`divergence` of a model on images whose reference answers are known."""
+    """The divergence of a model on images, given the reference's log-probabilities."""
     return divergence(reference, answers(model, batches))

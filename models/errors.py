@@ -1,10 +1,10 @@
-"""The domain errors of `models`: each is one line that names the file or key, the value and the limit."""
+"""The errors of `models`, each one line that names the file or key, the value and the limit."""
 
 
 class BundleError(ValueError):
-    """A bundle that cannot be read or written.
+    """A bundle cannot be read or written.
 
-    Its text can be logged and sent as UTF-8 whatever the folder's name: bytes that are not UTF-8 read as `\\xff` there.
+    The message is valid UTF-8 whatever the folder's name: other bytes are written as `\\xff`.
     """
 
     def __init__(self, message: str) -> None:
@@ -12,7 +12,7 @@ class BundleError(ValueError):
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that cannot be read or does not fit; `details` holds further lines for a person."""
+    """A checkpoint cannot be read or does not fit; `details` holds further lines for a person."""
 
     def __init__(self, message: str, details: tuple[str, ...] = ()) -> None:
         super().__init__(message)
@@ -20,15 +20,15 @@ class CheckpointError(ValueError):
 
 
 class ExportError(ValueError):
-    """A model that cannot be exported, or an exported one that cannot be run or computes something else."""
+    """A model cannot be exported, or the exported model cannot run or computes something else."""
 
 
 def quoted(value: object, limit: int = 80) -> str:
-    """`value` as repr on one line, cut to `limit` characters: safe to put in a message."""
+    """The repr of `value` on one line, cut to `limit` characters, which is safe in a message."""
     text = repr(value)
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of another library says first, or its name where it says nothing."""
+    """The first line of an error of another library, or its type where it has no message."""
     return str(error).strip().partition("\n")[0] or type(error).__name__

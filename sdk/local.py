@@ -13,15 +13,16 @@ from .client.answers import Answer, Prediction
 from .client.errors import make_error
 from .client.images import Encoded, Image, encode, encoded, in_batches, is_one
 from .inference.device import use_device
+from .inference.open import OpenedModel, open_model
 from .inference.results import BatchResult, ImageResult, Predictions
+from .server.config.inference_options import inference_options
 from .server.config.sources import load_settings
-from .server.repository.served_model import ServedModel, open_model
 
 if TYPE_CHECKING:
     from .inference.decode_stage import DecodedBatch
 
 BATCH_BYTES = 64 << 20
-"""Of the encoded images of one batch."""
+"""Encoded images of one batch take so many bytes at most."""
 
 
 def open_local(
@@ -40,7 +41,7 @@ def open_local(
     # What a server has measured on this machine is used; a measurement of its own would take longer than most work.
     chosen = {"device": device, "tuning": "off", "cuda_graphs": False, "max_image_bytes": max_image_bytes}
     settings = load_settings(chosen)
-    return LocalModel(open_model(path.resolve().name, path, settings), settings.top_k)
+    return LocalModel(path.resolve().name, open_model(path, inference_options(settings)), settings.top_k)
 
 
 class LocalModel:
@@ -50,11 +51,11 @@ class LocalModel:
         top_k: classes an answer where a call says nothing, or as many as there are.
     """
 
-    def __init__(self, served: ServedModel, top_k: int) -> None:
-        self._served, self._pipeline = served, served.pipeline
-        self._top_k = min(top_k, served.pipeline.num_classes)
+    def __init__(self, name: str, opened: OpenedModel, top_k: int) -> None:
+        self._name, self._config, self._pipeline = name, opened.config, opened.pipeline
+        self._top_k = min(top_k, self.num_classes)
         # Each half of the pipeline is for one thread at a time.
-        self._loading, self._finishing = threading.Lock(), threading.Lock()
+        self._decoding, self._computing = threading.Lock(), threading.Lock()
         self._closed = False
 
     def __enter__(self) -> "LocalModel":
@@ -67,23 +68,23 @@ class LocalModel:
 
     def close(self) -> None:
         """End the model's threads, when the batches that are in work are done."""
-        with self._loading, self._finishing:
+        with self._decoding, self._computing:
             self._closed = True
             self._pipeline.close()
 
     @property
     def name(self) -> str:
-        """Of the bundle's folder."""
-        return self._served.name
+        """The name of the bundle's folder."""
+        return self._name
 
     @property
     def version(self) -> str:
-        """Of the bundle."""
-        return self._served.version
+        """The bundle's version."""
+        return self._config.version
 
     @property
     def num_classes(self) -> int:
-        """Of the model."""
+        """The number of the model's classes."""
         return self._pipeline.num_classes
 
     @overload
@@ -128,26 +129,26 @@ class LocalModel:
     def _stream(self, images: Iterable[Image], top_k: int) -> Iterator[Answer]:
         batches = in_batches(encoded(images), self._pipeline.default_batch_size, BATCH_BYTES)
         with ThreadPoolExecutor(1, "milkweed-local") as ahead:
-            loading = ahead.submit(self._load, next(batches, None))
-            while (found := loading.result()) is not None:
-                loading = ahead.submit(self._load, next(batches, None))
-                yield from self._finish(*found, top_k)
+            decoding = ahead.submit(self._decode, next(batches, None))
+            while (decoded := decoding.result()) is not None:
+                decoding = ahead.submit(self._decode, next(batches, None))
+                yield from self._compute(*decoded, top_k)
 
-    def _load(self, batch: Sequence[Encoded] | None) -> "tuple[Sequence[Encoded], DecodedBatch] | None":
+    def _decode(self, batch: Sequence[Encoded] | None) -> "tuple[Sequence[Encoded], DecodedBatch] | None":
         """A batch and its decoded images."""
         if batch is None:
             return None
         images = [image for image in batch if isinstance(image, bytes)]
-        with self._loading:
+        with self._decoding:
             self._check_open()
             use_device(self._pipeline.device)
-            return batch, self._pipeline.load(images, [None] * len(images))
+            return batch, self._pipeline.decode(images, [None] * len(images))
 
-    def _finish(self, batch: Sequence[Encoded], loaded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
-        with self._finishing:
+    def _compute(self, batch: Sequence[Encoded], decoded: "DecodedBatch", top_k: int) -> Iterator[Answer]:
+        with self._computing:
             self._check_open()
             use_device(self._pipeline.device)
-            (result,) = self._pipeline.finish([loaded], [[top_k] * len(loaded.outcomes)])
+            (result,) = self._pipeline.forward([decoded], [[top_k] * len(decoded.outcomes)])
         outcomes = iter(result.outcomes)
         stages = _stages(result)
         for image in batch:
@@ -164,7 +165,7 @@ class LocalModel:
         predictions: tuple[Prediction, ...] = ()
         error = None
         if isinstance(outcome, Predictions):
-            labels = self._served.labels
+            labels = self._config.labels
             predictions = tuple(
                 Prediction(index, labels[index].id, labels[index].label, score)
                 for index, score in zip(outcome.index, outcome.score, strict=True)
@@ -175,6 +176,6 @@ class LocalModel:
 
 
 def _stages(result: BatchResult) -> dict[str, float]:
-    """Those of a batch that a server's answer has too, ms."""
+    """The stages of a batch that a server's answer has too, in ms."""
     ends = (("decode", result.started, result.decoded), ("forward", result.launched, result.forwarded))
     return {name: round((end - start) * 1e3, 3) for name, start, end in ends}

@@ -1,11 +1,13 @@
-"""The only place that knows HTTP statuses: every error code, its status, and the metric's word for it."""
+"""Defines every error code, its HTTP status and its metric label, and the shape of error answers."""
 
 import json
 from typing import NamedTuple
 
+from ..inference.errors import INTERNAL_MESSAGE
+
 
 class ErrorKind(NamedTuple):
-    """What a code means to a client (`status`) and to an operator (`reason`, a label of a metric)."""
+    """What a code means to a client, `status`, and to an operator, `reason`, which is a label of a metric."""
 
     status: int
     reason: str
@@ -34,17 +36,15 @@ ERROR_CODES: dict[str, ErrorKind] = {
     "deadline": ErrorKind(504, "deadline"),
 }
 
-INTERNAL_MESSAGE = "internal error; the log has the details under this request id"
-
 
 class ServiceError(Exception):
     """A refusal or failure that a client may see.
 
     Args:
         code: one of `ERROR_CODES`.
-        message: one line that names the value and the limit, never holds input bytes.
-        retry_after_seconds: when to come back; sent as `Retry-After`.
-        close: answer, then close the connection, because unread body may follow.
+        message: one line that names the value and the limit, and never holds bytes of the input.
+        retry_after_seconds: sent as `Retry-After`.
+        close: the connection closes after the answer, because unread body may follow.
     """
 
     def __init__(self, code: str, message: str, *, retry_after_seconds: int | None = None, close: bool = False) -> None:
@@ -61,7 +61,7 @@ class ServiceError(Exception):
 
 
 class ClientDisconnected(Exception):
-    """The client closed its connection; nobody is there to answer. `stage` says how far the request was."""
+    """The client closed its connection, so that nobody is left to answer. `stage` says how far the request was."""
 
     def __init__(self, stage: str) -> None:
         super().__init__(f"client disconnected while the request was in stage {stage}")
@@ -69,24 +69,24 @@ class ClientDisconnected(Exception):
 
 
 def internal_error() -> ServiceError:
-    """What a client learns about a fault of ours: the request id, nothing else."""
+    """The error for a fault of ours: it tells a client nothing but to look for the request id in the log."""
     return ServiceError("internal", INTERNAL_MESSAGE)
 
 
 def status_of(code: str) -> int:
-    """The HTTP status of an error code; a code that nobody registered is a fault of ours: 500."""
+    """The HTTP status of an error code; 500 for a code that is not in `ERROR_CODES`."""
     kind = ERROR_CODES.get(code)
     return kind.status if kind else 500
 
 
 def error_body(code: str, message: str, request_id: str) -> bytes:
-    """The one shape that every error has outside `results`."""
+    """The JSON body of an error answer."""
     error = {"code": code, "message": message}
     return json.dumps({"error": error, "request_id": request_id}, ensure_ascii=False).encode()
 
 
 def error_headers(error: ServiceError) -> list[tuple[bytes, bytes]]:
-    """The headers that belong to the error itself."""
+    """The headers that an error adds to its answer."""
     headers = []
     if error.code == "unauthorized":
         headers.append((b"www-authenticate", b'Bearer realm="milkweed"'))

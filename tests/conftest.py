@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from milkweed.inference.device import usable_cores
-from milkweed.server.telemetry.container_memory import container_memory
+from milkweed.server.telemetry.system_metrics import container_memory
 
 from .support.colours import colour_bundle, colour_photos, loose_photos
 

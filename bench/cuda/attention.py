@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ...kernels.attention import sdpa_attention
 from ...kernels.chain_ir import Attention, Problem, evaluate
-from ...kernels.impls.base import Engine
+from ...kernels.impls.base import Impl
 from .ceilings import Ceilings
 from .rows import Candidate, Row, Work, measure
 from .shapes import AttentionShape
@@ -24,7 +24,7 @@ def attention_rows(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Engine],
+    engines: Sequence[Impl],
     timer: Timer,
     ceilings: Ceilings,
 ) -> list[Row]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
-from ...kernels.impls.base import Engine
+from ...kernels.impls.base import Impl
 from ...kernels.tuning.verify import relative_error
 from .mlp import layers
 from .rows import TOLERANCE
@@ -45,7 +45,7 @@ class Check:
 def checks(
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Engine],
+    engines: Sequence[Impl],
     *,
     nblocks: int,
     shapes: Sequence[MlpShape] = MLP_SHAPES,
@@ -85,7 +85,7 @@ def _cases(
             yield f"{heads}x{head_dim}", (attention,), Problem(device, dtype, 2, count)
 
 
-def _check(engine: Engine, segment: Sequence[Operator], shape: str, problem: Problem) -> Check | None:
+def _check(engine: Impl, segment: Sequence[Operator], shape: str, problem: Problem) -> Check | None:
     """None where the kernel itself refuses the tile on this device."""
     x = torch.randn(problem.batch, problem.tokens, _width(segment), device=problem.device).to(problem.dtype)
     residual = None

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ...kernels.batched import monarch_batched
 from ...kernels.chain_ir import Dense, Gelu, Monarch, Problem, evaluate
-from ...kernels.impls.base import Engine
+from ...kernels.impls.base import Impl
 from ...kernels.reference import monarch_to_dense
 from ...kernels.tuning.chain import Chain, compile_plan
 from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of
@@ -49,7 +49,7 @@ def mlp_rows(
     nblocks: int,
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Engine],
+    engines: Sequence[Impl],
     timer: Timer,
     ceilings: Ceilings,
     tune: Tune,
@@ -176,22 +176,22 @@ def compile_forward(
     return compiled
 
 
-def families(engines: Sequence[Engine]) -> dict[str, list[Engine]]:
+def families(engines: Sequence[Impl]) -> dict[str, list[Impl]]:
     """Engines by name up to the colon: the tile variants of one kernel belong together."""
-    grouped: dict[str, list[Engine]] = {}
+    grouped: dict[str, list[Impl]] = {}
     for engine in engines:
         grouped.setdefault(engine.name.partition(":")[0], []).append(engine)
     return grouped
 
 
-def best_plan(chain: Chain, engines: Sequence[Engine], measured: Sequence[Measured]) -> Plan | str | None:
+def best_plan(chain: Chain, engines: Sequence[Impl], measured: Sequence[Measured]) -> Plan | str | None:
     """The fastest way to run the chain on these engines alone, whole or in two halves, by what the tuner measured.
 
     Returns:
         The plan; the reason where they cannot; None where they are made for something else.
     """
     names = {engine.name for engine in engines}
-    rows = [row for row in measured if row.engine in names]
+    rows = [row for row in measured if row.impl in names]
     ways: list[tuple[float, Plan]] = []
     for path in (WHOLE, HALVES):
         fastest = [min(timed, default=None) for timed in (_timed(rows, span) for span in path)]
@@ -205,4 +205,4 @@ def best_plan(chain: Chain, engines: Sequence[Engine], measured: Sequence[Measur
 
 
 def _timed(rows: Sequence[Measured], span: Span) -> list[tuple[float, str]]:
-    return [(row.seconds, row.engine) for row in rows if row.span == span and row.seconds is not None]
+    return [(row.seconds, row.impl) for row in rows if row.span == span and row.seconds is not None]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from ...kernels.chain_ir import Problem
-from ...kernels.impls.base import Engine
+from ...kernels.impls.base import Impl
 from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.tuner import TunedChain, tune_chain
 from ...models import default_preprocess
@@ -14,7 +14,7 @@ from .ceilings import Ceilings
 from .cells import cell_rows
 from .checks import ROWS, checks
 from .forward import BATCHES as FORWARD_BATCHES
-from .forward import forward_rows, monarch_model
+from .forward import forward_rows, monarch_model, random_config
 from .forward import what as model_name
 from .mlp import mlp_rows
 from .precompile import precompile, triton_tasks
@@ -29,10 +29,10 @@ PRECOMPILE_SECONDS = 90
 COMPILE_SECONDS = 60
 """That torch.compile takes for a whole model, about: with less left it is not begun."""
 
-Section = Callable[[Run, Sequence[Engine], Ceilings], None]
+Section = Callable[[Run, Sequence[Impl], Ceilings], None]
 
 
-def check_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def check_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """Every engine on ragged rows against float64."""
     for check in checks(
         run.device,
@@ -53,7 +53,7 @@ def check_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
     run.say(f"{len(run.checks)} checks, {failed} failed, largest error of those that passed {worst:.2e}")
 
 
-def mlp_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def mlp_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """MLPs of the published shapes."""
     compile_until = run.seconds() + run.compile_seconds
     # Goals first, largest batches first: what matters most is there if time runs out.
@@ -86,7 +86,7 @@ def mlp_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None
             _add(run, f"mlp {shape.name} batch {batch}", measured)
 
 
-def attention_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def attention_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """Attention, PyTorch's backends each pinned."""
     for shape in [DRY_ATTENTION] if run.dry else ATTENTION_SHAPES:
         for batch in (2,) if run.dry else BATCHES:
@@ -106,7 +106,7 @@ def attention_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -
             _add(run, f"attention {shape.name} batch {batch}", measured)
 
 
-def cells_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def cells_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """ViTAE's cells."""
     for batch in (1,) if run.dry else (32, 1, 8, 128):
         if run.out_of_time("cells"):
@@ -118,7 +118,7 @@ def cells_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
         _add(run, f"cells batch {batch}", measured)
 
 
-def model_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def model_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """Whole forwards."""
     rows, skipped = forward_rows(
         device=run.device,
@@ -135,28 +135,19 @@ def model_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> No
     _add(run, "models", lambda: rows)
 
 
-def tune_section(run: Run, engines: Sequence[Engine], ceilings: Ceilings) -> None:
+def tune_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """Bring these models into the form they are served in: what the tuner finds for it is this device's preset."""
-    from ...inference.model_form import (  # the other sections need no server
-        GPU_BATCH_SIZE,
-        ForwardOptions,
-        prepare_model,
-    )
+    from ...inference.open import InferenceOptions, prepare_model  # the other sections need no decoder
 
-    options = ForwardOptions(tuning_cache=str(run.tuning_folder or "auto"))
+    options = InferenceOptions(tuning_cache=str(run.tuning_folder or "auto"))
     for arch, layers in run.models:
         if run.out_of_time("tune"):
             run.skipped.append(f"tune {model_name(arch, layers)}: out of time")
             continue
         began = run.seconds()
-        prepare_model(
-            monarch_model(arch, layers, run.nblocks),
-            device=run.device,
-            dtype=run.dtype,
-            size=int(default_preprocess(arch)["size"]),
-            max_batch_size=GPU_BATCH_SIZE,
-            options=options,
-        )
+        model = monarch_model(arch, layers, run.nblocks)
+        size = int(default_preprocess(arch)["size"])
+        prepare_model(model, random_config(arch, model), run.device, run.dtype, size, options)
         run.tuned[model_name(arch, layers)] = round(run.seconds() - began, 1)
         run.say(f"tune {model_name(arch, layers)}: {run.tuned[model_name(arch, layers)]} s")
 
@@ -174,7 +165,7 @@ def _add(run: Run, what: str, measured: Callable[[], list[Row]]) -> None:
         print(line, flush=True)
 
 
-def _tuner(engines: Sequence[Engine]) -> Callable[[Chain, Problem], TunedChain]:
+def _tuner(engines: Sequence[Impl]) -> Callable[[Chain, Problem], TunedChain]:
     """The product's own tuner, without its cache: every run measures."""
     return lambda chain, problem: tune_chain(chain, problem, engines)
 

@@ -55,7 +55,7 @@ def halves(photos: Path, work: Path, swap: bool) -> tuple[Path, Path]:
 def measuring(bundle: Path, folder: Path) -> tuple[str, Measuring]:
     """The dense bundle's architecture, and its answers on the evaluating half."""
     model, config = load_bundle(bundle)
-    samples = [(sample.path, sample.target) for sample in labelled_images(folder, config.labels).samples]
+    samples = labelled_images(folder, config.labels).samples
     pairs = list(PreparedImages(samples, PreprocessSpec.from_dict(config.preprocess), 50))
     targets = [classes for _, classes in pairs if classes is not None]
     return config.arch, Measuring.on(model, [images for images, _ in pairs], torch.cat(targets))

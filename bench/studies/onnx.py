@@ -24,17 +24,17 @@ from torch import Tensor, nn
 
 from ...models import create_model, default_preprocess, load_bundle, select_linears
 from ...models.accounting import parameter_count
+from ...models.architectures.meta_init import on_meta
 from ...models.architectures.registry import CUSTOM_VITAE, classifier_layers, own_architectures
 from ...models.architectures.summary import linears_outside
 from ...models.architectures.timm_models import recorded_timm_models
-from ...models.bundle.meta_init import on_meta
 from ...models.compress import CompressRequest, compress_model
 from ...models.errors import ExportError
-from ...models.layers.layer_spec import monarch_structure, replace_linears
+from ...models.layers.layer_spec import layer_specs_for, replace_linears
 from ...models.onnx.export import LIMITS, write_verified
 from ...models.onnx.session import OnnxSession, runtime_version
 from ...models.serving.pack import prepare_for_inference
-from ...models.serving.torchscript import traced
+from ...models.serving.torchscript import torchscript_forward
 from ..machine import about, torch_threads
 from ..turns import in_turns, medians
 
@@ -104,7 +104,7 @@ def _sides(forms: Mapping[str, nn.Module], size: int, images: int) -> Calls:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             write_verified(copy.deepcopy(model), file, size)
-            sides[f"torch {form}"] = traced(prepare_for_inference(model), (images, 3, size, size))
+            sides[f"torch {form}"] = torchscript_forward(prepare_for_inference(model), (images, 3, size, size))
             sides[f"onnxruntime {form}"] = OnnxSession(file, batch=images)
     return sides
 
@@ -123,7 +123,7 @@ def _random(arch: str) -> tuple[str, dict[str, nn.Module], int]:
     """An architecture with random weights, dense and with Monarch MLPs: name, model by form, px."""
     torch.manual_seed(0)
     dense = create_model(arch)
-    monarch = create_model(arch, structure=monarch_structure(dense, select_linears(dense, ["mlp"])))
+    monarch = create_model(arch, layer_specs=layer_specs_for(dense, select_linears(dense, ["mlp"])))
     forms = {"dense": dense.requires_grad_(False), "monarch": monarch.requires_grad_(False)}
     return arch, forms, int(default_preprocess(arch)["size"])
 
@@ -177,7 +177,7 @@ def _all_monarch(arch: str) -> tuple[nn.Module, int]:
     model = create_model(arch)
     linears = linears_outside(model, classifier_layers(arch))
     names = [name for name, linear in linears.items() if min(linear.weight.shape) >= NBLOCKS]
-    replace_linears(model, monarch_structure(model, names, nblocks=NBLOCKS))
+    replace_linears(model, layer_specs_for(model, names, nblocks=NBLOCKS))
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter), alpha=0.02)
     return model.eval().requires_grad_(False), len(names)

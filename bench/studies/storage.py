@@ -21,9 +21,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...jobs.compress_request import Progress
 from ...jobs.convert import ConvertJob, convert
 from ...jobs.dataset import labelled_images
+from ...jobs.progress import Progress
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle, read_config, resident_bytes
@@ -56,7 +56,7 @@ def served(path: Path, dtype: str) -> nn.Module:
 def accuracy(paths: Mapping[str, Path], photos: Path) -> dict[str, Measured]:
     """Each storage against float32 on all photographs, each of which is read once."""
     config = read_config(paths["float32"])
-    samples = [(sample.path, sample.target) for sample in labelled_images(photos, config.labels).samples]
+    samples = labelled_images(photos, config.labels).samples
     models = {storage: served(path, "float32") for storage, path in paths.items()}
     found: dict[str, list[torch.Tensor]] = {storage: [] for storage in paths}
     targets = []

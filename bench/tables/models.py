@@ -1,7 +1,7 @@
 """The table of every model, docs/models.md: `python -m milkweed.bench.tables.models`, a few seconds, no weights.
 
-milkweed's own architectures are built and counted here; timm's are those of models/architectures/timm_models.json, which
-`python -m milkweed.bench.tables.timm_models` makes.
+milkweed's own architectures are built and counted here; timm's are those of `models/architectures/timm_models.json`,
+which `python -m milkweed.bench.tables.timm_models` makes.
 """
 
 import argparse
@@ -13,6 +13,7 @@ from pathlib import Path
 from textwrap import fill
 
 from ...models.accounting import COUNTER, macs, parameter_count
+from ...models.architectures.meta_init import on_meta
 from ...models.architectures.registry import (
     CUSTOM_VITAE,
     classifier_layers,
@@ -22,8 +23,8 @@ from ...models.architectures.registry import (
 )
 from ...models.architectures.summary import linears_outside
 from ...models.architectures.timm_models import TimmModel, recorded_timm_models, timm_record
-from ...models.bundle.meta_init import on_meta
-from ...models.layers.layer_spec import select_linears, structures_for
+from ...models.layers.layer_spec import layer_specs_for
+from ...models.layers.select import select_linears
 
 DEFAULT_DOC = Path("docs/models.md")
 NBLOCKS = 4
@@ -40,7 +41,8 @@ counts the same of a bundle, with what it would have if every layer were dense b
 ## milkweed's own
 
 Checked against what the original code gives with made-up weights: every logit within 1e-5 of its float64 (2e-5 for
-vitae_basic_small), or the first outputs of every cell where no logits are on record (`tests/models/architectures/test_parity.py`).
+vitae_basic_small), or the first outputs of every cell where no logits are on record
+(`tests/models/architectures/test_parity.py`).
 `vitae_basic` is ViTAE v1 with free arguments. ViTAEv2 takes every square `img_size` of 4n or 4n - 1 px, T2T-ViT
 multiples of 16. On the right, all layers of that kind are Monarch ones of {nblocks} blocks.
 """
@@ -60,7 +62,8 @@ So the commands take them; `compress --recover` those whose blocks are `blocks.N
 layers of their blocks where those have timm's usual names; a pattern (`stages.2.*.mlp.*`) always works. The logits are
 those of timm's own code. Computed, not only counted, were: ViT, DeiT and Mixer, compared with recorded logits; small
 models of 26 names, taken through replacing, saving, loading, serving and making dense again by
-`tests/models/architectures/test_timm_families.py`. On a GPU, the fused kernels run blocks of `vision_transformer` and `deit` with
+`tests/models/architectures/test_timm_families.py`.
+On a GPU, the fused kernels run blocks of `vision_transformer` and `deit` with
 plain attention and MLPs; other blocks keep their own forward, and their Monarch layers run on the kernels one by one.
 
 *linears*: layers that can be replaced. *share*: of the parameters, how many are in them. A star: timm does not cut the
@@ -96,7 +99,7 @@ def own_model(name: str) -> OwnModel:
     count, counted = parameter_count(model), macs(model, size)
     scopes = []
     for layers in SCOPES.values():
-        structures = structures_for(model, select_linears(model, layers), nblocks=NBLOCKS)
+        structures = layer_specs_for(model, select_linears(model, layers), nblocks=NBLOCKS)
         saved = {layer: found.dense_weight_count - found.weight_count for layer, found in structures.items()}
         tokens = {layer: counted.by_layer[layer] // found.dense_weight_count for layer, found in structures.items()}
         saved_macs = sum(saved[layer] * tokens[layer] for layer in saved)

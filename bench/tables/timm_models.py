@@ -2,8 +2,8 @@
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
-by Monarch ones, and the model is run: each must be used as a layer. Writes models/architectures/timm_models.json, a part of the
-package.
+by Monarch ones, and the model is run: each must be used as a layer. Writes `models/architectures/timm_models.json`,
+a part of the package.
 """
 
 import argparse
@@ -20,9 +20,9 @@ import timm
 from torch import Tensor, nn
 
 from ...models.accounting import macs
+from ...models.architectures.meta_init import built_on_meta, on_meta
 from ...models.architectures.summary import linears_outside
 from ...models.architectures.timm_models import TimmModel, create_timm_model, timm_classifier
-from ...models.bundle.meta_init import built_on_meta, on_meta
 from ...models.layers.layer_spec import LayerSpec, replace_linears
 
 DEFAULT_OUT = Path("models/architectures/timm_models.json")

@@ -1,1 +1,1 @@
-"""What this machine can do, what the service would use of it and why: the checks of `milkweed doctor`."""
+"""The checks of `milkweed doctor`: what this machine can do, what the service would use of it, and why."""

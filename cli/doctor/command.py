@@ -1,4 +1,4 @@
-"""`milkweed doctor`: what this machine can do, what `milkweed serve` would use of it, and what is missing."""
+"""`milkweed doctor` tells what this machine can do, what `milkweed serve` would use of it, and what is missing."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -45,7 +45,7 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
 
 
 def _examine(flags: dict[str, Any], file: Path | None, bundle: Path | None) -> "list[Finding]":
-    """All rows; where the settings are wrong, those of the machine are by the defaults."""
+    """Make all rows; where the settings are wrong, those of the machine are for the default settings."""
     from ...server.config.settings import OFF, Settings
     from ...server.config.sources import SettingsError, load_settings, origins
     from ..serving.config import unknown_variables, wrong_files
@@ -83,7 +83,7 @@ def _examine(flags: dict[str, Any], file: Path | None, bundle: Path | None) -> "
 
 
 def _print(findings: "list[Finding]") -> None:
-    """A table, the parts one under the other, and a line that says how it stands."""
+    """Print a table, the parts one under the other, and a line that says whether the service would start."""
     from rich.table import Table
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""What a check has found: one row, one sentence, and the command that mends or improves it."""
+"""Finding, the result of a check: one row, one sentence, and the command that mends or improves it."""
 
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -9,10 +9,10 @@ Status = Literal["ok", "warning", "missing", "broken"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One row.
+    """One row of the output.
 
     Args:
-        part: `machine`, `GPU`, `packages`, `settings` or `would serve`.
+        part: the heading: `machine`, `GPU`, `packages`, `settings` or `would serve`.
         text: one plain sentence.
         fix: a command, or what to change; "" where there is nothing to do.
     """
@@ -24,5 +24,5 @@ class Finding:
     fix: str = ""
 
     def as_json(self) -> dict[str, str]:
-        """Plain data."""
+        """Return the row as plain data."""
         return asdict(self)

@@ -1,18 +1,21 @@
-"""GPUs: whether torch can use them, and whether our kernels run on them."""
+"""Checks the GPUs: whether torch can use them, and whether our kernels run on them."""
 
 from collections.abc import Iterator
+from functools import partial
 
-from .finding import Finding, Status
+from .finding import Finding
 from .system_info import Gpu, SystemInfo
 
 LEAST_CAPABILITY = (8, 0)
-"""Ampere: what bfloat16, Triton's kernels and the native ones need."""
+"""Bfloat16, the Triton kernels and the native kernels need Ampere."""
 
 TORCH_FIX = "pip install --force-reinstall torch"
 
+_row = partial(Finding, "GPU")
+
 
 def gpu_findings(facts: SystemInfo) -> Iterator[Finding]:
-    """A row each: PyTorch, driver, every GPU, the kernel library, and what compiles kernels."""
+    """Make a row each for PyTorch, the driver, every GPU, the kernel library, and what compiles kernels."""
     yield _torch(facts)
     yield _driver(facts)
     for index, gpu in enumerate(facts.gpus):
@@ -39,20 +42,11 @@ def _driver(facts: SystemInfo) -> Finding:
     if not facts.gpus_on_bus and facts.driver is None:
         return _row("driver", "ok", "no NVIDIA GPU on this machine: models run on the CPU")
     if facts.driver is None:
-        return _row(
-            "driver",
-            "warning",
-            f"{facts.gpus_on_bus} NVIDIA GPU(s) on the bus and no driver here: {facts.cuda_error}",
-            "install NVIDIA's driver; in a container: docker run --gpus all ...",
-        )
-    return _row(
-        "driver",
-        "warning",
-        f"NVIDIA {facts.driver} is there, but PyTorch cannot use it: {facts.cuda_error}",
-        TORCH_FIX
-        if facts.cuda is None
-        else f"install a driver for CUDA {facts.cuda} or newer; in a container: docker run --gpus all ...",
-    )
+        text = f"{facts.gpus_on_bus} NVIDIA GPU(s) on the bus and no driver here: {facts.cuda_error}"
+        return _row("driver", "warning", text, "install NVIDIA's driver; in a container: docker run --gpus all ...")
+    text = f"NVIDIA {facts.driver} is there, but PyTorch cannot use it: {facts.cuda_error}"
+    newer = f"install a driver for CUDA {facts.cuda} or newer; in a container: docker run --gpus all ..."
+    return _row("driver", "warning", text, TORCH_FIX if facts.cuda is None else newer)
 
 
 def _gpu(index: int, gpu: Gpu) -> Finding:
@@ -67,7 +61,7 @@ def _gpu(index: int, gpu: Gpu) -> Finding:
 
 
 def _library(facts: SystemInfo) -> Finding:
-    """One that is there and cannot be loaded was meant to be used: that is broken where a GPU would use it."""
+    """Check the kernel library: one that exists but cannot be loaded counts as broken where a GPU would use it."""
     tools, name = facts.kernels, "kernel library"
     if tools.library_error is None:
         return _row(name, "ok", f"{tools.library}, for {', '.join(tools.archs)}")
@@ -79,22 +73,17 @@ def _library(facts: SystemInfo) -> Finding:
 
 
 def _triton(facts: SystemInfo) -> Finding:
-    error = facts.kernels.triton_error
+    error, where = facts.kernels.triton_error, "" if facts.gpus else "; used on GPUs alone"
     if error is None:
-        return _row("Triton", "ok", "can compile its kernels" + ("" if facts.gpus else "; used on GPUs alone"))
-    where = "" if facts.gpus else "; used on GPUs alone"
+        return _row("Triton", "ok", f"can compile its kernels{where}")
     return _row("Triton", "missing", f"{error}{where}", "apt install gcc python3-dev && pip install triton")
 
 
 def _nvcc(facts: SystemInfo) -> Finding:
     if facts.kernels.nvcc is not None:
         return _row("nvcc", "ok", f"CUDA {facts.kernels.nvcc}: `make kernels` works here")
-    return _row(
-        "nvcc",
-        "missing",
-        f"`make kernels` does not work here: {facts.kernels.nvcc_error}",
-        "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library",
-    )
+    fix = "install the CUDA toolkit (apt install cuda-toolkit), or take the image, which has the library"
+    return _row("nvcc", "missing", f"`make kernels` does not work here: {facts.kernels.nvcc_error}", fix)
 
 
 def _nvrtc(facts: SystemInfo) -> Finding:
@@ -103,7 +92,3 @@ def _nvrtc(facts: SystemInfo) -> Finding:
         text = "not there; it comes with PyTorch for CUDA, and only its tests of device code without nvcc use it"
         return _row("NVRTC", "missing", text)
     return _row("NVRTC", "ok", f"{version}, checks device code where there is no nvcc")
-
-
-def _row(name: str, status: Status, text: str, fix: str = "") -> Finding:
-    return Finding("GPU", name, status, text, fix)

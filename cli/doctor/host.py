@@ -1,24 +1,27 @@
-"""The machine without its GPUs: system, cores, instructions, memory, files."""
+"""Checks the machine apart from its GPUs: system, cores, instructions, memory, files."""
 
 from collections.abc import Iterator
+from functools import partial
 
 from ...server.config.settings import Settings
 from ...server.http.transport.sockets import files_for
 from .finding import Finding
 from .system_info import SystemInfo
 
+_row = partial(Finding, "machine")
+
 RESIDENT_BYTES = 920_000_000
-"""Of a server with DeiT-Tiny under load on two cores: bench/results/server_deit.json."""
+"""The memory of a server with DeiT-Tiny under load on two cores: bench/results/server_deit.json."""
 
 BYTES_A_PIXEL = 3
 
 SHM_BYTES = 1 << 30
-"""Decoding processes of a training put their batches there."""
+"""The decoding processes of a training run put their batches into /dev/shm; this much is enough."""
 
 
 def machine_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]:
-    """A row for each."""
-    yield _found("system", f"{facts.system}, Python {facts.python}")
+    """Make a row for each check."""
+    yield _row("system", "ok", f"{facts.system}, Python {facts.python}")
     yield _cores(facts)
     yield _numbers(facts, settings)
     yield _memory(facts, settings)
@@ -27,33 +30,28 @@ def machine_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]
 
 
 def needed_bytes(settings: Settings) -> int:
-    """Memory that the service may take: a small model's, what requests may hold, what a batch may decode to."""
+    """Sum the memory that the service may take: a small model's, the requests' bodies, a decoded batch."""
     return RESIDENT_BYTES + settings.max_held_bytes + BYTES_A_PIXEL * settings.max_batch_pixels
 
 
 def _cores(facts: SystemInfo) -> Finding:
     text = f"{facts.cores} usable of {facts.machine_cores}, {facts.cpu}"
     if facts.cores >= facts.machine_cores:
-        return _found("CPU cores", text)
-    return _found("CPU cores", f"{text}; affinity or the container's quota keeps the others away")
+        return _row("CPU cores", "ok", text)
+    return _row("CPU cores", "ok", f"{text}; affinity or the container's quota keeps the others away")
 
 
 def _numbers(facts: SystemInfo, settings: Settings) -> Finding:
-    """Which instructions there are, and whether the forward's numbers make use of them."""
+    """Tell which instructions the CPU has, and whether the number type of the settings makes use of them."""
     name = "CPU numbers"
     matrix = " and AMX" if "amx_bf16" in facts.flags else ""
     if not facts.bfloat16:
-        return _found(name, f"{facts.cpu_capability}, no bfloat16 instructions: float32 is quickest here")
+        return _row(name, "ok", f"{facts.cpu_capability}, no bfloat16 instructions: float32 is quickest here")
     text = f"{facts.cpu_capability}, computes in bfloat16{matrix}"
     if facts.gpus or settings.dtype != "float32":
-        return _found(name, text)
-    return Finding(
-        "machine",
-        name,
-        "ok",
-        f"{text}; dtype = float32, the default, makes no use of that",
-        "milkweed serve --dtype auto",
-    )
+        return _row(name, "ok", text)
+    text += "; dtype = float32, the default, makes no use of that"
+    return _row(name, "ok", text, "milkweed serve --dtype auto")
 
 
 def _memory(facts: SystemInfo, settings: Settings) -> Finding:
@@ -62,45 +60,28 @@ def _memory(facts: SystemInfo, settings: Settings) -> Finding:
     limited = facts.memory_limit is not None and facts.memory_limit < facts.memory
     text = f"{_gb(limit)} limit of this container, the machine has {_gb(facts.memory)}" if limited else _gb(limit)
     if limit >= needed:
-        return _found(name, text)
-    return Finding(
-        "machine",
-        name,
-        "warning",
-        f"{text}; a small model with the most that requests may hold takes {_gb(needed)}",
-        "give the container 2 GB or more, or lower MILKWEED_MAX_HELD_BYTES and MILKWEED_MAX_BATCH_PIXELS",
-    )
+        return _row(name, "ok", text)
+    text += f"; a small model with the most that requests may hold takes {_gb(needed)}"
+    fix = "give the container 2 GB or more, or lower MILKWEED_MAX_HELD_BYTES and MILKWEED_MAX_BATCH_PIXELS"
+    return _row(name, "warning", text, fix)
 
 
 def _shm(facts: SystemInfo) -> Finding:
     name = "/dev/shm"
     if facts.shm_free is not None and facts.shm_free >= SHM_BYTES:
-        return _found(name, f"{_gb(facts.shm_free)} free")
+        return _row(name, "ok", f"{_gb(facts.shm_free)} free")
     text = "not there" if facts.shm_free is None else f"{_gb(facts.shm_free)} free"
-    return Finding(
-        "machine",
-        name,
-        "warning",
-        f"{text}: serving needs none, `milkweed train --workers` passes its batches through it",
-        "docker run --shm-size=1g ...",
-    )
+    text += ": serving needs none, `milkweed train --workers` passes its batches through it"
+    return _row(name, "warning", text, "docker run --shm-size=1g ...")
 
 
 def _files(facts: SystemInfo, settings: Settings) -> Finding:
     needed = files_for(settings.max_connections)
     if facts.files >= needed:
-        return _found("open files", f"enough for max_connections = {settings.max_connections}")
-    return Finding(
-        "machine",
-        "open files",
-        "warning",
-        f"the limit is {facts.files}, max_connections = {settings.max_connections} needs {needed}",
-        f"ulimit -Hn {needed} as root, or --max-connections {max(1, facts.files - files_for(0))}",
-    )
-
-
-def _found(name: str, text: str) -> Finding:
-    return Finding("machine", name, "ok", text)
+        return _row("open files", "ok", f"enough for max_connections = {settings.max_connections}")
+    text = f"the limit is {facts.files}, max_connections = {settings.max_connections} needs {needed}"
+    fix = f"ulimit -Hn {needed} as root, or --max-connections {max(1, facts.files - files_for(0))}"
+    return _row("open files", "warning", text, fix)
 
 
 def _gb(count: int) -> str:

@@ -1,7 +1,8 @@
-"""Optional packages: what each adds, whether it is installed, and whether the settings ask for it."""
+"""Checks the optional packages: what each adds, whether it is installed, and whether the settings ask for it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from ...server.config.settings import OFF, Settings
 from .finding import Finding
@@ -10,12 +11,12 @@ from .system_info import SystemInfo
 
 @dataclass(frozen=True)
 class Extra:
-    """An extra of the package.
+    """An extra of milkweed's package.
 
     Args:
-        packages: that it installs, as PyPI has them.
+        packages: the names on PyPI of the packages that it installs.
         gives: what it is for.
-        gpu_only: useless where there is no GPU.
+        gpu_only: whether it is useless where there is no GPU.
     """
 
     name: str
@@ -23,6 +24,8 @@ class Extra:
     gives: str
     gpu_only: bool = False
 
+
+_row = partial(Finding, "packages")
 
 EXTRAS = (
     Extra("dali", ("nvidia-dali-cuda130",), "decodes JPEGs on the GPU", gpu_only=True),
@@ -35,7 +38,7 @@ EXTRAS = (
 
 
 def package_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]:
-    """A row each."""
+    """Make a row for each extra."""
     asked = {
         "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
         "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
@@ -51,11 +54,11 @@ def _extra(extra: Extra, facts: SystemInfo, asked: str) -> Finding:
     if not lacking:
         found = ", ".join(f"{name} {facts.packages[name]}" for name in extra.packages)
         idle = "; there is no GPU to use it for" if extra.gpu_only and not facts.gpus else ""
-        return Finding("packages", extra.name, "ok", f"{extra.gives}; {found}{idle}")
+        return _row(extra.name, "ok", f"{extra.gives}; {found}{idle}")
     fix = f"pip install 'milkweed[{extra.name}]'"
     missing = f"{extra.gives}; not installed: {', '.join(lacking)}"
     if asked:
-        return Finding("packages", extra.name, "broken", f"{asked} needs {', '.join(lacking)}", fix)
+        return _row(extra.name, "broken", f"{asked} needs {', '.join(lacking)}", fix)
     if extra.gpu_only and not facts.gpus:
-        return Finding("packages", extra.name, "ok", f"{missing}; without a GPU nothing is lost")
-    return Finding("packages", extra.name, "missing", missing, fix)
+        return _row(extra.name, "ok", f"{missing}; without a GPU nothing is lost")
+    return _row(extra.name, "missing", missing, fix)

@@ -1,7 +1,8 @@
-"""What `milkweed serve` would use with these settings, decided by the functions that decide it at its start."""
+"""Tells what `milkweed serve` would use with these settings, by the functions that decide it at its start."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,18 +19,18 @@ from ...models.serving.pack import kernel_decision
 from ...server.config.settings import OFF, Settings
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan
-from .finding import Finding, Status
+from .finding import Finding
 
-PART = "would serve"
+_row = partial(Finding, "would serve")
 
 
 @dataclass(frozen=True)
 class Model:
-    """A bundle, verified.
+    """A bundle that was verified.
 
     Args:
         macs: multiply-accumulates of one image.
-        structured: how many of its layers are.
+        structured: how many of its layers are structured.
     """
 
     path: Path
@@ -40,11 +41,11 @@ class Model:
 
 
 def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path | None) -> Iterator[Finding]:
-    """A row for each thing that is decided.
+    """Make a row for each thing that is decided.
 
     Args:
-        origins: where each setting is from, `default` where nobody gave it.
-        bundle: what is to be served; None: what the repository holds.
+        origins: where each setting comes from; `default` where nobody gave it.
+        bundle: the bundle to serve; None serves what the repository holds.
     """
     yield from _ports(settings, origins)
     if settings.repository != OFF:
@@ -70,7 +71,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
 def _engine(
     settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
 ) -> Iterator[Finding]:
-    """Of the first device."""
+    """Make the rows about the backend, the loader and the forward on the first device."""
     dtype = resolve_dtype(settings.dtype, device)
     yield _row("numbers", "ok", f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}")
     refused = refusal(device, dtype)
@@ -91,25 +92,27 @@ def _engine(
     yield _row("loader", "ok", f"{loader} with {threads} threads: {why}")
     if device.type == "cuda":
         status = device_kernels(device)
-        yield _row("kernels", "ok" if status.refusal is None else "warning", status.status, _kernel_fix(status.refusal))
+        if status.refusal is None:
+            yield _row("kernels", "ok", status.status)
+        else:
+            yield _row("kernels", "warning", status.status, "make kernels")
         graphs = "captured for each batch size" if settings.cuda_graphs else "not captured (--cuda-graphs false)"
         yield _row("forward", "ok", f"whole batches, {graphs}")
         return
-    if model is None:
-        return
+    if model is not None:
+        yield from _cpu_forward(settings, device, model)
+
+
+def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
+    """Make the rows about the forward on a CPU."""
     if settings.engine == "onnxruntime":
         yield _row("kernels", "ok", "ONNX Runtime's")
     elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
     else:
         yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
-    plan = plan_lanes(
-        device,
-        model.macs,
-        micro_batch=settings.micro_batch,
-        lanes=settings.lanes,
-        threads=settings.threads_per_lane,
-    )
+    chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
+    plan = plan_lanes(device, model.macs, **chosen)
     sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
     if settings.engine != "onnxruntime":
         sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
@@ -135,7 +138,7 @@ def _ports(settings: Settings, origins: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _elsewhere(name: str, host: str, number: int) -> str:
-    """The option that mends a port; where the address has no port at all, that of the address."""
+    """Name the option that mends a port, or the address where no port of it can be opened."""
     try:
         listen(host, 0).close()
     except PortError:
@@ -155,7 +158,7 @@ def _repository(root: Path) -> Finding:
 
 
 def _read(path: Path) -> Model:
-    """The bundle, loaded as the service loads it.
+    """Load the bundle as the service loads it.
 
     Raises:
         ValueError, OSError: it cannot be.
@@ -166,13 +169,5 @@ def _read(path: Path) -> Model:
 
 
 def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:
-    """A setting's value and where it is from."""
+    """Write a setting's value and where it comes from."""
     return f"{getattr(settings, name)} ({origins[name]})"
-
-
-def _kernel_fix(refusal: str | None) -> str:
-    return "" if refusal is None else "make kernels"
-
-
-def _row(name: str, status: Status, text: str, fix: str = "") -> Finding:
-    return Finding(PART, name, status, text, fix)

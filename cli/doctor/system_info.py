@@ -1,4 +1,4 @@
-"""What the machine says of itself, asked once: of the same functions that the service asks at its start."""
+"""Gathers facts about the machine once, by the same functions that the service calls at its start."""
 
 import os
 import platform
@@ -15,8 +15,8 @@ import torch
 
 from ...inference.device import usable_cores
 from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
-from ...server.telemetry.container_memory import container_memory
 from ...server.telemetry.nvml import driver_version
+from ...server.telemetry.system_metrics import container_memory
 
 PACKAGES = (
     "torch",
@@ -42,7 +42,7 @@ _NVIDIA, _DISPLAY = "0x10de", "0x03"
 
 @dataclass(frozen=True)
 class Gpu:
-    """One that torch sees.
+    """A GPU that torch sees.
 
     Args:
         kernels: why the native kernels cannot be used on it; None where they can.
@@ -56,20 +56,20 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class SystemInfo:
-    """The machine; bytes where not said.
+    """The facts; sizes are in bytes.
 
     Args:
-        cores: that this process may use; `machine_cores` are there.
-        flags: of the CPU, as Linux calls them.
+        cores: the cores that this process may use, out of `machine_cores`.
+        flags: the CPU's flags, as Linux names them.
         cpu_capability: the instructions that torch uses.
-        bfloat16: whether the CPU computes in it, as torch says.
-        memory_limit: of the container; None where it has none.
-        shm_free: of /dev/shm; None where there is none.
-        files: that may be open at most.
-        cuda: of this torch; None where it is built without.
+        bfloat16: whether the CPU computes in bfloat16, as torch says.
+        memory_limit: the limit of the container; None where it has none.
+        shm_free: the free space of /dev/shm; None where there is none.
+        files: the most files that may be open.
+        cuda: the CUDA version of this torch; None where it is built without.
         cuda_error: why torch cannot use a GPU; "" where it can.
-        gpus_on_bus: NVIDIA GPUs that the PCI bus has, whether or not a driver knows them.
-        packages: version by name, of those of PACKAGES that are installed.
+        gpus_on_bus: how many NVIDIA GPUs the PCI bus has, whether or not a driver knows them.
+        packages: the versions of those of PACKAGES that are installed, by name.
     """
 
     system: str
@@ -94,7 +94,7 @@ class SystemInfo:
 
 
 def gather() -> SystemInfo:
-    """Ask; starts no GPU work and opens no connection."""
+    """Gather the facts; this starts no GPU work and opens no connection."""
     cpu, flags = _cpu()
     limit = container_memory()
     cuda_error = _cuda_error()
@@ -123,7 +123,7 @@ def gather() -> SystemInfo:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    """Model and flags."""
+    """Return the CPU's model and flags."""
     try:
         lines = [line.partition(":") for line in CPU_INFO.read_text().splitlines()]
     except OSError:
@@ -133,12 +133,12 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 
 def _cuda_error() -> str:
-    """Why torch can use no GPU, in its own first sentence."""
+    """Return the first sentence of why torch can use no GPU."""
     if torch.version.cuda is None:
         return "this PyTorch is built without CUDA"
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # said again by the error
+            warnings.simplefilter("ignore")  # the error says the same
             torch.cuda.init()
     except (RuntimeError, AssertionError) as error:
         return str(error).splitlines()[0].partition(". ")[0].rstrip(".")

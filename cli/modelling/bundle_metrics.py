@@ -1,4 +1,4 @@
-"""Writes what was measured into a bundle's config.json, which no hash covers: the bundle's version stays."""
+"""Writes measured figures into a bundle's config.json, which no hash covers: the bundle's version stays the same."""
 
 import contextlib
 import os
@@ -9,18 +9,18 @@ from typing import Any
 from ..errors import CommandError
 
 EVALUATIONS = "evaluations"
-"""Member of `metrics`: one entry a data set, by the name of its folder; a new one replaces the old."""
+"""The member of `metrics` that has one entry for each data set, by the name of its folder."""
 
 
 def record_evaluation(bundle: Path, version: str, name: str, figures: Mapping[str, Any]) -> None:
     """Put `figures` under `metrics.evaluations.<name>`, whole or not at all.
 
     Args:
-        version: of the bundle that was measured.
+        version: the version of the bundle that was measured.
 
     Raises:
-        Failure: the bundle changed since.
-        BundleError: it cannot be read.
+        CommandError: the bundle has changed since.
+        BundleError: the bundle cannot be read.
     """
     from ...models import read_config
     from ...models.bundle.strict_json import parse_json, readable_json

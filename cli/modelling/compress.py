@@ -1,89 +1,29 @@
-"""`milkweed compress`: linear layers of a bundle become structured: fitted to images, searched for, recovered."""
+"""`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, recovered."""
 
 import shlex
 import sys
-from contextlib import ExitStack
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bundle_args import check_free
-from ..errors import WRONG_USAGE, CommandError, one_line
-from ..options import Bundle, Device, Force, Int8Limit, Json, Out, Plot, check_plot, split_list
+from ..errors import WRONG_USAGE, CommandError
+from ..options import check_plot, split_list, takes
 from ..output import int8_lines, megabytes, note, print_fields, print_json, print_table, storage_line
-from ..progress import Steps
-from .compress_options import (
-    BlockCounts,
-    Blocks,
-    BlockSize,
-    Budget,
-    ButterflySize,
-    CalibrationFolder,
-    CalibrationImages,
-    Cost,
-    Factors,
-    HardShare,
-    Rank,
-    Recover,
-    RecoverAmp,
-    RecoverBatch,
-    RecoverBlockEpochs,
-    RecoverEpochs,
-    RecoverLr,
-    RecoverTrained,
-    Refinements,
-    Shuffle,
-    Storage,
-    Structure,
-)
-from .train_options import Gating, Layers, Seed, Threads, Workers
+from ..progress import job_progress
+from .compress_options import CompressOptions
 
 if TYPE_CHECKING:
     import torch
 
-    from ...jobs.compress_request import CompressJob
+    from ...jobs.compress_job import CompressJob
     from ...loaders.dataset.augmentation import Augmentation
-    from ...models.compress import CompressReport
+    from ...models.compress import CompressReport, CompressRequest
     from ...models.recovery import RecoveryPlan
 
-BLOCK_COUNTS = "1,2,4,8"
 
-
-def compress(
-    bundle: Bundle,
-    out: Out,
-    layers: Layers = "mlp",
-    structure: Structure = "monarch",
-    nblocks: Blocks = 4,
-    rank: Rank = None,
-    block_size: BlockSize = 32,
-    butterfly_size: ButterflySize = 16,
-    n_factors: Factors = 2,
-    gating: Gating = True,
-    shuffle: Shuffle = False,
-    budget: Budget = None,
-    cost: Cost = "parameters",
-    block_counts: BlockCounts = BLOCK_COUNTS,
-    refinements: Refinements = None,
-    calibration: CalibrationFolder = None,
-    calibration_images: CalibrationImages = 512,
-    recover: Recover = None,
-    recover_epochs: RecoverEpochs = None,
-    recover_block_epochs: RecoverBlockEpochs = None,
-    recover_lr: RecoverLr = None,
-    recover_batch_size: RecoverBatch = None,
-    recover_trained: RecoverTrained = None,
-    recover_amp: RecoverAmp = None,
-    hard_share: HardShare = None,
-    storage: Storage = "float32",
-    int8_limit: Int8Limit = None,
-    seed: Seed = 0,
-    workers: Workers = 0,
-    threads: Threads = None,
-    device: Device = None,
-    plot: Plot = None,
-    force: Force = False,
-    json: Json = False,
-) -> None:
+@takes(CompressOptions)
+def compress(options: CompressOptions) -> None:
     """Make a bundle smaller and say what it cost, in OUT/report.html.
 
     With --calibration, layers keep the outputs that images give; with --budget, the structure of each is searched;
@@ -96,98 +36,107 @@ def compress(
       milkweed compress ./deit ./deit-65 --layers mlp,qkv,proj \\
         --budget 0.65 --recover ./photos --plot deit-65.svg
     """
-    given = dict(locals())  # so many options: the parts below take theirs by name
-    check_free(out, force)
-    check_plot(plot)
+    check_free(options.out, options.force)
+    check_plot(options.plot)
     import torch
 
     from ...jobs.compress import compress
-    from ...jobs.compress_request import Progress
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    run = _run(given)
-    with ExitStack() as stack:
-        steps = stack.enter_context(Steps("compress"))
-        report = compress(
-            run,
-            Progress(step=steps, row=lambda row: note(_described(row)), note=lambda text: note(one_line(text))),
-        )
-    if plot is not None:
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    job = _job(options)
+    with job_progress("compress: ", row=_described) as progress:
+        report = compress(job, progress)
+    if options.plot is not None:
         from ...models.report import plot_report
 
-        note(f"wrote {plot_report(report.report, plot)}")
-    if json:
-        print_json(_document(out, report))
+        note(f"wrote {plot_report(report.report, options.plot)}")
+    if options.json:
+        print_json(_document(options.out, report))
     else:
-        _print(out, report)
+        _print(options.out, report)
 
 
-def _run(given: dict[str, Any]) -> "CompressJob":
+def _job(options: CompressOptions) -> "CompressJob":
     from ...inference.device import resolve_device, use_device
-    from ...jobs.compress_request import CompressJob
-    from ...models.compress import CompressRequest
+    from ...jobs.compress_job import CompressJob
 
-    device = resolve_device(given["device"] or "auto")
+    device = resolve_device(options.device or "auto")
     use_device(device)
-    budget = given["budget"]
-    request = CompressRequest(
-        layers=tuple(split_list(given["layers"])),
-        structure=given["structure"],
-        nblocks=given["nblocks"],
-        rank=given["rank"],
-        options=_options(given),
-        budget=budget,
-        cost=given["cost"],
-        block_counts=_numbers("--block-counts", given["block_counts"]),
-        storage=given["storage"],
-        **{name: given[name] for name in ("refinements", "int8_limit") if given[name] is not None},
-    )
-    if budget is not None and given["calibration"] is None and given["recover"] is None:
+    request, budget = _request(options), options.budget
+    if budget is not None and options.calibration is None and options.recover is None:
         raise CommandError(f"--budget {budget:g} needs images to measure on: give --calibration DIR", WRONG_USAGE)
     return CompressJob(
-        source=given["bundle"],
-        out=given["out"],
+        source=options.bundle,
+        out=options.out,
         request=request,
-        calibration=given["calibration"],
-        calibration_images=given["calibration_images"],
-        recover=given["recover"],
-        plan=_plan(given, device),
-        augmentation=recovery_augmentation(given["bundle"]),
+        calibration=options.calibration,
+        calibration_images=options.calibration_images,
+        recover=options.recover,
+        plan=_plan(options, device),
+        augmentation=recovery_augmentation(options.bundle),
         device=device,
-        workers=given["workers"],
-        overwrite=given["force"],
+        workers=options.workers,
+        overwrite=options.force,
         command=shlex.join(["milkweed", *sys.argv[1:]]),
     )
 
 
-def _options(given: dict[str, Any]) -> dict[str, Any]:
-    """Options of the kinds that have them; the others' stay at their defaults."""
-    if given["structure"] == "pixelfly":
-        own = {name: given[name] for name in ("block_size", "butterfly_size", "n_factors")}
-        return {**own, "gating": given["gating"]}
-    return {"shuffle": True} if given["shuffle"] else {}
+def _request(options: CompressOptions) -> "CompressRequest":
+    from ...models.compress import CompressRequest
+
+    return CompressRequest(
+        layers=tuple(split_list(options.layers)),
+        structure=options.structure,
+        nblocks=options.nblocks,
+        rank=options.rank,
+        options=_kind_options(options),
+        budget=options.budget,
+        cost=options.cost,
+        block_counts=_numbers("--block-counts", options.block_counts),
+        storage=options.storage,
+        **_given(refinements=options.refinements, int8_limit=options.int8_limit),
+    )
 
 
-def _plan(given: dict[str, Any], device: "torch.device") -> "RecoveryPlan":
+def _kind_options(options: CompressOptions) -> dict[str, Any]:
+    """Return the options of the chosen kind of structure; most kinds have none."""
+    if options.structure == "pixelfly":
+        return {
+            "block_size": options.block_size,
+            "butterfly_size": options.butterfly_size,
+            "n_factors": options.n_factors,
+            "gating": options.gating,
+        }
+    return {"shuffle": True} if options.shuffle else {}
+
+
+def _plan(options: CompressOptions, device: "torch.device") -> "RecoveryPlan":
     from ...inference.device import autocast_dtype
     from ...models.recovery import RecoveryPlan
 
-    names = {
-        "epochs": "recover_epochs",
-        "block_epochs": "recover_block_epochs",
-        "lr": "recover_lr",
-        "batch_size": "recover_batch_size",
-        "trained": "recover_trained",
-        "amp": "recover_amp",
-        "hard_share": "hard_share",
-    }
-    chosen = {field: given[name] for field, name in names.items() if given[name] is not None}
-    return RecoveryPlan(**{"amp": autocast_dtype(device), **chosen}, seed=given["seed"])
+    amp = options.recover_amp
+    return RecoveryPlan(
+        amp=autocast_dtype(device) if amp is None else amp,
+        seed=options.seed,
+        **_given(
+            epochs=options.recover_epochs,
+            block_epochs=options.recover_block_epochs,
+            lr=options.recover_lr,
+            batch_size=options.recover_batch_size,
+            trained=options.recover_trained,
+            hard_share=options.hard_share,
+        ),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    """Keep the values that the command line gave; the others have their defaults elsewhere."""
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def recovery_augmentation(bundle: Path) -> "Augmentation":
-    """Strong augmentation for few images; small images are moved, not cut."""
+    """Choose a strong augmentation, since the images are few; small images are moved, not cut."""
     from ...loaders.dataset.augmentation import Augmentation
     from ...models import read_config
 
@@ -204,8 +153,8 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in parts)
 
 
-def _described(row: Any) -> str:
-    """A row of the recovery's history as a line for a person."""
+def _described(row: Mapping[str, Any]) -> str:
+    """Describe a row of the recovery's history for a person."""
     figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
     figures += [f"KL {row['kl']:.4f}, {row['agreement']:.1f} % agree"] if "kl" in row else []
     return f"{row.get('phase', 'recovery')}: epoch {row['epoch']}, {', '.join(figures)}"

@@ -1,11 +1,28 @@
-"""Options of `milkweed compress`."""
+"""CompressOptions: the arguments and options of `milkweed compress`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..options import number_option, storage_option
+from ..options import (
+    Bundle,
+    Device,
+    Force,
+    Gating,
+    Int8Limit,
+    Json,
+    Layers,
+    Out,
+    Plot,
+    Seed,
+    Threads,
+    Workers,
+    decimal_option,
+    number_option,
+    storage_option,
+)
 
 HEADINGS = {
     "--layers": "What becomes of which layers",
@@ -14,76 +31,77 @@ HEADINGS = {
     "--recover": "Training the result to answer as the dense model does",
     "--seed": "The run",
 }
-"""By the option that begins a part of the help."""
+"""The heading of each part of the help, by the option that begins the part."""
 
-Structure = Annotated[
-    str,
-    typer.Option("--structure", metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly (not with --budget)."),
-]
-Blocks = Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor (not with --budget).")]
-Rank = Annotated[
-    int | None, number_option("--rank", "Rank; of monarch that of each sub-block. Not given: the Monarch paper's.")
-]
-BlockSize = Annotated[int, number_option("--block-size", "pixelfly: side of a block.")]
-ButterflySize = Annotated[int, number_option("--butterfly-size", "pixelfly: side of the butterfly's mask.")]
-Factors = Annotated[int, number_option("--n-factors", "pixelfly: butterfly factors beside the diagonal.", least=0)]
-Shuffle = Annotated[bool, typer.Option("--shuffle", help="blockdiag: shuffle the inputs.")]
-Budget = Annotated[
-    float | None,
-    number_option(
-        "--budget",
-        "Share of the dense layers' cost to spend, 0 to 1, such as 0.65.",
-        least=0,
-        kind=float,
-    ),
-]
-Cost = Annotated[
-    str,
-    typer.Option(
-        "--cost",
-        metavar="UNIT",
-        help="What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here).",
-    ),
-]
-BlockCounts = Annotated[
-    str, typer.Option("--block-counts", metavar="LIST", help="Numbers of blocks to choose from; 1 is low rank.")
-]
-Refinements = Annotated[
-    int | None,
-    number_option("--refinements", "Times to measure again and share the budget out anew; 10 if not given.", least=0),
-]
-CalibrationFolder = Annotated[
-    Path | None,
-    typer.Option("--calibration", metavar="DIR", help="Folder of images, no labels needed; a few hundred are enough."),
-]
-CalibrationImages = Annotated[int, number_option("--calibration-images", "Images used of them at most, evenly spaced.")]
-Storage = Annotated[
-    str, storage_option("How the file holds the result's weights: float32, bfloat16, float16 or int8; see convert.")
-]
-Recover = Annotated[
-    Path | None,
-    typer.Option("--recover", metavar="DIR", help="Folder of images to train on; no labels needed."),
-]
-RecoverEpochs = Annotated[int | None, number_option("--recover-epochs", "Passes over the images.")]
-RecoverBlockEpochs = Annotated[
-    int | None,
-    number_option("--recover-block-epochs", "Passes block by block, before those of the whole model.", least=0),
-]
-RecoverLr = Annotated[float | None, number_option("--recover-lr", "Learning rate.", least=0, kind=float)]
-RecoverBatch = Annotated[int | None, number_option("--recover-batch-size", "Images of one step.")]
-RecoverTrained = Annotated[
-    str | None,
-    typer.Option("--recover-trained", metavar="WHAT", help="structured (with norms and biases) or all."),
-]
-RecoverAmp = Annotated[
-    str | None,
-    typer.Option(
-        "--recover-amp",
-        metavar="DTYPE",
-        help="none, bfloat16 or float16; not given: bfloat16 where the device computes in it.",
-    ),
-]
-HardShare = Annotated[
-    float | None,
-    number_option("--hard-share", "Weight of the images' own classes, 0 to 1; needs labels.", least=0, kind=float),
-]
+
+@dataclass(frozen=True, kw_only=True)
+class CompressOptions:
+    """The values from the command line; the fields are in the order of the help."""
+
+    bundle: Bundle
+    out: Out
+    layers: Layers = "mlp"
+    structure: Annotated[
+        str, typer.Option(metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly (not with --budget).")
+    ] = "monarch"
+    nblocks: Annotated[int, number_option("Blocks of each Monarch factor (not with --budget).")] = 4
+    rank: Annotated[
+        int | None, number_option("Rank; of monarch that of each sub-block. Not given: the Monarch paper's.")
+    ] = None
+    block_size: Annotated[int, number_option("pixelfly: side of a block.")] = 32
+    butterfly_size: Annotated[int, number_option("pixelfly: side of the butterfly's mask.")] = 16
+    n_factors: Annotated[int, number_option("pixelfly: butterfly factors beside the diagonal.", least=0)] = 2
+    gating: Gating = True
+    shuffle: Annotated[bool, typer.Option("--shuffle", help="blockdiag: shuffle the inputs.")] = False
+    budget: Annotated[
+        float | None, decimal_option("Share of the dense layers' cost to spend, 0 to 1, such as 0.65.")
+    ] = None
+    cost: Annotated[
+        str,
+        typer.Option(
+            metavar="UNIT",
+            help="What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here).",
+        ),
+    ] = "parameters"
+    block_counts: Annotated[
+        str, typer.Option(metavar="LIST", help="Numbers of blocks to choose from; 1 is low rank.")
+    ] = "1,2,4,8"
+    refinements: Annotated[
+        int | None, number_option("Times to measure again and share the budget out anew; 10 if not given.", least=0)
+    ] = None
+    calibration: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of images, no labels needed; a few hundred are enough.")
+    ] = None
+    calibration_images: Annotated[int, number_option("Images used of them at most, evenly spaced.")] = 512
+    recover: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Folder of images to train on; no labels needed.")
+    ] = None
+    recover_epochs: Annotated[int | None, number_option("Passes over the images.")] = None
+    recover_block_epochs: Annotated[
+        int | None, number_option("Passes block by block, before those of the whole model.", least=0)
+    ] = None
+    recover_lr: Annotated[float | None, decimal_option("Learning rate.")] = None
+    recover_batch_size: Annotated[int | None, number_option("Images of one step.")] = None
+    recover_trained: Annotated[
+        str | None, typer.Option(metavar="WHAT", help="structured (with norms and biases) or all.")
+    ] = None
+    recover_amp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DTYPE", help="none, bfloat16 or float16; not given: bfloat16 where the device computes in it."
+        ),
+    ] = None
+    hard_share: Annotated[float | None, decimal_option("Weight of the images' own classes, 0 to 1; needs labels.")] = (
+        None
+    )
+    storage: Annotated[
+        str, storage_option("How the file holds the result's weights: float32, bfloat16, float16 or int8; see convert.")
+    ] = "float32"
+    int8_limit: Int8Limit = None
+    seed: Seed = 0
+    workers: Workers = 0
+    threads: Threads = None
+    device: Device = None
+    plot: Plot = None
+    force: Force = False
+    json: Json = False

@@ -1,4 +1,4 @@
-"""`milkweed convert`: a bundle's weights in another precision, and what that cost, measured."""
+"""`milkweed convert` stores a bundle's weights in another precision, and measures what that cost."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..bundle_args import check_free
-from ..errors import one_line
 from ..options import Bundle, Device, Force, Int8Limit, Json, Out, number_option, storage_option
-from ..output import int8_lines, megabytes, note, print_fields, print_json, storage_line
-from ..progress import Steps
+from ..output import int8_lines, megabytes, print_fields, print_json, storage_line
+from ..progress import job_progress
 
 if TYPE_CHECKING:
     from ...models.compress.conversion import ConvertReport
@@ -17,14 +16,10 @@ if TYPE_CHECKING:
 Storage = Annotated[str, storage_option("float32, bfloat16, float16 or int8 (with a scale for each output channel).")]
 Images = Annotated[
     Path | None,
-    typer.Option(
-        "--images", metavar="DIR", help="Images to compare the answers before and after on; no labels needed."
-    ),
+    typer.Option(metavar="DIR", help="Images to compare the answers before and after on; no labels needed."),
 ]
-Evaluate = Annotated[
-    Path | None, typer.Option("--evaluate", metavar="DIR", help="Labelled images: accuracy before and after, too.")
-]
-Limit = Annotated[int | None, number_option("--limit", "Only N images, evenly spaced over all.")]
+Evaluate = Annotated[Path | None, typer.Option(metavar="DIR", help="Labelled images: accuracy before and after, too.")]
+Limit = Annotated[int | None, number_option("Only N images, evenly spaced over all.")]
 
 UNMEASURED = "what this cost was not measured: give --evaluate or --images, or measure the result (milkweed evaluate)"
 
@@ -52,14 +47,13 @@ def convert(
     """
     check_free(out, force)
     from ...inference.device import resolve_device, use_device
-    from ...jobs.compress_request import Progress
     from ...jobs.convert import ConvertJob
     from ...jobs.convert import convert as run_conversion
     from ...models.compress.quantisation import INT8_LIMIT
 
     where = resolve_device(device or "auto")
     use_device(where)
-    run = ConvertJob(
+    job = ConvertJob(
         source=bundle,
         out=out,
         storage=storage,
@@ -70,8 +64,8 @@ def convert(
         device=where,
         overwrite=force,
     )
-    with Steps("convert") as steps:
-        report = run_conversion(run, Progress(step=steps, note=lambda text: note(one_line(text))))
+    with job_progress("convert: ") as progress:
+        report = run_conversion(job, progress)
     if json:
         print_json(_document(out, report))
     else:

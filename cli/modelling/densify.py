@@ -1,4 +1,4 @@
-"""`milkweed densify`: a bundle's Monarch layers become the dense layers that compute the same."""
+"""`milkweed densify` turns a bundle's Monarch layers into dense layers that compute the same."""
 
 from ..bundle_args import check_free
 from ..options import Bundle, Force, Json, Out

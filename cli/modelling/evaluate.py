@@ -1,4 +1,4 @@
-"""`milkweed evaluate`: top-1, top-5 and images a second of a bundle on labelled images."""
+"""`milkweed evaluate` measures a bundle's top-1, top-5 and images a second on labelled images."""
 
 import shlex
 import sys
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ...jobs.skipped import skipped_lines
-from ..errors import CommandError, one_line
+from ..errors import CommandError
 from ..options import Bundle, Device, Json, number_option
-from ..output import note, print_fields, print_json
-from ..progress import progress
+from ..output import print_fields, print_json
+from ..progress import job_progress
 from .bundle_metrics import record_evaluation
 
 if TYPE_CHECKING:
@@ -22,14 +21,12 @@ if TYPE_CHECKING:
     from ...server.repository.served_model import ServedModel
 
 Data = Annotated[
-    Path,
-    typer.Argument(metavar="DATA", help="One folder a class, or files named ID_anything.jpg.", show_default=False),
+    Path, typer.Argument(metavar="DATA", help="One folder a class, or files named ID_anything.jpg.", show_default=False)
 ]
 BatchSize = Annotated[
-    int | None,
-    number_option("--batch-size", "Images at once; answers do not depend on it. Not given: as the server would."),
+    int | None, number_option("Images at once; answers do not depend on it. Not given: as the server would.")
 ]
-Limit = Annotated[int | None, number_option("--limit", "Measure only N images, evenly spaced over all.")]
+Limit = Annotated[int | None, number_option("Measure only N images, evenly spaced over all.")]
 Record = Annotated[bool, typer.Option("--record", help="Write the figures into the bundle's config.json.")]
 
 
@@ -52,7 +49,7 @@ def evaluate(
     Example:
       milkweed evaluate ./deit ./imagenet/val --limit 5000
     """
-    from ...jobs.dataset import labelled_images
+    from ...jobs.dataset import labelled_images, spaced
     from ...jobs.evaluate import evaluate
     from ...models import read_config
     from ...server.config.sources import load_settings
@@ -61,29 +58,24 @@ def evaluate(
     settings = load_settings({"device": device})
     found = labelled_images(data, read_config(bundle).labels)
     model = open_model(bundle.resolve().name, bundle, settings)
-    with closing(model.pipeline), progress("evaluate", "images") as update:
+    with closing(model.pipeline), job_progress(units={"evaluate": "images"}) as progress:
         result = evaluate(
             model.pipeline,
-            found.limited(limit) if limit else found.samples,
+            spaced(found.samples, limit) if limit else found.samples,
             max_image_bytes=settings.max_image_bytes,
             batch_size=batch_size,
-            progress=update,
+            progress=progress,
         )
-    for line in skipped_lines([(i.path, i.code, i.message) for i in result.unreadable]):
-        note(one_line(line))
     if not result.images:
-        raise CommandError(f"DATA {data}: none of {len(result.unreadable)} images could be read")
+        raise CommandError(f"DATA {data}: none of {len(result.skipped)} images could be read")
     figures = {**_figures(result), "classes": found.classes, "limit": limit, **_means(model)}
     if record:
         record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
     if json:
-        about = {
-            "bundle": str(bundle),
-            "version": model.config.version,
-            "data": str(data),
-            "layout": found.layout,
-        }
-        skipped = [{"image": str(i.path), "code": i.code, "message": i.message} for i in result.unreadable]
+        about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": found.layout}
+        skipped = [
+            {"image": str(path), "code": error.code, "message": error.message} for path, error in result.skipped.items()
+        ]
         print_json({**about, **figures, "passed_over": found.passed_over, "skipped": skipped, "recorded": record})
         return
     _print(bundle, model, found, result)
@@ -92,14 +84,14 @@ def evaluate(
 
 
 def _figures(result: "Evaluation") -> dict[str, Any]:
-    """What was found, as plain data."""
+    """Return the figures as plain data."""
     return {
         "images": result.images,
         "top1": _rounded(result.top1, 4),
         "top5": _rounded(result.top5, 4),
         "correct1": result.correct1,
         "correct5": result.correct5,
-        "unreadable": len(result.unreadable),
+        "unreadable": len(result.skipped),
         "images_per_second": round(result.images_per_second, 2),
         "seconds": round(result.seconds, 3),
         "decode_seconds": round(result.decode_seconds, 3),
@@ -108,19 +100,19 @@ def _figures(result: "Evaluation") -> dict[str, Any]:
 
 
 def _means(model: "ServedModel") -> dict[str, str]:
-    """By what means it was found."""
+    """Name the device, the numbers and the code that computed the figures."""
     pipeline = model.pipeline
     return {
         "device": str(pipeline.device),
         "dtype": model.dtype,
-        "engine": pipeline.engine.name,
+        "engine": pipeline.backend.name,
         "lanes": str(pipeline.plan),
         "loader": model.loader,
     }
 
 
 def _print(bundle: Path, model: "ServedModel", found: "DataSet", result: "Evaluation") -> None:
-    unreadable = f", {len(result.unreadable)} unreadable and skipped" if result.unreadable else ""
+    unreadable = f", {len(result.skipped)} unreadable and skipped" if result.skipped else ""
     others = f", {found.passed_over} files passed over" if found.passed_over else ""
     top5 = "-, no more than five classes" if result.top5 is None else f"{result.top5:.2f} % ({result.correct5})"
     print_fields(
@@ -142,7 +134,7 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 
 def _circumstances() -> dict[str, Any]:
-    """When, with what and how the figures were measured."""
+    """Record when, with which versions and by which command the figures were measured."""
     from ...models.bundle.provenance import library_versions
 
     return {

@@ -1,4 +1,4 @@
-"""`milkweed export`: a bundle's model as an ONNX file."""
+"""`milkweed export` writes a bundle's model as an ONNX file."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,7 +13,7 @@ OnnxFile = Annotated[
 ]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"],
-    typer.Option("--dtype", help="Numbers of the model; bfloat16: of its weights alone."),
+    typer.Option(help="Numbers of the model; bfloat16: of its weights alone."),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace a file that is there already.")]
 

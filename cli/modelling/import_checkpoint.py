@@ -1,7 +1,7 @@
-"""`milkweed import`: a published checkpoint becomes a bundle."""
+"""`milkweed import` makes a bundle of a published checkpoint."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,9 @@ from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import Force, Json, json_object, number_option
 from ..output import megabytes, print_fields, print_json
+
+if TYPE_CHECKING:
+    from ...models.importing import ImportReport
 
 Checkpoint = Annotated[
     str,
@@ -21,32 +24,22 @@ Checkpoint = Annotated[
 Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
 Arch = Annotated[
     str | None,
-    typer.Option(
-        "--arch", metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."
-    ),
+    typer.Option(metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."),
 ]
 ArchArgs = Annotated[
-    str | None,
-    typer.Option(
-        "--arch-args", metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."
-    ),
+    str | None, typer.Option(metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one.")
 ]
 Preprocess = Annotated[
     str | None,
     typer.Option(
-        "--preprocess",
         metavar="JSON|FILE",
         help="How images become input: size, crop_pct, interpolation, mean, std; as published if not given.",
     ),
 ]
 Labels = Annotated[
-    Path | None,
-    typer.Option("--labels", metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line."),
+    Path | None, typer.Option(metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line.")
 ]
-Classes = Annotated[
-    int | None,
-    number_option("--num-classes", "Number of classes; counted in the checkpoint if not given."),
-]
+Classes = Annotated[int | None, number_option("Number of classes; counted in the checkpoint if not given.")]
 
 
 def import_checkpoint(
@@ -83,34 +76,40 @@ def import_checkpoint(
             default_preprocess(arch)
     except ValueError as error:
         raise CommandError(f"--arch: {error}", WRONG_USAGE) from error
-    texts = read_labels(labels) if labels else None
     report = make_bundle(
         checkpoint,
         arch,
         bundle,
         num_classes=num_classes,
-        labels=texts,
+        labels=read_labels(labels) if labels else None,
         preprocess=prepared,
         arch_args=further,
         overwrite=force,
     )
-    config, info = report.config, report.info
     if json:
-        print_json(
-            {
-                "bundle": str(bundle),
-                "version": config.version,
-                "arch": config.arch,
-                "num_classes": config.num_classes,
-                "monarch_layers": sum(layer.kind == "monarch" for layer in config.structure.values()),
-                "structured_layers": len(config.structure),
-                "bytes_on_disk": config.bytes_on_disk,
-                "source": dict(config.provenance["source"]),
-                "notes": list(report.notes),
-                "seconds": round(report.seconds, 3),
-            }
-        )
-        return
+        print_json(_document(bundle, report))
+    else:
+        _print(bundle, report)
+
+
+def _document(bundle: Path, report: "ImportReport") -> dict[str, Any]:
+    config = report.config
+    return {
+        "bundle": str(bundle),
+        "version": config.version,
+        "arch": config.arch,
+        "num_classes": config.num_classes,
+        "monarch_layers": sum(layer.kind == "monarch" for layer in config.structure.values()),
+        "structured_layers": len(config.structure),
+        "bytes_on_disk": config.bytes_on_disk,
+        "source": dict(config.provenance["source"]),
+        "notes": list(report.notes),
+        "seconds": round(report.seconds, 3),
+    }
+
+
+def _print(bundle: Path, report: "ImportReport") -> None:
+    config, info = report.config, report.info
     print_fields(
         {
             "bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})",

@@ -1,4 +1,4 @@
-"""`milkweed inspect`: what a bundle is, what it costs, where it came from, how accurate it was measured."""
+"""`milkweed inspect` tells what a bundle is, what it costs, where it came from, and its measured accuracy."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...models.report import RunReport
 
 COMMON = ("kind", "in_features", "out_features", "bias")
-"""Members of every layer's structure."""
+"""The members that the structure of every layer has."""
 
 MaybeBundle = Annotated[
     Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
@@ -58,7 +58,7 @@ def _plot(bundle: Path, report: "RunReport | None", plot: Path) -> None:
 
 
 def _read_report(bundle: Path, version: str) -> "RunReport | None":
-    """The bundle's report; one that cannot be used is named on stderr and passed over."""
+    """Read the bundle's report; one that cannot be used is named on stderr and ignored."""
     from ...models.errors import quoted
     from ...models.report import read_report
 
@@ -80,7 +80,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
     from ...models.serving.pack import prepare_for_inference
 
     model, config = load_bundle(bundle)
-    # A loaded model is frozen; which parameters training would touch, one without weights knows.
+    # A loaded model is frozen; only a model without weights knows which parameters training would change.
     count = parameter_count(empty_model(config))
     size = int(config.preprocess["size"])
     costs = macs(model, size)
@@ -106,13 +106,13 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "provenance": dict(config.provenance),
         "files": dict(config.files),
     }
-    # Last, since it turns the model into its serving form.
+    # This comes last, since it turns the model into its serving form.
     document["bytes"]["resident"] = resident_bytes(prepare_for_inference(model, int8_layers=config.int8_layers))
     return document
 
 
 def _print(document: Mapping[str, Any], layers: bool) -> None:
-    """Print all but the report; the structured layers only if the report will not."""
+    """Print everything except the report, and the structured layers only if the report does not show them."""
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
     parameters, macs, size = document["parameters"], document["macs"], document["bytes"]
     preprocess = document["preprocess"]
@@ -143,7 +143,7 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
 
 
 def _share(actual: int, dense: int) -> str:
-    """What the dense model has, and how much of it this one does: `4,886,888: 76.5 %`."""
+    """Write the dense model's count and this model's share of it: `4,886,888: 76.5 %`."""
     return f"{dense:,}: {100 * actual / dense:.1f} %"
 
 
@@ -152,11 +152,12 @@ def _resident(storage: Mapping[str, str]) -> str:
 
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
-    """How many layers are of which kind: `4 of them Monarch`."""
-    from ...models.layers.layer_spec import KIND_NAMES
+    """Say how many layers are of which kind: `4 of them Monarch`."""
+    from ...models.layers.layer_spec import LAYER_CLASSES
 
     counts = Counter(layer["kind"] for layer in structured)
-    return ", ".join(f"{count} of them {KIND_NAMES[kind]}" for kind, count in counts.items()) or "all of them dense"
+    said = (f"{count} of them {LAYER_CLASSES[kind].kind_name}" for kind, count in counts.items())
+    return ", ".join(said) or "all of them dense"
 
 
 def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) -> None:
@@ -179,6 +180,6 @@ def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) ->
 
 
 def _options(structure: Mapping[str, Any]) -> str:
-    """What a kind's structure has beside its widths: `nblocks 4, rank 8`."""
+    """Write the options of a layer's kind, without its widths: `nblocks 4, rank 8`."""
     own = {name: value for name, value in structure.items() if name not in COMMON}
     return ", ".join(f"{name} {value}" for name, value in own.items() if value is not None)

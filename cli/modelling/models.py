@@ -1,4 +1,4 @@
-"""`milkweed models`: the architectures it knows."""
+"""`milkweed models` lists the known architectures."""
 
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
@@ -44,7 +44,7 @@ def models(pattern: Pattern = "*", macs: WithMacs = False, json: Json = False) -
 
 
 def _describe(name: str, with_macs: bool) -> dict[str, Any]:
-    """One row; an architecture of free arguments has no figures."""
+    """Make one row; an architecture whose arguments are free has no figures."""
     from ...models.architectures.registry import CUSTOM_VITAE
     from ...models.architectures.summary import architecture_summary
 

@@ -1,128 +1,31 @@
-"""`milkweed train`: a model on labelled images, structured from the start, or on from a bundle."""
+"""`milkweed train` trains a model on labelled images, structured from the start, or on from a bundle."""
 
 import shlex
 import sys
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import fields
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...jobs.skipped import skipped_lines
 from ..bundle_args import check_free
-from ..errors import WRONG_USAGE, CommandError, one_line
-from ..options import Force, Json, Out, json_object, split_list
-from ..output import megabytes, note, print_fields, print_json
-from ..progress import Update, progress
-from .train_options import (
-    Amp,
-    Arch,
-    ArchArgs,
-    BatchSize,
-    Beta2,
-    Blocks,
-    ClipNorm,
-    ColorJitter,
-    Crop,
-    Cutmix,
-    Data,
-    DeviceName,
-    Distill,
-    EmaDecay,
-    Epochs,
-    Erase,
-    EvaluateEvery,
-    From,
-    Gating,
-    HardShare,
-    HeldOut,
-    HeldOutFraction,
-    KeepBest,
-    KeepStateAt,
-    LabelSmoothing,
-    Layers,
-    Lr,
-    MinScale,
-    Mixup,
-    NewHead,
-    Parallel,
-    Patience,
-    Preprocess,
-    RandAugment,
-    Rank,
-    S2dFraction,
-    Schedule,
-    Seed,
-    StartAt,
-    Structure,
-    StructuredLr,
-    Temperature,
-    Threads,
-    WarmupEpochs,
-    WeightDecay,
-    Workers,
-)
+from ..errors import WRONG_USAGE, CommandError
+from ..options import json_object, split_list, takes
+from ..output import megabytes, print_fields, print_json
+from ..progress import job_progress
+from .train_options import TrainOptions
 
 if TYPE_CHECKING:
-    from ...jobs.train import Hooks, TrainOutcome
-    from ...jobs.train_request import TrainJob
-    from ...models.training import Recipe
+    import torch
 
+    from ...jobs.train import TrainOutcome
+    from ...jobs.train_job import TrainJob
+    from ...loaders.dataset.augmentation import Augmentation
+    from ...models.training import Recipe
 
 SMALL_PX = 64
 
 
-def train(
-    out: Out,
-    data: Data,
-    arch: Arch = None,
-    arch_args: ArchArgs = None,
-    held_out: HeldOut = None,
-    held_out_fraction: HeldOutFraction = 0.1,
-    structure: Structure = None,
-    layers: Layers = "mlp",
-    nblocks: Blocks = 4,
-    rank: Rank = None,
-    gating: Gating = True,
-    schedule: Schedule = "plain",
-    s2d_fraction: S2dFraction = 0.7,
-    start_bundle: From = None,
-    new_head: NewHead = False,
-    distill: Distill = None,
-    temperature: Temperature = 1.0,
-    hard_share: HardShare = 0.5,
-    epochs: Epochs = 30,
-    batch_size: BatchSize = 128,
-    lr: Lr = 1e-3,
-    weight_decay: WeightDecay = 0.05,
-    warmup_epochs: WarmupEpochs = 1.0,
-    beta2: Beta2 = 0.999,
-    clip_norm: ClipNorm = 1.0,
-    label_smoothing: LabelSmoothing = 0.1,
-    mixup: Mixup = 0.0,
-    cutmix: Cutmix = 0.0,
-    crop: Crop = "auto",
-    min_scale: MinScale = 0.08,
-    randaugment: RandAugment = None,
-    color_jitter: ColorJitter = 0.0,
-    erase: Erase = 0.0,
-    ema: EmaDecay = 0.0,
-    amp: Amp = "none",
-    structured_lr: StructuredLr = False,
-    seed: Seed = 0,
-    preprocess: Preprocess = None,
-    evaluate_every: EvaluateEvery = 1,
-    keep_best: KeepBest = False,
-    patience: Patience = None,
-    keep_state_at: KeepStateAt = None,
-    start_at: StartAt = None,
-    parallel: Parallel = None,
-    workers: Workers = 0,
-    threads: Threads = None,
-    device: DeviceName = "auto",
-    force: Force = False,
-    json: Json = False,
-) -> None:
+@takes(TrainOptions)
+def train(options: TrainOptions) -> None:
     """Train a model on labelled images, structured or dense.
 
     From scratch (--arch) or on from a bundle (--from). With --schedule s2d its layers are structured first and dense
@@ -134,113 +37,127 @@ def train(
       milkweed train ./mine --arch vit_tiny_patch16_224 --data ./photos \\
         --epochs 50 --randaugment rand-m9-mstd0.5
     """
-    given = dict(locals())  # so many options: the parts below take theirs by name
-    check_free(out, force)
+    check_free(options.out, options.force)
     import torch
 
     from ...inference.device import resolve_device, use_device
+    from ...jobs.progress import Progress
     from ...jobs.train import train
     from ...models.training.parallel import joined, local_device
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    where = resolve_device(device)
-    given["device"] = where if parallel is None else local_device(where)
-    use_device(given["device"])
-    request = _request(given)
-    with joined(parallel, request.device) as processes, ExitStack() as stack:
-        hooks = _hooks(request, stack) if processes.rank == 0 else None
-        outcome = train(request, hooks, processes=processes, command=_command())
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    device = resolve_device(options.device)
+    if options.parallel is not None:
+        device = local_device(device)
+    use_device(device)
+    job = _job(options, device)
+    shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
+    with joined(options.parallel, device) as processes, shown as progress:
+        told = progress if processes.rank == 0 else Progress()
+        outcome = train(job, told, processes=processes, command=_command())
     if outcome is None:
         return
-    for line in skipped_lines([(path, error.code, error.message) for path, error in outcome.skipped.items()]):
-        note(one_line(line))
-    if json:
-        print_json(_document(out, request, outcome))
+    if options.json:
+        print_json(_document(job, outcome))
     else:
-        _print(out, outcome)
+        _print(job, outcome)
 
 
-def _request(given: Mapping[str, Any]) -> "TrainJob":
-    from ...jobs.train_request import TrainJob
+def _job(options: TrainOptions, device: "torch.device") -> "TrainJob":
+    from ...jobs.train_job import TrainJob
+
+    arch_args = json_object("--arch-args", options.arch_args)
+    preprocess = json_object("--preprocess", options.preprocess)
+    return TrainJob(
+        out=options.out,
+        data=options.data,
+        recipe=_recipe(options),
+        arch=options.arch,
+        arch_args=arch_args,
+        held_out=options.held_out,
+        held_out_fraction=options.held_out_fraction,
+        structure=options.structure,
+        layers=split_list(options.layers),
+        nblocks=options.nblocks,
+        rank=options.rank,
+        gating=options.gating,
+        schedule=options.schedule,
+        s2d_fraction=options.s2d_fraction,
+        start_bundle=options.start_bundle,
+        new_head=options.new_head,
+        teacher=options.distill,
+        temperature=options.temperature,
+        hard_share=options.hard_share,
+        preprocess=preprocess,
+        evaluate_every=options.evaluate_every,
+        keep_best=options.keep_best,
+        patience=options.patience,
+        keep_states_at=_epochs(options.keep_state_at, options.epochs),
+        start_state=options.start_at,
+        workers=options.workers,
+        device=device,
+        overwrite=options.force,
+        augmentation=_augmentation(options, arch_args, preprocess),
+    )
+
+
+def _augmentation(options: TrainOptions, arch_args: Mapping[str, Any], preprocess: Mapping[str, Any]) -> "Augmentation":
     from ...loaders.dataset.augmentation import Augmentation
 
-    arch_args = json_object("--arch-args", given["arch_args"])
-    preprocess = json_object("--preprocess", given["preprocess"])
-    named = {field.name for field in fields(TrainJob)}
-    taken = {name: value for name, value in given.items() if name in named}
-    return TrainJob(
-        **{
-            **taken,
-            "recipe": _recipe(given),
-            "arch_args": arch_args,
-            "preprocess": preprocess,
-            "layers": split_list(given["layers"]),
-            "teacher": given["distill"],
-            "start_state": given["start_at"],
-            "keep_states_at": _epochs(given["keep_state_at"], given["epochs"]),
-            "overwrite": given["force"],
-            "augmentation": Augmentation(
-                crop=_crop(given["crop"], given["start_bundle"], given["arch"], arch_args, preprocess),
-                **{name: given[name] for name in ("min_scale", "randaugment", "color_jitter", "erase")},
-            ),
-        }
+    return Augmentation(
+        crop=_crop(options, arch_args, preprocess),
+        min_scale=options.min_scale,
+        randaugment=options.randaugment,
+        color_jitter=options.color_jitter,
+        erase=options.erase,
     )
 
 
-def _recipe(given: Mapping[str, Any]) -> "Recipe":
+def _recipe(options: TrainOptions) -> "Recipe":
     from ...models.training import Recipe
 
-    taken = {field.name: given[field.name] for field in fields(Recipe) if field.name in given}
     return Recipe(
-        **{
-            **taken,
-            "warmup_epochs": min(given["warmup_epochs"], given["epochs"]),
-            "betas": (0.9, given["beta2"]),
-            "clip_norm": given["clip_norm"] or None,
-            "ema_decay": given["ema"] or None,
-        }
+        epochs=options.epochs,
+        batch_size=options.batch_size,
+        lr=options.lr,
+        warmup_epochs=min(options.warmup_epochs, options.epochs),
+        weight_decay=options.weight_decay,
+        betas=(0.9, options.beta2),
+        clip_norm=options.clip_norm or None,
+        label_smoothing=options.label_smoothing,
+        mixup=options.mixup,
+        cutmix=options.cutmix,
+        ema_decay=options.ema or None,
+        amp=options.amp,
+        structured_lr=options.structured_lr,
+        seed=options.seed,
     )
-
-
-def _hooks(request: "TrainJob", stack: ExitStack) -> "Hooks":
-    """What tells a person how far it is, until the stack ends."""
-    from ...jobs.train import Hooks
-
-    if (request.state / "state.json").exists():
-        note(f"going on from the state in {request.state}")
-    training: list[Update] = []
-
-    def trained(done: int, total: int) -> None:
-        if not training:
-            stack.close()  # a terminal shows one bar at a time
-            training.append(stack.enter_context(progress("train", "steps")))
-        training[0](done, total)
-
-    reading = stack.enter_context(progress("read", "images"))
-    return Hooks(reading, trained, lambda row: note(describe(row, request.recipe.epochs)))
 
 
 def _command() -> str:
     return shlex.join(["milkweed", *sys.argv[1:]])
 
 
-def describe(row: Any, epochs: int) -> str:
-    """A row of the history as a line for a person."""
+def describe(row: Mapping[str, Any], epochs: int) -> str:
+    """Describe a row of the training's history for a person."""
     figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
     figures += [f"top-1 {row['top1']:.2f} %"] if "top1" in row else []
     return f"epoch {row['epoch']} of {epochs}: {', '.join(figures)}, {row['seconds']:.0f} s"
 
 
-def _crop(crop: str, bundle: Path | None, arch: str | None, arch_args: Any, preprocess: Any) -> str:
-    """`auto` by the side that the model sees."""
-    if crop != "auto":
-        return crop
+def _crop(options: TrainOptions, arch_args: Mapping[str, Any], preprocess: Mapping[str, Any]) -> str:
+    """Return the crop that is named; `auto` is decided by the size of the model's input."""
+    if options.crop != "auto":
+        return options.crop
     from ...models import default_preprocess, read_config
 
-    if bundle is None and arch is None:
-        return "none"  # refused for that in a moment
-    own = read_config(bundle).preprocess if bundle is not None else default_preprocess(str(arch), **arch_args)
+    if options.start_bundle is not None:
+        own = read_config(options.start_bundle).preprocess
+    elif options.arch is not None:
+        own = default_preprocess(options.arch, **arch_args)
+    else:
+        return "none"  # the job refuses to start from nothing
     size = {**own, **preprocess}["size"]
     return "pad" if isinstance(size, int) and size <= SMALL_PX else "resized"
 
@@ -253,13 +170,13 @@ def _epochs(text: str | None, most: int) -> list[int]:
     return [int(number) for number in numbers]
 
 
-def _document(out: Path, request: "TrainJob", outcome: "TrainOutcome") -> dict[str, Any]:
+def _document(job: "TrainJob", outcome: "TrainOutcome") -> dict[str, Any]:
     return {
-        "bundle": str(out),
+        "bundle": str(job.out),
         "version": outcome.config.version,
         "bytes_on_disk": outcome.config.bytes_on_disk,
         "metrics": dict(outcome.config.metrics),
-        "recipe": dict(request.recipe.to_dict()),
+        "recipe": dict(job.recipe.to_dict()),
         "history": list(outcome.result.history),
         "resumed_at_step": outcome.result.resumed_at,
         "skipped": [
@@ -271,17 +188,17 @@ def _document(out: Path, request: "TrainJob", outcome: "TrainOutcome") -> dict[s
     }
 
 
-def _print(out: Path, outcome: "TrainOutcome") -> None:
+def _print(job: "TrainJob", outcome: "TrainOutcome") -> None:
     found = outcome.config.metrics["training"]["held_out"]
     training, held_out = outcome.data
     unreadable = f", {len(outcome.skipped)} unreadable and skipped" if outcome.skipped else ""
     print_fields(
         {
-            "bundle": f"{out} (version {outcome.config.version}, {megabytes(outcome.config.bytes_on_disk)})",
+            "bundle": f"{job.out} (version {outcome.config.version}, {megabytes(outcome.config.bytes_on_disk)})",
             "images": f"{training.images} to train on, {held_out.images} held out{unreadable}",
             "top-1": f"{found['top1']:.2f} % of the held-out images",
             "epoch": found["epoch"],
-            "report": out / "report.html",
+            "report": job.out / "report.html",
             "seconds": ", ".join(f"{name} {value:.0f}" for name, value in outcome.seconds_by_step.items()),
         }
     )

@@ -1,11 +1,12 @@
-"""Options of `milkweed train`."""
+"""TrainOptions: the arguments and options of `milkweed train`."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..options import number_option
+from ..options import Force, Gating, Json, Layers, Out, Seed, Threads, Workers, decimal_option, number_option
 
 HEADINGS = {
     "--data": "Images and architecture",
@@ -18,160 +19,123 @@ HEADINGS = {
     "--evaluate-every": "Measuring, stopping, keeping",
     "--parallel": "Processes and device",
 }
-"""By the option that begins a part of the help."""
+"""The heading of each part of the help, by the option that begins the part."""
 
-Arch = Annotated[
-    str | None,
-    typer.Option("--arch", metavar="NAME", help="Architecture to train from scratch; `milkweed models` lists them."),
-]
-ArchArgs = Annotated[
-    str | None,
-    typer.Option(
-        "--arch-args", metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."
-    ),
-]
-Data = Annotated[Path, typer.Option("--data", metavar="DIR", help="Images to train on, one folder a class.")]
-HeldOut = Annotated[
-    Path | None, typer.Option("--held-out", metavar="DIR", help="Images to measure on, one folder a class.")
-]
-HeldOutFraction = Annotated[
-    float,
-    number_option(
-        "--held-out-fraction", "Without --held-out: share of --data to measure on, 0 to 1.", least=0, kind=float
-    ),
-]
-Structure = Annotated[
-    str | None,
-    typer.Option(
-        "--structure",
-        metavar="KIND",
-        help="monarch, lowrank, blockdiag, pixelfly or dense. Not given: monarch; with --from as the bundle is.",
-    ),
-]
-Layers = Annotated[
-    str,
-    typer.Option(
-        "--layers", metavar="LIST", help="Which layers: mlp, qkv, proj, names or patterns, with commas between."
-    ),
-]
-Blocks = Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor.")]
-Rank = Annotated[
-    int | None, number_option("--rank", "Rank, where the structure has one; not given: the structure's own default.")
-]
-Gating = Annotated[bool, typer.Option("--gating/--no-gating", help="pixelfly: learn the share of its two parts.")]
-Schedule = Annotated[
-    str,
-    typer.Option("--schedule", metavar="plain|s2d", help="s2d: structured first, then made dense (sparse to dense)."),
-]
-S2dFraction = Annotated[
-    float,
-    number_option(
-        "--s2d-fraction", "s2d: share of the epochs before the layers are made dense, 0 to 1.", least=0, kind=float
-    ),
-]
-From = Annotated[
-    Path | None,
-    typer.Option(
-        "--from", metavar="BUNDLE", help="Train on from this bundle; with --structure its layers are projected first."
-    ),
-]
-NewHead = Annotated[bool, typer.Option("--new-head", help="With --from: a new classifier, for the classes of --data.")]
-Distill = Annotated[
-    Path | None,
-    typer.Option(
-        "--distill", metavar="BUNDLE", help="Bundle of a teacher whose answers are learnt too (distillation)."
-    ),
-]
-Temperature = Annotated[
-    float, number_option("--temperature", "With --distill: above 1 softens both answers.", least=0, kind=float)
-]
-HardShare = Annotated[
-    float, number_option("--hard-share", "With --distill: weight of the true classes, 0 to 1.", least=0, kind=float)
-]
-Epochs = Annotated[int, number_option("--epochs", "Passes over the images.")]
-BatchSize = Annotated[int, number_option("--batch-size", "Images of one step, of all processes together.")]
-Lr = Annotated[
-    float, number_option("--lr", "Learning rate after the warm-up; it falls as a cosine.", least=0, kind=float)
-]
-WeightDecay = Annotated[float, number_option("--weight-decay", "Weight decay of AdamW.", least=0, kind=float)]
-WarmupEpochs = Annotated[
-    float,
-    number_option(
-        "--warmup-epochs", "Epochs in which the learning rate rises; may be a part of one.", least=0, kind=float
-    ),
-]
-Beta2 = Annotated[float, number_option("--beta2", "Second beta of AdamW.", least=0, kind=float)]
-ClipNorm = Annotated[
-    float, number_option("--clip-norm", "Largest norm of the gradients; 0 = off.", least=0, kind=float)
-]
-LabelSmoothing = Annotated[
-    float,
-    number_option("--label-smoothing", "Share of the truth given to all classes alike, 0 to 1.", least=0, kind=float),
-]
-Mixup = Annotated[float, number_option("--mixup", "Alpha of mixup; 0 = off.", least=0, kind=float)]
-Cutmix = Annotated[float, number_option("--cutmix", "Alpha of CutMix; 0 = off.", least=0, kind=float)]
-Crop = Annotated[
-    str,
-    typer.Option(
-        "--crop", metavar="KIND", help="resized, pad (for small images) or none; auto = pad up to 64 px, else resized."
-    ),
-]
-MinScale = Annotated[
-    float,
-    number_option("--min-scale", "--crop resized: smallest share of an image's area, 0 to 1.", least=0, kind=float),
-]
-RandAugment = Annotated[
-    str | None,
-    typer.Option("--randaugment", metavar="SPEC", help="RandAugment as timm spells it, such as rand-m9-mstd0.5."),
-]
-ColorJitter = Annotated[
-    float, number_option("--color-jitter", "Strength of colour changes, 0 to 1.", least=0, kind=float)
-]
-Erase = Annotated[float, number_option("--erase", "Probability of random erasing, 0 to 1.", least=0, kind=float)]
-EmaDecay = Annotated[
-    float,
-    number_option("--ema", "Decay of the moving average of the weights, such as 0.999; 0 = off.", least=0, kind=float),
-]
-Amp = Annotated[
-    str, typer.Option("--amp", metavar="none|bfloat16|float16", help="Number type of autocast (mixed precision).")
-]
-StructuredLr = Annotated[
-    bool, typer.Option("--structured-lr", help="Learning rates of the factors by their shapes (BTT's rule).")
-]
-Seed = Annotated[int, number_option("--seed", "Seed of every random choice.", least=0)]
-Preprocess = Annotated[
-    str | None,
-    typer.Option(
-        "--preprocess", metavar="JSON|FILE", help="How images become input: size, crop_pct, interpolation, mean, std."
-    ),
-]
-EvaluateEvery = Annotated[int, number_option("--evaluate-every", "Epochs between two measurements on held-out images.")]
-KeepBest = Annotated[
-    bool, typer.Option("--keep-best", help="Keep the epoch that is best on held-out images, not the last.")
-]
-Patience = Annotated[
-    int | None, number_option("--patience", "Stop after N measurements without a better one; implies --keep-best.")
-]
-KeepStateAt = Annotated[
-    str | None,
-    typer.Option("--keep-state-at", metavar="LIST", help="Epochs after which the whole state is kept, in OUT.states."),
-]
-StartAt = Annotated[
-    Path | None,
-    typer.Option(
-        "--start-at", metavar="STATE", help="Begin at such a state, of a plain run that begins like this one."
-    ),
-]
-Parallel = Annotated[
-    str | None,
-    typer.Option(
-        "--parallel", metavar="ddp|fsdp", help="Several processes, started by torchrun: data-parallel or sharded."
-    ),
-]
-Workers = Annotated[
-    int, number_option("--workers", "Processes that decode and augment; 0 = none beside this one.", least=0)
-]
-Threads = Annotated[int | None, number_option("--threads", "Threads of torch on the CPU; not given: as torch chooses.")]
-DeviceName = Annotated[
-    str, typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one.")
-]
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """The values from the command line; the fields are in the order of the help."""
+
+    out: Out
+    data: Annotated[Path, typer.Option(metavar="DIR", help="Images to train on, one folder a class.")]
+    arch: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Architecture to train from scratch; `milkweed models` lists them."),
+    ] = None
+    arch_args: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."),
+    ] = None
+    held_out: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to measure on, one folder a class.")] = (
+        None
+    )
+    held_out_fraction: Annotated[
+        float, decimal_option("Without --held-out: share of --data to measure on, 0 to 1.")
+    ] = 0.1
+    structure: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="monarch, lowrank, blockdiag, pixelfly or dense. Not given: monarch; with --from as the bundle is.",
+        ),
+    ] = None
+    layers: Layers = "mlp"
+    nblocks: Annotated[int, number_option("Blocks of each Monarch factor.")] = 4
+    rank: Annotated[
+        int | None, number_option("Rank, where the structure has one; not given: the structure's own default.")
+    ] = None
+    gating: Gating = True
+    schedule: Annotated[
+        str, typer.Option(metavar="plain|s2d", help="s2d: structured first, then made dense (sparse to dense).")
+    ] = "plain"
+    s2d_fraction: Annotated[
+        float, decimal_option("s2d: share of the epochs before the layers are made dense, 0 to 1.")
+    ] = 0.7
+    start_bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="BUNDLE",
+            help="Train on from this bundle; with --structure its layers are projected first.",
+        ),
+    ] = None
+    new_head: Annotated[
+        bool, typer.Option("--new-head", help="With --from: a new classifier, for the classes of --data.")
+    ] = False
+    distill: Annotated[
+        Path | None,
+        typer.Option(metavar="BUNDLE", help="Bundle of a teacher whose answers are learnt too (distillation)."),
+    ] = None
+    temperature: Annotated[float, decimal_option("With --distill: above 1 softens both answers.")] = 1.0
+    hard_share: Annotated[float, decimal_option("With --distill: weight of the true classes, 0 to 1.")] = 0.5
+    epochs: Annotated[int, number_option("Passes over the images.")] = 30
+    batch_size: Annotated[int, number_option("Images of one step, of all processes together.")] = 128
+    lr: Annotated[float, decimal_option("Learning rate after the warm-up; it falls as a cosine.")] = 1e-3
+    weight_decay: Annotated[float, decimal_option("Weight decay of AdamW.")] = 0.05
+    warmup_epochs: Annotated[
+        float, decimal_option("Epochs in which the learning rate rises; may be a part of one.")
+    ] = 1.0
+    beta2: Annotated[float, decimal_option("Second beta of AdamW.")] = 0.999
+    clip_norm: Annotated[float, decimal_option("Largest norm of the gradients; 0 = off.")] = 1.0
+    label_smoothing: Annotated[float, decimal_option("Share of the truth given to all classes alike, 0 to 1.")] = 0.1
+    mixup: Annotated[float, decimal_option("Alpha of mixup; 0 = off.")] = 0.0
+    cutmix: Annotated[float, decimal_option("Alpha of CutMix; 0 = off.")] = 0.0
+    crop: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND", help="resized, pad (for small images) or none; auto = pad up to 64 px, else resized."
+        ),
+    ] = "auto"
+    min_scale: Annotated[float, decimal_option("--crop resized: smallest share of an image's area, 0 to 1.")] = 0.08
+    randaugment: Annotated[
+        str | None, typer.Option(metavar="SPEC", help="RandAugment as timm spells it, such as rand-m9-mstd0.5.")
+    ] = None
+    color_jitter: Annotated[float, decimal_option("Strength of colour changes, 0 to 1.")] = 0.0
+    erase: Annotated[float, decimal_option("Probability of random erasing, 0 to 1.")] = 0.0
+    ema: Annotated[float, decimal_option("Decay of the moving average of the weights, such as 0.999; 0 = off.")] = 0.0
+    amp: Annotated[
+        str, typer.Option(metavar="none|bfloat16|float16", help="Number type of autocast (mixed precision).")
+    ] = "none"
+    structured_lr: Annotated[
+        bool, typer.Option("--structured-lr", help="Learning rates of the factors by their shapes (BTT's rule).")
+    ] = False
+    seed: Seed = 0
+    preprocess: Annotated[
+        str | None,
+        typer.Option(metavar="JSON|FILE", help="How images become input: size, crop_pct, interpolation, mean, std."),
+    ] = None
+    evaluate_every: Annotated[int, number_option("Epochs between two measurements on held-out images.")] = 1
+    keep_best: Annotated[
+        bool, typer.Option("--keep-best", help="Keep the epoch that is best on held-out images, not the last.")
+    ] = False
+    patience: Annotated[
+        int | None, number_option("Stop after N measurements without a better one; implies --keep-best.")
+    ] = None
+    keep_state_at: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Epochs after which the whole state is kept, in OUT.states.")
+    ] = None
+    start_at: Annotated[
+        Path | None,
+        typer.Option(metavar="STATE", help="Begin at such a state, of a plain run that begins like this one."),
+    ] = None
+    parallel: Annotated[
+        str | None,
+        typer.Option(metavar="ddp|fsdp", help="Several processes, started by torchrun: data-parallel or sharded."),
+    ] = None
+    workers: Workers = 0
+    threads: Threads = None
+    device: Annotated[
+        str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one.")
+    ] = "auto"
+    force: Force = False
+    json: Json = False

@@ -1,1 +1,1 @@
-"""The commands that serve and ask: serve, config, keys and classify."""
+"""The commands that serve and classify: serve, config, keys and classify."""

@@ -1,4 +1,4 @@
-"""`milkweed classify`: what is on these images, told by a bundle in this process or by a running server."""
+"""`milkweed classify` tells what is on images, by a bundle in this process or by a running server."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -18,39 +18,34 @@ from .classify_output import KINDS, AnswerFile, kind_of
 
 if TYPE_CHECKING:
     from ...client import Answer
-    from ...client.questions import Priority
+    from ...client.requests import Priority
 
 Images = Annotated[
     list[str] | None,
     typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
 ]
 FromFile = Annotated[
-    str | None,
-    typer.Option("--from-file", metavar="FILE", help="More images, one a line or with NUL between; - is stdin."),
+    str | None, typer.Option(metavar="FILE", help="More images, one a line or with NUL between; - is stdin.")
 ]
-Url = Annotated[str | None, typer.Option("--url", metavar="URL", help="Ask the server there.")]
+Url = Annotated[str | None, typer.Option(metavar="URL", help="Ask the server there.")]
 Model = Annotated[
     str | None,
     typer.Option(
-        "--model",
         metavar="BUNDLE|NAME",
         help="This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
     ),
 ]
-TopK = Annotated[int | None, number_option("--top-k", "Classes an answer. [5]")]
+TopK = Annotated[int | None, number_option("Classes an answer. [5]")]
 Format = Annotated[
-    str | None,
-    typer.Option("--format", metavar="|".join(KINDS), help="Of the answers; by the name of --output, or text."),
+    str | None, typer.Option(metavar="|".join(KINDS), help="Of the answers; by the name of --output, or text.")
 ]
-Output = Annotated[
-    Path | None, typer.Option("--output", metavar="FILE", help="Where the answers go; stdout if not given.")
-]
+Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Where the answers go; stdout if not given.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with --output, csv or ndjson: images that it holds are skipped.")
 ]
 
 TIMEOUT_SECONDS = 120.0
-"""That one request may take: a server that is busy is waited for."""
+"""The most time for one request; the client waits for a server that is busy."""
 
 Ask = Callable[[Iterator[bytes | Path]], "Iterator[Answer]"]
 
@@ -97,7 +92,7 @@ def classify(
 
 
 def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Update) -> None:
-    """Read, ask, write: no more images are held than are being asked about."""
+    """Read images, classify them and write the answers; only the images in flight are held."""
     asked: deque[str] = deque()
     done, total = 0, len(names)
 
@@ -124,7 +119,7 @@ def _classify(names: Sequence[str], ask: Ask, answers: AnswerFile, update: Updat
 @contextmanager
 def _server(url: str, model: str | None, top_k: int | None, several: bool) -> Iterator[Ask]:
     from ...client import BadAnswer, Client, MilkweedError, NoAnswer
-    from ...client.questions import base_url
+    from ...client.requests import base_url
 
     try:
         server = base_url(url)
@@ -132,7 +127,7 @@ def _server(url: str, model: str | None, top_k: int | None, several: bool) -> It
         raise CommandError(f"--url {error}", WRONG_USAGE) from None
     with Client(server, timeout=TIMEOUT_SECONDS) as client:
         try:
-            # Many images are nobody's who waits for one of them.
+            # Nobody waits for a single one of many images.
             priority: Priority | None = "bulk" if several else None
             yield lambda images: client.stream(images, model=model, top_k=top_k, priority=priority)
         except MilkweedError as error:
@@ -142,7 +137,7 @@ def _server(url: str, model: str | None, top_k: int | None, several: bool) -> It
 
 @contextmanager
 def _bundle(path: str | None, top_k: int | None, device: str | None) -> Iterator[Ask]:
-    """The served model, through the same pipeline as over HTTP."""
+    """Open a bundle as a server does; images go through the same pipeline as over HTTP."""
     from ...local import open_local
 
     with open_local(Path(path or demo_bundle()), device) as model:

@@ -1,4 +1,4 @@
-"""Which images `milkweed classify` is asked about: files, folders, patterns, lists; and what each holds."""
+"""Finds the images for `milkweed classify`: files, folders, patterns, lists; and reads what each holds."""
 
 import glob
 import os
@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ...loaders.image_suffixes import IMAGE_SUFFIXES
+from ...loaders.headers.info import IMAGE_SUFFIXES
 from ..errors import WRONG_USAGE, CommandError, one_line
 from ..output import note
 
@@ -14,17 +14,17 @@ STDIN = "-"
 
 _NPY_MAGIC = b"\x93NUMPY"
 
-_MAGIC = frozenset("*?[")  # of patterns
+_PATTERN_CHARS = frozenset("*?[")
 
 
 def named_images(arguments: Sequence[str], from_file: str | None) -> list[str]:
-    """The images' names, in order, each once; folders and patterns stand for the images in them, by name.
+    """List the images' names, in order, each once; folders and patterns stand for the images in them, by name.
 
     Args:
-        from_file: holds further names, one a line, or with NUL between (`find -print0`); `-` is stdin.
+        from_file: a file of further names, one a line, or with NUL between (`find -print0`); `-` is stdin.
 
     Raises:
-        Failure: nothing there, nothing given, or stdin given twice.
+        CommandError: no image is given or found, or stdin is given twice.
     """
     if not arguments and from_file is None:
         raise CommandError("missing argument 'IMAGE...', or --from-file; see milkweed classify --help", WRONG_USAGE)
@@ -38,9 +38,9 @@ def named_images(arguments: Sequence[str], from_file: str | None) -> list[str]:
 
 
 def images_of(name: str) -> list[tuple[str, bytes | Path]]:
-    """Names and contents of a file's images: one, or those of an array with a batch axis as FILE[0], FILE[1], ...
+    """Read a file's images, with their names: one, or those of an array with a batch axis as FILE[0], FILE[1], ...
 
-    What cannot be read stays a path, and whoever reads that one says why.
+    A file that cannot be read stays a path; the one that classifies it says why.
     """
     try:
         content = sys.stdin.buffer.read() if name == STDIN else Path(name).read_bytes()
@@ -76,7 +76,7 @@ def _expanded(name: str) -> Iterator[str]:
         if not found:
             raise CommandError(f"IMAGE {path}: no images in this folder")
         yield from map(str, found)
-    elif _MAGIC & set(name) and not path.exists():
+    elif _PATTERN_CHARS & set(name) and not path.exists():
         matches = sorted(glob.glob(name, recursive=True))
         if not matches:
             raise CommandError(f"IMAGE {name}: no file has such a name")

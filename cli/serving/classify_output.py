@@ -1,6 +1,6 @@
-"""Where the answers of `milkweed classify` go, one by one as they come: text, CSV, NDJSON, or one JSON object.
+"""Writes the answers of `milkweed classify` one by one as they come: as text, CSV, NDJSON, or one JSON object.
 
-NDJSON and CSV files can be gone on with. An image's lines go in one write, so that at most the last ones are torn.
+NDJSON and CSV files can be resumed. An image's lines go in one write, so that at most the last ones are torn.
 """
 
 import csv
@@ -22,16 +22,16 @@ Kind = Literal["text", "csv", "json", "ndjson"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 RESUMED: tuple[Kind, ...] = ("csv", "ndjson")
 COLUMNS = ("image", "rank", "index", "id", "label", "score", "error", "message")
-"""Of a CSV: a row for each class of an image, best first; an image without an answer has one row."""
+"""The columns of a CSV. It has a row for each class of an image, best first; an image without an answer has one row."""
 
 _SUFFIXES: dict[str, Kind] = {".csv": "csv", ".json": "json", ".ndjson": "ndjson", ".jsonl": "ndjson"}
 
 
 def kind_of(format: str | None, output: Path | None, json: bool) -> Kind:
-    """What was asked for by name, or else by the file's.
+    """Choose the format that is named, or else by the suffix of the file.
 
     Raises:
-        Failure: no such format, or two.
+        CommandError: there is no such format, or two are named.
     """
     if json and format not in (None, "json"):
         raise CommandError(f"--json does not go with --format {format}", WRONG_USAGE)
@@ -46,14 +46,14 @@ def kind_of(format: str | None, output: Path | None, json: bool) -> Kind:
 
 
 class AnswerFile:
-    """Takes answers, and knows which it holds from an earlier run.
+    """Writes answers, and knows which ones it holds from an earlier run.
 
     Args:
-        output: None is stdout.
-        resume: go on with `output` where it is there already.
+        output: the file; None is stdout.
+        resume: go on with `output` where it exists already.
 
     Raises:
-        Failure: `output` is there and `resume` is off, or it holds something else.
+        CommandError: `output` exists and `resume` is off, or it holds something else.
     """
 
     def __init__(self, kind: Kind, output: Path | None, resume: bool = False) -> None:
@@ -72,7 +72,7 @@ class AnswerFile:
         self._identity: dict[str, str] = {}
         self._results: list[dict[str, Any]] = []
         self._file: IO[str] | None = None
-        # A bar that is drawn takes sys.stdout's place: on a terminal that is wanted, a pipe would lose its lines.
+        # A progress bar replaces sys.stdout while it is drawn: right on a terminal, but a pipe would lose its lines.
         self._stdout = None if sys.stdout.isatty() else sys.stdout
         if output is not None and output.exists():
             try:
@@ -82,7 +82,7 @@ class AnswerFile:
 
     def __enter__(self) -> "AnswerFile":
         if self._output is not None:
-            # Names of files may hold bytes that are no text.
+            # Names of files may hold bytes that are not UTF-8.
             self._file = open(self._output, "a", encoding="utf-8", errors="surrogateescape", newline="")
             self._file.truncate(self._whole)
         if self._kind == "csv" and not self._whole:
@@ -101,15 +101,15 @@ class AnswerFile:
         if self._file is not None:
             self._file.close()
         if self._output is not None and self._new and kind is not None and (not self.count or self._kind == "json"):
-            self._output.unlink(missing_ok=True)  # nothing is in it, and it would be in the way of the next try
+            self._output.unlink(missing_ok=True)  # it is empty, and the next try would refuse it
 
     @property
     def resumable(self) -> bool:
-        """Whether a later run can go on with it."""
+        """Whether a later run can go on with this file."""
         return self._output is not None and self._kind in RESUMED
 
     def add(self, image: str, answer: "Answer") -> None:
-        """The next answer. It is in the file when this returns."""
+        """Write the next answer; it is in the file when this returns."""
         if not self._identity:
             self._identity = _identity(answer)
             if self._identity and self._held_identity not in ({}, self._identity):
@@ -178,7 +178,7 @@ class AnswerFile:
 
 
 class _Lines:
-    """Whole lines of a file, how many bytes those were that have been taken, and the last line, where that is torn."""
+    """Iterates over the whole lines of a file; counts their bytes, and keeps the last line where it is torn."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self.bytes, self.torn = file, 0, b""
@@ -197,7 +197,7 @@ def _begin_alike(one: bytes, other: bytes) -> bool:
 
 
 def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
-    """Rows that are whole; the last one may have been torn within quotes.
+    """Read the rows that are whole; the last one may be torn within quotes.
 
     Raises:
         ValueError: lines that are no rows stand before others.
@@ -212,7 +212,7 @@ def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
 
 
 def _ndjson_result(line: str) -> tuple[str, Mapping[str, str] | None, dict[str, str]]:
-    """An image's name, its error, and which model answered."""
+    """Read an image's name, its error, and which model answered."""
     try:
         record = json.loads(line)
         image, error = record["image"], record.get("error")
@@ -229,7 +229,7 @@ def _identity(answer: "Answer") -> dict[str, str]:
 
 
 def _result(answer: "Answer") -> dict[str, Any]:
-    """As the server's JSON has it."""
+    """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
     return {

@@ -1,4 +1,4 @@
-"""`milkweed config`: which settings are in force and why, whether they can be, and the table of all."""
+"""`milkweed config` shows the settings in force and their origins, checks them, and prints the table of all."""
 
 import json as json_text
 from pathlib import Path
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from ...server.config.settings import Settings
 
 OTHER_VARIABLES = frozenset(("api_key", "kernels", "shared"))
-"""What else is called MILKWEED_...: the client's key, the kernel library, the tests' data."""
+"""Other variables named MILKWEED_...: the client's key, the kernel library, the tests' data."""
 
 Toml = Annotated[bool, typer.Option("--toml", help="Print the settings as a file for --config.")]
 CheckedFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML.", show_default=False)]
 
 
 def config_app(*, with_options: bool) -> typer.Typer:
-    """The group of commands.
+    """Build the group of commands.
 
     Args:
         with_options: give `show` and `check` an option for each setting.
@@ -102,7 +102,7 @@ def table() -> None:
 
 
 def settings_table() -> list[str]:
-    """The rows of the table, head first: option, variable, default, what it is."""
+    """Make the lines of the Markdown table, its head first: option, variable, default, description."""
     from ...server.config.settings import Settings
     from ...server.config.sources import option_of, variable_of
 
@@ -113,14 +113,14 @@ def settings_table() -> list[str]:
 
 
 def toml_value(value: Any) -> str:
-    """A plain value as TOML. JSON's strings are TOML's, but for one character."""
+    """Write a plain value as TOML. JSON strings are TOML strings except for one character."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{toml_value(key)} = {toml_value(inner)}" for key, inner in value.items()) + "}"
     return json_text.dumps(value, ensure_ascii=False, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def unknown_variables() -> list[str]:
-    """What is called MILKWEED_... and is nothing of ours, a line each."""
+    """Name each variable MILKWEED_... that is no setting, a line each."""
     from ...server.config.settings import Settings
     from ...server.config.sources import settings_environment, variable_of
 
@@ -129,7 +129,7 @@ def unknown_variables() -> list[str]:
 
 
 def wrong_files(settings: "Settings") -> list[str]:
-    """What is wrong with the files that right settings name."""
+    """Say what is wrong with the files that valid settings name."""
     from ...server.config.settings import OFF
     from ...server.security.keys import read_keys
     from ...server.security.tls import make_context

@@ -1,4 +1,4 @@
-"""`milkweed keys`: API keys for `milkweed serve --api-keys FILE`."""
+"""`milkweed keys` makes API keys for `milkweed serve --api-keys FILE`."""
 
 import re
 from typing import Annotated
@@ -16,7 +16,7 @@ Name = Annotated[
 
 
 def keys_app() -> typer.Typer:
-    """The group of commands."""
+    """Build the group of commands."""
     app = typer.Typer(
         help="Make API keys for `milkweed serve --api-keys FILE`.\n\n"
         "\b\nExample:\n  milkweed keys new camera-7 >> keys.toml",

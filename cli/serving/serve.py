@@ -1,4 +1,4 @@
-"""`milkweed serve`: the service, with one option for every setting."""
+"""`milkweed serve` runs the service, with one option for every setting."""
 
 import inspect
 from collections.abc import Callable
@@ -31,7 +31,7 @@ HEADINGS = {
     "--grpc-port": "Addresses",
     "--help": "Options",
 }
-"""By the setting that begins a part of the help, in the order of the settings."""
+"""The heading of each part of the help, by the setting that begins the part, in the order of the settings."""
 
 
 def serve(models: Models = None, config: ConfigFile = None, **settings: str | None) -> None:
@@ -49,26 +49,27 @@ def serve(models: Models = None, config: ConfigFile = None, **settings: str | No
     from ...server.config.sources import load_settings
 
     loaded = load_settings(settings, config)
-    # The demo is for who names nothing at all.
+    # The demo model is served only where no bundle and no repository is named.
     bundles = named_bundles(models or []) if models or loaded.repository == OFF else {}
-    # Before the heavy imports and the port: what is wrong with a bundle's small files is told at once.
+    # Read before the heavy imports and the port, so that faults in a bundle's small files are reported at once.
     from ...models import read_config
 
     for path in bundles.values():
         read_config(path)
-    from ...server.process.serve import exit_now, run_server
+    from ...server.process.http_server import exit_now
+    from ...server.process.serve import run_server
 
-    # All is closed by now; taking thousands of modules apart would keep a restart waiting for a second and more.
+    # Everything is closed by now; unloading thousands of modules would delay a restart by a second and more.
     exit_now(run_server(loaded, bundles))
 
 
 def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Callable[..., None]:
-    """`command` with its `**settings` spelled out: an option for each field of Settings, in its own words.
+    """Replace the `**settings` of a command by an option for each field of Settings, with the field's description.
 
     Values stay text: the settings check them, and name the option, the value and the limit.
 
     Args:
-        hidden: take them all, but leave them to the help of `serve`.
+        hidden: leave the options out of the help; `serve` shows them.
     """
     from ...server.config.settings import Settings
 
@@ -101,7 +102,7 @@ def with_settings(command: Callable[..., None], *, hidden: bool = False) -> Call
 
 
 def _spelled(default: Any) -> str:
-    """As it is given on the command line."""
+    """Write a default as it would be given on the command line."""
     if isinstance(default, bool):
         return str(default).lower()
     return f"{default:g}" if isinstance(default, float) else "none" if default == {} else str(default)

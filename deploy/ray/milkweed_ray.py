@@ -42,7 +42,8 @@ def build() -> "FastAPI":
     from milkweed.cli.bundle_args import named_bundles
     from milkweed.server.config.settings import OFF
     from milkweed.server.config.sources import load_settings
-    from milkweed.server.process.serve import exit_now, log_failure, log_models
+    from milkweed.server.process.http_server import exit_now
+    from milkweed.server.process.serve import log_failure, log_models
     from milkweed.server.process.service_app import create_app
     from milkweed.server.telemetry.logs import configure_logs
 
@@ -100,7 +101,7 @@ def open_metrics(service: "Service") -> None:
             if not error.in_use:
                 raise
             continue
-        MetricsPort(listener, service, service.metrics.registry).start()
+        MetricsPort(listener, service).start()
         logger.info("metrics", extra={"event": {"port": port}})
         return
     raise PortError(f"cannot listen on {host}: metrics ports {first} to {ports[-1]} are all in use")
@@ -135,7 +136,7 @@ class Milkweed:
         """
         service: Service = self.app.state.service
         try:
-            await asyncio.shield(asyncio.wrap_future(service.engines.prepared))
+            await asyncio.shield(asyncio.wrap_future(service.prepared))
             service.check_alive()
         except Exception as error:
             # In its own words alone: not every error of ours survives the way to Ray's controller.

@@ -1,6 +1,6 @@
-// The few device operations that the kernels are written in: one side here for CUDA, one in emulator.h for a CPU.
+// The few device operations that the kernels are written in, for CUDA here and for a CPU in emulator.h.
 //
-// Kernels use nothing else, so the same source runs on a GPU and, compiled by a host compiler with
+// Kernels use no others, so the same source runs on a GPU and, compiled by a host compiler with
 // MILKWEED_EMULATE, under the emulator of tests/kernels/csrc. Instruction names are those of the PTX ISA.
 #pragma once
 
@@ -84,7 +84,7 @@ MW_DEVICE void unpack2<fp16>(uint32_t packed, float& low, float& high) {
 
 MW_DEVICE float infinity() { return __uint_as_float(0x7f800000u); }
 
-// ---- who am I ----
+// ---- indexes of this thread ----
 
 MW_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
 MW_DEVICE int lane() { return static_cast<int>(threadIdx.x & 31u); }
@@ -105,7 +105,7 @@ MW_DEVICE uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// ---- threads together ----
+// ---- synchronisation and shuffles ----
 
 MW_DEVICE void sync_block() { __syncthreads(); }
 MW_DEVICE void sync_warp() { __syncwarp(); }

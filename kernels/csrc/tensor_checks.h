@@ -1,6 +1,6 @@
-// The host side that all operators share: tensors are checked before a launch, and what is wrong is said with its value.
+// Checks of tensors before a launch, which all operators share; an error names the wrong value.
 //
-// PyTorch's stable ABI only, so that one binary loads in every PyTorch from 2.10 on. A complaint is a
+// They use PyTorch's stable ABI alone, so that one binary loads in every PyTorch from 2.10 on. An error is a
 // std::runtime_error, which Python sees as a RuntimeError; nothing is launched then.
 #pragma once
 
@@ -28,7 +28,7 @@ using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using Shape = std::initializer_list<int64_t>;
 
-// What a vectorised access needs of an address.
+// Alignment of addresses for vectorised access, bytes.
 constexpr uintptr_t kAlignment = 16;
 
 template <class Sizes>

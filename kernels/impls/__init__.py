@@ -1,1 +1,1 @@
-"""The engines that run segments of a chain; `all_engines` in registry.py lists them."""
+"""The impls: each is one way to run segments of a chain. `all_impls` in all.py lists them."""

@@ -1,23 +1,23 @@
-"""All engines."""
+"""Lists all impls."""
 
-from .base import Engine
-from .batched import BatchedEngine
-from .dense import DenseEngine
-from .feature_major import FeatureMajorEngine
-from .native import native_engines
-from .sdpa import sdpa_engines
-from .torch_ops import EagerEngine
-from .triton import triton_engines
+from .base import Impl
+from .batched import BatchedImpl
+from .dense import DenseImpl
+from .feature_major import FeatureMajorImpl
+from .native import native_impls
+from .sdpa import sdpa_impls
+from .torch_ops import EagerImpl
+from .triton import triton_impls
 
 
-def all_impls() -> list[Engine]:
-    """Every engine; what cannot run on a device or a shape says so when asked."""
+def all_impls() -> list[Impl]:
+    """Return every impl; one that cannot run on a device or a shape refuses it."""
     return [
-        *native_engines(),
-        *triton_engines(),
-        FeatureMajorEngine(),
-        DenseEngine(),
-        BatchedEngine(),
-        *sdpa_engines(),
-        EagerEngine(),
+        *native_impls(),
+        *triton_impls(),
+        FeatureMajorImpl(),
+        DenseImpl(),
+        BatchedImpl(),
+        *sdpa_impls(),
+        EagerImpl(),
     ]

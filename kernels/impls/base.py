@@ -1,4 +1,4 @@
-"""What an engine is: it says before any launch whether it can run a segment, and builds a runner for it."""
+"""The protocol of an impl: it tells before any launch whether it can run a segment, and builds a runner for it."""
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from torch import Tensor
 
 from ..chain_ir import Operator, Packed, Problem
 
-# What a runner calls: x (B, N, C) and the residual, which is None where the segment has no Add -> y (B, N, C').
+# A runner's function: x (B, N, C) and the residual, which is None if the segment has no Add -> y (B, N, C').
 Call = Callable[[Tensor, Tensor | None], Tensor]
 
 OTHER_KIND = "another kind of segment"
-"""What an engine says of a segment that it was not made for: no news, so reports leave it out."""
+"""The refusal of a segment that an impl was not made for; reports leave it out."""
 
 
 @dataclass(frozen=True)
 class Runner:
-    """One segment, ready to run; reads its inputs and leaves them as they are.
+    """One segment, ready to run. It does not change its inputs.
 
     Args:
-        call: the work; may be captured in a CUDA graph, so it never synchronises.
-        packed: the tensors it keeps on the device, for accounting and so that other runners can share them.
+        call: computes the segment; it never synchronises, so that a CUDA graph can capture it.
+        packed: the tensors it keeps on the device, which are counted and shared with other runners.
     """
 
     call: Call
@@ -35,36 +35,36 @@ class Runner:
         return tuple(tensor for packed in self.packed for tensor in packed.tensors)
 
 
-class Engine(Protocol):
+class Impl(Protocol):
     """One way to run segments of some kinds.
 
-    One whose code is built apart from the package has a `build_id` too, which cached measurements belong to.
+    If its code is built separately from the package, it also has a `build_id`: cached measurements are of one build.
     """
 
     @property
     def name(self) -> str:
-        """Lower case, unique; a tile variant ends in its number: `native_linear:2`. Part of plans and of caches."""
+        """Unique, lower case; a tile variant ends in its number: `native_linear:2`. Plans and caches contain it."""
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        """Why it cannot run this segment there, in a few words; None when it can. Launches nothing.
+        """Return why it cannot run this segment there, in a few words; None if it can. Launches nothing.
 
-        Segments that it never runs, whatever their sizes, it refuses with `OTHER_KIND`.
+        The answer is `OTHER_KIND` for segments that it never runs, whatever their sizes.
         """
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
-        """The runner of a segment it does not refuse; packs weights on the problem's device."""
+        """Build the runner of a segment that it does not refuse; packs weights on the problem's device."""
 
 
 def packed(
     operator: Operator, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor]], *more: Hashable
 ) -> Packed:
-    """The operator's tensors in a layout; made by `make` where no living runner has them yet.
+    """Return the operator's tensors in a layout; calls `make` only if no living runner has them yet.
 
-    Batch buckets of one layer hold the same weights: they meet here.
+    So the runners of one layer for several batch sizes share its weights.
 
     Args:
-        layout: names what `make` makes.
-        more: whatever else its result depends on, such as a second operator.
+        layout: name of the layout that `make` gives.
+        more: what else the result depends on, such as a second operator.
     """
     layouts = getattr(operator, "layouts", None)
     if layouts is None:
@@ -74,3 +74,8 @@ def packed(
     if found is None:
         found = layouts[key] = Packed([tensor.detach() for tensor in make()])
     return found
+
+
+def rows_of(x: Tensor) -> Tensor:
+    """View or copy (..., C) as (M, C), contiguous as the kernels want it."""
+    return x.reshape(-1, x.shape[-1]).contiguous()

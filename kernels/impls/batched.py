@@ -1,4 +1,4 @@
-"""A Monarch layer as two batched products with two permutation copies: the path that every device has."""
+"""A Monarch layer as two batched products with two permutation copies, which every device can run."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from .base import OTHER_KIND, Runner
 from .torch_ops import batched_linear, factor_parameters, finish
 
 
-class BatchedEngine:
-    """A Monarch layer, with GELU or the residual's addition behind it, in place."""
+class BatchedImpl:
+    """Runs a Monarch layer, and GELU or the residual's addition after it in place."""
 
     name = "batched"
 

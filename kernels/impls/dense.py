@@ -1,4 +1,4 @@
-"""Dense linear layers through BLAS, Monarch ones multiplied out: where that is faster, the tuner may choose it."""
+"""Linear layers through BLAS, with Monarch ones multiplied out; the tuner chooses it where that is faster."""
 
 from collections.abc import Sequence
 
@@ -14,12 +14,11 @@ from .torch_ops import dense_parameters, finish
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
-class DenseEngine:
-    """A linear layer, with GELU or the residual's addition behind it.
+class DenseImpl:
+    """Runs a linear layer, and GELU or the residual's addition after it.
 
-    On CUDA in bfloat16 and float16 the GELU is the product's epilogue, which cuBLAS computes by its tanh
-    approximation: 5e-4 from the exact one at most, a quarter of bfloat16's rounding near 1. In float32 and on a CPU it
-    is the exact one.
+    On CUDA in bfloat16 and float16, GELU is the product's epilogue, which cuBLAS computes by the tanh approximation:
+    its error is 5e-4 at most, a quarter of bfloat16's rounding near 1. In float32 and on a CPU, GELU is exact.
     """
 
     name = "dense"
@@ -43,7 +42,7 @@ class DenseEngine:
 
 
 def dense_weights(layer: Linear, problem: Problem) -> Packed:
-    """Weight (out, in) and, where there is one, bias (out,) of a linear layer; a Monarch one multiplied out."""
+    """Return weight (out, in) and, if there is one, bias (out,) of a linear layer; a Monarch one is multiplied out."""
     if isinstance(layer, Dense):
         return dense_parameters(layer, problem)
     return packed(layer, "dense", problem, lambda: _multiply_out(layer, problem))
@@ -58,7 +57,7 @@ def _multiply_out(layer: Monarch, problem: Problem) -> list[Tensor]:
 
 
 def _with_epilogue(weights: Packed, weight: Tensor, bias: Tensor | None) -> Runner:
-    """GELU in the product's epilogue; it wants a bias."""
+    """Compute GELU in the product's epilogue, which needs a bias."""
     if bias is None:
         bias = weight.new_zeros(len(weight))
     epilogue = torch.ops.aten._addmm_activation

@@ -1,4 +1,4 @@
-"""Monarch layers and MLPs with features outermost, where both permutations are strides."""
+"""Monarch layers and MLPs with features outermost, so that both permutations are strides."""
 
 from collections.abc import Sequence
 
@@ -14,8 +14,8 @@ LAYER = {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
-class FeatureMajorEngine:
-    """A Monarch layer or a whole MLP of two, with the residual's addition behind it."""
+class FeatureMajorImpl:
+    """Runs a Monarch layer or a whole MLP of two, and the residual's addition after it."""
 
     name = "feature_major"
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels of csrc as engines, one for each operator and tile variant."""
+"""The CUDA kernels of csrc as impls, one for each operator and tile variant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from ..blocked_mlp import Layer, block_mlp, block_width, mlp_refusal, tile_refus
 from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds, needed
 from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
 from ..native.stamp import read_stamp
-from .base import OTHER_KIND, Engine, Runner, packed
+from .base import OTHER_KIND, Impl, Runner, packed, rows_of
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
 
-# The tile variants of each kernel, those for most problems first.
+# The tile variants of each kernel; those that suit most problems come first.
 LINEAR_TILES = (0, 1, 2, 3)
 MLP_TILES = (2, 3, 0, 1)
 ATTENTION_TILES = (0, 1, 2, 3)
@@ -25,12 +25,12 @@ ATTENTION_TILES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Native:
-    """What the three engines have in common.
+    """The common part of the three impls.
 
     Args:
-        tile: the variant. One that does not exist for a shape, or needs more shared memory than the device has,
-            refuses when it is called, before it launches anything.
-        build_id: of the library.
+        tile: the variant. If it does not exist for a shape, or needs more shared memory than the device has, a call
+            fails before it launches anything.
+        build_id: identifies the build of the library.
         on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
             same packed tensors.
     """
@@ -40,7 +40,7 @@ class Native:
     on_cpu: bool = False
 
     def unusable(self, problem: Problem) -> str | None:
-        """Why the library cannot be used there."""
+        """Return why the library cannot be used there; None if it can."""
         if self.on_cpu and problem.device.type == "cpu":
             return None
         status = native_status(problem.device)
@@ -48,7 +48,7 @@ class Native:
 
 
 class NativeLinear(Native):
-    """A Monarch layer in one launch, with GELU and the residual's addition behind it."""
+    """Runs a Monarch layer in one launch, and in it GELU and the residual's addition."""
 
     @property
     def name(self) -> str:
@@ -70,15 +70,15 @@ class NativeLinear(Native):
         adds = kinds(segment)[-1] == "add"
 
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = _rows(needed(residual)) if adds else None
-            y = monarch_linear(_rows(x), w1, w2, bias[0] if bias else None, added, int(act), self.tile)
+            added = rows_of(needed(residual)) if adds else None
+            y = monarch_linear(rows_of(x), w1, w2, bias[0] if bias else None, added, int(act), self.tile)
             return y.view(*x.shape[:-1], layer.out_features)
 
         return Runner(call, (weights,))
 
 
 class NativeMlp(Native):
-    """An MLP of two Monarch layers in one launch, with the norm before it and the residual's addition behind it."""
+    """Runs an MLP of two Monarch layers in one launch, with the norm before and the residual's addition after it."""
 
     @property
     def name(self) -> str:
@@ -94,7 +94,7 @@ class NativeMlp(Native):
         return refusal or self.unusable(problem) or self._tile_refusal(fc1, fc2, problem)
 
     def _tile_refusal(self, fc1: Monarch, fc2: Monarch, problem: Problem) -> str | None:
-        """Why the device does not run this variant; the operator's CPU implementation has none."""
+        """Return why the device does not run this variant; the operator's CPU implementation has no variants."""
         width = block_width(fc1.shape, fc2.shape)
         if problem.device.type != "cuda" or width is None:
             return None
@@ -113,15 +113,15 @@ class NativeMlp(Native):
         adds = kinds(segment)[-1] == "add"
 
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = _rows(needed(residual)) if adds else None
-            y = monarch_mlp(_rows(x), *layers, added, norm_weight, norm_bias, eps, self.tile)
+            added = rows_of(needed(residual)) if adds else None
+            y = monarch_mlp(rows_of(x), *layers, added, norm_weight, norm_bias, eps, self.tile)
             return y.view(x.shape)
 
         return Runner(call, (weights, *norms))
 
 
 class NativeAttention(Native):
-    """An attention over few tokens, keys and values on chip."""
+    """Runs an attention over few tokens, with keys and values in shared memory."""
 
     @property
     def name(self) -> str:
@@ -142,8 +142,8 @@ class NativeAttention(Native):
         return Runner(lambda qkv, _: short_attention(qkv.contiguous(), heads, scale, self.tile))
 
 
-def native_engines(*, on_cpu: bool = False) -> list[Engine]:
-    """Every kernel in every tile variant."""
+def native_impls(*, on_cpu: bool = False) -> list[Impl]:
+    """Return every kernel in every tile variant."""
     try:
         build_id = read_stamp(library_path()).build_key
     except ValueError:
@@ -153,11 +153,6 @@ def native_engines(*, on_cpu: bool = False) -> list[Engine]:
         *(NativeLinear(tile, build_id, on_cpu) for tile in LINEAR_TILES),
         *(NativeAttention(tile, build_id, on_cpu) for tile in ATTENTION_TILES),
     ]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(..., C) -> (M, C), contiguous as the kernels want it."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def _layer(monarch: Monarch) -> Layer:
@@ -171,7 +166,7 @@ def _on_device(monarch: Monarch, problem: Problem) -> Layer:
 
 
 def _blocked(layer: Monarch, problem: Problem) -> list[Tensor]:
-    """w1 and w2 in the blocked layout, and the bias where there is one."""
+    """Return w1 and w2 in the blocked layout, and the bias if there is one."""
     whole = block_monarch(*_on_device(layer, problem), layer.in_features, layer.out_features, problem.dtype)
     return [whole.w1, whole.w2] if whole.bias is None else [whole.w1, whole.w2, whole.bias]
 
@@ -181,5 +176,5 @@ def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, 
 
 
 def _norm(norm: LayerNorm, problem: Problem) -> list[Tensor]:
-    """Weight and bias, float32 as the kernel takes them."""
+    """Return weight and bias in float32, as the kernel takes them."""
     return [tensor.to(problem.device).float().contiguous() for tensor in (norm.weight, norm.bias)]

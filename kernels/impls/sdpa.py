@@ -1,4 +1,4 @@
-"""PyTorch's attention pinned to one backend: its own order of preference is not always the fastest one's."""
+"""PyTorch's attention with a given backend, since the one that PyTorch prefers is not always the fastest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,12 +13,12 @@ from .base import OTHER_KIND, Runner
 
 
 @dataclass(frozen=True)
-class SdpaEngine:
-    """An attention alone, on CUDA.
+class SdpaImpl:
+    """Runs an attention alone, on CUDA.
 
     Args:
-        backend: the one it is pinned to, as `sdpa_attention` names it.
-        serves: torch.backends.cuda.can_use_..._attention of that backend.
+        backend: the backend that it uses, as `sdpa_attention` names it.
+        serves: the backend's function torch.backends.cuda.can_use_..._attention.
     """
 
     backend: str
@@ -47,18 +47,18 @@ class SdpaEngine:
         return Runner(call)
 
 
-def sdpa_engines() -> list[SdpaEngine]:
-    """One engine a backend."""
+def sdpa_impls() -> list[SdpaImpl]:
+    """Return one impl for each backend."""
     cuda = torch.backends.cuda
     return [
-        SdpaEngine("cudnn", cuda.can_use_cudnn_attention),
-        SdpaEngine("flash", cuda.can_use_flash_attention),
-        SdpaEngine("efficient", cuda.can_use_efficient_attention),
+        SdpaImpl("cudnn", cuda.can_use_cudnn_attention),
+        SdpaImpl("flash", cuda.can_use_flash_attention),
+        SdpaImpl("efficient", cuda.can_use_efficient_attention),
     ]
 
 
 def _parameters(attention: Attention, problem: Problem) -> Any:
-    """What the backends judge: one image's q, k and v, without values."""
+    """Return what the backends decide by: q, k and v of one image, without values."""
     width = 3 * attention.num_heads * attention.head_dim
     qkv = torch.empty(1, problem.tokens, width, dtype=problem.dtype, device=problem.device)
     q, k, v = split_heads(qkv, attention.num_heads)

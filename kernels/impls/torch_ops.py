@@ -1,4 +1,4 @@
-"""Plain PyTorch, one operator after the other: runs every segment, so that every way to cut a chain is possible."""
+"""Plain PyTorch, one operator after the other: it runs every segment, so a chain can be cut in every way."""
 
 from collections.abc import Sequence
 
@@ -12,14 +12,14 @@ from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator
 from .base import OTHER_KIND, Call, Runner, packed
 
 
-class EagerEngine:
-    """Every kind of operator; attention is the backend that PyTorch picks."""
+class EagerImpl:
+    """Runs every kind of operator; PyTorch picks the backend of attention."""
 
     name = "torch"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
         if len(segment) == 1 and isinstance(segment[0], Dense | Monarch):
-            return OTHER_KIND  # the dense and batched engines do just that
+            return OTHER_KIND  # the dense and batched impls do just that
         return None
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
@@ -34,7 +34,7 @@ class EagerEngine:
 
 
 def _step(operator: Operator, problem: Problem) -> tuple[Call, Packed | None]:
-    """One operator's call, and the tensors it keeps."""
+    """Return one operator's call, and the tensors that it keeps."""
     match operator:
         case LayerNorm(_, _, eps):
             norm = norm_parameters(operator, problem)
@@ -59,17 +59,17 @@ def _add(x: Tensor, residual: Tensor | None) -> Tensor:
 
 
 def norm_parameters(norm: LayerNorm, problem: Problem) -> Packed:
-    """Weight and bias (C,)."""
+    """Return weight and bias (C,)."""
     return packed(norm, "norm", problem, lambda: _ready(problem, norm.weight, norm.bias))
 
 
 def dense_parameters(dense: Dense, problem: Problem) -> Packed:
-    """Weight (out, in), and bias (out,) where there is one."""
+    """Return weight (out, in), and bias (out,) if there is one."""
     return packed(dense, "dense", problem, lambda: _ready(problem, dense.weight, dense.bias))
 
 
 def factor_parameters(monarch: Monarch, problem: Problem) -> Packed:
-    """w1 (K, q, p), w2 (J, s, r), and bias (out,) where there is one."""
+    """Return w1 (K, q, p), w2 (J, s, r), and bias (out,) if there is one."""
     return packed(monarch, "factors", problem, lambda: _ready(problem, monarch.w1, monarch.w2, monarch.bias))
 
 
@@ -78,7 +78,7 @@ def _ready(problem: Problem, *tensors: Tensor | None) -> list[Tensor]:
 
 
 def batched_linear(x: Tensor, monarch: Monarch, factors: Sequence[Tensor]) -> Tensor:
-    """The Monarch product as two batched products: (..., in_features) -> (..., out_features), a tensor of its own."""
+    """Compute the Monarch product as two batched products: (..., in_features) -> (..., out_features), a new tensor."""
     w1, w2, *bias = factors
     rows = F.pad(x.reshape(-1, x.shape[-1]), (0, monarch.shape.in_extended - x.shape[-1]))
     y = monarch_batched(rows, w1, w2)[:, : monarch.out_features]
@@ -88,7 +88,7 @@ def batched_linear(x: Tensor, monarch: Monarch, factors: Sequence[Tensor]) -> Te
 
 
 def finish(y: Tensor, segment: Sequence[Operator], residual: Tensor | None) -> Tensor:
-    """The element-wise operators at a segment's end, in place: `y` is the engine's own."""
+    """Apply the element-wise operators at a segment's end to `y` in place."""
     for operator in segment:
         if isinstance(operator, Gelu):
             torch.ops.aten.gelu_(y)

@@ -1,4 +1,4 @@
-"""Monarch layers and MLPs on Triton as engines, one for each tile variant."""
+"""Monarch layers and MLPs on Triton as impls, one for each tile variant."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ..chain_ir import Monarch, Operator, Problem, kinds, needed
 from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
 from ..triton.linear import triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
-from .base import OTHER_KIND, Engine, Runner, packed
+from .base import OTHER_KIND, Impl, Runner, packed, rows_of
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
@@ -19,7 +19,7 @@ MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 @dataclass(frozen=True)
 class Triton:
-    """What the two engines have in common.
+    """The common part of the two impls.
 
     Args:
         tile: the variant.
@@ -31,7 +31,7 @@ class Triton:
     on_cpu: bool = False
 
     def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
-        """Why Triton or the variant cannot be used there."""
+        """Return why Triton or the variant cannot be used there; None if it can."""
         if self.on_cpu and problem.device.type == "cpu":
             return None
         refusals = (triton_refusal(layer.shape, problem.dtype, problem.device) for layer in layers)
@@ -42,7 +42,7 @@ class Triton:
 
 
 class TritonLinear(Triton):
-    """A Monarch layer in two launches, with GELU and the residual's addition behind it."""
+    """Runs a Monarch layer in two launches, with GELU and the residual's addition in the second."""
 
     @property
     def name(self) -> str:
@@ -63,15 +63,15 @@ class TritonLinear(Triton):
         adds = kinds(segment)[-1] == "add"
 
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = _rows(needed(residual)) if adds else None
-            y = triton_linear(_rows(x), whole, added, int(act), self.tile)
+            added = rows_of(needed(residual)) if adds else None
+            y = triton_linear(rows_of(x), whole, added, int(act), self.tile)
             return y.view(*x.shape[:-1], layer.out_features)
 
         return Runner(call, (weights,))
 
 
 class TritonMlp(Triton):
-    """An MLP of two Monarch layers in four launches that permute nothing, with the residual's addition behind it."""
+    """Runs an MLP of two Monarch layers in four launches without permutations; the last one adds the residual."""
 
     @property
     def name(self) -> str:
@@ -91,22 +91,17 @@ class TritonMlp(Triton):
         adds = kinds(segment)[-1] == "add"
 
         def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = _rows(needed(residual)) if adds else None
-            y = triton_mlp(_rows(x), first, second, added, self.tile)
+            added = rows_of(needed(residual)) if adds else None
+            y = triton_mlp(rows_of(x), first, second, added, self.tile)
             return y.view(*x.shape[:-1], fc2.out_features)
 
         return Runner(call, (weights,))
 
 
-def triton_engines(*, on_cpu: bool = False) -> list[Engine]:
-    """Both in every tile variant; those that pick their tile by the number of rows first."""
+def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
+    """Return both in every tile variant; those that choose their tile by the number of rows come first."""
     tiles = range(len(VARIANTS))
     return [*(TritonMlp(tile, on_cpu) for tile in tiles), *(TritonLinear(tile, on_cpu) for tile in tiles)]
-
-
-def _rows(x: Tensor) -> Tensor:
-    """(..., C) -> (M, C), contiguous as the kernels want it."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
 
 
 def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:
@@ -130,6 +125,6 @@ def _tensors(layer: SortedMonarch) -> list[Tensor]:
 
 
 def _layer(tensors: Sequence[Tensor], p: int, out_features: int | None) -> SortedMonarch:
-    """Back from its tensors; all outputs, padding included, when `out_features` is None."""
+    """Rebuild a layer from its tensors; with `out_features` None it has all outputs, padding included."""
     w1, w2, *bias = tensors
     return SortedMonarch(w1, w2, bias[0] if bias else None, p, out_features or w2.shape[0] * w2.shape[1])

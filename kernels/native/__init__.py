@@ -1,1 +1,1 @@
-"""The compiled CUDA kernels of csrc: building the library, loading it, and its operators."""
+"""Builds and loads the library of CUDA kernels of csrc, and defines its operators."""

@@ -24,10 +24,10 @@ from .stamp import (
 from .toolchain import BuildError, Toolchain, find_toolchain, run_compiler
 
 ARCHS = ("80", "86", "89", "90a", "100a", "120a", "compute_90")
-"""A100; A10 and RTX 30; L4, L40 and RTX 40; H100 and H200; B200; RTX 50; and PTX for what comes later."""
+"""In turn for A100; A10 and RTX 30; L4, L40 and RTX 40; H100 and H200; B200; RTX 50; PTX for later devices."""
 
 TORCH_TARGET = "0x020a000000000000"
-"""PyTorch 2.10: the oldest whose stable ABI the library asks for."""
+"""PyTorch 2.10, the oldest version that the library can be loaded in."""
 
 COMPILE_FLAGS = (
     "-std=c++20",
@@ -49,7 +49,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Build:
-    """One build: what is made, of what, with what."""
+    """One build: its sources, compilers, architectures and output."""
 
     toolchain: Toolchain
     archs: tuple[str, ...]
@@ -59,13 +59,13 @@ class Build:
     sources: Path = SOURCES
 
     def key(self, sources: Sequence[Path]) -> str:
-        """Changes with everything that the outcome depends on: contents, flags, archs, versions."""
+        """Hash everything that the outcome depends on: contents, flags, architectures and versions."""
         settings = (*COMPILE_FLAGS, *LINK_FLAGS, *self.archs, self.toolchain.version, self.toolchain.torch_version)
         return hash_of([*(part.encode() for part in settings), *(path.read_bytes() for path in sources)])
 
 
 def gencode(arch: str) -> str:
-    """The nvcc flag of one architecture: `90a` is machine code, `compute_90` PTX.
+    """Return the nvcc flag of one architecture: `90a` is machine code, `compute_90` PTX.
 
     Raises:
         BuildError: it is neither.
@@ -79,7 +79,7 @@ def gencode(arch: str) -> str:
 
 
 def included(source: Path, root: Path) -> list[Path]:
-    """A source and every file below root that it includes, directly or not; includes are named from root on."""
+    """Return a source and every file that it includes, directly or not; includes are paths from `root`."""
     found: list[Path] = []
     waiting = [source]
     while waiting:
@@ -93,7 +93,7 @@ def included(source: Path, root: Path) -> list[Path]:
 
 
 def build(job: Build, say: Say = print) -> bool:
-    """Build the library unless it is up to date; True when something was built.
+    """Build the library unless it is up to date; return whether something was built.
 
     Raises:
         BuildError: a compiler failed.
@@ -131,10 +131,10 @@ def _is_current(library: Path, key: str, every_hash: str) -> bool:
 
 
 def _compile_all(job: Build, sources: Sequence[Path], say: Say) -> list[Path]:
-    """Objects of all sources, several at a time; what is left of the jobs goes to the architectures of each."""
+    """Compile all sources, several at a time; jobs that are left over go to the architectures of each source."""
     at_once = min(job.jobs, len(sources))
     with ThreadPoolExecutor(at_once) as pool:
-        # The largest first, so that none is left to end alone.
+        # The largest come first, so that none ends long after the others.
         by_size = sorted(
             sources, key=lambda source: -sum(path.stat().st_size for path in included(source, job.sources))
         )
@@ -142,7 +142,7 @@ def _compile_all(job: Build, sources: Sequence[Path], say: Say) -> list[Path]:
 
 
 def _compile(job: Build, source: Path, threads: int, say: Say) -> Path:
-    """The object of a source, named by the hash of what it is made of: it is compiled again only when that changes."""
+    """Compile a source unless its object is there; the object's name has the hash of everything that it depends on."""
     object_file = job.folder / f"{source.stem}-{job.key(included(source, job.sources))[:16]}.o"
     if object_file.exists():
         return object_file
@@ -170,7 +170,7 @@ def _compile(job: Build, source: Path, threads: int, say: Say) -> Path:
 
 
 def _link(job: Build, objects: Sequence[Path]) -> None:
-    """Link against empty libraries: the loader must find the names of PyTorch's and CUDA's, the linker nothing more."""
+    """Link against empty libraries with the names of PyTorch's and CUDA's: the loader finds the real ones by name."""
     sonames = {"torch_cpu": "libtorch_cpu.so", "torch_cuda": "libtorch_cuda.so"}
     sonames["cudart"] = f"libcudart.so.{job.toolchain.version.partition('.')[0]}"
     for name, soname in sonames.items():
@@ -185,7 +185,7 @@ def _link(job: Build, objects: Sequence[Path]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit status."""
+    """Run the command; returns its exit status."""
     parser = argparse.ArgumentParser(prog="python -m milkweed.kernels.native.build", description=__doc__)
     parser.add_argument(
         "--arch", nargs="+", default=list(ARCHS), metavar="ARCH", help=f"default: {' '.join(ARCHS)}; `native` too"
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _native() -> str:
-    """The architecture of this machine's first GPU."""
+    """Return the architecture of this machine's first GPU."""
     import torch
 
     if not torch.cuda.is_available():

@@ -1,6 +1,6 @@
-"""Loads the compiled kernels, once and on request, and says in one line why not where it cannot.
+"""Loads the compiled kernels once, when they are asked for; if they cannot be loaded, one line says why.
 
-The operators themselves (`ops`) exist without the library: their CPU and fake implementations are Python.
+The operators themselves (`torch_ops`) exist without the library: their CPU and fake implementations are Python.
 """
 
 import os
@@ -27,17 +27,17 @@ __all__ = [
 ]
 
 VARIABLE = "MILKWEED_KERNELS"
-"""Names another library file than the package's own."""
+"""The environment variable that names another library file than the package's own."""
 
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether the CUDA kernels can be used on a device, and why.
+    """Whether the CUDA kernels can be used on a device, and why or why not.
 
     Args:
-        loaded: they can.
-        reason: one line for people, either way.
-        arch: the code that the device runs, `90a`, or PTX that its driver translates, `compute_90`.
+        loaded: whether they can be used.
+        reason: one line for people, in both cases.
+        arch: the code that the device runs: machine code, `90a`, or PTX that its driver translates, `compute_90`.
     """
 
     loaded: bool
@@ -49,19 +49,19 @@ class NativeStatus:
 
 
 class LibraryError(RuntimeError):
-    """Why a library is not loaded, in one line."""
+    """Says in one line why a library is not loaded."""
 
 
-# A library stays in the process once it is loaded, so that it was is the process's state too.
+# A library cannot be unloaded, so that it was loaded is state of the process.
 _lock = threading.Lock()
 _loaded: dict[Path, LibraryStamp] = {}
 
 
 def native_status(device: torch.device | int | None = None) -> NativeStatus:
-    """Load the library if that has not happened yet; whether its kernels run on `device`.
+    """Load the library if that has not happened yet, and tell whether its kernels run on `device`.
 
-    Never raises: a library that is missing, stale or of another CUDA is a reason, and PyTorch's own operations are
-    used instead. Thread-safe. Not for compiled regions: ask before.
+    It never raises: if a library is missing, stale or of another CUDA, that is the reason, and PyTorch's own operations
+    are used instead. Several threads may call it, but no code that torch.compile compiles.
 
     Args:
         device: a CUDA device, its index, or None for the current one.
@@ -87,12 +87,12 @@ def native_status(device: torch.device | int | None = None) -> NativeStatus:
 
 
 def library_path() -> Path:
-    """Where the library is expected."""
+    """Return where the library is expected."""
     return Path(os.environ.get(VARIABLE) or LIBRARY).resolve()
 
 
 def load_library(path: Path) -> LibraryStamp:
-    """Check a library against these sources and this PyTorch and load it; needs no device. Again is cheap.
+    """Check a library against these sources and this PyTorch and load it, which needs no device; later calls are cheap.
 
     Raises:
         LibraryError: it is missing or does not fit.
@@ -110,7 +110,7 @@ def load_library(path: Path) -> LibraryStamp:
         return _loaded[path]
 
 
-# Engines ask for the status segment by segment: a library that does not fit must not be hashed each time.
+# Impls ask for the status for each segment: a library that does not fit must not be hashed each time.
 @cache
 def _hash_of_sources() -> str:
     return source_hash()
@@ -122,7 +122,7 @@ def _hash_of_library(path: Path, modified_ns: int, size: int) -> str:
 
 
 def _checked_stamp(path: Path) -> LibraryStamp:
-    """The stamp of a library that fits.
+    """Return the stamp of a library that fits.
 
     Raises:
         LibraryError: it does not.

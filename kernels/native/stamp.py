@@ -1,4 +1,4 @@
-"""What a built kernel library belongs to: its sources, its architectures, its toolkit; a small JSON beside it."""
+"""The stamp of a built kernel library, a JSON file beside it: its sources, architectures and toolkit."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_kernels
 SOURCE_SUFFIXES = (".cu", ".cuh", ".h")
 
 FORMAT = 1
-"""Of the JSON; a library with another one is refused."""
+"""The version of the JSON; a library with another one is refused."""
 
 
 @dataclass(frozen=True)
@@ -20,12 +20,12 @@ class LibraryStamp:
     """What is known of a built library without opening it.
 
     Args:
-        library_sha256: of the library file: the two files belong together.
-        source_hash: of every file in csrc when it was built.
+        library_sha256: hash of the library file, which shows that the two files belong together.
+        source_hash: hash of every file in csrc when it was built.
         archs: `80`, `90a`, ...: machine code of that architecture; `compute_90`: PTX that newer devices translate.
-        nvcc: version of the compiler, `13.0`; its major version is that of the CUDA runtime the library needs.
+        nvcc: version of the compiler, `13.0`; the library needs the CUDA runtime of the same major version.
         torch_headers: version of PyTorch whose headers it was built with; it loads in any from 2.10 on.
-        build_key: of sources, flags, archs and versions: what decides whether to build again.
+        build_key: hash of sources, flags, architectures and versions; if it changes, the library is built again.
     """
 
     library_sha256: str
@@ -41,7 +41,7 @@ class LibraryStamp:
         return int(self.nvcc.partition(".")[0])
 
     def arch_for(self, capability: tuple[int, int]) -> str | None:
-        """The code that a device of this compute capability runs, or None."""
+        """Return the architecture whose code a device of this compute capability runs, or None."""
         major, minor = capability
         exact = f"{major}{minor}"
         for arch in (f"{exact}a", exact):
@@ -56,7 +56,7 @@ class LibraryStamp:
 
 
 def stamp_path(library: Path) -> Path:
-    """The JSON beside a library."""
+    """Return the path of the JSON beside a library."""
     return library.with_suffix(".json")
 
 
@@ -66,10 +66,10 @@ def write_stamp(library: Path, stamp: LibraryStamp) -> None:
 
 
 def read_stamp(library: Path) -> LibraryStamp:
-    """The JSON beside a library.
+    """Read the JSON beside a library.
 
     Raises:
-        ValueError: there is none, or it is not one of ours; one line that says so.
+        ValueError: there is none, or it is not a stamp; the message is one line.
     """
     path = stamp_path(library)
     try:
@@ -85,12 +85,12 @@ def read_stamp(library: Path) -> LibraryStamp:
 
 
 def source_files(folder: Path = SOURCES) -> list[Path]:
-    """Every file that the library is built from."""
+    """Return every file that the library is built from."""
     return sorted(path for path in folder.rglob("*") if path.suffix in SOURCE_SUFFIXES)
 
 
 def source_hash(folder: Path = SOURCES) -> str:
-    """Of the names and contents of every file that the library is built from."""
+    """Hash the names and contents of every file that the library is built from."""
     return hash_of(
         part
         for path in source_files(folder)
@@ -99,7 +99,7 @@ def source_hash(folder: Path = SOURCES) -> str:
 
 
 def hash_of(parts: Iterable[bytes]) -> str:
-    """sha256 of byte strings, in hex; their lengths go in, so that no two sequences run together."""
+    """Return the sha256 of byte strings and their lengths, in hex; different sequences have different hashes."""
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "little"))
@@ -108,6 +108,6 @@ def hash_of(parts: Iterable[bytes]) -> str:
 
 
 def file_sha256(path: Path) -> str:
-    """sha256 of a file, in hex."""
+    """Return the sha256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

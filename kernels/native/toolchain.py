@@ -1,4 +1,4 @@
-"""The compilers and headers that the kernel library is built with: found, checked, and said in one line if missing."""
+"""Finds and checks the compilers and headers that the kernel library is built with."""
 
 import importlib.metadata
 import os
@@ -11,23 +11,23 @@ from pathlib import Path
 import torch
 
 OLDEST_NVCC = (12, 8)
-"""The first with sm_100a and sm_120a."""
+"""The first version that knows sm_100a and sm_120a."""
 
 
 class BuildError(RuntimeError):
-    """Why the library cannot be built; one line for people, then what the compiler said."""
+    """Says why the library cannot be built: one line for people, then what the compiler printed."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """What compiles and links.
+    """The compilers and headers.
 
     Args:
         nvcc: path of the compiler driver.
-        version: of nvcc, `13.0`.
+        version: version of nvcc, `13.0`.
         cxx: the C++ compiler that nvcc uses and that links.
         torch_include: folder of PyTorch's headers.
-        torch_version: of those headers.
+        torch_version: version of those headers.
     """
 
     nvcc: Path
@@ -38,10 +38,10 @@ class Toolchain:
 
 
 def find_toolchain() -> Toolchain:
-    """The toolchain of this machine.
+    """Find the toolchain of this machine.
 
     Raises:
-        BuildError: no nvcc, one that is too old or of another CUDA than PyTorch, no C++ compiler.
+        BuildError: there is no nvcc or no C++ compiler, or nvcc is too old or of another CUDA than PyTorch.
     """
     nvcc = _find_nvcc()
     version = _nvcc_version(nvcc)
@@ -52,7 +52,7 @@ def find_toolchain() -> Toolchain:
 
 
 def nvcc_candidates() -> list[Path]:
-    """Where nvcc may be, first choice first: CUDA_HOME, PATH, pip's nvidia-cuda-nvcc, /usr/local/cuda."""
+    """Return where nvcc may be, in order of preference: CUDA_HOME, PATH, pip's nvidia-cuda-nvcc, /usr/local/cuda."""
     homes = [Path(os.environ[name]) for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
     candidates = [home / "bin" / "nvcc" for home in homes]
     on_path = shutil.which("nvcc")
@@ -98,7 +98,7 @@ def run_compiler(command: list[str], what: str, cwd: Path | None = None) -> str:
     """Run a compiler and return what it printed.
 
     Raises:
-        BuildError: it failed; names the cause where it is a known one.
+        BuildError: it failed; the message names the cause if it is a known one.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
     said = done.stdout + done.stderr

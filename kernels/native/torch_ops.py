@@ -24,20 +24,20 @@ _library = torch.library.Library(NAMESPACE, "DEF")
 def monarch_linear(
     x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int = 0, tile: int = 0
 ) -> Tensor:
-    """act(M x + bias) + residual, M a Monarch matrix as `blocked` packs it.
+    """Compute act(M x + bias) + residual, where M is a Monarch matrix that `blocked` has packed.
 
     Args:
         x: (M, in_features), bfloat16 or float16, contiguous; every tensor but bias has its dtype.
-        w1, w2, bias: of a `BlockedMonarch`.
+        w1, w2, bias: tensors of a `BlockedMonarch`.
         residual: (M, out_features) or None.
         act: a `blocked.Activation`.
-        tile: variant of the kernel; no matter on a CPU.
+        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, out_features).
 
     Raises:
-        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
 
@@ -65,20 +65,19 @@ def monarch_mlp(
     eps: float = 1e-5,
     tile: int = 0,
 ) -> Tensor:
-    """fc2(gelu(fc1(norm(x)))) + residual, layers as `blocked_mlp` packs them.
+    """Compute fc2(gelu(fc1(norm(x)))) + residual for layers that `blocked_mlp` has packed.
 
     Args:
         x, residual: (M, width), bfloat16 or float16, contiguous; residual may be None.
-        factor1, stream, factor2, bias1, bias2: a `BlockedMlp`'s tensors.
-        norm_weight, norm_bias: (width,) float32 of a LayerNorm over x, or both None.
-        eps: of that LayerNorm.
-        tile: variant of the kernel; no matter on a CPU.
+        factor1, stream, factor2, bias1, bias2: tensors of a `BlockedMlp`.
+        norm_weight, norm_bias, eps: a LayerNorm over x, (width,) float32; or both None.
+        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, width).
 
     Raises:
-        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     weights = (factor1, stream, factor2, bias1, bias2)
     return torch.ops.milkweed.monarch_mlp(x, *weights, residual, norm_weight, norm_bias, eps, tile)
@@ -104,19 +103,19 @@ def _monarch_mlp_cpu(
 
 
 def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) -> Tensor:
-    """softmax(scale q k^T) v of at most 256 tokens.
+    """Compute softmax(scale q k^T) v of at most 256 tokens.
 
     Args:
         qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
         num_heads: heads; head_dim is 32 or 64.
-        scale: of the scores, positive.
-        tile: variant of the kernel; no matter on a CPU.
+        scale: factor of the scores, positive.
+        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (B, N, num_heads * head_dim).
 
     Raises:
-        RuntimeError: (CUDA) a tensor that the kernel does not take; nothing was launched.
+        RuntimeError: (CUDA) the kernel does not take the tensor; nothing was launched.
     """
     return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
 
@@ -134,19 +133,19 @@ def performer_attention(
     norm_eps: float = 0.0,
     tile: int = 0,
 ) -> Tensor:
-    """The performer attention of a reduction cell, its projection, and its MLP where `biases` has three rows.
+    """Compute the performer attention of a reduction cell, its projection, and its MLP if `biases` has three rows.
 
     Args:
         kqv: (B, N, 3 * dim), bfloat16 or float16, contiguous: keys, queries, values.
-        weights, biases, eps, norm_eps: of a `PackedPerformer`.
+        weights, biases, eps, norm_eps: those of a `PackedPerformer`.
         parallel: (B, N, dim), added after the projection, or None.
-        tile: variant of the kernel (`performer_tile`); no matter on a CPU.
+        tile: variant of the kernel (`performer_tile`); a CPU ignores it.
 
     Returns:
         (B, N, dim).
 
     Raises:
-        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.performer_attention(kqv, weights, biases, parallel, eps, norm_eps, tile)
 
@@ -170,19 +169,19 @@ def conv_branch(
     class_token: bool,
     tile: int = 0,
 ) -> Tensor:
-    """ViTAE's convolution branch over tokens, layers as `conv_branch.pack_conv_branch` packs them.
+    """Compute ViTAE's convolution branch over tokens, with layers that `pack_conv_branch` has packed.
 
     Args:
         tokens, residual: (B, class_token + side * side, C), bfloat16 or float16, contiguous; residual may be None.
-        weight1, bias1, weight2, bias2, weight3, bias3, groups: of a `ConvBranch`.
-        class_token: the first token is no pixel; it gets the residual alone, or zeros.
-        tile: variant of the kernel; no matter on a CPU.
+        weight1, bias1, weight2, bias2, weight3, bias3, groups: those of a `ConvBranch`.
+        class_token: whether the first token is a class token, which only gets the residual, or zeros.
+        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         The shape of tokens.
 
     Raises:
-        RuntimeError: (CUDA) tensors that the kernel does not take; nothing was launched.
+        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     layers = (weight1, bias1, weight2, bias2, weight3, bias3)
     return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)
@@ -206,18 +205,18 @@ def _conv_branch_cpu(
 
 
 def _like_first(first: Tensor, *_: object) -> Tensor:
-    """The fake implementation of operators whose result is like their first tensor."""
+    """Fake implementation of operators whose result is like their first tensor."""
     return first.new_empty(first.shape)
 
 
 def _third_of_first(first: Tensor, *_: object) -> Tensor:
-    """The fake implementation of operators on three packed tensors (B, N, 3 * width) that give one."""
+    """Fake implementation of operators on three packed tensors (B, N, 3 * width) that return one."""
     return first.new_empty(*first.shape[:-1], first.shape[-1] // 3)
 
 
 def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]) -> None:
-    """Make an operator known to PyTorch, all but its CUDA implementation."""
-    # The kernels take contiguous tensors: a compiler must hand them over with the strides of the traced program.
+    """Register an operator with PyTorch, all but its CUDA implementation."""
+    # The kernels take contiguous tensors: a compiler must pass tensors with the strides of the traced program.
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     name = schema.partition("(")[0]
     _library.impl(name, cpu, "CPU")

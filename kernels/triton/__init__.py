@@ -1,1 +1,1 @@
-"""The Triton engine: Monarch layers of any shape in two launches."""
+"""Triton kernels: Monarch layers of any shape in two launches."""

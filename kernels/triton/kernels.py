@@ -1,6 +1,6 @@
-"""The Triton kernels of a Monarch layer: products of blocks, its permutations as column numbers; the door to triton.
+"""The Triton kernels of a Monarch layer: products of blocks, with its permutations as column numbers.
 
-Written for triton 3.6 and later. Tuples hold what a program has several of: they are unrolled when compiled.
+They need triton 3.6 or later. Tuples hold values of which a program has several; the compiler unrolls them.
 """
 
 # mypy: ignore-errors
@@ -17,7 +17,7 @@ __all__ = ["block_product", "descriptor", "interleaved_product"]
 
 
 def descriptor(matrix: Any, block_rows: int, block_columns: int) -> Any:
-    """What the tensor memory accelerator needs to load tiles of a contiguous matrix; outside of it are zeros."""
+    """Describe a contiguous matrix for the tensor memory accelerator, which loads zeros outside of it."""
     return TensorDescriptor.from_tensor(matrix, [block_rows, block_columns])
 
 
@@ -49,13 +49,13 @@ def block_product(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Row n of block b of w, times block b of x, goes to the column that `_column` names.
+    """Multiply row n of block b of w by block b of x; the result goes to the column that `_column` returns.
 
-    A program computes BM rows and PARTS * BN columns of one block: the parts share what it loads of x, and make widths
+    A program computes BM rows and PARTS * BN columns of one block: the parts share what it loads of x, and allow widths
     that are no power of two.
     """
     TILES: tl.constexpr = (N + PARTS * BN - 1) // (PARTS * BN)
-    # Programs next to each other read the same rows of x; all of w stays in the second-level cache anyway.
+    # Neighbouring programs read the same rows of x; all of w stays in the second-level cache anyway.
     program = tl.program_id(0)
     first_n = program % TILES * (PARTS * BN)
     block = program // TILES % BLOCKS
@@ -125,9 +125,9 @@ def interleaved_product(
     TMA: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Row n of block b of w, times block b of x, goes to column n*BLOCKS + b.
+    """Multiply row n of block b of w by block b of x; the result goes to column n*BLOCKS + b.
 
-    A program computes BM rows and BN columns of every block: together they are neighbours in y.
+    A program computes BM rows and BN columns of every block, which together are adjacent in y.
     """
     TILES: tl.constexpr = (N + BN - 1) // BN
     program = tl.program_id(0)
@@ -175,7 +175,7 @@ def interleaved_product(
 def _column(
     block, n, N: tl.constexpr, SEGMENT: tl.constexpr, SEGMENTS: tl.constexpr, BLOCKS: tl.constexpr, STEP: tl.constexpr
 ):
-    """Where row n of a block goes: rows come in segments, which may lie apart, as may the blocks and the rows."""
+    """Return where row n of a block goes: there may be gaps between segments of rows, blocks and single rows."""
     if SEGMENT == N:
         return block * BLOCKS + n * STEP
     return n // SEGMENT * SEGMENTS + block * BLOCKS + n % SEGMENT * STEP
@@ -190,7 +190,7 @@ def _with_bias(value, bias, there, HAS_BIAS: tl.constexpr):
 
 @triton.jit
 def _interleave(parts, COUNT: tl.constexpr):
-    """Element n*COUNT + i of the result is element n of part i; COUNT is 1, 2, 4 or 8."""
+    """Interleave parts: element n*COUNT + i of the result is element n of part i; COUNT is 1, 2, 4 or 8."""
     if COUNT == 1:
         return parts[0]
     elif COUNT == 2:
@@ -205,7 +205,7 @@ def _interleave(parts, COUNT: tl.constexpr):
 
 @triton.jit
 def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
-    """A `blocked.Activation`, to the rounding of dtype."""
+    """Apply a `blocked.Activation`, as exactly as dtype can hold it."""
     if ACT == 1:
         return _gelu(x, dtype)
     elif ACT == 2:
@@ -216,7 +216,7 @@ def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _gelu(x, dtype: tl.constexpr):
-    """x times the normal distribution's CDF; for 16-bit numbers by the polynomial of csrc/primitives.cuh."""
+    """Multiply x by the normal distribution's CDF; 16-bit numbers use the polynomial of csrc/primitives.cuh."""
     if dtype == tl.float32:
         return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
     square = tl.minimum(x * x, 49.0)

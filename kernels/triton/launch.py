@@ -1,4 +1,4 @@
-"""The launches of a Monarch layer and MLP on Triton: which kernel, on what, cut how, storing where."""
+"""The launches of a Monarch layer and MLP on Triton: the kernel, tensors, tile and output columns of each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .layout import SortedMonarch
 from .tiles import SMALLEST_DEPTH, Device, Product, Tile, Variant, choose_tile
 
 INTERLEAVED = (1, 2, 4, 8)
-"""Output blocks that one program computes side by side; of other numbers each is stored on its own."""
+"""Numbers of output blocks that one program computes together; with others, a program computes one block."""
 
 MOST_PROGRAMS = 2**31 - 1
 
@@ -35,11 +35,11 @@ class Launch:
     """One launch, ready to run.
 
     Args:
-        kernel: its name in `kernels`.
+        kernel: name of the function in `kernels`.
         x, w, bias, residual, y: its tensors; bias and residual may be None.
         product: what it computes.
-        tile: how it is cut.
-        shape: its other compile-time numbers.
+        tile: how the product is split into programs.
+        shape: other compile-time numbers.
     """
 
     kernel: str
@@ -61,17 +61,17 @@ class Launch:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The compiler's."""
+        """The compiler's options."""
         return {"num_warps": self.tile.warps, "num_stages": self.tile.stages, "enable_fp_fusion": True}
 
     def run(self) -> None:
-        """Launch it on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; nothing for no rows.
+        """Launch it on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; no rows, no launch.
 
         Raises:
-            ValueError: more rows than a launch can have.
+            ValueError: there are more rows than a launch can have.
             ModuleNotFoundError: triton is not installed.
         """
-        from . import kernels  # here: the package needs triton for nothing else
+        from . import kernels  # here, because only this needs triton
 
         programs = self.tile.programs(self.product)
         if programs > MOST_PROGRAMS:
@@ -91,7 +91,7 @@ class Launch:
 
 @dataclass(frozen=True)
 class _Cut:
-    """What tiles are chosen by."""
+    """What the choice of a tile depends on, beside the product."""
 
     variant: Variant | None
     device: Device
@@ -106,7 +106,7 @@ def linear_launches(
     variant: Variant | None,
     device: Device,
 ) -> Iterator[Launch]:
-    """y = act(M x + bias) + residual, tensors as `triton_linear` checks them; to be run in order."""
+    """Yield the launches of y = act(M x + bias) + residual, in order; `triton_linear` has checked the tensors."""
     cut = _Cut(variant, device)
     first = _first_factor(x, layer, cut)
     yield first
@@ -122,7 +122,7 @@ def mlp_launches(
     variant: Variant | None,
     device: Device,
 ) -> Iterator[Launch]:
-    """y = fc2(gelu(fc1(x))) + residual, layers of `sort_mlp`; to be run in order."""
+    """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`."""
     cut = _Cut(variant, device)
     first = _first_factor(x, fc1, cut)
     yield first
@@ -136,7 +136,7 @@ def mlp_launches(
 
 
 def _first_factor(x: Tensor, layer: SortedMonarch, cut: _Cut) -> Launch:
-    """t (M, J*K*c): what an output block reads lies together."""
+    """Compute t (M, J*K*c), where what an output block reads is contiguous."""
     read = layer.K * layer.c
     t = x.new_empty(len(x), layer.J * read)
     columns = Columns(layer.c, read, layer.c, 1)
@@ -144,7 +144,7 @@ def _first_factor(x: Tensor, layer: SortedMonarch, cut: _Cut) -> Launch:
 
 
 def _natural_factor(t: Tensor, layer: SortedMonarch, residual: Tensor | None, act: int, y: Tensor, cut: _Cut) -> Launch:
-    """The second factor with its outputs interleaved: row u of block j is output u*J + j."""
+    """Multiply by the second factor and interleave the outputs: row u of block j is output u*J + j."""
     J, s, depth = layer.w2.shape
     if J not in INTERLEAVED:
         return _blocks(t, layer.w2, depth, layer.bias, residual, act, y, Columns(s, 0, 1, J), cut)
@@ -165,7 +165,7 @@ def _blocks(
     columns: Columns,
     cut: _Cut,
 ) -> Launch:
-    """Every block of p columns of x times its block of w."""
+    """Multiply every block of p columns of x by its block of w."""
     blocks, n, depth = w.shape
     product = _product(x, w, p, interleaved=False)
     tile = choose_tile(cut.variant, product, cut.device)

@@ -5,9 +5,9 @@ block reads is contiguous:
 
     t[j*K*c + k*c + i]  is the i-th row v of input block k with (k*q + v) mod J = j
 
-and c, the most such rows, is rounded up to 8 for 16-byte stores (their weights are zero). Unlike there, K and J may
-be any numbers, a block of any width, and an MLP's hidden features are sorted by the same rule: those that block j of
-fc1 gives to input block k of fc2 lie together, at k*J*c + j*c + i.
+and c, the most such rows, is rounded up to 8 for 16-byte stores (padding has zero weights). Unlike in `blocked`, K, J
+and the blocks' widths may be any numbers, and an MLP's hidden features are sorted in the same way: those that block j
+of fc1 gives to input block k of fc2 are contiguous, at k*J*c + j*c + i.
 """
 
 from dataclasses import dataclass
@@ -27,14 +27,14 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class SortedMonarch:
-    """A Monarch layer in that layout, on one device.
+    """A Monarch layer in the sorted layout, on one device.
 
     Args:
         w1: (K, J*c, p rounded up to 8): rows sorted by output block.
-        w2: (J, s, K*c); of an MLP's first layer (J, groups*c', K*c), its rows sorted by the next layer's input block.
+        w2: (J, s, K*c); in an MLP's first layer (J, groups*c', K*c), with rows sorted by the next layer's input block.
         bias: (J, rows of w2), float32, or None.
         p: columns of the input that a block reads.
-        out_features: columns of the natural output; the hidden ones of an MLP's first layer, padding included.
+        out_features: output columns; in an MLP's first layer those of the hidden features, padding included.
     """
 
     w1: Tensor
@@ -80,7 +80,7 @@ def sort_layer(w1: Tensor, w2: Tensor, bias: Tensor | None, out_features: int, d
     """Lay out a layer: factors (K, q, p) and (J, s, r), bias (out_features,) or None.
 
     Raises:
-        ValueError: tensors that do not fit each other.
+        ValueError: the tensors do not fit each other.
     """
     shape = MonarchShape.of(w1, w2)
     shape.check(0, out_features)
@@ -104,11 +104,11 @@ def sort_layer(w1: Tensor, w2: Tensor, bias: Tensor | None, out_features: int, d
 
 
 def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tuple[SortedMonarch, SortedMonarch]:
-    """Give the hidden features of two layers the order in which neither has to permute them.
+    """Give the hidden features of two layers an order in which neither has to permute them.
 
     Args:
-        fc1, fc2: of `sort_layer`.
-        hidden_features: natural outputs of fc1, inputs of fc2.
+        fc1, fc2: layers from `sort_layer`.
+        hidden_features: outputs of fc1 and inputs of fc2, without padding.
 
     Raises:
         ValueError: fc2 does not take what fc1 gives.
@@ -138,12 +138,12 @@ def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tu
 
 
 def _slots(group: Tensor, groups: int, counted: int | None = None) -> tuple[Tensor, int]:
-    """Of each row its number among those of its block and group, and the most that the first groups have, padded.
+    """Number the rows within each block and group, and return the largest count of a group, rounded up, too.
 
     Args:
         group: (blocks, rows).
-        groups: how many there are.
-        counted: how many of them count for the most; all when None.
+        groups: number of groups.
+        counted: how many groups, from the first on, the largest count is taken of; all if None.
     """
     so_far = F.one_hot(group, groups).cumsum(1)  # (blocks, rows, groups)
     slot = so_far.gather(2, group.unsqueeze(2)).squeeze(2) - 1
@@ -152,10 +152,10 @@ def _slots(group: Tensor, groups: int, counted: int | None = None) -> tuple[Tens
 
 
 def sorted_reference(x: Tensor, layer: SortedMonarch, act: int, residual: Tensor | None) -> Tensor:
-    """act(M x + bias) + residual as the kernels compute it, in plain PyTorch: rounds where they do.
+    """Compute act(M x + bias) + residual in plain PyTorch, rounding where the kernels do.
 
     Args:
-        x: (M, in_features), at most K*p of them.
+        x: (M, in_features), with at most K*p features.
         act: a `blocked.Activation`.
         residual: (M, out_features) or None.
     """
@@ -165,7 +165,7 @@ def sorted_reference(x: Tensor, layer: SortedMonarch, act: int, residual: Tensor
 
 
 def sorted_mlp_reference(x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, residual: Tensor | None) -> Tensor:
-    """fc2(gelu(fc1(x))) + residual, layers as `sort_mlp` gives them."""
+    """Compute fc2(gelu(fc1(x))) + residual for layers from `sort_mlp`."""
     J, rows, _ = fc1.w2.shape
     hidden = _activated(_second_factor(x, fc1), Activation.GELU).to(x.dtype)  # (J, M, groups*c)
     hidden = hidden.view(J, len(x), fc2.K, rows // fc2.K).permute(1, 2, 0, 3).flatten(1)
@@ -173,7 +173,7 @@ def sorted_mlp_reference(x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, resi
 
 
 def _second_factor(x: Tensor, layer: SortedMonarch) -> Tensor:
-    """(J, M, rows of w2), float32."""
+    """Return the product before activation, (J, M, rows of w2), float32."""
     rows, K, J = len(x), layer.K, layer.J
     wide = F.pad(x.float(), (0, K * layer.p - x.shape[1]))
     chunks = wide.view(rows, K, layer.p).transpose(0, 1)

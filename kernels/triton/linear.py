@@ -1,10 +1,10 @@
 """Monarch layers and MLPs on Triton: two launches a layer, the permutations in the order of weights and of stores.
 
-The second engine beside the CUDA library: products of blocks that are large enough for the wide tensor core
-instructions (wgmma, tcgen05), and any shape that the library refuses.
+They complement the CUDA library: they use the wide tensor core instructions (wgmma, tcgen05) for products of large
+blocks, and take any shape that the library refuses.
 
 The operators are opaque to the compiler (`custom_op`, not `triton_op`): a launch picks its tile from the device and
-makes tensor descriptors on the host, neither of which can be traced, and inductor would have nothing to fuse.
+makes tensor descriptors on the host, which cannot be traced, and inductor would have nothing to fuse.
 """
 
 import os
@@ -24,7 +24,7 @@ from .tiles import VARIANTS, device_of
 
 
 def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
-    """Why Triton's kernels cannot run a layer there; None when they can. Launches nothing."""
+    """Return why Triton's kernels cannot run a layer there; None if they can. Launches nothing."""
     if dtype not in DTYPES:
         return f"dtype {dtype}: bfloat16, float16 or float32 is needed"
     if device.type != "cuda":
@@ -43,7 +43,7 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
 
 
 def missing_for_triton() -> str | None:
-    """What triton needs and is not there: it compiles a C module for each kernel, on its first launch."""
+    """Return what triton lacks here, or None: it compiles a C module for each kernel, on the first launch."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
@@ -56,17 +56,17 @@ def missing_for_triton() -> str | None:
 def triton_linear(
     x: Tensor, layer: SortedMonarch, residual: Tensor | None = None, act: int = Activation.NONE, tile: int = 0
 ) -> Tensor:
-    """act(M x + bias) + residual, two launches.
+    """Compute act(M x + bias) + residual in two launches.
 
     Args:
         x: (M, in_features), contiguous, the layer's dtype.
-        layer: of `sort_layer`.
+        layer: a layer from `sort_layer`.
         residual: (M, out_features), contiguous, or None.
         act: a `blocked.Activation`.
-        tile: a number of `tiles.VARIANTS`; no matter on a CPU, where this is plain PyTorch.
+        tile: index of `tiles.VARIANTS`; a CPU, which runs plain PyTorch, ignores it.
 
     Raises:
-        ValueError: tensors that do not fit; nothing was launched.
+        ValueError: the tensors do not fit; nothing was launched.
         ModuleNotFoundError: (CUDA) triton is not installed.
     """
     return torch.ops.milkweed.triton_monarch_linear(
@@ -77,7 +77,7 @@ def triton_linear(
 def triton_mlp(
     x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, residual: Tensor | None = None, tile: int = 0
 ) -> Tensor:
-    """fc2(gelu(fc1(x))) + residual, four launches; arguments as of `triton_linear`, the layers of `sort_mlp`."""
+    """Compute fc2(gelu(fc1(x))) + residual in four launches for layers from `sort_mlp`; see `triton_linear`."""
     return torch.ops.milkweed.triton_monarch_mlp(
         x, fc1.w1, fc1.w2, fc1.bias, fc2.w1, fc2.w2, fc2.bias, residual, fc1.p, fc2.out_features, tile
     )
@@ -175,10 +175,10 @@ def _mlp_fake(
 
 
 def _check(x: Tensor, layers: tuple[SortedMonarch, ...], residual: Tensor | None, tile: int) -> None:
-    """Refuse what the kernels would read wrongly.
+    """Check the tensors, since the kernels would read wrong ones without an error.
 
     Raises:
-        ValueError: it says which tensor.
+        ValueError: a tensor does not fit; the message names it.
     """
     if x.device.type not in ("cpu", "cuda"):
         raise ValueError(f"x is on {x.device}: these Triton kernels are CUDA's")

@@ -1,7 +1,7 @@
-"""Tiles of the Triton kernels: a few explicit variants for the tuner, and how one fits a product and a device.
+"""Tiles of the Triton kernels: a few variants for the tuner, and how one is fitted to a product and a device.
 
-By the roofline a launch is bound by what streams from the second-level cache into the multiprocessors, so wide tiles
-come first: a program of BM rows and n columns reads BM + n numbers for every BM * n multiplications.
+By the roofline, reads from the second-level cache limit a launch, so wide tiles come first: a program of BM rows and n
+columns reads BM + n numbers for every BM * n multiplications.
 """
 
 from dataclasses import dataclass, replace
@@ -12,17 +12,17 @@ import torch
 SMALLEST_DEPTH = 16
 DEPTHS = (64, 32, SMALLEST_DEPTH)
 ROWS_OF_LOW_TILES = 4096
-"""More rows than this fill the GPU with tiles of 128 rows, which read the weights half as often as those of 64."""
+"""More rows than this fill the GPU with tiles of 128 rows, which read weights half as often as tiles of 64."""
 
 
 @dataclass(frozen=True)
 class Device:
-    """What a GPU has, as far as tiles go.
+    """The properties of a GPU that tiles depend on.
 
     Args:
         capability: (major, minor).
         shared_bytes: shared memory that a program may have.
-        multiprocessors: how many run programs.
+        multiprocessors: their number.
     """
 
     capability: tuple[int, int]
@@ -31,7 +31,7 @@ class Device:
 
     @property
     def accumulates_apart(self) -> bool:
-        """Tensor cores that read both operands from shared memory (wgmma, tcgen05) leave registers free."""
+        """Whether tensor cores read both operands from shared memory (wgmma, tcgen05), which leaves registers free."""
         return self.capability[0] in (9, 10)
 
 
@@ -40,11 +40,11 @@ class Variant:
     """A family of tiles.
 
     Args:
-        rows: of a tile, BM.
-        columns: at most, of all parts or blocks that a program computes.
-        warps: of a program.
-        resident: programs that are to share a multiprocessor.
-        tma: tiles are loaded by the tensor memory accelerator, which Hopper and later have.
+        rows: rows of a tile, BM.
+        columns: most columns of a program, over all its parts or blocks.
+        warps: warps of a program.
+        resident: programs that should share a multiprocessor.
+        tma: the tensor memory accelerator loads tiles; Hopper and later have it.
     """
 
     rows: int
@@ -61,7 +61,7 @@ SMALL = Variant(32, 64, 4, 3)
 BY_ROWS = (WIDE, SQUARE, LOW, SMALL)
 
 VARIANTS = (None, *BY_ROWS, replace(WIDE, tma=True), replace(SQUARE, tma=True))
-"""What a tile number means. The first one is chosen among the plain ones by the number of rows."""
+"""The variant of each tile number; None, the first one, chooses a plain one by the number of rows."""
 
 
 @dataclass(frozen=True)
@@ -74,14 +74,14 @@ class Product:
     p: int
     itemsize: int
     interleaved: bool
-    """A program computes all blocks, not one."""
+    """A program computes all blocks, instead of one."""
     tma: bool
-    """The tensor memory accelerator can load its tiles: rows of 16 bytes, and none that ends in the next block."""
+    """The tensor memory accelerator can load its tiles: rows of 16 bytes, and none reaches into the next block."""
 
 
 @dataclass(frozen=True)
 class Tile:
-    """How a launch is cut: BM rows, `parts` times BN columns, BK deep; the names are the kernels'."""
+    """How a launch is split: BM rows, `parts` times BN columns, BK deep; the names are those of the kernels."""
 
     BM: int
     BN: int
@@ -92,7 +92,7 @@ class Tile:
     tma: bool
 
     def programs(self, product: Product) -> int:
-        """Programs of the launch."""
+        """Return the number of programs of the launch."""
         columns = -(-product.n // (self.BN * self.parts))
         return -(-product.rows // self.BM) * columns * (1 if product.interleaved else product.blocks)
 
@@ -109,7 +109,7 @@ def device_of(device: torch.device) -> Device:
 
 
 def tile_refusal(tile: int, rows: int, capability: tuple[int, int], dtype: torch.dtype) -> str | None:
-    """Why a variant is not for so many rows there, whatever the layer; None when it is."""
+    """Return why a variant does not suit so many rows there, whatever the layer; None if it does."""
     if not 0 <= tile < len(VARIANTS):
         return f"tile {tile}: there are {len(VARIANTS)}"
     variant = VARIANTS[tile]
@@ -127,7 +127,7 @@ def tile_refusal(tile: int, rows: int, capability: tuple[int, int], dtype: torch
 
 
 def choose_tile(variant: Variant | None, product: Product, device: Device) -> Tile:
-    """The variant's tile for a product; without one, of the widest that gives every multiprocessor a program."""
+    """Return the variant's tile for a product; for None, the widest that gives every multiprocessor a program."""
     if product.itemsize == 4:
         return _float32_tile(product)
     if variant is not None:
@@ -145,16 +145,16 @@ def _fit(variant: Variant, product: Product, device: Device) -> Tile:
     budget = device.shared_bytes // variant.resident - 1024
     depths = [BK for BK in DEPTHS if not tma or product.p % BK == 0]
     fitting = [BK for BK in depths if 2 * operands * BK * product.itemsize <= budget]
-    # A last step that is partly beyond p costs as much as a whole one, and each step a little of its own.
+    # A last step that is partly beyond p costs as much as a whole one, and each step has a small cost of its own.
     BK = min(fitting or depths[-1:], key=lambda BK: (-(-product.p // BK) * (BK + 8), -BK))
     steps = -(-product.p // BK)
     buffers = max(2, min(4, steps, budget // (operands * BK * product.itemsize)))
-    # Without wgmma one of the steps that num_stages counts is in registers.
+    # Without wgmma, one of the steps that num_stages counts is in registers.
     return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma)
 
 
 def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, int, int]:
-    """Warps, and BN and parts of least cost: what is read, and half of what is multiplied, for padding too."""
+    """Return the warps, and the BN and parts of least cost: numbers read plus half of the multiplied columns."""
     warps, limit = variant.warps, _accumulators(product, device)
     if warps < 8 and variant.rows * variant.columns > limit * 32 * warps:
         warps *= 2
@@ -174,7 +174,7 @@ def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, i
 
 
 def _accumulators(product: Product, device: Device) -> int:
-    """Sums that a thread may hold: as many as spill nothing when compiled for that architecture (a test does)."""
+    """Return how many sums a thread may hold without spilled registers on that architecture (a test compiles them)."""
     if device.capability[0] == 9:
         return 128
     if product.interleaved:
@@ -183,7 +183,7 @@ def _accumulators(product: Product, device: Device) -> int:
 
 
 def _float32_tile(product: Product) -> Tile:
-    """Exact float32 has no tensor cores: operands pass through registers, so tiles are small."""
+    """Return the tile for exact float32: without tensor cores, operands pass through registers, so tiles are small."""
     if product.interleaved:
         return Tile(32, 16, 1, 16, 4, 2, False)
     return Tile(32, 32, 1, 32, 4, 2, False)

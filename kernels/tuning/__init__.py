@@ -1,1 +1,1 @@
-"""How a chain is cut and what runs each part: plans, the tuner that measures them, and its cache."""
+"""Plans of chains, the tuner that measures them, and its cache."""

@@ -1,7 +1,7 @@
-"""What the tuner found, kept from one start to the next: a JSON file a device, shared by processes.
+"""Keeps what the tuner found from one start to the next, in a JSON file for each device that processes share.
 
-The file is a cache: whatever is wrong with it is said once, by name, and costs a measurement, never a start. Presets
-are files of the same form that ship with the package and are only read.
+A file that is missing or broken costs new measurements and one warning, never a start. Presets are files of the same
+form that come with the package and are only read.
 """
 
 import json
@@ -24,11 +24,11 @@ LOCK_SECONDS = 10
 
 
 class TuningCache:
-    """Plans by key. What is not there, or is not what it should be, is a miss.
+    """Plans by key. Entries that are missing or broken are misses.
 
     Args:
-        path: the file; None keeps everything in memory.
-        presets: files that are read where `path` has no such key.
+        path: the file; with None, everything stays in memory.
+        presets: files that are read if `path` does not have a key.
     """
 
     def __init__(self, path: Path | None = None, presets: Sequence[Path] = ()) -> None:
@@ -39,7 +39,7 @@ class TuningCache:
         self._warned: set[str] = set()
 
     def get(self, key: str) -> Any:
-        """The value, or None."""
+        """Return the value, or None."""
         if self._own is None:
             self._own = self._read(self.path) if self.path else {}
         if key in self._own:
@@ -51,7 +51,7 @@ class TuningCache:
         return self._preset.get(key)
 
     def put(self, key: str, value: Any) -> None:
-        """Keep a value, in the file too; what other processes wrote there meanwhile stays."""
+        """Keep a value, in the file too; what other processes have written there stays."""
         if self._own is None:
             self._own = {}
         self._own[key] = value
@@ -68,7 +68,7 @@ class TuningCache:
         self._own = {**entries, **self._own}
 
     def _read(self, path: Path) -> dict[str, Any]:
-        """A file's entries; none where there is no file, or not one of ours."""
+        """Return a file's entries; none if there is no file or it is of another form."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
@@ -86,7 +86,7 @@ class TuningCache:
         return {}
 
     def _warn(self, path: Path, what: str) -> None:
-        """Once for each file and complaint."""
+        """Log each complaint about each file once."""
         line = f"tuning cache {path} {what}"
         if line not in self._warned:
             self._warned.add(line)
@@ -94,16 +94,16 @@ class TuningCache:
 
 
 def device_cache(device: torch.device, folder: Path | None = None) -> TuningCache:
-    """The cache of a device: its file in `folder` or where the user's caches are, its preset of the package."""
+    """Return the cache of a device: its file in `folder` or in the user's cache, and the package's preset for it."""
     name = device_file_name(device)
     folder = folder or user_folder()
     return TuningCache(None if folder is None else folder / name, (PRESETS / name,))
 
 
 def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
-    """`milkweed/tune` in the user's cache; None where there is no home for it."""
+    """Return `milkweed/tune` in the user's cache; None if there is no home folder."""
     base = environment.get("XDG_CACHE_HOME", "")
-    if not Path(base).is_absolute():  # the standard says to ignore it then
+    if not Path(base).is_absolute():  # the XDG standard says to ignore it then
         home = environment.get("HOME")
         if not home:
             return None
@@ -112,7 +112,7 @@ def user_folder(environment: Mapping[str, str] = os.environ) -> Path | None:
 
 
 def device_file_name(device: torch.device) -> str:
-    """`nvidia-h200-sm90.json`, `cpu.json`: figures of one kind of device."""
+    """Return the name of the file for one kind of device: `nvidia-h200-sm90.json`, `cpu.json`."""
     if device.type != "cuda":
         return f"{device.type}.json"
     properties = torch.cuda.get_device_properties(device)
@@ -121,7 +121,7 @@ def device_file_name(device: torch.device) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

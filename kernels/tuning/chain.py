@@ -1,22 +1,22 @@
-"""A chain of operators, and a plan made ready to run it."""
+"""A chain of operators, and the chain compiled by a plan."""
 
 from collections.abc import Iterable, Sequence
 
 from torch import Tensor
 
 from ..chain_ir import Add, Attention, Dense, LayerNorm, Monarch, Operator, Problem, describe
-from ..impls.base import Engine, Runner
+from ..impls.base import Impl, Runner
 from .plan import Plan, Span
 
 
 class Chain:
-    """A block's half: operators in order, checked to fit each other.
+    """Half of a transformer block: operators in order, checked to fit each other.
 
     Args:
-        operators: at least one of known width.
+        operators: at least one of them has a known width.
 
     Raises:
-        ValueError: no operators, or one whose input is not as wide as the output before it.
+        ValueError: there are no operators, or the input of one is not as wide as the output before it.
     """
 
     def __init__(self, operators: Iterable[Operator]) -> None:
@@ -30,21 +30,21 @@ class Chain:
         return len(self.operators)
 
     def segment(self, span: Span) -> tuple[Operator, ...]:
-        """The operators of a segment."""
+        """Return the operators of a segment."""
         return self.operators[span[0] : span[1]]
 
     def describe(self) -> str:
-        """Shapes and constants: two chains of equal text cost the same."""
+        """Return shapes and constants; chains of equal text cost the same."""
         return describe(self.operators)
 
 
 class CompiledChain:
-    """A chain on the engines of a plan. Takes any batch; it was chosen for the problem's.
+    """A chain that runs on the impls of a plan. It takes any batch, but was chosen for the problem's.
 
     Args:
-        plan: what runs what.
-        runners: one a segment.
-        widths: of the chain's input and output.
+        plan: the segments and their impls.
+        runners: one for each segment.
+        widths: features of the chain's input and output.
     """
 
     def __init__(self, plan: Plan, problem: Problem, runners: Sequence[Runner], widths: tuple[int, int]) -> None:
@@ -54,10 +54,10 @@ class CompiledChain:
         self.widths = widths
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x (B, N, C) -> (B, N, C'), of the problem's dtype; `residual` (B, N, C') is what the chain's Add adds.
+        """Run x (B, N, C) -> (B, N, C'), in the problem's dtype; `residual` (B, N, C') is what the chain's Add adds.
 
         Raises:
-            ValueError: an input of another width or dtype.
+            ValueError: the input has another width or dtype.
         """
         if x.shape[-1] != self.widths[0] or x.dtype != self.problem.dtype or x.dim() != 3:
             raise ValueError(
@@ -69,7 +69,7 @@ class CompiledChain:
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What it keeps on the device; chains compiled for other batches of the same layer share them."""
+        """Tensors that it keeps on the device, and shares with chains of the same layer for other batches."""
         found = {id(tensor): tensor for runner in self.runners for tensor in runner.tensors}
         return tuple(found.values())
 
@@ -79,42 +79,42 @@ class CompiledChain:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def compile_plan(chain: Chain, plan: Plan, problem: Problem, engines: Sequence[Engine]) -> CompiledChain:
+def compile_plan(chain: Chain, plan: Plan, problem: Problem, impls: Sequence[Impl]) -> CompiledChain:
     """Build every segment of a plan.
 
     Raises:
-        ValueError: the plan is of another chain, names an engine that is not there, or one that refuses its segment.
+        ValueError: the plan is for another chain, or an impl of it does not exist or refuses its segment.
     """
-    refusal = invalid(chain, plan, problem, engines)
+    refusal = invalid(chain, plan, problem, impls)
     if refusal is not None:
         raise ValueError(refusal)
-    named = {engine.name: engine for engine in engines}
+    named = {impl.name: impl for impl in impls}
     runners = [
-        named[name].build(chain.segment(span), problem) for span, name in zip(plan.spans, plan.engines, strict=True)
+        named[name].build(chain.segment(span), problem) for span, name in zip(plan.spans, plan.impls, strict=True)
     ]
     return CompiledChain(plan, problem, runners, (chain.widths[0], chain.widths[-1]))
 
 
-def invalid(chain: Chain, plan: Plan, problem: Problem, engines: Sequence[Engine]) -> str | None:
-    """Why a plan cannot run there; None when it can. Launches nothing."""
+def invalid(chain: Chain, plan: Plan, problem: Problem, impls: Sequence[Impl]) -> str | None:
+    """Return why a plan cannot run there; None if it can. Launches nothing."""
     if plan.length != len(chain):
         return f"plan {plan} is of {plan.length} operators, the chain has {len(chain)}"
-    named = {engine.name: engine for engine in engines}
-    for span, name in zip(plan.spans, plan.engines, strict=True):
+    named = {impl.name: impl for impl in impls}
+    for span, name in zip(plan.spans, plan.impls, strict=True):
         segment = chain.segment(span)
-        reason = named[name].refuses(segment, problem) if name in named else "no such engine here"
+        reason = named[name].refuses(segment, problem) if name in named else "no such impl here"
         if reason is not None:
             return f"plan {plan}: {name} cannot run {describe(segment)}: {reason}"
     return None
 
 
 def _widths(operators: Sequence[Operator]) -> tuple[int, ...]:
-    """Features before each operator, and after the last."""
+    """Return the features before each operator and after the last one."""
     takes, gives = zip(*(_in_out(operator) for operator in operators), strict=True)
     first = next((i for i, width in enumerate(takes) if width), None)
     if first is None:
         raise ValueError("no operator of the chain has a width")
-    # What comes before the first operator of known width keeps widths as they are.
+    # Operators before the first one of known width do not change the width.
     widths = [takes[first]]
     for operator, taken, given in zip(operators, takes, gives, strict=True):
         if taken and taken != widths[-1]:
@@ -124,7 +124,7 @@ def _widths(operators: Sequence[Operator]) -> tuple[int, ...]:
 
 
 def _residual_width(operators: Sequence[Operator], widths: Sequence[int]) -> int:
-    """Features of the residual; 0 where nothing adds it."""
+    """Return the features of the residual; 0 if nothing adds it."""
     found = {width for operator, width in zip(operators, widths, strict=False) if isinstance(operator, Add)}
     if len(found) > 1:
         raise ValueError(f"one residual cannot be added at widths {sorted(found)}")
@@ -132,7 +132,7 @@ def _residual_width(operators: Sequence[Operator], widths: Sequence[int]) -> int
 
 
 def _in_out(operator: Operator) -> tuple[int, int]:
-    """Features an operator takes and gives; zeros where it takes any number and keeps it."""
+    """Return the features that an operator takes and gives; zeros if it takes any number and keeps it."""
     match operator:
         case LayerNorm(weight):
             return len(weight), len(weight)

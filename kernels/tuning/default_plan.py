@@ -1,4 +1,4 @@
-"""What a chain runs on that nobody measured: the engines made for its segments, in a fixed order of preference."""
+"""The plan of a chain that was not measured: impls in a fixed order of preference."""
 
 import logging
 from collections.abc import Sequence
@@ -6,78 +6,78 @@ from collections.abc import Sequence
 import torch
 
 from ..chain_ir import Problem, describe
-from ..impls.base import Engine
+from ..impls.base import Impl
 from .chain import Chain, CompiledChain, compile_plan
 from .plan import Plan, Span, cuts_of
-from .verify import Truth, failure
+from .verify import Oracle, failure
 
 logger = logging.getLogger("milkweed.tuner")
 
 PREFERRED = {
-    # Strides instead of permutation copies: faster than dense on the CPUs measured (README).
+    # Strides instead of permutation copies: it was faster than dense on the CPUs that were measured (README).
     "cpu": ("feature_major", "dense", "torch"),
-    # Two batched products with copies between them are slower than the dense layer there (roofline), so it goes first.
+    # By the roofline, two batched products with copies between them are slower than dense, so dense comes before.
     "cuda": ("native_mlp", "native_linear", "native_attention", "triton_mlp", "triton", "dense", "torch"),
 }
 OTHERWISE = ("dense", "batched", "torch")
 
 CHECKED_IMAGES = 4
-"""Images of a batch that an untuned plan is held against the plain evaluation on."""
+"""Images of a batch on which an untuned plan is compared with the plain evaluation."""
 
 
-def untuned_chain(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> CompiledChain:
-    """The untuned plan, compiled, and held against the plain evaluation; an engine that gives no right values is left.
+def untuned_chain(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> CompiledChain:
+    """Compile the untuned plan and compare it with the plain evaluation; impls with wrong values are left out.
 
     Raises:
-        ValueError: the engines that are right do not run all of the chain.
+        ValueError: the impls with right values do not run all of the chain.
         TuningError: the device no longer works.
     """
-    left = preferred_engines(engines, problem)
+    left = preferred_impls(impls, problem)
     with torch.no_grad():
-        truth = Truth(chain.operators, chain.widths[0], chain.residual_width, problem, CHECKED_IMAGES)
+        oracle = Oracle(chain.operators, chain.widths[0], chain.residual_width, problem, CHECKED_IMAGES)
         while True:
             plan = untuned_plan(chain, problem, left)
             try:
                 compiled = compile_plan(chain, plan, problem, left)
-                complaint = truth.judge(compiled)
+                complaint = oracle.judge(compiled)
                 if complaint is None:
                     return compiled
             except Exception as error:
                 complaint = failure(f"plan {plan}", error, problem)
-            suspect = next(engine for engine in left if engine.name in plan.engines)
+            suspect = next(impl for impl in left if impl.name in plan.impls)
             logger.warning("plan %s (%s): trying without %s", plan, complaint, suspect.name)
             left.remove(suspect)
 
 
-def untuned_plan(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> Plan:
-    """From the first operator on, the most preferred engine that runs what comes next, as far as it does in one piece.
+def untuned_plan(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> Plan:
+    """Cut the chain from its start: the most preferred impl that takes the next operator runs as many as it can.
 
     Raises:
-        ValueError: no engine runs some operator.
+        ValueError: no impl runs some operator.
     """
-    preferred = preferred_engines(engines, problem)
+    preferred = preferred_impls(impls, problem)
     path: list[Span] = []
     names = []
     start = 0
     while start < len(chain):
-        end, engine = _next(chain, start, problem, preferred)
+        end, impl = _next(chain, start, problem, preferred)
         path.append((start, end))
-        names.append(engine.name)
+        names.append(impl.name)
         start = end
     return Plan(len(chain), cuts_of(tuple(path)), tuple(names))
 
 
-def preferred_engines(engines: Sequence[Engine], problem: Problem) -> list[Engine]:
-    """The preferred engines for a device, the first of them first; tile variants in the order given."""
+def preferred_impls(impls: Sequence[Impl], problem: Problem) -> list[Impl]:
+    """Return the preferred impls for a device in order of preference; tile variants stay in the order given."""
     order = PREFERRED.get(problem.device.type, OTHERWISE)
-    known = [(order.index(kind), engine) for engine in engines if (kind := engine.name.partition(":")[0]) in order]
-    return [engine for _, engine in sorted(known, key=lambda pair: pair[0])]
+    known = [(order.index(kind), impl) for impl in impls if (kind := impl.name.partition(":")[0]) in order]
+    return [impl for _, impl in sorted(known, key=lambda pair: pair[0])]
 
 
-def _next(chain: Chain, start: int, problem: Problem, preferred: Sequence[Engine]) -> tuple[int, Engine]:
-    """Where the segment ends, and what runs it. Plain PyTorch runs anything, so it only gets one operator at a time."""
-    for engine in preferred:
-        for end in range(start + 1 if engine.name == "torch" else len(chain), start, -1):
-            if engine.refuses(chain.segment((start, end)), problem) is None:
-                return end, engine
-    raise ValueError(f"no engine runs {describe(chain.segment((start, start + 1)))} on {problem.device}")
+def _next(chain: Chain, start: int, problem: Problem, preferred: Sequence[Impl]) -> tuple[int, Impl]:
+    """Return where the segment ends and its impl. Plain PyTorch runs anything, so it gets one operator at a time."""
+    for impl in preferred:
+        for end in range(start + 1 if impl.name == "torch" else len(chain), start, -1):
+            if impl.refuses(chain.segment((start, end)), problem) is None:
+                return end, impl
+    raise ValueError(f"no impl runs {describe(chain.segment((start, start + 1)))} on {problem.device}")

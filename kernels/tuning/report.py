@@ -1,4 +1,4 @@
-"""What the tuner measured, as rows to print and to keep."""
+"""The tuner's measurements, as rows to print and to keep."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from .plan import Plan, Span
 
 @dataclass(frozen=True)
 class Row:
-    """What became of one engine on one segment.
+    """The outcome of one impl on one segment.
 
     Args:
         span: the segment's first operator and the one after its last.
-        operators: its kinds, `norm+monarch`.
-        seconds: None where it was not measured.
-        resident_bytes: what it keeps on the device.
-        refused: why it was not measured, by the engine, by its launch, or by its result; None where it was.
-        discarded: it ran, and was found wrong.
+        operators: kinds of its operators, `norm+monarch`.
+        seconds: None if it was not measured.
+        resident_bytes: size of the tensors that it keeps on the device.
+        refused: why it was not measured: the impl refused, the launch failed, or the result was wrong; else None.
+        discarded: it ran, and its result was wrong.
     """
 
     span: Span
     operators: str
-    engine: str
+    impl: str
     seconds: float | None = None
     resident_bytes: int = 0
     refused: str | None = None
@@ -29,7 +29,7 @@ class Row:
 
     def __str__(self) -> str:
         what = self.refused if self.seconds is None else f"{self.seconds * 1e6:.1f} us, {self.resident_bytes} bytes"
-        return f"{self.span[0]}:{self.span[1]} {self.operators:32} {self.engine:20} {what}"
+        return f"{self.span[0]}:{self.span[1]} {self.operators:32} {self.impl:20} {what}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Trial:
     """A plan timed end to end.
 
     Args:
-        predicted_seconds: the sum of its segments.
+        predicted_seconds: sum of its segments' times.
     """
 
     plan: Plan
@@ -51,7 +51,7 @@ class Trial:
 
 
 def report(rows: Iterable[Row], trials: Iterable[Trial]) -> str:
-    """Rows of what ran, fastest first in each segment, then the trials; refusals last."""
+    """Return as text the rows that ran, fastest first in each segment, then the trials, then the refusals."""
     ran = sorted((row for row in rows if row.seconds is not None), key=lambda row: (row.span, row.seconds))
     refused = [row for row in rows if row.seconds is None]
     return "\n".join(map(str, [*ran, *trials, *refused]))

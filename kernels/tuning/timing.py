@@ -1,4 +1,4 @@
-"""Times a call on a device: medians, inputs that rotate, CUDA graphs where there is a CUDA."""
+"""Times a call on a device: the median of several runs on rotating inputs, on CUDA within a graph."""
 
 import itertools
 import time
@@ -13,24 +13,24 @@ from ..impls.base import Call
 
 Inputs = tuple[Tensor, Tensor | None]
 Measure = Callable[[Callable[[], object]], float]
-"""Seconds that one call takes; the calls that the tuner gives it have a text, what they are."""
+"""Returns the seconds that a call takes; `str` of the tuner's calls says what they are."""
 
 CPU_ROUNDS, CPU_SECONDS = (5, 50), 0.05
 GRAPH_CALLS, GRAPH_ROUNDS = (3, 20), (7, 50)
 GRAPH_SECONDS = 0.002
-"""What one replay should take: long enough for the clock, short enough for many."""
+"""How long one replay should take: long enough for the clock, short enough for many replays."""
 
 MEASURING_SECONDS = 0.03
-"""Of one candidate's replays, where their least number takes no longer."""
+"""Time for one candidate's replays, unless their least number takes longer."""
 
 
 class Timed:
-    """A runner's call on the next of its inputs, so that no cache holds what it reads only because it just did.
+    """Calls a runner on one input after the other, so that caches do not hold an input from the call before.
 
     Args:
-        label: what it is, its text.
-        run: the work.
-        inputs: taken in turn.
+        label: text that says what is timed.
+        run: the runner.
+        inputs: inputs that are taken in turn.
     """
 
     def __init__(self, label: str, run: Call, inputs: Sequence[Inputs]) -> None:
@@ -46,12 +46,12 @@ class Timed:
 
 
 def timer_for(device: torch.device) -> Measure:
-    """The timer of a device."""
+    """Return the timer of a device."""
     return partial(graph_seconds, device) if device.type == "cuda" else host_seconds
 
 
 def host_seconds(call: Callable[[], object], clock: Callable[[], float] = time.perf_counter) -> float:
-    """Median time of a call that returns when its work is done."""
+    """Return the median time of a call that returns when its work is done."""
     call()
     taken: list[float] = []
     while len(taken) < CPU_ROUNDS[0] or (sum(taken) < CPU_SECONDS and len(taken) < CPU_ROUNDS[1]):
@@ -62,10 +62,10 @@ def host_seconds(call: Callable[[], object], clock: Callable[[], float] = time.p
 
 
 def graph_seconds(device: torch.device, call: Callable[[], object]) -> float:
-    """Median time of a call within a CUDA graph of many: as it runs in the captured forward, without Python's time.
+    """Return the median time of a call within a CUDA graph of many: so it runs in the captured forward, without Python.
 
     Raises:
-        RuntimeError: the call cannot be captured; then the forward could not be either.
+        RuntimeError: the call cannot be captured, so the forward could not be captured with it.
     """
     with torch.cuda.device(device):
         calls = _between(GRAPH_CALLS, GRAPH_SECONDS / warm_up(call))
@@ -81,7 +81,7 @@ def _between(bounds: tuple[int, int], value: float) -> int:
 
 
 def warm_up(call: Callable[[], object]) -> float:
-    """Some calls on a stream of their own, so that what a first call allocates or chooses stays out of the graph.
+    """Make some calls on a separate stream, so that what a first call allocates or chooses stays out of the graph.
 
     Returns:
         Seconds of the last one, launching included.
@@ -101,7 +101,7 @@ def warm_up(call: Callable[[], object]) -> float:
 
 
 def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
-    """A graph of so many calls on the current device, replayed once."""
+    """Capture a graph of so many calls on the current device, and replay it once."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         for _ in range(calls):
@@ -112,7 +112,7 @@ def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
 
 
 def _replay(graph: torch.cuda.CUDAGraph, rounds: int) -> list[float]:
-    """Seconds of each replay."""
+    """Return the seconds of each replay."""
     events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(rounds)]
     for start, end in events:
         start.record()

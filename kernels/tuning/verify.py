@@ -1,4 +1,4 @@
-"""Holds a runner against the plain evaluation in float64, on random inputs: a wrong kernel must not be chosen."""
+"""Compares a runner with the plain evaluation in float64 on random inputs: a wrong kernel must not be chosen."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from torch import Tensor
 
 from ..chain_ir import Add, Operator, Problem, evaluate
 from ..impls.base import Call
-from ..impls.torch_ops import EagerEngine
+from ..impls.torch_ops import EagerImpl
 from .timing import Inputs
 
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 2e-2}
-"""Relative error, Frobenius, that a segment may have; where plain PyTorch has more, `SLACK` times that."""
+"""Relative error (Frobenius) that a segment may have, or `SLACK` times plain PyTorch's error if that is more."""
 
 WORST = 5
-"""How many times that an element may be off, relative to its own size and the root mean square of all."""
+"""An element's error may be so many times the tolerance, relative to its size plus the root mean square of all."""
 
 SLACK = 2
 
@@ -24,31 +24,31 @@ IMAGES_AT_ONCE = 16
 
 
 class TuningError(RuntimeError):
-    """No engine gives a chain's right values, or one broke the device."""
+    """Raised if no impl gives a chain's right values, or if one broke the device."""
 
 
 @dataclass(frozen=True)
 class Errors:
-    """How far a result is from the truth; NaN where it is not finite.
+    """The errors of a result; NaN if it is not finite.
 
     Args:
-        relative: Frobenius norm of the difference over that of the truth.
-        worst: the greatest difference of an element, over its size plus the root mean square of the truth.
+        relative: Frobenius norm of the difference over that of the right values.
+        worst: largest difference of an element, over its size plus the root mean square of the right values.
     """
 
     relative: float
     worst: float
 
 
-class Truth:
-    """A segment's inputs on a problem, and what it should give for the first of them.
+class Oracle:
+    """Random inputs of a segment, and the right values for the first of them.
 
     Args:
         segment: the operators.
         width: features of the input.
         residual_width: features of the residual, 0 for none.
-        images: how many of the batch are held against the truth, spread over it; all of them when None. What is left
-            out is only looked at for NaN and infinities.
+        images: how many images of the batch are compared, spread over it; all if None. The others are only checked for
+            NaN and infinities.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Truth:
         count = min(problem.batch, images or problem.batch)
         self.checked = torch.linspace(0, problem.batch - 1, count, device=problem.device).round().long()
         self.want = self._evaluate(*self.inputs[0])
-        plain = self._errors(EagerEngine().build(segment, problem)(*self.inputs[0]))
+        plain = self._errors(EagerImpl().build(segment, problem)(*self.inputs[0]))
         tolerance = TOLERANCE[problem.dtype]
         # max() keeps its first argument when the second is NaN.
         self.limit = Errors(max(tolerance, SLACK * plain.relative), max(WORST * tolerance, SLACK * plain.worst))
 
     def judge(self, run: Call) -> str | None:
-        """Why the runner's results cannot be trusted, in a few words; None when they can.
+        """Return why the runner's results cannot be trusted, in a few words; None if they can.
 
         Raises:
-            Exception: whatever the runner raises, of a launch that failed too.
+            Exception: whatever the runner raises, and a failed launch.
         """
         x, residual = self.inputs[0]
         given = [x] if residual is None else [x, residual]
@@ -88,7 +88,7 @@ class Truth:
         got = run(x, residual)
         changed = not all(map(torch.equal, given, before))
         for tensor, value in zip(given, before, strict=True):
-            tensor.copy_(value)  # the next runner gets what it should, whatever this one did
+            tensor.copy_(value)  # the next runner gets the right input, whatever this one did
         if changed:
             return "changes its input"
         expected = (*x.shape[:-1], self.want.shape[-1])
@@ -100,7 +100,7 @@ class Truth:
         return None
 
     def _evaluate(self, x: Tensor, residual: Tensor | None) -> Tensor:
-        """The plain evaluation in float64 of the checked images, some at a time."""
+        """Evaluate the checked images in float64, some at a time."""
         parts = []
         for some in self.checked.split(IMAGES_AT_ONCE):
             parts.append(
@@ -109,7 +109,7 @@ class Truth:
         return torch.cat(parts)
 
     def _scale_of_branch(self, x: Tensor) -> float:
-        """Root mean square of what the residual is added to: a residual of that size hides no error of the branch."""
+        """Return the root mean square of what the residual is added to; a residual of that size hides no error."""
         first = next(i for i, operator in enumerate(self.segment) if isinstance(operator, Add))
         return float(evaluate(self.segment[:first], x[:1].double()).square().mean().sqrt())
 
@@ -123,17 +123,17 @@ class Truth:
 
 
 def relative_error(got: Tensor, want: Tensor) -> float:
-    """Frobenius norm of the difference over that of `want`; infinite where shapes differ or a value is not finite."""
+    """Return the norm of the difference over that of `want`; infinite if shapes differ or values are not finite."""
     if got.shape != want.shape or not bool(got.isfinite().all()):
         return float("inf")
     return float((got.double() - want.double()).norm() / want.double().norm())
 
 
 def failure(what: str, error: Exception, problem: Problem) -> str:
-    """What an exception says, in a line.
+    """Return what an exception says, in a line.
 
     Raises:
-        TuningError: the device no longer works: nothing that ran on it can be believed, and nothing more will run.
+        TuningError: the device no longer works, so no result of it can be trusted.
     """
     if problem.device.type == "cuda":
         try:

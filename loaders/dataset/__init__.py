@@ -1,1 +1,1 @@
-"""Folders of images read for evaluation and for training."""
+"""Image files read as batches, for evaluation and for training."""

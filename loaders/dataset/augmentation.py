@@ -1,7 +1,7 @@
-"""Augmentation of training images, by timm's transforms where they do more than crop and flip; timm's one door here.
+"""Augments training images; what is more than moving and flipping is done by timm's transforms.
 
-timm draws from Python's, numpy's and torch's generators. They are set for each image to a seed of its own, so that
-an image's augmentation depends on the run's seed, the epoch and its index alone, and put back afterwards.
+timm takes random numbers from Python's, numpy's and torch's generators. Each image gets a seed of its own, which they
+are set to, so that its augmentation only depends on the run's seed, the epoch and its index; then they are restored.
 """
 
 import random
@@ -25,13 +25,13 @@ Levels = NDArray[np.uint8]
 
 @dataclass(frozen=True, kw_only=True)
 class Augmentation:
-    """What is done to a training image, in this order.
+    """What is done to a training image, in the order of the fields.
 
     Args:
         crop: `resized` cuts a random box of at least `min_scale` of the area and resizes it; `pad` moves the image by
             up to an eighth of its side, with its reflection outside; `none` prepares it as for evaluation.
-        min_scale: 0..1, of `resized`.
-        flip: left and right change places for half of the images.
+        min_scale: smallest area of `resized`'s box as a share of the image, above 0 and at most 1.
+        flip: mirror half of the images left-right.
         randaugment: timm's spelling, such as `rand-m9-mstd0.5`; None is off.
         color_jitter: largest relative change of brightness, contrast and saturation; 0 is off.
         erase: probability that a box is filled with noise (random erasing, arXiv 1708.04896).
@@ -71,7 +71,7 @@ class Augmenter:
 
     @property
     def whole_images(self) -> bool:
-        """Whether it wants whole images, not those prepared as for evaluation."""
+        """Whether `levels` wants whole images; otherwise it wants them prepared as for evaluation."""
         return self._crop is not None
 
     def levels(self, images: list[Levels], uniform: NDArray[np.float64], seeds: NDArray[np.uint64]) -> Levels:
@@ -79,14 +79,14 @@ class Augmenter:
 
         Args:
             images: RGB (H, W, 3); of the model's size unless `whole_images`.
-            uniform: (N, 3) in 0..1: flip, and both moves of `pad`.
-            seeds: (N,), of timm's draws.
+            uniform: (N, 3) random numbers in 0..1, for the flip and for both moves of `pad`.
+            seeds: (N,), for timm's random numbers.
 
         Returns:
             uint8 (N, size, size, 3).
         """
         if self._crop is not None:
-            with _generators_put_back():
+            with _generators_restored():
                 places = zip(images, uniform[:, 0], seeds, strict=True)
                 return np.stack([self._cut(image, flip, int(seed)) for image, flip, seed in places])
         batch = np.stack(images)
@@ -97,13 +97,13 @@ class Augmenter:
             batch[flipped] = batch[flipped][:, :, ::-1]
         if self._colours is None:
             return batch
-        with _generators_put_back():
+        with _generators_restored():
             return np.stack([self._recoloured(image, int(seed)) for image, seed in zip(batch, seeds, strict=True)])
 
     def erase(self, batch: Tensor, seeds: NDArray[np.uint64]) -> Tensor:
         """Erase boxes in normalised images (N, 3, size, size), in place."""
         if self._erase is not None:
-            with _generators_put_back():
+            with _generators_restored():
                 for image, seed in zip(batch, seeds, strict=True):
                     _seed_generators(int(seed) ^ 1)
                     image.copy_(self._erase(image))
@@ -204,7 +204,7 @@ def _seed_generators(seed: int) -> None:
 
 
 @contextmanager
-def _generators_put_back() -> Iterator[None]:
+def _generators_restored() -> Iterator[None]:
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
     try:
         yield

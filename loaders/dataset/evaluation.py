@@ -1,29 +1,29 @@
-"""PreparedImages: batches of images prepared as for evaluation, in their order, read once where they fit in memory."""
+"""Evaluation batches: images in their order, prepared as the server prepares them, kept in memory where they fit."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..headers.validate import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..preprocess.normalise import Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .augmentation import Levels
 from .folder import read_levels
-from .training import CACHE_BYTES, Sample
+from .training import CACHE_BYTES, Sample, classes
 
 
 class PreparedImages:
-    """Normalised batches of images, what the model sees in evaluation; may be gone through again and again.
+    """Normalised batches of images as the model sees them in evaluation; can be iterated over repeatedly.
 
     An image that cannot be read is left out and listed in `skipped`.
 
     Args:
-        samples: image files and their classes, all with one or none.
-        cache_bytes: of decoded images kept in memory; past it, images are decoded each time.
+        samples: image files and their classes; either all or none have a class.
+        cache_bytes: how much memory decoded images may take; what does not fit is decoded each time.
     """
 
     def __init__(
@@ -39,11 +39,10 @@ class PreparedImages:
         self._sandbox = Sandbox(limits)
         self.skipped: dict[Path, InputError] = {}
         self._cache: dict[Path, Levels] = {}
-        self._room = cache_bytes
-        self._mean, self._std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+        self._room, self._normaliser = cache_bytes, Normaliser(spec)
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """float32 (B, 3, size, size), and int64 (B,) or None; a batch of which nothing can be read is left out."""
+        """Yield float32 (B, 3, size, size), and classes, int64 (B,), or None; skip a batch without a readable image."""
         for first in range(0, len(self.samples), self.batch_size):
             levels, targets = [], []
             for path, target in self.samples[first : first + self.batch_size]:
@@ -52,7 +51,7 @@ class PreparedImages:
                     levels.append(image)
                     targets.append(target)
             if levels:
-                yield self._normalised(levels), _classes(targets)
+                yield self._normaliser.batch(np.stack(levels)), classes(targets)
 
     def _image(self, path: Path) -> Levels | None:
         if path in self.skipped:
@@ -69,12 +68,3 @@ class PreparedImages:
             self._cache[path] = image
             self._room -= image.nbytes
         return image
-
-    def _normalised(self, levels: list[Levels]) -> Tensor:
-        pixels = torch.from_numpy(np.stack(levels)).permute(0, 3, 1, 2).contiguous()
-        return pixels.float().div_(255).sub_(self._mean).div_(self._std)
-
-
-def _classes(targets: list[int | None]) -> Tensor | None:
-    known = [target for target in targets if target is not None]
-    return torch.tensor(known) if len(known) == len(targets) else None

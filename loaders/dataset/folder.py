@@ -1,4 +1,4 @@
-"""Image files as decoded levels: read, guarded, decoded, turned upright, and cut as for evaluation where asked."""
+"""Reads one image file: its bytes are validated, decoded, turned upright and, where asked, cut as for evaluation."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from ..decode.pillow_decode import decode, decoding_errors
-from ..decode.turbo import decode_jpeg
+from ..decode.cpu import rgb_pixels
 from ..errors import InputError
 from ..headers.validate import validate
-from ..preprocess.orientation import stored_geometry, upright_levels
-from ..preprocess.resize import resize_crop
-from ..preprocess.spec import PreprocessSpec, geometry
-from ..sandbox.child import to_rgb
+from ..preprocess.orientation import upright_crop, upright_levels
+from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 
 
@@ -22,30 +19,28 @@ def read_levels(path: Path, spec: PreprocessSpec, whole: bool, sandbox: Sandbox)
     """Decode an image file to RGB levels, upright as `spec` says.
 
     Args:
-        whole: the whole image (H, W, 3), else what the model sees in evaluation, (size, size, 3).
+        whole: return the whole image, (H, W, 3), instead of what the model sees in evaluation, (size, size, 3).
         sandbox: decodes the images that are `sandboxed`; its limits hold for every image.
 
     Raises:
-        InputError: it cannot be read, the guard refuses it, or it cannot be decoded.
+        InputError: it cannot be read, its header is refused, or it cannot be decoded.
         LoaderError: the sandbox cannot be started here.
     """
     data = read_file(path, sandbox.limits.max_bytes)
     info = validate(data, sandbox.limits)
     if info.sandboxed:
         return sandbox.read(data, info, spec, whole)[0]
-    with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
-        pixels = decode_jpeg(data, info) if info.turbo else np.array(to_rgb(decode(data, info)))
+    pixels = rgb_pixels(data, info)
     orientation = info.orientation if spec.orientation == "apply" else 1
     if whole:
-        return np.ascontiguousarray(upright_levels(torch.from_numpy(pixels), orientation).numpy())
-    height, width = pixels.shape[:2]
-    upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
-    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation)
-    return np.ascontiguousarray(upright_levels(crop, orientation).numpy())
+        levels = upright_levels(torch.from_numpy(pixels), orientation)
+    else:
+        levels = upright_crop(pixels, orientation, spec)
+    return np.ascontiguousarray(levels.numpy())
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
-    """An image file's bytes.
+    """Read an image file's bytes.
 
     Raises:
         InputError: it is too large, or cannot be read.

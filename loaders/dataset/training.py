@@ -1,9 +1,9 @@
-"""TrainingImages: augmented batches of image files, the same for the same seed, epoch and step."""
+"""Training batches: augmented images from files, the same batch for the same seed, epoch and step."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -11,39 +11,44 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InputError
-from ..headers.validate import DEFAULT_LIMITS, Limits
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..preprocess.normalise import Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .augmentation import Augmentation, Augmenter, Levels
-from .counter_rng import draw_bits, draw_uniform, epoch_order
+from .counter_rng import epoch_order, random_bits, random_uniform
 from .folder import read_levels
-
-Sample = tuple[Path, int | None]
-"""An image file and its class, if it is known."""
 
 CACHE_BYTES = 2 << 30
 
 Refused = tuple[Path, InputError]
 
 
+class Sample(NamedTuple):
+    """An image file and the index of its class, None where that is not known."""
+
+    path: Path
+    target: int | None
+
+
 class TrainingImages:
-    """Batches of augmented, normalised images: each epoch in an order of its own, its rest dropped.
+    """Batches of augmented, normalised images; each epoch has its own order, and its incomplete last batch is dropped.
 
     Which images make a batch and how each is augmented are functions of seed, epoch and step, whatever the number
-    of processes, of workers, or what is cached. An image that cannot be read is skipped, listed in `skipped`, and
-    the next one that can takes its place. Where all decoded images fit into `cache_bytes` they are decoded once, at
-    the start, and those that cannot be read leave the set before anything is counted.
+    of processes and workers and whatever is cached. An image that cannot be read is skipped and listed in `skipped`;
+    the next readable one takes its place. If all decoded images fit into `cache_bytes`, they are decoded once, at the
+    start, and those that cannot be read leave the set before batches are counted.
 
     Args:
-        samples: all with a class, or none.
-        batch_size: images of a step over all processes together; fewer images make one batch of what there is.
+        samples: image files; either all or none have a class.
+        batch_size: images of a step over all processes together; with fewer images, one batch has all of them.
         rank, processes: this process takes every `processes`-th image of a batch.
         workers: processes that decode and augment; 0 does it where the batch is asked for.
-        cache_bytes: of decoded images kept in memory; 0 keeps none.
-        progress: called with images read and in all while the cache is filled.
+        cache_bytes: how much memory decoded images may take; 0 keeps none.
+        progress: called while the cache is filled, with the number of images read and of all images.
 
     Raises:
-        ValueError: no image that can be read, or a batch that cannot be shared evenly.
+        ValueError: no image can be read, or the processes cannot share a batch evenly.
     """
 
     def __init__(
@@ -72,8 +77,7 @@ class TrainingImages:
         self.batch_size = min(batch_size, len(maker.samples))
         if self.batch_size % processes:
             raise ValueError(f"batch_size {self.batch_size} cannot be shared by {processes} processes evenly")
-        self._maker = maker
-        self._mean, self._std = (torch.tensor(values).view(1, 3, 1, 1) for values in (spec.mean, spec.std))
+        self._maker, self._normaliser = maker, Normaliser(spec)
 
     @property
     def steps(self) -> int:
@@ -86,15 +90,13 @@ class TrainingImages:
         return self._maker.cache is not None
 
     def batches(self, epoch: int, start: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """The batches of `epoch` from its step `start` on: float32 (B, 3, size, size), and int64 (B,) or None."""
+        """Yield the batches from step `start` on: float32 (B, 3, size, size), and classes, int64 (B,), or None."""
         order = epoch_order(self.seed, epoch, len(self.samples))
         size = self.batch_size
         parts = [order[step * size : (step + 1) * size] for step in range(start, self.steps)]
         for made in self._made([_Wanted(epoch, part[self.rank :: self.processes]) for part in parts]):
             self.skipped.update(made.refused)
-            pixels = torch.from_numpy(made.levels).permute(0, 3, 1, 2).contiguous()
-            images = pixels.float().div_(255).sub_(self._mean).div_(self._std)
-            yield self._maker.augmenter.erase(images, made.seeds), made.targets
+            yield self._maker.augmenter.erase(self._normaliser.batch(made.levels), made.seeds), made.targets
 
     def _made(self, wanted: list["_Wanted"]) -> Iterator["_Made"]:
         if self.workers == 0:
@@ -116,7 +118,7 @@ class _Wanted:
 
 @dataclass(frozen=True)
 class _Made:
-    """A batch before it is normalised: levels (B, size, size, 3), classes, seeds of the erasing, what was refused."""
+    """A batch before it is normalised: levels (B, size, size, 3), classes, seeds for erasing, unreadable images."""
 
     levels: Levels
     targets: Tensor | None
@@ -125,7 +127,7 @@ class _Made:
 
 
 class _BatchMaker:
-    """Decodes and augments the images of a batch; runs in workers, which have copies of it."""
+    """Decodes and augments the images of a batch; each worker process has a copy."""
 
     def __init__(
         self, samples: list[Sample], spec: PreprocessSpec, augmenter: Augmenter, seed: int, limits: Limits
@@ -135,7 +137,7 @@ class _BatchMaker:
         self.cache: list[Levels] | None = None
 
     def fill_cache(self, most: int, progress: Callable[[int, int], None] | None) -> list[Refused]:
-        """Decode all images, unless they turn out not to fit; returns those that cannot be read."""
+        """Decode all images, unless they turn out not to fit; return those that cannot be read."""
         levels: list[Levels] = []
         readable: list[Sample] = []
         refused: list[Refused] = []
@@ -159,20 +161,18 @@ class _BatchMaker:
 
     def __getitem__(self, wanted: _Wanted) -> _Made:
         refused: list[Refused] = []
-        # Draws belong to the place in the batch, not to the image that fills it in for an unreadable one.
+        # Random numbers belong to the index that was asked for, not to the image that replaces an unreadable one.
         images, targets = [], []
         for index in wanted.indices.tolist():
             levels, target = self._readable(index, refused)
             images.append(levels)
             targets.append(target)
-        uniform = draw_uniform(self.seed, wanted.epoch, wanted.indices, 3)
-        seeds = draw_bits(self.seed, wanted.epoch, wanted.indices, 4)[:, 3]
-        known = [target for target in targets if target is not None]
-        classes = torch.tensor(known) if len(known) == len(targets) else None
-        return _Made(self.augmenter.levels(images, uniform, seeds), classes, seeds, tuple(refused))
+        uniform = random_uniform(self.seed, wanted.epoch, wanted.indices, 3)
+        seeds = random_bits(self.seed, wanted.epoch, wanted.indices, 4)[:, 3]
+        return _Made(self.augmenter.levels(images, uniform, seeds), classes(targets), seeds, tuple(refused))
 
     def _readable(self, index: int, refused: list[Refused]) -> tuple[Levels, int | None]:
-        """The image, or the next one in the set that can be read."""
+        """Return the image, or the next readable one of the set."""
         if self.cache is not None:
             return self.cache[index], self.samples[index][1]
         for place in range(index, index + len(self.samples)):
@@ -185,6 +185,12 @@ class _BatchMaker:
 
     def _read(self, path: Path) -> Levels:
         return read_levels(path, self.spec, self.augmenter.whole_images, self.sandbox)
+
+
+def classes(targets: Sequence[int | None]) -> Tensor | None:
+    """Return the classes of a batch, int64 (B,), or None if some are not known."""
+    known = [target for target in targets if target is not None]
+    return torch.tensor(known) if len(known) == len(targets) else None
 
 
 def _unchanged(made: Any) -> Any:

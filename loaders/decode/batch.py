@@ -1,4 +1,4 @@
-"""One batch through a per-image function: a result or an error a slot, neighbours never touched."""
+"""Runs a function on each image of a batch: each gives pixels or an error, and none affects another."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +13,8 @@ from torch import Tensor
 from ..base import LoadResult
 from ..errors import InputError
 from ..headers.info import ImageInfo
-from ..headers.validate import Limits, validate
+from ..headers.limits import Limits
+from ..headers.validate import validate
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .pillow_decode import decoding_errors
@@ -21,13 +22,13 @@ from .pillow_decode import decoding_errors
 
 @dataclass
 class Stopwatch:
-    """CPU time of the calling thread by stage, seconds."""
+    """Adds up the CPU time of the calling thread by stage, seconds."""
 
     cpu_seconds: dict[str, float] = field(default_factory=dict)
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Add the CPU time of the block to `name`, failed or not."""
+        """Add the CPU time of the block to `name`, whether or not it raises."""
         start = time.thread_time()
         try:
             yield
@@ -64,7 +65,7 @@ def load_batch(
         sandbox: decodes the images that are `sandboxed`; `load_one` gets their crops, with `cropped` set.
         pool, workers: see `spread`.
         is_small: whether an image costs less than sharing it out: the calling thread loads it while the pool works.
-        pin_memory: pixels in page-locked memory, from which a GPU copies while others work.
+        pin_memory: put the pixels in page-locked memory, from which a GPU copies asynchronously.
 
     Raises:
         ValueError: there are not as many infos as items.
@@ -96,9 +97,8 @@ def spread(
 
     Args:
         pool: where it runs; the calling thread when None.
-        workers: threads of `pool`. Each takes item after item: one hand-over a thread, not one an item, which
-            would cost 0.06 ms each.
-        here: of each item, whether the calling thread runs it whatever `pool` is; none where empty.
+        workers: threads of `pool`. Each takes item after item, since handing over a single item costs 0.06 ms.
+        here: for each item, whether the calling thread runs it even if there is a pool; empty means none.
     """
     results: dict[int, R] = {}
 

@@ -1,9 +1,9 @@
-"""The DALI loader: JPEGs in batches through one graph, everything else beside them through the fast CPU loader.
+"""The DALI loader: JPEGs go in batches through one graph, everything else meanwhile through the fast CPU loader.
 
-DALI loses a whole batch, and the pipeline with it, to one body it cannot decode. So only bodies whose header, size
-and end were looked at go there. Where a batch fails all the same, the graph is built anew, the fast loader, which is
-strict and tells each body's error, finds the bad ones, and the others go through the graph again: their pixels are
-those of a batch without the bad ones, to the bit. Whoever keeps sending such bodies is decoded by the fast loader.
+One body that DALI cannot decode costs it the whole batch and the pipeline. So it only gets bodies whose header, size
+and end were checked. If a batch fails all the same, the graph is built again, the fast loader finds the bad bodies
+(it is strict and has an error for each), and the good ones go through the graph once more: their pixels have the same
+bits as in a batch without the bad ones. A source that keeps sending such bodies is left to the fast loader.
 """
 
 import logging
@@ -20,7 +20,9 @@ from PIL import Image
 
 from ..base import LoaderHealth, LoadResult
 from ..errors import InputError
-from ..headers.validate import DEFAULT_LIMITS, ImageInfo, Limits, validate
+from ..headers.info import ImageInfo
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.validate import validate
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .batch import Stopwatch
@@ -38,27 +40,27 @@ MAX_BATCH_PIXELS = 128_000_000
 """Source pixels of one run: 384 MB of levels."""
 
 MOST_FAILED_BUILDS = 2
-"""In a row: after these, only a restart of the process can help."""
+"""After so many failed builds in a row, only a restart of the process can help."""
 
 
 @dataclass
 class DaliCounts:
-    """What went where, in images."""
+    """How many images each path has decoded."""
 
     dali: int = 0
     cpu: int = 0
     retried: int = 0
-    suspect: int = 0
+    quarantined: int = 0
 
 
 class DaliLoader:
-    """See the module. `load` may be called from several threads: they take turns on the graph.
+    """Decodes with DALI, and what DALI does not take with a `CpuLoader`. Several threads may call `load`, in turns.
 
     Args:
-        num_threads: of DALI's pool, and as many of the fast loader's.
+        num_threads: threads of DALI's pool; the fast loader has as many of its own.
         device: where DALI decodes and where the pixels are.
-        max_batch, max_batch_pixels: of one run of the graph.
-        min_pixels: smaller images are the fast loader's, unless a batch has at least `min_batch` for DALI.
+        max_batch, max_batch_pixels: limits of one run of the graph.
+        min_pixels: the fast loader gets smaller images, unless a batch has at least `min_batch` images for DALI.
         strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
             half of a decode; without it, DALI answers some damaged pictures with what it made of them.
         sandbox: the one that the fast loader uses; with None it makes its own.
@@ -93,7 +95,7 @@ class DaliLoader:
         self._max_batch, self._max_pixels = max_batch, max_batch_pixels
         self._min_pixels, self._min_batch = min_pixels, min_batch
         self._strict = strict
-        self._graph = DaliGraph(
+        self.graph = DaliGraph(
             spec,
             batch_size=max_batch,
             num_threads=num_threads,
@@ -104,13 +106,13 @@ class DaliLoader:
             dtype=dtype,
             channels_last=channels_last,
         )
-        self._suspects = Quarantine()
+        self._quarantine = Quarantine()
         self._lock = threading.Lock()
         self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="milkweed-beside-dali")
-        engine = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
+        share = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
         self.description = (
-            f"dali: one-scan JPEGs on the {device}{engine}, {resample} resize, {'strict' if strict else 'lenient'}, "
+            f"dali: one-scan JPEGs on the {device}{share}, {resample} resize, {'strict' if strict else 'lenient'}, "
             f"{num_threads} threads; others: "
             f"{self._cpu.description}"
         )
@@ -118,9 +120,9 @@ class DaliLoader:
     @property
     def health(self) -> LoaderHealth:
         """See `Loader.health`."""
-        counts, graph = self.counts, self._graph
+        counts, graph = self.counts, self.graph
         trouble = graph.trouble if graph.failed_builds >= MOST_FAILED_BUILDS else None
-        return LoaderHealth(graph.rebuilds, counts.retried, counts.suspect, len(self._suspects), trouble)
+        return LoaderHealth(graph.rebuilds, counts.retried, counts.quarantined, len(self._quarantine), trouble)
 
     def load(
         self,
@@ -128,7 +130,7 @@ class DaliLoader:
         infos: Sequence[ImageInfo | None] | None = None,
         sources: Sequence[str | None] | None = None,
     ) -> LoadResult:
-        """See `Loader.load`; pixels are of the graph's dtype and on its device."""
+        """See `Loader.load`; the pixels have the graph's dtype and are on its device."""
         infos = [None] * len(items) if infos is None else infos
         sources = [None] * len(items) if sources is None else sources
         if not len(infos) == len(sources) == len(items):
@@ -144,24 +146,24 @@ class DaliLoader:
         if beside is not None:
             rows.add_loaded(others, beside.result(), watch)
         for index in eligible:
-            self._suspects.saw(sources[index], failures=int(index in rows.errors))
+            self._quarantine.saw(sources[index], failures=int(index in rows.errors))
         with self._lock:
             self.counts.cpu += len(others)
-        return rows.gathered(len(items), self.spec.size, self._graph, watch)
+        return rows.gathered(len(items), self.spec.size, self.graph, watch)
 
     def warm_up(self, batch_size: int) -> None:
-        """Decode made pictures: a full batch of small ones and one large one, so that buffers have their size."""
+        """Decode generated pictures, a full batch of small ones and a large one, so that buffers get their size now."""
         small, large = _made_jpeg(500, 375), _made_jpeg(4000, LARGE_PIXELS // 4000)
         for bodies in ([small] * min(batch_size, self._max_batch), [large]):
             self.load(bodies)
         self.counts = DaliCounts()
 
     def close(self) -> None:
-        """Give threads and memory back."""
+        """End the threads and free the memory."""
         self._beside.shutdown()
         self._cpu.close()
         with self._lock:
-            self._graph.close()
+            self.graph.close()
 
     def _sorted(
         self,
@@ -170,7 +172,7 @@ class DaliLoader:
         rows: Rows,
         watch: Stopwatch,
     ) -> tuple[dict[int, ImageInfo], list[Slot], list[int]]:
-        """The headers by index; what DALI can take; the indexes of what it cannot. Refusals go to `rows`."""
+        """Return the headers by index, what DALI can take, and the indexes of the rest. Refusals go to `rows`."""
         known: dict[int, ImageInfo] = {}
         slots: list[Slot] = []
         others: list[int] = []
@@ -189,10 +191,10 @@ class DaliLoader:
         return known, slots, others
 
     def _set_aside(self, slots: list[Slot], sources: Sequence[str | None]) -> tuple[list[Slot], list[int]]:
-        """What DALI gets, and the indexes of what it could take and does not: of suspects, or too small."""
-        trusted = [slot for slot in slots if not self._suspects.holds(sources[slot.index])]
+        """Split into what DALI gets, and the indexes of what is from a source in quarantine or too small for it."""
+        trusted = [slot for slot in slots if not self._quarantine.holds(sources[slot.index])]
         with self._lock:
-            self.counts.suspect += len(slots) - len(trusted)
+            self.counts.quarantined += len(slots) - len(trusted)
         kept = worth_it(trusted, self._min_pixels, self._min_batch)
         taken = {slot.index for slot in kept}
         return kept, [slot.index for slot in slots if slot.index not in taken]
@@ -205,7 +207,7 @@ class DaliLoader:
         return self._beside.submit(self._cpu.load, [items[at] for at in indexes], [known[at] for at in indexes])
 
     def _checked(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[Slot]:
-        """Those whose coded data is whole; the errors of the others go to `rows`."""
+        """Return the JPEGs whose coded data is whole; the errors of the others go to `rows`."""
         if not self._strict:
             return slots
         found = self._cpu.spread(_damage, slots)
@@ -216,7 +218,7 @@ class DaliLoader:
         return [slot for slot, (error, _) in zip(slots, found, strict=True) if error is None]
 
     def _through_dali(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[list[Slot]]:
-        """Decode what DALI takes into `rows`; the batches that it lost."""
+        """Decode with DALI into `rows`, and return the batches that it lost."""
         return [
             batch
             for batch in batches_of(slots, self._max_batch, self._max_pixels)
@@ -224,10 +226,10 @@ class DaliLoader:
         ]
 
     def _decoded(self, batch: list[Slot], rows: Rows, watch: Stopwatch) -> bool:
-        """Run one batch; False where it was lost."""
+        """Run one batch; return False if it was lost."""
         try:
             with self._lock, watch.stage("decode"):
-                pixels = self._graph.run([slot.body for slot in batch], [slot.region for slot in batch])
+                pixels = self.graph.run([slot.body for slot in batch], [slot.region for slot in batch])
                 self.counts.dali += len(batch)
         except DaliError as error:
             logger.warning("a batch of %d JPEGs was lost in DALI and is decoded again: %s", len(batch), error)
@@ -243,21 +245,21 @@ class DaliLoader:
         rows: Rows,
         watch: Stopwatch,
     ) -> None:
-        """Answer what was in lost batches: the bad by their errors, the good from DALI again if it takes them now."""
+        """Decode lost batches again: bad images get their errors, good ones come from DALI if it takes them now."""
         for batch in failed:
             indexes = [slot.index for slot in batch]
             found = self._cpu.load([items[at] for at in indexes], [known[at] for at in indexes])
             good = [batch[place] for place in found.ok]
             with self._lock:
                 self.counts.retried += len(batch)
-            # where the fast loader finds nothing wrong, DALI would fail at the same body again
+            # If the fast loader finds nothing wrong, DALI would fail at the same body again.
             if found.errors and good and self._decoded(good, rows, watch):
                 found.pixels, found.ok = found.pixels[:0], []
             rows.add_loaded(indexes, found, watch)
 
 
 def _damage(slot: Slot) -> tuple[InputError | None, float]:
-    """What is wrong with a JPEG's coded data, and the CPU seconds that finding it took."""
+    """Return what is wrong with a JPEG's coded data, and the CPU seconds that this took to find."""
     start = time.thread_time()
     error = None
     try:

@@ -1,7 +1,7 @@
-"""The door to NVIDIA DALI: one decode-resize-normalise graph, on a GPU or on the CPU, fed a batch at a time.
+"""One decode-resize-normalise graph of NVIDIA DALI, on a GPU or on the CPU; the only module that imports DALI.
 
-Geometry comes from the caller, in source pixels, and the resize runs in two passes with 8-bit levels between, as
-Pillow's does. DALI's own resize-shorter-and-crop rounds lengths and offsets differently.
+The caller gives the geometry in source pixels, since DALI's own resize-shorter-and-crop rounds lengths and offsets
+differently. The resize runs in two passes with 8-bit levels between them, as Pillow's does.
 """
 
 from collections import deque
@@ -21,17 +21,17 @@ Resample = Literal["exact", "fused"]
 RESAMPLES = ("exact", "fused")
 
 LARGE_PIXELS = 12_000_000
-"""What a phone's photograph has. Buffers are made for it at once: a request that brings one reallocates nothing."""
+"""Pixels of a phone's photograph. Buffers have this size from the start, so that none is reallocated in a request."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 class DaliError(RuntimeError):
-    """A batch failed. The graph was built anew, or will be for the next one, and may be used again."""
+    """A batch failed. The graph can be used again: it was rebuilt, or will be for the next batch."""
 
 
 class Region(NamedTuple):
-    """Where a crop lies in its source: stored size and box, px; whether the columns are resized first."""
+    """Where a crop lies in its source: size as stored and box, px, and whether the columns are resized first."""
 
     width: int
     height: int
@@ -43,24 +43,24 @@ class Region(NamedTuple):
 
     @classmethod
     def of(cls, target: Geometry, width: int, height: int) -> "Region":
-        """Of a crop that lies inside the resized image; `target` is in stored coordinates."""
+        """Make the region of a crop that lies inside the resized image; `target` is in stored coordinates."""
         x, y = width / target.resize_width, height / target.resize_height
         right, bottom = target.left + target.size, target.top + target.size
         return cls(width, height, target.left * x, target.top * y, right * x, bottom * y, target.columns_first)
 
 
 class DaliGraph:
-    """A built DALI pipeline of its own; used by one thread at a time.
+    """A built DALI pipeline; one thread at a time may use it.
 
     Args:
-        batch_size: bodies of a run at most.
-        num_threads: of DALI's own pool.
+        batch_size: most bodies of a run.
+        num_threads: threads of DALI's own pool.
         device: "cpu", or "gpu" for `device_id`.
         hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
             has been seen not to keep stream order (pytorch/vision#9606).
         resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
-        dtype: of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
-        channels_last: pixels lie in memory as (n, S, S, 3).
+        dtype: dtype of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
+        channels_last: the pixels lie in memory as (n, S, S, 3).
 
     Raises:
         LoaderError: DALI is not installed, or cannot build the graph here, such as for a GPU that is not there.
@@ -91,45 +91,45 @@ class DaliGraph:
         self.trouble: str | None = None
         self._threads, self._device_id = num_threads, device_id if device == "gpu" else None
         self._dali = import_dali()
-        self._pipeline: Any = self._build()
-        # What a GPU may still read: its stream runs behind its caller, and DALI was told not to copy.
+        self.pipeline: Any = self.build()
+        # A GPU may still read these bodies: its stream runs behind the caller, and DALI was told not to copy them.
         self._read: deque[list[NDArray[np.uint8]]] = deque(maxlen=2)
 
     def run(self, bodies: Sequence[bytes], regions: Sequence[Region]) -> Tensor:
         """Decode, resize, crop and normalise JPEGs.
 
         Returns:
-            (n, 3, size, size) of `dtype`, as stored (not turned upright), on the graph's device; on a GPU, there for
-            what is launched on the calling thread's current stream.
+            (n, 3, size, size) of `dtype`, as stored (not turned upright), on the graph's device. On a GPU, work that is
+            launched on the calling thread's current stream may use them.
 
         Raises:
-            DaliError: some body could not be decoded, or the graph could not be built anew. DALI does not say which
-                body, and a pipeline is lost by it.
+            DaliError: some body could not be decoded, or the graph could not be rebuilt. DALI does not say which body,
+                and the pipeline is lost.
         """
         if not bodies:
             return torch.empty(0, 3, self.spec.size, self.spec.size, dtype=self.dtype, device=self.torch_device)
-        if self._pipeline is None:
+        if self.pipeline is None:
             self._rebuild()
         encoded = [np.frombuffer(body, np.uint8) for body in bodies]
         boxes = [self._boxes(region) for region in regions]
         stream = None if self._device_id is None else torch.cuda.current_stream(self._device_id)
         self._read.append(encoded)
         try:
-            (pixels,) = self._pipeline.run(stream, encoded=encoded, boxes=boxes)
+            (pixels,) = self.pipeline.run(stream, encoded=encoded, boxes=boxes)
             return self._taken(pixels)
-        except Exception as error:  # DALI's own are RuntimeError; whatever it is, the batch is lost and no more
-            self._pipeline = None
+        except Exception as error:  # DALI raises RuntimeError; whatever it is, only this batch is lost
+            self.pipeline = None
             self.rebuilds += 1
             self._rebuild()
             raise DaliError(_reason(error)) from None
 
     def release_memory(self) -> None:
-        """Give back what DALI's pools hold and nothing uses; they are shared by all graphs of the process."""
+        """Free the unused memory of DALI's pools, which all graphs of the process share."""
         self._dali.backend.ReleaseUnusedMemory()
 
     def close(self) -> None:
-        """Give threads and memory back; the graph is of no use afterwards."""
-        self._pipeline = None
+        """End the threads and free the memory; the graph cannot be used afterwards."""
+        self.pipeline = None
         self._read.clear()
         self.release_memory()
 
@@ -139,36 +139,37 @@ class DaliGraph:
         return torch.device("cpu") if self._device_id is None else torch.device("cuda", self._device_id)
 
     def _taken(self, pixels: Any) -> Tensor:
-        """DALI's batch as a tensor that shares its memory."""
+        """Return DALI's batch as a tensor that shares its memory."""
         taken = from_dlpack(pixels.as_tensor())
         if self.channels_last:
             taken = taken.permute(0, 3, 1, 2)
         return taken.to(self.dtype)
 
     def _rebuild(self) -> None:
-        """A new pipeline after one was lost.
+        """Build a new pipeline after one was lost.
 
         Raises:
             DaliError: it cannot be built now; the next run tries again.
         """
         try:
-            self._pipeline = self._build()
+            self.pipeline = self.build()
         except LoaderError as error:
             self.failed_builds += 1
             self.trouble = str(error)
             raise DaliError(self.trouble) from None
         self.failed_builds, self.trouble = 0, None
 
-    def _build(self) -> Any:
+    def build(self) -> Any:
+        """Return a new pipeline, built; raise LoaderError if it cannot be built here."""
         try:
-            pipeline = self._defined()
+            pipeline = self.define()
             pipeline.build()
         except RuntimeError as error:
             raise LoaderError(f"DALI cannot be built for the {self.device}: {_reason(error)}") from None
         return pipeline
 
-    def _defined(self) -> Any:
-        """The graph, not built: it can be made and serialised for a GPU that is not there."""
+    def define(self) -> Any:
+        """Define the graph without building it; this works, up to serialising it, for a GPU that is not there."""
         fn, types = self._dali.fn, self._dali.types
         pipeline = self._dali.Pipeline(
             batch_size=self.batch_size,
@@ -183,7 +184,7 @@ class DaliGraph:
             if self.device == "cpu"
             else {
                 "hw_decoder_load": self.hw_decoder_load,
-                "jpeg_fancy_upsampling": True,  # off by default there, and what every CPU decoder does
+                "jpeg_fancy_upsampling": True,  # off by default on a GPU; every CPU decoder does it
                 "device_memory_padding": 3 * LARGE_PIXELS,
                 "host_memory_padding": LARGE_PIXELS,
                 "preallocate_width_hint": 4000,
@@ -197,7 +198,7 @@ class DaliGraph:
                 encoded,
                 device="cpu" if self.device == "cpu" else "mixed",
                 output_type=types.RGB,
-                adjust_orientation=False,  # boxes are of the stored picture
+                adjust_orientation=False,  # boxes are in stored coordinates
                 **on_gpu,
             )
             for first in range(0, 6 * (2 if self.resample == "exact" else 1), 6):
@@ -215,7 +216,7 @@ class DaliGraph:
         return pipeline
 
     def _boxes(self, region: Region) -> NDArray[np.float32]:
-        """Size, start and end (y, x) of the region for each resize of the graph."""
+        """Return size, start and end (y, x) of the region for each resize of the graph."""
         size, full = float(self.spec.size), (float(region.height), float(region.width))
         start, end = (region.top, region.left), (region.bottom, region.right)
         if self.resample == "fused":
@@ -230,7 +231,7 @@ class DaliGraph:
 
 
 def import_dali() -> Any:
-    """The package `nvidia.dali`; raises LoaderError that names the extra where it is not installed."""
+    """Import `nvidia.dali`; raise a LoaderError that names the extra if it is not installed."""
     try:
         import nvidia.dali
     except ImportError as error:
@@ -239,13 +240,15 @@ def import_dali() -> Any:
 
 
 def gpus() -> int:
-    """How many GPUs DALI sees; raises LoaderError where it is not installed."""
+    """Return how many GPUs DALI sees; raise LoaderError if it is not installed."""
     return int(import_dali().backend.GetCUDADeviceCount())
 
 
 def _reason(error: Exception) -> str:
-    """The line of DALI's message that says what was wrong. Only DALI's own errors are quoted: in others the
-    arguments may stand, which are image bytes."""
+    """Return the line of DALI's message that says what was wrong.
+
+    Only DALI's own errors are quoted: others may show their arguments, which are image bytes.
+    """
     if not isinstance(error, RuntimeError):
         return f"unexpected {type(error).__name__}"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -1,4 +1,4 @@
-"""Which image DALI is to decode, and how it is to see it: one decision an image, from header and bytes alone."""
+"""Decides for each image, from its header and bytes, whether DALI decodes it, and where its crop lies."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from .dali_graph import Region
 
 @dataclass(frozen=True)
 class Slot:
-    """An image of a request that DALI is to decode: its place, where its crop lies, how it is turned upright."""
+    """An image that DALI is to decode: its index in the request, where its crop lies, how it is turned upright."""
 
     index: int
     body: bytes
@@ -34,18 +34,20 @@ def slot_of(spec: PreprocessSpec, index: int, body: bytes, info: ImageInfo) -> S
 
 
 def _plain_jpeg(body: bytes, info: ImageInfo) -> bool:
-    """One scan, of a sampling that every decoder knows, that goes on to its end: a GPU's decoder does not look for
-    the end itself and answers what was cut off with garbage."""
+    """Whether it is one scan, complete, of a sampling that every decoder knows.
+
+    A GPU's decoder does not look for the end of the scan: it makes garbage of what was cut off.
+    """
     return info.format == "JPEG" and info.turbo and not info.progressive and has_whole_scan(body)
 
 
 def worth_it(slots: list[Slot], min_pixels: int, min_batch: int) -> list[Slot]:
-    """Those for DALI: all where there are enough of them, else the large ones."""
+    """Return what DALI gets: all if there are enough of them, otherwise only the large ones."""
     return slots if len(slots) >= min_batch else [slot for slot in slots if slot.info.pixels >= min_pixels]
 
 
 def batches_of(slots: list[Slot], max_batch: int, max_pixels: int) -> Iterator[list[Slot]]:
-    """Within the limits of a run; an image larger than the limit of pixels goes alone."""
+    """Yield batches within the limits of a run; an image above the limit of pixels is a batch of its own."""
     batch: list[Slot] = []
     pixels = 0
     for slot in slots:

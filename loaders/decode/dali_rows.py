@@ -1,4 +1,4 @@
-"""Rows: pixels that several decoders made in parts, put together on one device in the order of the request."""
+"""Puts the pixels that several decoders made together, on one device and in the order of the request."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ from .dali_route import Slot
 
 
 class Rows:
-    """The parts of one request as they come, and the errors."""
+    """Collects the pixels of one request part by part, and the errors."""
 
     def __init__(self) -> None:
         self.errors: dict[int, InputError] = {}
         self._parts: list[tuple[list[int], Tensor, str]] = []  # indexes, (n, 3, S, S), decoder
 
     def add(self, batch: Sequence[Slot], pixels: Tensor) -> None:
-        """What DALI made of a batch; turned upright here, which on 224 px costs nothing."""
+        """Add what DALI made of a batch, and turn it upright, which at the model's size costs nothing."""
         for place, slot in enumerate(batch):
             if slot.orientation != 1:
                 upright = upright_levels(pixels[place].permute(1, 2, 0), slot.orientation)
@@ -29,7 +29,7 @@ class Rows:
         self._parts.append(([slot.index for slot in batch], pixels, "dali"))
 
     def add_loaded(self, indexes: Sequence[int], found: LoadResult, watch: Stopwatch) -> None:
-        """What the fast loader answered for these indexes."""
+        """Add what the fast loader returned for these indexes."""
         if found.ok:
             self._parts.append(([indexes[place] for place in found.ok], found.pixels, "cpu"))
         self.errors.update({indexes[place]: error for place, error in found.errors.items()})
@@ -37,7 +37,7 @@ class Rows:
             watch.add(stage, spent)
 
     def gathered(self, count: int, size: int, graph: DaliGraph, watch: Stopwatch) -> LoadResult:
-        """All rows in order. One part in order is handed on as it is, without a copy."""
+        """Return all rows in order; a single part that is in order is not copied."""
         ok = [index for index in range(count) if index not in self.errors]
         order = [index for indexes, _, _ in self._parts for index in indexes]
         decoder = {index: name for indexes, _, name in self._parts for index in indexes}
@@ -54,7 +54,7 @@ class Rows:
 
 
 def _on_device(part: Tensor, graph: DaliGraph) -> Tensor:
-    """A part where the graph's pixels are, in their dtype. Only from page-locked memory does a copy hold nobody up."""
+    """Return a part on the graph's device and in its dtype; from page-locked memory, the copy is asynchronous."""
     if graph.torch_device.type == "cuda" and part.device.type == "cpu":
         part = part.pin_memory()
     return part.to(graph.torch_device, graph.dtype, non_blocking=True)

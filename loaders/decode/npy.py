@@ -1,6 +1,6 @@
-"""Images that come as arrays of numbers: NPY bodies taken apart, made of plain tensors, and read.
+"""Images that come as NPY arrays: bodies are split into images, made of plain tensors, and read.
 
-A body with a batch axis is cut into one body an image, so that everything behind sees encoded images only.
+A body with a batch axis is split into one body for each image, so that all other code sees one image a body.
 """
 
 import math
@@ -19,20 +19,20 @@ if TYPE_CHECKING:
 
 Dtype = Literal["uint8", "float16", "float32"]
 LARGEST_INPUT = 65504.0
-"""float16's largest number: a model's answer to larger ones may be no number."""
+"""The largest number of float16; a model's output for larger ones may be NaN."""
 
 _DESCR: dict[str, str] = {"uint8": "|u1", "float16": "<f2", "float32": "<f4"}
 _ALIGNMENT = 64  # of the values, as numpy writes them
 
 
 def count_images(body: bytes) -> int:
-    """Images that a body stands for: the length of an NPY's batch axis, 1 for everything else, broken or not."""
+    """Return how many images a body holds: the length of an NPY's batch axis; 1 for everything else, broken or not."""
     array = _batch_header(body)
     return 1 if array is None else array.shape[0]
 
 
 def split_images(body: bytes) -> list[bytes]:
-    """One body an image, in order: an NPY with a batch axis cut up, everything else as it is."""
+    """Return one body for each image, in order: an NPY with a batch axis is split, everything else stays as it is."""
     array = _batch_header(body)
     if array is None:
         return [body]
@@ -40,11 +40,11 @@ def split_images(body: bytes) -> list[bytes]:
 
 
 def array_images(dtype: Dtype, shape: Sequence[int], data: bytes | memoryview) -> list[bytes]:
-    """NPY bodies, one an image, of a tensor's values: what other protocols carry beside a type and a shape.
+    """Return NPY bodies, one for each image, of a tensor that came as dtype, shape and raw values.
 
     Args:
-        shape: as an NPY may have it, with a batch axis or without.
-        data: values in C order, little-endian. Where they or the shape are wrong, the guard will say so of the body.
+        shape: as in an NPY, with a batch axis or without.
+        data: values in C order, little-endian. If they or the shape are wrong, validating the body will say so.
     """
     descr, shape = _DESCR[dtype], tuple(shape)
     whole = len(data) == math.prod(shape) * int(descr[-1])
@@ -54,7 +54,7 @@ def array_images(dtype: Dtype, shape: Sequence[int], data: bytes | memoryview) -
 
 
 def picture_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
-    """An inspected picture, (H, W, 3) or grey (H, W), not to be written to."""
+    """Read a validated picture: (H, W, 3) or grey (H, W), read-only."""
     values = _values(data, info)
     if values.dtype != np.uint8:
         raise unsupported(f"NPY of {values.dtype.name} is a model's input: expected a picture of uint8")
@@ -62,7 +62,7 @@ def picture_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
 
 
 def rgb_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
-    """An inspected picture as RGB (H, W, 3), grey three times; writable."""
+    """Read a validated picture as RGB (H, W, 3), grey three times; writable."""
     levels = picture_levels(data, info)
     rgb = np.empty((*levels.shape[:2], 3), np.uint8)
     rgb[...] = levels if levels.ndim == 3 else levels[..., None]
@@ -70,7 +70,7 @@ def rgb_levels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
 
 
 def write_input(data: bytes, info: ImageInfo, out: "Tensor") -> None:
-    """Write an inspected model's input as it is, float16 widened.
+    """Write a validated model input into `out` unchanged, but float16 as float32.
 
     Args:
         out: float32 (3, S, S) on the CPU, S the model's size.
@@ -83,20 +83,20 @@ def write_input(data: bytes, info: ImageInfo, out: "Tensor") -> None:
         raise undecodable(f"NPY is {values.dtype.name} {values.shape}: the model takes {tuple(out.shape)}")
     target = out.numpy()
     np.copyto(target, values)
-    if not max(target.max(), -target.min()) <= LARGEST_INPUT:  # or it is no number
+    if not max(target.max(), -target.min()) <= LARGEST_INPUT:  # NaN fails this too
         odd = int(np.count_nonzero(~(np.abs(target) <= LARGEST_INPUT)))
         limit = f"limit {LARGEST_INPUT:g} and -{LARGEST_INPUT:g}"
         raise undecodable(f"NPY of {values.dtype.name} has {odd} values that are no numbers or too large: {limit}")
 
 
 def _batch_header(body: bytes) -> ArrayHeader | None:
-    """The header of an NPY that holds one image or more along a batch axis; None for everything else."""
+    """Return the header of an NPY with at least one image along a batch axis; None for everything else."""
     if not body.startswith(MAGIC):
         return None
     try:
         array = read_array_header(body)
     except (InputError, IndexError):
-        return None  # the guard will say why
+        return None  # validation will say why
     return array if is_batch(array) and array.shape[0] > 0 and not array.fortran_order else None
 
 
@@ -107,7 +107,7 @@ def _cut(descr: str, shape: tuple[int, ...], values: memoryview) -> list[bytes]:
 
 
 def _header(descr: str, shape: tuple[int, ...]) -> bytes:
-    """A header of version 1.0 in C order."""
+    """Write a header of version 1.0 in C order."""
     text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}, }}"
     length = -(-(len(MAGIC) + 4 + len(text) + 1) // _ALIGNMENT) * _ALIGNMENT - len(MAGIC) - 4
     return MAGIC + b"\1\0" + length.to_bytes(2, "little") + text.ljust(length - 1).encode() + b"\n"

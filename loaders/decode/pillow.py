@@ -1,6 +1,6 @@
-"""The reference loader: Pillow and nothing else, equal to timm's eval transform bit for bit.
+"""The reference loader: it decodes and resizes with Pillow and is equal to timm's eval transform bit for bit.
 
-It cuts the crop with the code that the sandbox's children run (`sandbox.child.cut`), so both make the same bits.
+It cuts the crop with the code that the sandbox's children run (`preprocess.crop.cut`), so both make the same bits.
 """
 
 from collections.abc import Sequence
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from ..base import SOUND, LoadResult
-from ..headers.validate import DEFAULT_LIMITS, ImageInfo, Limits
+from ..headers.info import ImageInfo
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..preprocess.crop import cut
 from ..preprocess.normalise import Normaliser
 from ..preprocess.orientation import pillow_crop
 from ..preprocess.spec import PreprocessSpec
-from ..sandbox.child import cut
 from ..sandbox.sandbox import Sandbox
 from .batch import Stopwatch, load_batch
 from .npy import write_input
@@ -23,7 +24,7 @@ from .turbo import decode_jpeg
 
 
 class PillowLoader:
-    """One image after the other in the calling thread; what other loaders are measured against."""
+    """Loads one image after the other in the calling thread; other loaders are measured against it."""
 
     name = "pillow"
     health = SOUND
@@ -33,7 +34,7 @@ class PillowLoader:
     ) -> None:
         self.spec = spec
         self.limits = limits
-        self._sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
+        self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
         self.description = "pillow: Pillow decode and resize, equal to timm's eval transform, 1 thread"
         self._normaliser = Normaliser(spec)
 
@@ -44,15 +45,15 @@ class PillowLoader:
         sources: Sequence[str | None] | None = None,
     ) -> LoadResult:
         """See `Loader.load`."""
-        return load_batch(self._load_one, items, infos, self.spec, self.limits, self._sandbox, pool=None)
+        return load_batch(self._load_one, items, infos, self.spec, self.limits, self.sandbox, pool=None)
 
     def warm_up(self, batch_size: int) -> None:
-        """Nothing that a first call would have to do."""
+        """Do nothing: a first call is as fast as any."""
 
     def close(self) -> None:
         """Close the sandbox if this loader made it; a sandbox that was given to it goes on."""
         if self._owns_sandbox:
-            self._sandbox.close()
+            self.sandbox.close()
 
     def _load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
         if info.cropped:

@@ -1,4 +1,4 @@
-"""The door to Pillow: open and decode one accepted format, quietly, with every failure an InputError."""
+"""Opens and decodes one accepted format with Pillow, without warnings; every failure is an InputError."""
 
 import logging
 import re
@@ -17,7 +17,7 @@ from ..headers.jpeg import segments_without_metadata
 from ..headers.png import pixel_chunks
 from .npy import picture_levels
 
-# What decoders raise for broken bytes. Everything else is answered in the same way but also logged.
+# Decoders raise these for broken bytes. Every other exception gives the same error, but is also logged.
 EXPECTED: tuple[type[Exception], ...] = (OSError, ValueError, SyntaxError, EOFError, LookupError)
 EXPECTED += (TypeError, OverflowError, struct.error, zlib.error, Image.DecompressionBombError)
 
@@ -27,16 +27,16 @@ logger = logging.getLogger(__name__)
 
 
 def open_image(data: bytes, format: Format) -> Image.Image:
-    """Parse the header of `data` as `format` and nothing else; raises InputError "undecodable"."""
+    """Parse the header of `data` as `format` and no other; raises InputError "undecodable"."""
     _silence_pillow()
     with decoding_errors(f"{format} header"):
         return Image.open(BytesIO(data), formats=(format,))
 
 
 def decode(data: bytes, info: ImageInfo) -> Image.Image:
-    """Decode the first frame of an inspected body that is not `sandboxed`, as stored.
+    """Decode the first frame of a validated body that is not `sandboxed`, as stored.
 
-    Modes are Pillow's own; `sandbox.child.to_rgb` makes RGB of any of them.
+    Modes are Pillow's own; `preprocess.crop.to_rgb` makes RGB of any of them.
     """
     with decoding_errors(f"{info.format} of {info.width}x{info.height} px"):
         if info.format == "NPY":
@@ -52,7 +52,7 @@ def decode(data: bytes, info: ImageInfo) -> Image.Image:
 def decoding_errors(what: str) -> Iterator[None]:
     """Turn every exception of a decoder into InputError "undecodable"; the message holds no bytes.
 
-    A LoaderError passes: that is no fault of the image's.
+    A LoaderError passes, since the image did not cause it.
 
     Args:
         what: format and size, for the message.
@@ -69,14 +69,15 @@ def decoding_errors(what: str) -> Iterator[None]:
 
 
 def _pixels_only(data: bytes, info: ImageInfo) -> bytes:
-    """The body without the metadata that Pillow would parse and nobody needs."""
+    """Return the body without the metadata that Pillow would parse in vain."""
     if info.format == "JPEG":
         return segments_without_metadata(data)
     return pixel_chunks(data) if info.format == "PNG" else data
 
 
 def _silence_pillow() -> None:
-    """Keep Pillow's warnings (odd EXIF, many pixels) from stderr and from -W error; limits are the guard's.
+    """Keep Pillow's warnings (odd EXIF, many pixels) from stderr and from -W error; `validate`
+    has checked the limits.
 
     `warnings.catch_warnings` is not safe among threads, so the filter is put in front for good, and again
     whenever somebody has put another before it.

@@ -1,4 +1,4 @@
-"""Suspects: who keeps sending bodies that break a decoder, counted so that a grudge fades."""
+"""Counts which sources send bodies that break a decoder; a source is in quarantine while its recent count is high."""
 
 import math
 import threading
@@ -8,20 +8,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WINDOW_SECONDS = 60.0
-"""After which a third of what was counted is left."""
+"""After this time, about a third of a count is left (1/e): counts fade exponentially."""
 
 MIN_FAILURES = 2.5
-"""Three within some ten seconds: the first ones fade meanwhile."""
+"""Three failures within some ten seconds reach this, since the first ones fade meanwhile."""
 
 MIN_SHARE = 0.02
-"""Of a source's images: a broken batch costs about as much as two, so with fewer the fast way still is."""
+"""Share of failures in a source's images. A broken batch costs as much as two, so below this DALI is still faster."""
 
 MAX_SOURCES = 1024
 
 
 @dataclass
 class _Record:
-    """Images and failures of a source, faded up to `at`."""
+    """Images and failures of a source, faded up to the time `at`."""
 
     images: float
     failures: float
@@ -29,12 +29,12 @@ class _Record:
 
 
 class Quarantine:
-    """Opaque sources and what they sent. Safe among threads; a source that is None is nobody.
+    """Keeps the counts of all sources; a source that is None is not counted. Several threads may use it.
 
-    Several clients behind one proxy are one source: hence the share, which many good images keep low.
+    Several clients behind one proxy are one source, which is why a share is needed too: many good images keep it low.
 
     Args:
-        clock: seconds that only grow; tests bring their own.
+        clock: a monotonic clock in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -61,12 +61,12 @@ class Quarantine:
             return False
         with self._lock:
             record = self._faded(source)
-            return record is not None and _suspicious(record)
+            return record is not None and _breaks_often(record)
 
     def __len__(self) -> int:
-        """Sources held now."""
+        """Number of sources in quarantine now."""
         with self._lock:
-            return sum(_suspicious(record) for source in list(self._records) if (record := self._faded(source)))
+            return sum(_breaks_often(record) for source in list(self._records) if (record := self._faded(source)))
 
     def _faded(self, source: str) -> _Record | None:
         record = self._records.get(source)
@@ -77,5 +77,5 @@ class Quarantine:
         return record
 
 
-def _suspicious(record: _Record) -> bool:
+def _breaks_often(record: _Record) -> bool:
     return record.failures >= MIN_FAILURES and record.failures >= MIN_SHARE * record.images

@@ -1,4 +1,4 @@
-"""The door to simplejpeg: strict JPEG decoding, which refuses truncated and corrupt bodies."""
+"""Decodes JPEGs with simplejpeg, strictly: truncated and corrupt bodies are refused."""
 
 import numpy as np
 import simplejpeg
@@ -10,7 +10,7 @@ from .pillow_decode import decoding_errors
 
 
 def check_jpeg(data: bytes, info: ImageInfo) -> None:
-    """Refuse what `decode_jpeg` would, for half its time: all coded data is read, an eighth of the size is made."""
+    """Refuse what `decode_jpeg` would, in half its time: all coded data is read, but an eighth of the size is made."""
     with decoding_errors(f"JPEG of {info.width}x{info.height} px"):
         simplejpeg.decode_jpeg(
             data, colorspace="GRAY", fastdct=True, fastupsample=True, min_height=1, min_width=1, strict=True
@@ -18,7 +18,7 @@ def check_jpeg(data: bytes, info: ImageInfo) -> None:
 
 
 def decode_jpeg(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:
-    """Decode a JPEG whose header says `turbo` to RGB (height, width, 3), as stored, Pillow's bit for bit.
+    """Decode a JPEG whose header says `turbo` to RGB (height, width, 3), as stored, with the same bits as Pillow.
 
     Any warning of libjpeg is an error here: Pillow would answer garbage for a corrupt scan.
     """

@@ -1,1 +1,1 @@
-"""Header readers: one file a format, no decoding, bounded work whatever the bytes are."""
+"""Header readers, one file for each format: they decode nothing, and their work is bounded whatever the bytes are."""

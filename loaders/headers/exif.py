@@ -1,7 +1,6 @@
-"""The orientation tag of an EXIF block, and nothing else of it.
+"""Reads the orientation tag of an EXIF block, the only tag that changes pixels.
 
-Pillow reads every tag of a block that a stranger wrote (65,535 entries that all point at the same megabyte);
-one tag of the first directory is all that changes a pixel.
+Pillow would read every tag, and a hostile block may have 65,535 entries that all point at the same megabyte.
 """
 
 from typing import Literal
@@ -14,7 +13,7 @@ _MAX_ENTRIES = 512
 
 
 def orientation(block: bytes) -> int:
-    """EXIF orientation 1..8 of a TIFF-structured block; 1 where it is absent or makes no sense."""
+    """Return the orientation, 1..8, of a TIFF-structured block; 1 if it is absent or invalid."""
     if block.startswith(b"Exif\0\0"):
         block = block[6:]
     order = _byte_order(block)

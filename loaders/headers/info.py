@@ -1,4 +1,4 @@
-"""What the header of an encoded image says, before anything is decoded."""
+"""What the header of an encoded image says, as plain data, and which file names are images."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,9 +16,13 @@ SANDBOXED: Mapping[Format, "CostClass"] = {
     "AVIF": "avif",
     "JPEG2000": "jpeg2000",
 }
-"""Only the children of a `Sandbox` read the headers of these formats; the limits of each are those of its class."""
+"""Only the children of a `Sandbox` read the headers of these formats; each has the limits of its cost class."""
+IMAGE_SUFFIXES = frozenset(
+    (".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".webp", ".avif", ".gif", ".bmp", ".dib", ".tif", ".tiff")
+) | {".ppm", ".pgm", ".pbm", ".pnm"}
+"""Endings of image files; other files in a folder are ignored."""
 
-# What a pixel costs differs by an order of magnitude between these, so limits are kept per class:
+# The cost of a pixel differs by an order of magnitude between these classes, so each has its own limits:
 # jpeg = one scan, jpeg_scans = progressive or several scans, jpeg_slow = lossless or four components,
 # png_deep = 16 bits a sample.
 CostClass = Literal[
@@ -60,7 +64,7 @@ class ArrayHeader:
 
 @dataclass(frozen=True)
 class ImageInfo:
-    """The header in plain data.
+    """The header of one image.
 
     Args:
         format: one of `FORMATS` or `OPT_IN_FORMATS`, from the magic bytes, never from a file name or a Content-Type.
@@ -73,7 +77,7 @@ class ImageInfo:
         cost: the class its pixel limit comes from.
         scans: number of JPEG scans, counted only where it matters (`progressive`).
         turbo: simplejpeg decodes this JPEG exactly as Pillow does.
-        array: of an NPY.
+        array: the header of an NPY.
         cropped: the bytes that come with this header are already the model's crop, RGB levels (size, size, 3).
     """
 

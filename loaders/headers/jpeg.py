@@ -1,7 +1,7 @@
-"""JPEG headers: size, coding process, sampling, orientation and the number of scans, read marker by marker.
+"""Reads JPEG headers marker by marker: size, coding process, sampling, orientation and number of scans.
 
-Pillow's own reader steps through padding byte by byte and parses every metadata segment in Python, which a
-20 MiB body of them turns into seconds; this one bounds segments and junk (ITU-T T.81, annex B).
+Pillow's reader steps through padding byte by byte and parses every metadata segment in Python, which takes seconds if a
+20 MiB body has nothing else. This one limits segments and bytes between them (ITU-T T.81, annex B).
 """
 
 import re
@@ -11,9 +11,9 @@ from ..errors import undecodable, unsupported
 from .exif import orientation as exif_orientation
 from .info import CostClass, ImageInfo
 
-MAX_SEGMENTS = 1024  # 64 KiB each: more than a 20 MiB body can hold of useful size
+MAX_SEGMENTS = 1024  # of 64 KiB each they are more than a 20 MiB body can hold
 MAX_JUNK_BYTES = 4096  # padding and garbage between segments
-MAX_SCANS = 1000  # nobody writes more; a progressive photograph has about 10
+MAX_SCANS = 1000  # a progressive photograph has about 10
 
 _SOI, _EOI, _SOS, _APP1 = 0xD8, 0xD9, 0xDA, 0xE1
 _JPEG_LS_SOF = 0xF7
@@ -37,7 +37,7 @@ class _Frame:
 
 @dataclass
 class _Walk:
-    """Where the walk through the segments stands, and what it found."""
+    """The state of a walk through the segments, and what it has found."""
 
     position: int = 2
     segments: int = 0
@@ -47,7 +47,7 @@ class _Walk:
 
 
 def read_jpeg(data: bytes) -> ImageInfo:
-    """The header of a JPEG; raises InputError where it is broken or of a process that nobody decodes."""
+    """Read the header of a JPEG; raises InputError if it is broken or of a coding process that is not accepted."""
     walk = _Walk()
     scan_components = _walk_to_scan(data, walk)
     frame = walk.frame
@@ -68,9 +68,9 @@ def read_jpeg(data: bytes) -> ImageInfo:
 
 
 def segments_without_metadata(data: bytes) -> bytes:
-    """The same picture without comments, EXIF, ICC and the like; JFIF and Adobe stay: they tell the colours.
+    """Return the same picture without comments, EXIF, ICC and the like; JFIF and Adobe stay: they tell the colours.
 
-    What is left costs a decoder's header parser nothing. The data must have passed `read_jpeg`.
+    A decoder parses the header that is left in no time. The data must have passed `read_jpeg`.
     """
     kept, start, walk = [], 0, _Walk()
     while True:
@@ -90,8 +90,8 @@ def segments_without_metadata(data: bytes) -> bytes:
 def has_whole_scan(data: bytes) -> bool:
     """Whether the coded data of the only scan goes on to the end-of-image marker, with no other marker inside.
 
-    What was cut off has no such end, and random damage leaves markers where none may be: decoders that do not look
-    (a GPU's) answer both with garbage. One search through the bytes. The data must have passed `read_jpeg`, one scan.
+    A truncated JPEG has no such end, and random damage leaves markers where none may be; a GPU's decoder does not check
+    and makes garbage of both. The data must have passed `read_jpeg` and have one scan.
     """
     walk = _Walk()
     _walk_to_scan(data, walk)
@@ -100,7 +100,7 @@ def has_whole_scan(data: bytes) -> bool:
 
 
 def _walk_to_scan(data: bytes, walk: _Walk) -> int:
-    """Step to the first scan, filling `walk`; returns the number of components in that scan."""
+    """Step to the first scan and fill `walk`; return the number of components in that scan."""
     while True:
         marker = _next_marker(data, walk)
         length = _length(data, walk.position)
@@ -137,7 +137,7 @@ def _next_marker(data: bytes, walk: _Walk) -> int:
 
 
 def _length(data: bytes, position: int) -> int:
-    """Length of the segment whose length field is at `position`, bytes, the field included."""
+    """Return the length, bytes, of the segment whose length field is at `position`, the field included."""
     length = int.from_bytes(data[position : position + 2], "big")
     if length < 2 or position + length > len(data):
         raise undecodable("JPEG header is cut off or has a segment of impossible length")
@@ -165,7 +165,7 @@ def _cost(frame: _Frame, progressive: bool) -> CostClass:
 
 
 def _turbo(frame: _Frame) -> bool:
-    """TurboJPEG takes few samplings and no lossless, and its RGB of CMYK is not quite Pillow's."""
+    """Whether TurboJPEG decodes it as Pillow does: it takes few samplings, no lossless, and makes other RGB of CMYK."""
     if frame.marker in _LOSSLESS or len(frame.sampling) == 4:
         return False
     if len(frame.sampling) == 1:
@@ -174,7 +174,7 @@ def _turbo(frame: _Frame) -> bool:
 
 
 def _count_scans(data: bytes, position: int) -> int:
-    """Number of scans up to the end of the image, `position` being inside the first one."""
+    """Count the scans up to the end of the image; `position` is inside the first one."""
     scans = 1
     for _ in range(8 * MAX_SCANS):  # tables may stand between scans
         match = _NEXT_MARKER.search(data, position)

@@ -1,9 +1,9 @@
-"""How much an image may be before it is decoded: the numbers, and what they were measured from.
+"""Limits of an image, checked before it is decoded, and the measurements that they were set from.
 
-No accepted body may cost the process that serves more than 1 s of CPU or 300 MB. The dearest body found for each class
-at its limit, on the fast loader in a process of its own (AMD EPYC Zen 4, 1 thread, Pillow 13.0, simplejpeg 1.9):
+No accepted body may cost the server's process more than 1 s of CPU or 300 MB. These are the most expensive bodies found
+for each class at its limit (fast loader in its own process, AMD EPYC Zen 4, 1 thread, Pillow 13.0, simplejpeg 1.9):
 
-| class | limit | dearest body | CPU s | MB |
+| class | limit | most expensive body | CPU s | MB |
 |---|---|---|---|---|
 | jpeg | 50 MP | 4:4:4 noise | 0.66 | 161 |
 | jpeg_scans | 20 MP, 400 MP x scans | 4:4:4 noise, 10 scans | 0.44 | 181 |
@@ -13,10 +13,10 @@ at its limit, on the fast loader in a process of its own (AMD EPYC Zen 4, 1 thre
 | webp | 12.5 MP, 12 MiB | lossy noise, quality 88 | 0.70 | 213 |
 | npy | 20 MP | grey, C order | 0.16 | 86 |
 
-and in a child of the sandbox, which may take 2 s and 268 MB beyond its start, whatever a header says (the same Pillow,
-best of three on two busy cores of an AMD EPYC, all of the child's memory):
+A child of the sandbox may take 2 s and 268 MB beyond its start, whatever a header says. These are the most expensive
+bodies there (the same Pillow, best of three on two busy cores of an AMD EPYC, all of the child's memory):
 
-| class | limit | dearest body | CPU s | MB |
+| class | limit | most expensive body | CPU s | MB |
 |---|---|---|---|---|
 | avif | 12.5 MP, 8 MiB | 8 bits, 4:4:4 noise; 12 bits, 4:4:4 noise | 0.74 | 194 |
 | tiff | 20 MP | one strip of JPEG, turned by its tag | 0.62 | 260 |
@@ -57,17 +57,17 @@ MAX_BYTES_BY_COST: Mapping[CostClass, int] = {
 
 @dataclass(frozen=True)
 class Limits:
-    """What the guard lets through.
+    """What header validation lets through.
 
     Args:
-        max_bytes: of one encoded body.
-        max_pixels: of any image, on top of `max_pixels_by_cost`.
+        max_bytes: size of one encoded body.
+        max_pixels: pixels of any image, in addition to `max_pixels_by_cost`.
         max_side: longest side, px.
-        max_aspect: longest over shortest side.
+        max_aspect: longest side over shortest side.
         max_scan_pixels: pixels x scans of a JPEG whose scans each pass over the whole picture.
         max_pixels_by_cost: pixels per cost class.
-        max_bytes_by_cost: bytes per cost class, where that is less than `max_bytes`.
-        formats: what is accepted; the rest is "unsupported_format".
+        max_bytes_by_cost: bytes per cost class, for those that may have less than `max_bytes`.
+        formats: accepted formats; others are "unsupported_format".
     """
 
     max_bytes: int = 20 * MIB

@@ -1,7 +1,7 @@
-"""NPY headers: numpy's array files (NEP 1, versions 1.0 to 3.0), read by a grammar of their own.
+"""Reads the headers of NPY files, numpy's array format (NEP 1, versions 1.0 to 3.0).
 
-The header is a dict in Python's syntax. What arrays of numbers need of it is small and regular, so a regular
-expression reads it: nothing is evaluated, and no header is dear, deep or a warning, as some are to Python's parser.
+The header is a dict in Python's syntax. Arrays of numbers need a small, regular part of that syntax, so a regular
+expression reads it: nothing is evaluated, and no header is slow, nests deeply or warns as in Python's own parser.
 """
 
 import math
@@ -33,7 +33,7 @@ _OTHERS = {"O": "objects", "S": "bytes", "U": "text", "V": "raw records", "M": "
 
 
 def read_npy(data: bytes) -> ImageInfo:
-    """The header of one image: a picture of bytes, or a model's input of floats; raises InputError for other arrays."""
+    """Read the header of one image, a picture of bytes or a model's input of floats; raises InputError for others."""
     array = read_array_header(data)
     if is_batch(array):
         raise _not_one_image(array)
@@ -46,7 +46,7 @@ def read_npy(data: bytes) -> ImageInfo:
 
 
 def read_array_header(data: bytes) -> ArrayHeader:
-    """The header of an array of bytes or floats whose values fill the body exactly; raises InputError for others."""
+    """Read the header of an array of bytes or floats that fills the body exactly; raises InputError for others."""
     text, start = _header_text(data)
     dtype, shape, fortran_order = _known(text) if len(text) <= _KNOWN_CHARS else _parse(text)
     array = ArrayHeader(dtype, shape, fortran_order, start)
@@ -57,12 +57,12 @@ def read_array_header(data: bytes) -> ArrayHeader:
 
 
 def is_batch(array: ArrayHeader) -> bool:
-    """Whether it has images along its first axis."""
+    """Tell whether it has images along its first axis."""
     return len(array.shape) == 4 and 0 not in array.shape[1:] and _is_image(array, array.shape[1:])
 
 
 def describe(array: ArrayHeader) -> str:
-    """Type and shape in words."""
+    """Return type and shape in words."""
     return f"{_said(array.dtype)} {array.shape}"
 
 
@@ -81,7 +81,7 @@ def _not_one_image(array: ArrayHeader) -> InputError:
 
 
 def _header_text(data: bytes) -> tuple[str, int]:
-    """The dict as text, and where the values start."""
+    """Return the dict as text, and where the values start."""
     field = _SIZE_FIELD.get(data[6])
     if field is None or data[7] != 0:
         raise unsupported(f"NPY is of version {data[6]}.{data[7]}: expected 1.0, 2.0 or 3.0")
@@ -98,12 +98,12 @@ def _header_text(data: bytes) -> tuple[str, int]:
 
 @lru_cache(maxsize=256)
 def _known(text: str) -> tuple[str, tuple[int, ...], bool]:
-    """`_parse` of a short text: one client's arrays have one header, which is asked for several times a request."""
+    """Cache `_parse` of short texts: a client's arrays have the same header, which a request reads several times."""
     return _parse(text)
 
 
 def _parse(text: str) -> tuple[str, tuple[int, ...], bool]:
-    """The three items of the dict, each once, in any order, and no other."""
+    """Parse the three items of the dict, which may come in any order; each must be there once, and no other."""
     items: dict[str, str] = {}
     position, more = 1, text[:1] == "{"
     while more and (item := _ITEM.match(text, position)) is not None:
@@ -123,7 +123,7 @@ _SLOTS = {("descr", "descr"), ("fortran_order", "order"), ("shape", "shape")}
 
 
 def _slot(item: re.Match[str]) -> str:
-    """Which kind of value an item has."""
+    """Tell which kind of value an item has."""
     return next(name for name in ("descr", "order", "shape") if item[name] is not None)
 
 
@@ -135,7 +135,7 @@ def _dtype(descr: str) -> str:
 
 
 def _said(descr: str) -> str:
-    """numpy's name of a type, for a message; never what the body says as it is."""
+    """Return numpy's name of a type for a message, which never quotes the body."""
     match = re.fullmatch(r"[<>|=]?([a-zA-Z])(\d{0,3})(?:\[\w+\])?", descr, re.ASCII)
     if match is None:
         return "an unknown type"

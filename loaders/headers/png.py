@@ -1,6 +1,6 @@
-"""PNG headers: size, layout and orientation, by stepping over the chunks (W3C PNG, 3rd edition, section 5).
+"""Reads PNG headers chunk by chunk: size, layout and orientation (W3C PNG, 3rd edition, section 5).
 
-The chunks that change no pixel (text, ICC, time) never reach a decoder: they may inflate to 64 MiB.
+Chunks that change no pixel (text, ICC, time) never reach a decoder, since they may inflate to 64 MiB.
 """
 
 import zlib
@@ -10,7 +10,7 @@ from ..errors import undecodable
 from .exif import orientation as exif_orientation
 from .info import ImageInfo
 
-MAX_CHUNKS = 16384  # of 8 KiB, what libpng writes, a 20 MiB body has 2,560
+MAX_CHUNKS = 16384  # libpng writes 8 KiB in each: 2,560 in a 20 MiB body
 _SIGNATURE_BYTES = 8
 _PIXEL_CHUNKS = (b"IHDR", b"PLTE", b"IDAT", b"IEND")
 _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
@@ -27,7 +27,7 @@ class _Chunk:
 
 
 def read_png(data: bytes) -> ImageInfo:
-    """The header of a PNG; raises InputError where the chunks do not lead from IHDR to IEND."""
+    """Read the header of a PNG; raises InputError if the chunks do not lead from IHDR to IEND."""
     chunks = _chunks(data)
     body = _body(data, chunks[0])
     if chunks[0].name != b"IHDR" or len(body) != 13 or sum(c.name == b"IHDR" for c in chunks) != 1:
@@ -49,7 +49,7 @@ def read_png(data: bytes) -> ImageInfo:
 
 
 def pixel_chunks(data: bytes) -> bytes:
-    """The same picture with only the chunks that make it, checksums verified."""
+    """Return the same picture with only the chunks that make its pixels, checksums verified."""
     kept = [data[:_SIGNATURE_BYTES]]
     for chunk in _chunks(data):
         if chunk.name in _PIXEL_CHUNKS:

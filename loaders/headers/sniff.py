@@ -1,4 +1,4 @@
-"""Which accepted format a body is, from its magic bytes alone."""
+"""Recognises the format of a body by its magic bytes."""
 
 from ..errors import unsupported
 from .info import FORMATS, Format
@@ -8,7 +8,7 @@ _BMP_HEADER_BYTES = frozenset((12, 16, 40, 52, 56, 64, 108, 124))
 _TIFF_MAGIC = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _JPEG2000_MAGIC = (b"\0\0\0\x0cjP  \r\n\x87\n", b"\xff\x4f\xff\x51")  # boxes, codestream
 _AVIF_BRANDS = frozenset((b"avif", b"avis"))
-# Named in the message because people post them; everything else is only "not an accepted image".
+# People post these, so the message names them; everything else is "not an accepted image".
 _KNOWN_OTHERS = (
     (b"\xff\x0a", "JPEG XL"),
     (b"\0\0\0\x0cJXL ", "JPEG XL"),
@@ -21,7 +21,7 @@ _KNOWN_OTHERS = (
 
 
 def sniff(data: bytes, accepted: tuple[Format, ...] = FORMATS) -> Format:
-    """The format of `data`; raises InputError "unsupported_format" for everything that is not accepted."""
+    """Return the format of `data`; raises InputError "unsupported_format" if it is not accepted."""
     head = bytes(data[:64])
     found = _raster(head) or _boxed(head)
     if found in accepted:
@@ -42,7 +42,7 @@ def _raster(head: bytes) -> Format | None:
         return "NPY"
     if head.startswith((b"GIF87a", b"GIF89a")):
         return "GIF"
-    # two letters are not much of a magic, so the size of the next header must fit too
+    # Two letters prove little, so the size of the next header must fit too.
     if head.startswith(b"BM") and int.from_bytes(head[14:18], "little") in _BMP_HEADER_BYTES:
         return "BMP"
     if len(head) > 2 and head[:1] == b"P" and head[1:2] in b"123456" and head[2:3] in b" \t\r\n\v\f#":
@@ -61,7 +61,7 @@ def _boxed(head: bytes) -> Format | None:
 
 
 def _brands(head: bytes) -> set[bytes]:
-    """Major and compatible brands of an ISO media file, as far as the first bytes hold them."""
+    """Return the major and compatible brands of an ISO media file, as far as the first bytes hold them."""
     end = min(int.from_bytes(head[:4], "big"), len(head))
     return {head[8:12]} | {head[i : i + 4] for i in range(16, end - 3, 4)}
 

@@ -1,4 +1,4 @@
-"""The guard tells what a body is and whether it may be decoded, from its first bytes and its header alone."""
+"""Header validation: tells what an encoded image is and whether it may be decoded, from its header alone."""
 
 from collections.abc import Callable, Mapping
 
@@ -10,8 +10,6 @@ from .npy import read_npy
 from .png import read_png
 from .sniff import sniff
 from .webp import read_webp
-
-__all__ = ["DEFAULT_LIMITS", "ImageInfo", "Limits", "validate"]
 
 _READERS: Mapping[Format, Callable[[bytes], ImageInfo]] = {
     "JPEG": read_jpeg,

@@ -1,4 +1,4 @@
-"""WebP headers: canvas size, alpha, orientation and animation from the RIFF chunks (RFC 9649, section 2)."""
+"""Reads WebP headers from the RIFF chunks: canvas size, alpha, orientation and animation (RFC 9649, section 2)."""
 
 from ..errors import undecodable
 from .exif import orientation as exif_orientation
@@ -9,7 +9,7 @@ _ALPHA_FLAG, _ANIMATION_FLAG = 0x10, 0x02
 
 
 def read_webp(data: bytes) -> ImageInfo:
-    """The header of a WebP; raises InputError where it is broken or cut off."""
+    """Read the header of a WebP; raises InputError if it is broken or cut off."""
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data) or len(data) < 30:
         raise undecodable(f"WebP is cut off: it ends at byte {end} of {len(data)}")

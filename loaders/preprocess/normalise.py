@@ -1,6 +1,8 @@
-"""Levels 0..255 to model input: ToTensor and Normalize of torchvision, bit for bit."""
+"""Normalises levels 0..255 to model input as torchvision's ToTensor and Normalize do, bit for bit."""
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import LoaderError
@@ -25,6 +27,11 @@ class Normaliser:
             raise LoaderError(f"the crop has {len(levels)} bytes: the model takes {size}x{size} px of 3 bytes")
         pixels = torch.frombuffer(bytearray(levels), dtype=torch.uint8)
         self.write(pixels.view(size, size, 3).permute(2, 0, 1), out)
+
+    def batch(self, levels: NDArray[np.uint8]) -> Tensor:
+        """Normalise levels (B, S, S, 3) to float32 (B, 3, S, S), contiguous."""
+        pixels = torch.from_numpy(levels).permute(0, 3, 1, 2).contiguous()
+        return pixels.float().div_(255).sub_(self._mean).div_(self._std)
 
     def write(self, levels: Tensor, out: Tensor) -> None:
         """Normalise into `out`.

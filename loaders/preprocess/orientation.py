@@ -1,13 +1,16 @@
-"""The eight EXIF orientations: turning a stored picture upright, and finding an upright crop in it."""
+"""Applies the eight EXIF orientations to tensors, and finds the crop of an upright picture in the stored one."""
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from ..sandbox.child import TURNS, Crop
+from .crop import TURNS, Crop
+from .resize import resize_crop
 from .spec import Geometry, PreprocessSpec, geometry
 
 
 def upright_levels(levels: Tensor, orientation: int) -> Tensor:
-    """The same for a square (S, S, channels) tensor: a view or a flipped copy."""
+    """Turn a stored tensor (H, W, channels) upright; returns a view or a flipped copy."""
     turn = TURNS[orientation]
     dims = [dim for dim, flip in ((0, turn.flip_y), (1, turn.flip_x)) if flip]
     levels = levels.flip(dims) if dims else levels
@@ -15,7 +18,7 @@ def upright_levels(levels: Tensor, orientation: int) -> Tensor:
 
 
 def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
-    """The crop of an upright picture, in the coordinates of the stored one resized alike."""
+    """Return the crop of an upright picture in the coordinates of the stored one, resized alike."""
     turn = TURNS[orientation]
     width, height, left, top = upright.resize_width, upright.resize_height, upright.left, upright.top
     if turn.transpose:
@@ -24,15 +27,26 @@ def stored_geometry(upright: Geometry, orientation: int) -> Geometry:
         left = width - upright.size - left
     if turn.flip_y:
         top = height - upright.size - top
-    # levels are rounded between the passes, so the axis that ends up first must go first
+    # Levels are rounded between the passes, so the stored axis that becomes the first upright one is resized first.
     return Geometry(width, height, left, top, upright.size, upright.columns_first != turn.transpose)
+
+
+def upright_crop(pixels: NDArray[np.uint8], orientation: int, spec: PreprocessSpec) -> Tensor:
+    """Resize, crop and turn upright a stored picture, RGB (height, width, 3), writable; returns uint8 (size, size, 3).
+
+    The crop is turned, not the picture: turning 12 megapixels costs more than decoding them.
+    """
+    height, width = pixels.shape[:2]
+    upright = geometry(spec, *((height, width) if orientation >= 5 else (width, height)))
+    crop = resize_crop(pixels, stored_geometry(upright, orientation), spec.interpolation)
+    return upright_levels(crop, orientation)
 
 
 def pillow_crop(spec: PreprocessSpec, width: int, height: int, orientation: int) -> Crop:
     """Plan the model's crop as Pillow cuts it, for a stored picture that is width x height px once upright."""
     crop = geometry(spec, width, height)
     columns_first = crop.columns_first
-    if columns_first:  # both passes do the same: work on the transposed picture, and transpose the crop
+    if columns_first:  # Pillow always resizes rows first: so cut the transposed picture, and transpose the crop.
         crop, turn = stored_geometry(crop, 5), TURNS[orientation]
         exchanged = turn._replace(transpose=not turn.transpose)
         orientation = next(number for number, other in TURNS.items() if other == exchanged)

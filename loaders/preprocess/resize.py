@@ -1,4 +1,4 @@
-"""The fast resize: torch's antialiased kernel on 8-bit levels, cropped to what the model sees."""
+"""Resizes 8-bit levels with torch's antialiased kernel, and crops them to what the model sees."""
 
 from dataclasses import dataclass
 
@@ -49,7 +49,7 @@ class _Axis:
     size: int
 
     def cut(self, image: Tensor) -> Tensor:
-        """The part of the resized image that the crop has."""
+        """Return the part of the resized image that is in the crop."""
         start = max(self.start, 0)
         return image.narrow(self.dim, start, min(self.start + self.size, self.length) - start)
 
@@ -62,7 +62,7 @@ def _two_passes(image: Tensor, first: _Axis, second: _Axis, interpolation: str) 
     lines = first.cut(_resize_axis(image, first, interpolation))
     step = max(1, _PART_PIXELS // second.length)
     parts = [second.cut(_resize_axis(part, second, interpolation)).clone() for part in lines.split(step, first.dim)]
-    # each was a view of its whole resized axis: cloned, so that the rest can go
+    # Each part was a view of its whole resized axis: the clone lets the rest be freed.
     return torch.cat(parts, first.dim) if len(parts) > 1 else parts[0]
 
 
@@ -74,7 +74,7 @@ def _resize_axis(image: Tensor, axis: _Axis, interpolation: str) -> Tensor:
 def _interpolate(image: Tensor, size: list[int], interpolation: str) -> Tensor:
     if list(image.shape[-2:]) == size:
         return image
-    image = image.contiguous(memory_format=torch.channels_last)  # the kernel is fast for this layout only
+    image = image.contiguous(memory_format=torch.channels_last)  # only this layout is fast
     return F.interpolate(image, size=size, mode=interpolation, antialias=True, align_corners=False)
 
 

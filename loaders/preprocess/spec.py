@@ -1,4 +1,4 @@
-"""What a model wants of its pixels (`PreprocessSpec`) and where they come from in a source (`geometry`)."""
+"""How a model's input is prepared (`PreprocessSpec`), and where it lies in an image (`geometry`)."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -74,8 +74,8 @@ class PreprocessSpec:
 class Geometry:
     """The crop: size px square at (left, top) of the image resized to resize_width x resize_height.
 
-    A negative left or top is so much black padding on that side. `columns_first`: of the two passes of the resize, with
-    8-bit levels between, the one along columns goes first.
+    A negative left or top means so much black padding on that side. The resize has two passes with 8-bit levels between
+    them; `columns_first` says that the one along columns goes first.
     """
 
     resize_width: int
@@ -87,7 +87,7 @@ class Geometry:
 
 
 def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
-    """The integer geometry of torchvision's Resize(int) + CenterCrop for an upright width x height image."""
+    """Compute the integer geometry of torchvision's Resize(int) + CenterCrop for an upright width x height image."""
     if width < 1 or height < 1:
         raise ValueError(f"image is {width}x{height} px: expected at least 1x1")
     short = spec.resize_short
@@ -102,7 +102,7 @@ def geometry(spec: PreprocessSpec, width: int, height: int) -> Geometry:
 
 
 def _offset(length: int, size: int) -> int:
-    """Start of the centred crop along one axis: half to even when it fits, padding rounded down when not."""
+    """Return the start of the centred crop along one axis, as torchvision rounds it: half to even, padding down."""
     if size > length:
         return -((size - length) // 2)
     return round((length - size) / 2.0)

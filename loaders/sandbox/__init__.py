@@ -1,4 +1,1 @@
-"""Images of formats whose headers we do not read ourselves are decoded in child processes.
-
-A hostile image then costs a child process, never the server.
-"""
+"""Decodes images in child processes if their headers are not validated here: a hostile one costs a child at most."""

@@ -15,10 +15,12 @@ from numpy.typing import NDArray
 
 from ..errors import InputError, undecodable, unsupported
 from ..headers.info import ImageInfo
-from ..headers.validate import DEFAULT_LIMITS, Limits, check_size
+from ..headers.limits import DEFAULT_LIMITS, Limits
+from ..headers.validate import check_size
+from ..preprocess.crop import Crop
 from ..preprocess.orientation import pillow_crop
 from ..preprocess.spec import PreprocessSpec
-from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE, Crop
+from .child import ASK, CROP, FOUND, MADE, NOTHING, WANT, WHOLE
 from .process import Child, DeathReason, DiedError
 
 MEMORY_BYTES = 256 << 20
@@ -53,9 +55,9 @@ class Sandbox:
         self.cpu_seconds, self.answer_seconds = cpu_seconds, answer_seconds
         self.images: Counter[Literal["ok", "refused", "died"]] = Counter()
         self.deaths: Counter[DeathReason] = Counter()
-        self._idle: deque[Child] = deque()
+        self.idle: deque[Child] = deque()  # children that wait for an image
         self._owner, self._lock = os.getpid(), threading.Lock()
-        self._end = weakref.finalize(self, _end_all, self._idle)
+        self._end = weakref.finalize(self, _end_all, self.idle)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Sandbox, (self.limits, self.memory_bytes, self.cpu_seconds, self.answer_seconds)
@@ -72,7 +74,7 @@ class Sandbox:
 
         Args:
             data: the encoded image.
-            info: what `inspect` returned for it.
+            info: what `validate` returned for it.
             whole: return the whole picture instead of the model's crop.
 
         Returns:
@@ -98,7 +100,7 @@ class Sandbox:
             raise undecodable(f"{info.format} cannot be decoded: {self._words(death.reason)}") from None
         finally:
             if in_step and self._end.alive:
-                self._idle.append(child)
+                self.idle.append(child)
             else:
                 child.end()
 
@@ -109,11 +111,11 @@ class Sandbox:
     def _child(self) -> Child:
         """Take a child that waits, or start one."""
         if self._owner != os.getpid():  # in a fork: the waiting children belong to the process that started them
-            _end_all(self._idle)
+            _end_all(self.idle)
             self._owner, self._lock = os.getpid(), threading.Lock()
         while True:
             try:
-                child = self._idle.pop()
+                child = self.idle.pop()
             except IndexError:
                 return Child(self.memory_bytes, self.cpu_seconds, self.answer_seconds)
             if child.is_waiting():

@@ -1,4 +1,4 @@
-"""Checks the arguments an architecture is built with: they come from files, so they are data with limits."""
+"""Checks the arguments of an architecture, which come from files and so have limits."""
 
 from collections.abc import Collection, Mapping
 from math import isfinite

@@ -1,4 +1,4 @@
-"""The architectures milkweed knows, by name: how to build each and how its images are prepared."""
+"""The registry of architectures: how to build each by name, and how its images are prepared."""
 
 import difflib
 import inspect
@@ -22,7 +22,7 @@ from .timm_models import (
 from .vitae import VITAE_V2_VARIANTS, VITAE_VARIANTS, ViTAE, ViTAEv2
 
 CUSTOM_VITAE = "vitae_basic"
-"""ViTAE v1 with free arguments; the named variants are points of it."""
+"""The name of ViTAE v1 with free arguments; the named variants have fixed ones."""
 
 _OWN: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]] = {
     CUSTOM_VITAE: (ViTAE, {}),
@@ -30,7 +30,7 @@ _OWN: Mapping[str, tuple[type[nn.Module], Mapping[str, Any]]] = {
     **{name: (ViTAEv2, args) for name, args in VITAE_V2_VARIANTS.items()},
     **{name: (T2TViT, args) for name, args in T2T_VARIANTS.items()},
 }
-"""What is built here: the class of each architecture, and its arguments. All others are timm's."""
+"""Our own architectures: class and arguments by name. All others are timm's."""
 
 IMAGENET_PREPROCESS: Mapping[str, Any] = {
     "size": 224,
@@ -39,25 +39,25 @@ IMAGENET_PREPROCESS: Mapping[str, Any] = {
     "mean": [0.485, 0.456, 0.406],
     "std": [0.229, 0.224, 0.225],
 }
-"""What every published ViTAE, ViTAEv2 and T2T-ViT was evaluated with."""
+"""The preprocessing of every published ViTAE, ViTAEv2 and T2T-ViT."""
 
 
 def create_model(
     arch: str,
     *,
     num_classes: int = 1000,
-    structure: Mapping[str, LayerSpec] | None = None,
+    layer_specs: Mapping[str, LayerSpec] | None = None,
     **arch_args: Any,
 ) -> nn.Module:
     """A freshly initialised model in eval mode: normalised images (B, 3, H, W) -> logits (B, num_classes).
 
     Args:
-        arch: a name of `list_models()`; timm names may carry the tag of their weights.
-        structure: linear layers to replace, by name.
-        arch_args: arguments of the architecture, plain data.
+        arch: a name of `list_models()`; a name of timm may end in the tag of its weights.
+        layer_specs: linear layers to replace by structured ones, by name.
+        arch_args: arguments of the architecture, as plain data.
 
     Raises:
-        ValueError: an unknown name (with the nearest ones), or arguments it does not take.
+        ValueError: an unknown name (the message has the nearest ones), or arguments that do not fit.
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
@@ -66,7 +66,7 @@ def create_model(
         model = build(arch, num_classes, arch_args)
     except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
         raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
-    return replace_linears(model, structure or {}).eval()
+    return replace_linears(model, layer_specs or {}).eval()
 
 
 def list_models() -> list[str]:
@@ -75,12 +75,12 @@ def list_models() -> list[str]:
 
 
 def is_model(arch: str) -> bool:
-    """Whether `create_model` knows the name, with the tag of timm's weights or without."""
+    """Whether `create_model` knows the name, with or without the tag of timm's weights."""
     return arch in _OWN or has_timm_model(arch)
 
 
 def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
-    """How the published model of this name prepares its images: size, crop_pct, interpolation, mean, std.
+    """The preprocessing of the published model of this name: size, crop_pct, interpolation, mean, std.
 
     Raises:
         ValueError: an unknown name, or an `img_size` that is no square.
@@ -97,12 +97,12 @@ def default_preprocess(arch: str, **arch_args: Any) -> dict[str, Any]:
 
 
 def own_architectures() -> list[str]:
-    """The names whose classes are milkweed's own, by family; all others are timm's."""
+    """The names of milkweed's own architectures, by family; all others are timm's."""
     return list(_OWN)
 
 
 def classifier_layers(arch: str) -> tuple[str, ...]:
-    """The layers whose outputs are an architecture's logits, by name; several where heads are averaged.
+    """Names of the layers whose outputs are the logits; several where heads are averaged.
 
     Raises:
         ValueError: an unknown name.
@@ -112,7 +112,7 @@ def classifier_layers(arch: str) -> tuple[str, ...]:
 
 
 def allowed_arch_args(arch: str) -> list[str]:
-    """The arguments an architecture takes beside num_classes."""
+    """The arguments that an architecture takes beside num_classes."""
     if arch not in _OWN:
         return list(ARCH_ARGS)
     return [name for name in inspect.signature(_OWN[arch][0]).parameters if name != "num_classes"]

@@ -1,4 +1,4 @@
-"""What an architecture is and costs without a bundle: image size, parameters, MACs, linear layers to replace."""
+"""Summarises an architecture without weights: image size, parameters, MACs, linear layers to replace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from torch import nn
 
 from ..accounting import macs, parameter_count
-from ..bundle.meta_init import on_meta
-from ..layers.layer_spec import replaceable_linears
+from ..layers.select import replaceable_linears
+from .meta_init import on_meta
 from .registry import classifier_layers, create_model, default_preprocess, own_architectures
 from .timm_models import recorded_timm_models
 
 
 @dataclass(frozen=True)
 class ArchitectureSummary:
-    """One architecture, of 1000 classes.
+    """One architecture with 1000 classes.
 
     Args:
         image_px: side of its images.
-        parameters: in all, frozen ones included.
-        linears: dense layers outside the classifier that can be replaced.
-        macs: of one image, as `accounting.macs` counts; None where that was not asked for.
+        parameters: number of parameters, frozen ones included.
+        linears: number of dense layers outside the classifier that can be replaced.
+        macs: MACs of one image, as `accounting.macs` counts; None where they were not asked for.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ArchitectureSummary:
 
 
 def architecture_summary(arch: str, *, with_macs: bool) -> ArchitectureSummary:
-    """What is on record of one of timm's, or what building one of milkweed's own shows.
+    """The summary of an architecture: from the record for timm's, by building it for our own.
 
     Raises:
         ValueError: an unknown name, or one that needs arguments.
@@ -49,6 +49,6 @@ def architecture_summary(arch: str, *, with_macs: bool) -> ArchitectureSummary:
 
 
 def linears_outside(model: nn.Module, classifier: tuple[str, ...]) -> Mapping[str, nn.Linear]:
-    """The replaceable linear layers that are no part of what `classifier` belongs to: `head` of `head.fc`."""
+    """The replaceable linear layers outside the classifier; that of `head.fc` is all of `head`."""
     heads = {name.partition(".")[0] for name in classifier}
     return {name: linear for name, linear in replaceable_linears(model).items() if name.partition(".")[0] not in heads}

@@ -1,4 +1,4 @@
-"""T2T-ViT: overlapping patches merged twice behind attention, then a narrow, deep transformer with a class token.
+"""T2T-ViT merges overlapping patches twice behind attention, then runs a narrow, deep transformer with a class token.
 
 Source: T2T-ViT (arXiv 2101.11986). Module names give the published state-dict keys: `tokens_to_token...`,
 `blocks.<i>...`, `norm`, `head`.
@@ -17,7 +17,7 @@ from .vitae.reduction import PerformerAttention, TokenTransformer
 NORM_EPS = 1e-5
 TOKEN_DIM = 64
 REDUCTION = 16
-"""Pixels of the image's side to a token's."""
+"""Pixels along an image's side for one token."""
 
 TOKEN_ATTENTIONS = ("performer", "transformer")
 
@@ -25,8 +25,8 @@ TOKEN_ATTENTIONS = ("performer", "transformer")
 class TokensToToken(nn.Module):
     """The T2T module: images (B, in_chans, H, W) -> tokens (B, H/16 * W/16, dim).
 
-    Patches of 7, then of 3 and 3 (strides 4, 2, 2) are unfolded into tokens of all their pixels, with attention
-    after the first two.
+    Patches of side 7, 3 and 3 (strides 4, 2, 2) are unfolded one after the other, each into a token of all its pixels,
+    with attention after the first two.
     """
 
     def __init__(self, in_chans: int, dim: int, attention: str, token_dim: int) -> None:
@@ -42,7 +42,7 @@ class TokensToToken(nn.Module):
 
 
 class Block(nn.Module):
-    """x + attn(norm1(x)), then x + mlp(norm2(x)); qkv without bias."""
+    """Transformer block: x + attn(norm1(x)), then x + mlp(norm2(x)); qkv has no bias."""
 
     def __init__(self, dim: int, num_heads: int, mlp_ratio: float) -> None:
         super().__init__()
@@ -61,10 +61,10 @@ class T2TViT(nn.Module):
 
     Args:
         img_size: side in pixels, a multiple of 16; it decides the shape of `pos_embed`, a frozen sinusoid.
-        attention: of the T2T module: `performer`, or `transformer` (the models with `t_` in their names).
+        attention: attention of the T2T module: `performer`, or `transformer` (the models with `t_` in their names).
 
     Raises:
-        ValueError: another size or kind of attention, widths that do not divide.
+        ValueError: another size or kind of attention, or widths that do not divide.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class T2TViT(nn.Module):
 
 
 def sinusoid(count: int, dim: int) -> Tensor:
-    """Fixed positions: angle position / 10000^(2 floor(j/2) / dim), sine where j is even, cosine where odd.
+    """Fixed position embedding: sine (even j) or cosine (odd j) of position / 10000^(2 floor(j/2) / dim).
 
     Source: Attention Is All You Need (arXiv 1706.03762), section 3.5. Float32 (1, count, dim) on the CPU.
     """
-    # Named, since models are also built where the default device has no memory.
+    # The device is given, since models are also built with meta as the default device.
     positions = torch.arange(count, dtype=torch.float64, device="cpu")[:, None]
     j = torch.arange(dim, device="cpu")
     angles = positions / 10000 ** (2 * (j // 2) / dim)
@@ -128,7 +128,7 @@ def _token_attention(kind: str, in_dim: int, token_dim: int) -> nn.Module:
     if kind == "performer":
         return PerformerAttention(in_dim, token_dim)
     if kind == "transformer":
-        # The published models scale by the width of what is attended, not by that of a head.
+        # The published models scale by the input's width, not by that of a head.
         attn = Attention(in_dim, token_dim, 1, qkv_bias=False, scale=in_dim**-0.5, value_skip=True)
         return TokenTransformer(in_dim, token_dim, attn)
     raise ValueError(f"unknown token attention {kind!r}: must be one of {', '.join(TOKEN_ATTENTIONS)}")

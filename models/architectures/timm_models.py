@@ -1,7 +1,7 @@
-"""The one place that knows timm: those of its classifiers that milkweed serves, never with fetched weights.
+"""Builds the classifiers of timm that milkweed serves, without fetching weights; no other file imports timm.
 
-Which they are is on record in timm_models.json, which `python -m milkweed.bench.tables.timm_models` makes: every name
-of timm was built, its linear layers outside the classifier were replaced, and it was run.
+The record timm_models.json lists them. `python -m milkweed.bench.tables.timm_models` makes it: it builds every model
+of timm, replaces the linear layers outside the classifier, and runs it.
 """
 
 import json
@@ -58,23 +58,23 @@ ARCH_ARGS = (
 )
 """Arguments of timm's classes that are plain data and name no file, class or address. No class takes all of them.
 
-Two are ours, for HazyResearch/fly's models: `norm_eps` of every LayerNorm (timm: 1e-6), and `separate_qkv`, attention
-with a linear layer each for queries, keys and values.
+Two are ours, for HazyResearch/fly's models: `norm_eps` is the eps of every LayerNorm (timm: 1e-6), and `separate_qkv`
+gives attention a linear layer each for queries, keys and values.
 """
 
 
 @dataclass(frozen=True)
 class TimmModel:
-    """What is on record of one of timm's classifiers, of 1000 classes.
+    """The record of one classifier of timm with 1000 classes.
 
     Args:
-        family: timm's module.
+        family: name of timm's module.
         image_px: side of its images.
-        parameters: in all.
-        macs: of one image, as `accounting.macs` counts.
-        linears: layers outside the classifier that can be replaced.
-        linear_weights: of those, without biases.
-        crop_mode: how timm fits an image into the square where it does not cut its centre out, as milkweed does.
+        parameters: number of parameters.
+        macs: MACs of one image, as `accounting.macs` counts.
+        linears: number of layers outside the classifier that can be replaced.
+        linear_weights: weights of these layers, without biases.
+        crop_mode: how timm fits an image into the square; milkweed always crops the centre.
     """
 
     family: str
@@ -88,25 +88,25 @@ class TimmModel:
 
 @cache
 def timm_record() -> Mapping[str, Any]:
-    """The whole record: the version of `timm` it is of, `models` by name, how many were `left_out` for which reason."""
+    """The whole record: the version of `timm`, `models` by name, and how many were `left_out` for which reason."""
     record: dict[str, Any] = json.loads(RECORD.read_text())
     return {**record, "models": {name: TimmModel(**row) for name, row in record["models"].items()}}
 
 
 def recorded_timm_models() -> Mapping[str, TimmModel]:
-    """What is on record, by name, whether this timm has it or not; timm is not imported."""
+    """All recorded models by name, whether the installed timm has them or not; timm is not imported."""
     models: Mapping[str, TimmModel] = timm_record()["models"]
     return models
 
 
 def list_timm_models() -> list[str]:
-    """The names on record that this timm has, without the tags of pretrained weights."""
+    """Recorded names that the installed timm has, without tags of weights."""
     timm = _timm()
     return [name for name in recorded_timm_models() if timm.models.is_model(name)]
 
 
 def has_timm_model(arch: str) -> bool:
-    """Whether the name is on record and this timm has it, and its tag if there is one (`deit_tiny_...fb_in1k`)."""
+    """Whether a name is recorded and the installed timm has it, with its tag if any (`deit_tiny_...fb_in1k`)."""
     if arch.partition(".")[0] not in recorded_timm_models():
         return False
     return _published(arch) is not None if "." in arch else bool(_timm().models.is_model(arch))
@@ -119,7 +119,7 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
         ValueError: arguments that its class does not take.
     """
     timm = _timm()
-    # timm tells pairs by being tuples; data from files have lists.
+    # timm takes only tuples for pairs; data from files have lists.
     own = {name: _as_tuple(value) for name, value in arch_args.items()}
     separate, eps = own.pop("separate_qkv", False), own.pop("norm_eps", None)
     if eps is not None:
@@ -128,7 +128,7 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
         own["norm_layer"] = partial(timm.layers.LayerNorm, eps=eps)
     mixer = _MIXER.fullmatch(arch)
     try:
-        if mixer and own:  # timm's functions for its Mixers refuse what its class takes
+        if mixer and own:  # timm's functions for its Mixers refuse arguments that the class takes
             sizes = {**_MIXER_SIZES[mixer[1]], "patch_size": int(mixer[2]), "img_size": int(mixer[3])}
             model: nn.Module = timm.models.mlp_mixer.MlpMixer(num_classes=num_classes, **{**sizes, **own})
         else:
@@ -141,26 +141,26 @@ def create_timm_model(arch: str, num_classes: int, arch_args: dict[str, Any]) ->
 
 
 def timm_classifier(arch: str) -> tuple[str, ...]:
-    """The layers whose outputs are logits, by name; several where heads are averaged."""
+    """Names of the layers whose outputs are logits; several where heads are averaged."""
     names = _timm().models.get_pretrained_cfg(arch).classifier
     return (names,) if isinstance(names, str) else tuple(names)
 
 
 def timm_weights_repository(arch: str) -> str | None:
-    """Where on huggingface.co timm publishes the weights of this name and tag; None where it does not."""
+    """The repository on huggingface.co with timm's weights of this name and tag; None where there is none."""
     config = _published(arch)
     return None if config is None else config.hf_hub_id
 
 
 def timm_preprocess(arch: str) -> dict[str, Any]:
-    """How timm evaluates this name: size, crop_pct, interpolation, mean, std.
+    """The preprocessing with which timm evaluates a model: size, crop_pct, interpolation, mean, std.
 
-    Where timm pads or squashes (`crop_mode` on record), the square in the centre is cut out here.
+    Where timm pads or squashes (`crop_mode` in the record), milkweed crops the centre.
     """
     config = _timm().models.get_pretrained_cfg(arch)
     return {
         "size": int(config.input_size[-1]),
-        "crop_pct": min(float(config.crop_pct), 1.0),  # above 1 it pads
+        "crop_pct": min(float(config.crop_pct), 1.0),  # timm pads where it is above 1
         "interpolation": str(config.interpolation),
         "mean": [float(value) for value in config.mean],
         "std": [float(value) for value in config.std],
@@ -172,10 +172,10 @@ def _as_tuple(value: Any) -> Any:
 
 
 def _published(arch: str) -> Any:
-    """timm's record of the weights of a name and tag; None where it has neither."""
+    """timm's configuration of the weights of a name and tag; None where it has none."""
     try:
         return _timm().models.get_pretrained_cfg(arch)
-    except RuntimeError:  # a tag that timm has not, in some of its versions
+    except RuntimeError:  # some versions of timm raise it for an unknown tag
         return None
 
 

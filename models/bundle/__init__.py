@@ -1,1 +1,1 @@
-"""The bundle format: a folder that holds a model whole."""
+"""The bundle format: one folder that holds everything of a model."""

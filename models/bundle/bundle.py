@@ -1,6 +1,6 @@
-"""A bundle is a folder that holds a model whole: safetensors, config.json, labels.json.
+"""Reads and writes bundles: folders with model.safetensors, config.json and labels.json.
 
-It is written whole or not at all. Reading executes nothing: format, hashes, keys, shapes and dtypes are
+A bundle is written whole or not at all. Reading executes nothing: format, hashes, keys, shapes and dtypes are
 checked, and every failure is one BundleError.
 """
 
@@ -16,30 +16,28 @@ from pathlib import Path
 
 from torch import Tensor, nn
 
+from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
 from ..errors import BundleError, quoted
-from ..layers.layer_spec import layer_spec_of
+from ..layers.layer_spec import layer_specs_of
 from .config import BundleConfig, check_preprocess
 from .durable import exchange, sync
 from .golden import golden_record
 from .labels import Label, labels_document, parse_labels
-from .meta_init import built_on_meta
 from .safetensors_file import TensorEntry, TensorFile, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
 from .strict_json import MAX_JSON_BYTES, parse_json, readable_json
 
 CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
 EXTRAS = ("report.html", "report.json")
-"""Files that may lie beside a bundle's own: no hash covers them, and nothing of the model depends on them."""
+"""Further files that a bundle may hold: no hash covers them, and the model does not depend on them."""
 
 Extras = Mapping[str, bytes] | Callable[[BundleConfig], Mapping[str, bytes]]
-"""Such files, or what makes them of the config whose version and size are known."""
+"""Extra files by name, or a function that makes them from the config, which then has its version and size."""
 
 
 def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
-    """Read a bundle: the model on the CPU, in eval mode, without gradients; and what the bundle says of it.
-
-    The model is float32, however the file holds its weights.
+    """Read a bundle: the model, float32 on the CPU, in eval mode and without gradients, and its config.
 
     Raises:
         BundleError: one line that names the bundle and the file, key or value that is wrong.
@@ -60,7 +58,7 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
 
 
 def read_config(path: str | Path) -> BundleConfig:
-    """Read config.json and labels.json alone: quick, whatever the model's size; the weights are not verified.
+    """Read config.json and labels.json alone: this is quick for any model, and does not verify the weights.
 
     Raises:
         BundleError: as `load_bundle`.
@@ -71,23 +69,15 @@ def read_config(path: str | Path) -> BundleConfig:
 
 
 def empty_model(config: BundleConfig) -> nn.Module:
-    """The model of a config without memory for its weights (meta tensors): to count, or to assign weights to.
+    """Build the model of a config on the meta device, to count it or to assign weights to it.
 
     Raises:
         BundleError: the config describes no model that can be built.
     """
     try:
-        return built_on_meta(lambda: create_model(config.arch, structure=config.structure, **config.arch_args))
-    except (
-        ValueError,
-        TypeError,
-        RuntimeError,
-        AssertionError,
-        ArithmeticError,
-        LookupError,
-        AttributeError,
-    ) as error:
-        # arch_args are data from a file: whatever a constructor says of them is the file's fault.
+        return built_on_meta(lambda: create_model(config.arch, layer_specs=config.structure, **config.arch_args))
+    except (ValueError, TypeError, RuntimeError, AssertionError, ArithmeticError, LookupError, AttributeError) as error:
+        # arch_args are data from a file, so an error of the constructor is an error of the file.
         raise BundleError(f"{CONFIG}: cannot build {quoted(config.arch)}: {_one_line(error)}") from error
 
 
@@ -104,12 +94,12 @@ def save_bundle(
     """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
 
     Args:
-        model: with original keys: of `config.arch`, structured as `config.structure` says.
+        model: a model of `config.arch`, structured as `config.structure` says, with original keys.
         labels: one for each class; those of `config` when None.
-        overwrite: replace a bundle that is there already. What is not a bundle is never replaced.
-        extras: files of EXTRAS to write with it, or a function that makes them of the finished config. They count
+        overwrite: replace a bundle that is there already. Anything else at `path` is never replaced.
+        extras: files of EXTRAS to write with it, or a function that makes them from the finished config. They count
             neither for the version nor for the size.
-        storage: precision of the weights by layer, as in `stored_tensors`; float32 when None, whatever `config` says.
+        storage: precision of the weights by layer, as in `stored_tensors`; all float32 when None.
 
     Raises:
         BundleError: labels, structure, keys, shapes or extras that do not fit, weights that the storage cannot hold,
@@ -137,7 +127,7 @@ def save_bundle(
 
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
-    """Every failure inside becomes one BundleError that begins with the bundle's path."""
+    """Turn every error inside into one BundleError that begins with the bundle's path."""
     try:
         yield
     except OSError as error:
@@ -150,7 +140,7 @@ def _naming(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _about(name: str) -> Iterator[None]:
-    """Every ValueError inside becomes a BundleError that begins with the file's name."""
+    """Turn every ValueError inside into a BundleError that begins with the file's name."""
     try:
         yield
     except ValueError as error:
@@ -220,7 +210,7 @@ def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | 
 
 
 def _check_complete(model: nn.Module) -> None:
-    """A buffer outside the state dict that could not be computed would be left without memory."""
+    """Refuse a model with a meta tensor left: a buffer outside the state dict that was not computed."""
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.is_meta:
             raise BundleError(f"{name} is not part of the model's state dict and was not loaded")
@@ -241,9 +231,8 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
     check_preprocess(config.preprocess)
     _check_label_count(config.labels, config)
     parse_labels(labels_document(config.labels))
-    if layer_spec_of(model) != dict(config.structure):
-        odd = sorted(layer_spec_of(model).items() ^ dict(config.structure).items(), key=lambda item: item[0])[0][0]
-        raise BundleError(f"structure: layer {odd} of the model is not as the config says")
+    if odd := layer_specs_of(model).items() ^ dict(config.structure).items():
+        raise BundleError(f"structure: layer {min(name for name, _ in odd)} of the model is not as the config says")
     _check_tensors(empty_model(config).state_dict(), model.state_dict())
 
 
@@ -258,7 +247,7 @@ def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
     for name in (WEIGHTS, LABELS, CONFIG):
         sync(folder / name)
-    return _read_config(folder)  # what a reader will see, so that saving and loading cannot disagree
+    return _read_config(folder)  # as a reader will see it, so that saving and loading cannot disagree
 
 
 def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
@@ -272,7 +261,7 @@ def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:
 
 
 def _move(folder: Path, path: Path) -> None:
-    """Put the finished folder in place; that of an old bundle it takes at once where the file system can."""
+    """Put the finished folder in place; an old bundle is replaced atomically where the file system can do that."""
     sync(folder)
     if not path.exists():
         folder.rename(path)

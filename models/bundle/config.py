@@ -1,4 +1,4 @@
-"""BundleConfig: everything a bundle says about its model, as plain data, and its JSON form."""
+"""BundleConfig holds what a bundle says about its model, as plain data, and has its JSON form."""
 
 import hashlib
 import re
@@ -21,7 +21,7 @@ MAX_SIZE_PX = 4096
 MAX_FILES = 64
 MAX_LAYERS = 10_000
 MAX_METRICS_BYTES = 1 << 20
-"""A server says them to whoever asks what it serves."""
+"""A server sends the metrics to every client that lists its models."""
 
 _PREPROCESS_KEYS = {"size", "crop_pct", "interpolation", "mean", "std"}
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,127}")
@@ -30,19 +30,19 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True, kw_only=True)
 class BundleConfig:
-    """What a bundle is: `config.json`, with the labels that lie beside it.
+    """The content of `config.json`, and the labels that lie beside it.
 
     Args:
-        arch, arch_args: what `create_model` builds the model from; arch_args holds num_classes.
-        structure: the layers that are not dense.
-        storage: of which precision (`models/bundle/storage.py`) the weights of a layer are in the file, where not float32.
+        arch, arch_args: arguments of `create_model`; arch_args holds num_classes.
+        structure: layer specs of the structured layers, by name.
+        storage: precision of a layer's weights in the file (`storage.py`), by name, where it is not float32.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
-        golden: what the model answers its golden images (`models/bundle/golden.py`); empty in bundles of earlier versions.
+        golden: the model's answers to its golden images (`golden.py`); empty in bundles of earlier versions.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
-        bytes_on_disk: of the bundle's files together; 0 before it is saved.
+        bytes_on_disk: size of the bundle's files together; 0 before it is saved.
     """
 
     arch: str
@@ -60,17 +60,17 @@ class BundleConfig:
 
     @property
     def version(self) -> str:
-        """First 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
+        """The first 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
 
-        It names the weights and labels: the same model saved twice has the same version.
+        It identifies weights and labels: the same model saved twice has the same version.
         """
         return hashlib.sha256(canonical_json(dict(self.files))).hexdigest()[:12]
 
     def answers_digest(self, computed_by: str) -> bytes:
-        """16 bytes that differ between two bundles wherever their answers to an image may.
+        """16 bytes that differ between two bundles where their answers to an image may differ.
 
         Args:
-            computed_by: what else answers depend on, such as the number type of the forward.
+            computed_by: anything else that answers depend on, such as the dtype of the forward.
         """
         rest = ("provenance", "metrics", "golden")
         said = {name: value for name, value in self.to_dict().items() if name not in rest}
@@ -78,11 +78,11 @@ class BundleConfig:
 
     @property
     def num_classes(self) -> int:
-        """Classes the model answers with."""
+        """Number of the model's classes."""
         return int(self.arch_args.get("num_classes", 1000))
 
     def to_dict(self) -> dict[str, Any]:
-        """What config.json holds."""
+        """The content of config.json."""
         return {
             "format": self.format,
             "arch": self.arch,
@@ -103,10 +103,10 @@ class BundleConfig:
 
     @classmethod
     def from_dict(cls, document: Any) -> "BundleConfig":
-        """From a parsed config.json; labels and bytes_on_disk are left empty.
+        """Read a parsed config.json; labels and bytes_on_disk are left empty.
 
         Raises:
-            BundleError: a format this milkweed does not read, or a value missing or outside its limits.
+            BundleError: an unknown format, or a value missing or outside its limits.
         """
         _require(isinstance(document, dict), f"must be a JSON object, not {quoted(document, 40)}")
         _check_format(document.get("format"))
@@ -128,11 +128,11 @@ class BundleConfig:
         _check_storage(document.get("storage", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
-        return cls(**{**document, "structure": _structure(document["structure"])})
+        return cls(**{**document, "structure": _layer_specs(document["structure"])})
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:
-    """Refuse preprocessing that no loader could or should do.
+    """Refuse preprocessing that loaders cannot or should not do.
 
     Raises:
         BundleError: names the member, its value and the limit.
@@ -169,15 +169,15 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
         )
 
 
-def _structure(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
+def _layer_specs(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
     _require(len(values) <= MAX_LAYERS, f"structure: {len(values)} layers, the limit is {MAX_LAYERS}")
-    structure = {}
+    specs = {}
     for name, layer in values.items():
         try:
-            structure[name] = LayerSpec.from_dict(layer)
+            specs[name] = LayerSpec.from_dict(layer)
         except ValueError as error:
             raise BundleError(f"structure: layer {quoted(name)}: {error}") from None
-    return structure
+    return specs
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:

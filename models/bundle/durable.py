@@ -1,4 +1,4 @@
-"""What a file system can do beyond reading and writing: outlast a power cut, let two paths change places at once."""
+"""Flushes files to disk, and exchanges two paths atomically."""
 
 import ctypes
 import os
@@ -18,9 +18,9 @@ def sync(path: Path) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places, so that each is there at any time; False, and nothing done, where that cannot be.
+    """Exchange two paths atomically, so that both exist at any time; False where that is not possible.
 
-    Only Linux can, and not on every file system: NFS cannot.
+    It works on Linux alone, and not on every file system: not on NFS.
     """
     rename = getattr(ctypes.CDLL(None), "renameat2", None) if sys.platform == "linux" else None
     return rename is not None and rename(_HERE, os.fsencode(one), _HERE, os.fsencode(other), _EXCHANGE) == 0

@@ -1,7 +1,7 @@
-"""Golden images: two made pictures, and what a model answered them when it was saved. Who loads it asks it again.
+"""Golden images: two generated images and the model's answers when it was saved, which every load compares again.
 
-Hashes say that a file is what was written; this says that the whole way from the file to the answer, packing, fusing
-and this machine's kernels, still computes the same model.
+Hashes show that a file is what was written. Golden images show that everything from the file to the answer, packing,
+fusing and this machine's kernels included, still computes the same model.
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from ..errors import BundleError, quoted
 
 IMAGES, CLASSES = 2, 5
 
-# How far the logarithm of a probability may be from that on record. bfloat16 keeps 8 bits of each product.
+# Largest difference of the logarithm of a probability to the recorded one. bfloat16 keeps 8 bits of each product.
 TOLERANCES = {torch.float32: 0.02, torch.float16: 0.1, torch.bfloat16: 0.3}
 SMALLEST = 1e-5
-"""Smaller probabilities are not compared: their logarithms move with the last bits."""
+"""Smaller probabilities are not compared: rounding alone changes their logarithms."""
 
 
 def golden_images(size: int) -> Tensor:
@@ -35,10 +35,10 @@ def golden_images(size: int) -> Tensor:
 
 @torch.inference_mode()
 def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
-    """What a model answers them, as plain data: the best classes of each and their probabilities.
+    """The model's answers to the golden images, as plain data: the best classes of each and their probabilities.
 
     Raises:
-        BundleError: it answers with numbers that are not finite.
+        BundleError: an answer holds numbers that are not finite.
     """
     training = model.training
     parameter = next(model.parameters())
@@ -57,7 +57,7 @@ def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
 
 
 def check_record(record: Mapping[str, Any], num_classes: int) -> None:
-    """Refuse a record that no model can have answered; raises BundleError."""
+    """Raise BundleError for a record that cannot be a model's answers."""
     index: Any = record.get("index")
     probability: Any = record.get("probability")
     if set(record) != {"index", "probability"} or not (_rows(index) and _rows(probability)):
@@ -69,11 +69,11 @@ def check_record(record: Mapping[str, Any], num_classes: int) -> None:
 
 
 def check_golden(record: Mapping[str, Any], probabilities: Tensor, dtype: torch.dtype) -> None:
-    """Hold answers to the golden images against the record.
+    """Compare answers to the golden images with the record.
 
     Args:
         probabilities: float32 (IMAGES, num_classes), as served.
-        dtype: that the forward computed in, which says how near they must be.
+        dtype: dtype of the forward, which decides the tolerance.
 
     Raises:
         BundleError: names the image, the class and both numbers.

@@ -20,7 +20,7 @@ class Label:
 
 
 def default_labels(num_classes: int) -> tuple[Label, ...]:
-    """Labels for a model that came without: id "17", label "class 17"."""
+    """Labels for a model without labels: id "17", label "class 17"."""
     return tuple(Label(str(index), f"class {index}") for index in range(num_classes))
 
 
@@ -50,7 +50,7 @@ def read_labels(path: str | Path) -> tuple[Label, ...]:
 
 
 def parse_labels(document: Any) -> tuple[Label, ...]:
-    """Labels of a parsed labels.json.
+    """Read the labels of a parsed labels.json.
 
     Raises:
         ValueError: not a list of {"id", "label"} or of strings, or a text that is empty or too long.
@@ -61,7 +61,7 @@ def parse_labels(document: Any) -> tuple[Label, ...]:
 
 
 def labels_document(labels: Sequence[Label]) -> list[dict[str, str]]:
-    """What labels.json holds."""
+    """The content of labels.json."""
     return [{"id": label.id, "label": label.label} for label in labels]
 
 

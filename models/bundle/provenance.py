@@ -1,4 +1,4 @@
-"""Provenance: where a bundle's weights came from and what was done to them, as plain data."""
+"""Records where a bundle's weights came from and what was done to them, as plain data."""
 
 import platform
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ def library_versions() -> dict[str, str]:
 def add_step(
     provenance: Mapping[str, Any], command: str, arguments: Mapping[str, Any], seconds: float, **facts: Any
 ) -> dict[str, Any]:
-    """`provenance` with an entry more in `commands`: what ran, how long, with which versions; and `facts`."""
+    """`provenance` with one more entry in `commands`: what ran, how long, with which versions, and `facts`."""
     step = {
         "command": command,
         "arguments": dict(arguments),

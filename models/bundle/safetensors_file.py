@@ -1,8 +1,7 @@
-"""Reads a safetensors file once, front to back, hashing what it reads; writes one with ordinary permissions.
+"""Reads a safetensors file once, front to back, and hashes it meanwhile; writes one with ordinary permissions.
 
-Loading through the library and hashing apart would read a file twice, and would map it: a file changed under
-a serving process would then change its weights, or end it. Here the digest is of the very bytes that became
-tensors.
+The library maps a file: one that is changed under a serving process would change its weights, or end the process. And
+hashing would read the file a second time. Here the digest is that of the bytes that became tensors.
 """
 
 import hashlib
@@ -45,7 +44,7 @@ class TensorFile:
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """What the header says of one tensor: dtype, shape, and its bytes after the header."""
+    """The header's entry of one tensor; `begin` and `end` are its bytes behind the header."""
 
     name: str
     dtype: torch.dtype
@@ -58,7 +57,7 @@ def read_tensors(path: str | Path, check: Callable[[Mapping[str, TensorEntry]], 
     """Read a safetensors file into CPU tensors of their own memory.
 
     Args:
-        check: called with the header's entries before memory is taken for them; raises to refuse the file.
+        check: called with the header's entries before memory is allocated; it raises to refuse the file.
 
     Raises:
         ValueError: not a whole and well-formed safetensors file; the message does not name the path.
@@ -87,7 +86,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    # A view would drag its whole storage along, and the format refuses tensors that share one.
+    # A view would be written with its whole storage, and the format refuses tensors that share one.
     owned = {name: _owned(tensor) for name, tensor in tensors.items()}
     try:
         save_file(owned, path, metadata={"format": "pt"})
@@ -159,7 +158,7 @@ def _fill(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
         count = file.readinto(view[position : position + _CHUNK_BYTES])  # type: ignore[attr-defined]
         if not count:
             raise ValueError("truncated while it was read")
-        digest.update(view[position : position + count])  # while it is in the cache
+        digest.update(view[position : position + count])  # while the bytes are in the cache
         position += count
 
 

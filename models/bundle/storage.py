@@ -1,6 +1,6 @@
 """How a bundle's file holds the weights of each layer: as float32, in two bytes, or as int8 with a scale a channel.
 
-Only the weights of products are held so: those of linear, convolution and structured layers, which are nearly all
+Only the weights of linear, convolution and structured layers can be stored in less than float32: they are nearly all
 bytes of a model. Biases, norms, BatchNorm's statistics, embeddings and random features stay float32: together they
 are about a hundredth of the bytes, and an error in one of them reaches every token.
 """
@@ -12,20 +12,16 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import quoted
+from ..layers.int8 import LEVELS, SMALLEST_SCALE, channel_dims, quantised
 from ..layers.structured import StructuredLinear
 
 PRECISIONS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "int8": torch.int8}
-"""Of a layer's weights in the file, where they are not float32."""
+"""Number types that a layer's weights can have in the file, beside float32."""
 
 STORAGES = ("float32", *PRECISIONS)
 
 SCALE = "_scale"
-"""What follows an int8 tensor's key in the key of its scales."""
-
-LEVELS = 127
-"""int8 from -127 to 127: the same on both sides of zero."""
-
-SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+"""Suffix of the key of an int8 tensor's scales."""
 
 
 def storable_weights(model: nn.Module) -> dict[str, tuple[str, ...]]:
@@ -38,13 +34,13 @@ def storable_weights(model: nn.Module) -> dict[str, tuple[str, ...]]:
 
 
 def stored_tensors(model: nn.Module, storage: Mapping[str, str]) -> dict[str, Tensor]:
-    """The state dict of a float32 model as a file holds it. Of a model without memory: what a file must hold.
+    """The state dict of a float32 model as a file holds it; for a model on the meta device, its shapes and dtypes.
 
     Args:
-        storage: precision by layer, of PRECISIONS; the others stay float32.
+        storage: one of PRECISIONS by layer; the other layers stay float32.
 
     Raises:
-        ValueError: a layer that the model has not, or weights that the precision cannot hold; names the tensor.
+        ValueError: the model has no such layer, or the precision cannot hold its weights; names the tensor.
     """
     tensors: dict[str, Tensor] = dict(model.state_dict())
     for key, precision in _by_key(model, storage).items():
@@ -62,7 +58,7 @@ def loaded_tensors(model: nn.Module, storage: Mapping[str, str], tensors: dict[s
     """The float32 state dict that a file's tensors stand for: `tensors` itself, changed.
 
     Raises:
-        ValueError: scales that are none, or values that they are not the scales of; names the tensor.
+        ValueError: a scale is not above 0, or values and scales do not belong together; names the tensor.
     """
     for key, precision in _by_key(model, storage).items():
         weight = tensors[key].float()
@@ -90,22 +86,8 @@ def as_stored(model: nn.Module, storage: Mapping[str, str]) -> nn.Module:
     return twin
 
 
-def quantised(weight: Tensor, scales: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
-    """int8 values of a float32 weight's shape, and scales that broadcast to it: their product is the weight.
-
-    A scale for each output channel: for each row of a matrix or block (..., out, in), each filter of a convolution
-    (out, in, h, w). No weight is off by more than half its scale: rounded to bfloat16, a scale still reaches its
-    largest weight. The product has 15 bits, so float32 holds it exactly, and it becomes the same int8 again.
-
-    Args:
-        scales: their dtype, float32 or bfloat16.
-    """
-    scale = weight.abs().amax(_channel(weight), keepdim=True).div(LEVELS).clamp(min=SMALLEST_SCALE).to(scales)
-    return weight.div(scale.float()).round().to(torch.int8), scale
-
-
 def _by_key(model: nn.Module, storage: Mapping[str, str]) -> dict[str, str]:
-    """Precision by tensor."""
+    """The precision of each tensor that is not float32."""
     keys = storable_weights(model) if storage else {}
     unknown = next((name for name in storage if name not in keys), None)
     if unknown is not None:
@@ -113,14 +95,9 @@ def _by_key(model: nn.Module, storage: Mapping[str, str]) -> dict[str, str]:
     return {key: precision for name, precision in storage.items() for key in keys[name]}
 
 
-def _channel(weight: Tensor) -> tuple[int, ...] | int:
-    """The axes of a channel."""
-    return tuple(range(1, 4)) if weight.dim() == 4 else -1
-
-
 def _check_levels(key: str, values: Tensor, scale: Tensor) -> None:
-    """Refuse what `quantised` does not write: a server that holds int8 would make other scales of the weights."""
-    low, high = (each(values, _channel(values), keepdim=True).int() for each in (torch.amin, torch.amax))
+    """Refuse values that `quantised` does not write: a server that holds int8 would compute other scales from them."""
+    low, high = (each(values, channel_dims(values), keepdim=True).int() for each in (torch.amin, torch.amax))
     largest = torch.maximum(high, -low)
     odd = largest[(largest != LEVELS) & (scale > SMALLEST_SCALE)]
     if len(odd):
@@ -128,7 +105,7 @@ def _check_levels(key: str, values: Tensor, scale: Tensor) -> None:
 
 
 def _check_finite(key: str, weight: Tensor, stored: Tensor | None = None) -> None:
-    """Refuse what a precision cannot hold; a tensor without memory has no values to refuse."""
+    """Refuse what a precision cannot hold; a meta tensor has no values to check."""
     if weight.is_meta:
         return
     if not bool(weight.isfinite().all()):

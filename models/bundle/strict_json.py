@@ -1,6 +1,6 @@
-"""Strict JSON: bounded size and depth, no number or text that cannot be said again, no duplicate keys.
+"""Parses strict JSON: bounded size and depth, no duplicate keys, nothing that could not be written again.
 
-What is wrong is one plain sentence.
+Every error is one plain sentence.
 """
 
 import json
@@ -13,7 +13,7 @@ MAX_JSON_BYTES = 16 << 20
 """Far above any real config or label file; a larger one is a mistake or an attack."""
 
 MAX_JSON_DEPTH = 64
-"""Whoever says it again, deep in a server's calls, must not run out of stack where the reader did not."""
+"""A server that writes the value again, deep in its calls, must not run out of stack."""
 
 
 def parse_json(data: bytes) -> Any:
@@ -40,12 +40,12 @@ def parse_json(data: bytes) -> Any:
 
 
 def canonical_json(value: Any) -> bytes:
-    """The one spelling that hashes are taken of: keys sorted, no blanks, ASCII."""
+    """The form that hashes are computed from: sorted keys, no blanks, ASCII."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True, allow_nan=False).encode()
 
 
 def readable_json(value: Any) -> bytes:
-    """The spelling for files: indented, order kept, a newline at the end."""
+    """The form for files: indented, keys in order, a newline at the end."""
     return (json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -75,7 +75,7 @@ def _int(text: str) -> int:
 
 
 def _check(value: Any) -> None:
-    """Depth and texts, level by level."""
+    """Check depth and texts, level by level."""
     level = [value]
     for _ in range(MAX_JSON_DEPTH + 1):
         for each in level:

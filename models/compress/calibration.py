@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ..layers.layer_spec import LayerSpec, linear_layer
+from ..layers.layer_spec import LayerSpec
+from ..layers.select import linear_layer
 from .projection.aware import RIDGE
 from .projection.importance import weighted_statistics
 from .projection.layer_fit import FitRequest, fit_layer

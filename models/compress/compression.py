@@ -14,7 +14,8 @@ from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
 from ..bundle.provenance import add_step, library_versions
 from ..bundle.storage import as_stored
-from ..layers.layer_spec import LayerSpec, linear_layer, select_linears, structures_for
+from ..layers.layer_spec import LayerSpec, layer_specs_for
+from ..layers.select import linear_layer, select_linears
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
@@ -181,7 +182,7 @@ def _choose(
     note: Callable[[str], None] | None,
 ) -> Choice:
     if request.budget is None:
-        structures = structures_for(
+        structures = layer_specs_for(
             model, names, request.structure, nblocks=request.nblocks, rank=request.rank, **request.options
         )
         return fixed_choice(structures)

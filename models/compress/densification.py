@@ -9,9 +9,9 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from ..architectures.meta_init import on_meta
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.meta_init import on_meta
 from ..bundle.provenance import add_step
 from ..layers.structured import StructuredLinear
 

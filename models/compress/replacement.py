@@ -2,8 +2,9 @@
 
 from torch import nn
 
-from ..bundle.meta_init import on_meta
-from ..layers.layer_spec import LayerSpec, linear_layer
+from ..architectures.meta_init import on_meta
+from ..layers.layer_spec import LayerSpec
+from ..layers.select import linear_layer
 from .projection.layer_fit import FitRequest, LayerFit, fit_layer
 
 

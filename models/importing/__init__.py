@@ -1,7 +1,7 @@
 """Reads published checkpoints of every usual container, running nothing in them, and imports them as bundles.
 
-A path or name becomes weights and what is known of them (`checkpoint`), these become a model (`fitting`), and that a
-bundle (`bundle_import`).
+`checkpoint` reads weights and what is known of them, `fitting` builds the model that takes them, and `bundle_import`
+writes it as a bundle.
 """
 
 from .bundle_import import ImportReport as ImportReport

@@ -16,10 +16,10 @@ from ..bundle.labels import Label, default_labels
 from ..bundle.provenance import add_step
 from ..bundle.storage import SCALE
 from ..errors import CheckpointError
-from .card import ModelInfo
+from .card import ModelCard
 from .checkpoint import CheckpointInfo, read_checkpoint
 from .diagnosis import classes_hint
-from .fitting import fit_checkpoint
+from .fitting import Fitted, fit_checkpoint
 from .timm_weights import PREFIX, fetch_timm_weights
 
 
@@ -49,17 +49,17 @@ def import_checkpoint(
     Structured layers already in the checkpoint (`blkdiag1`, `blkdiag2`) become the bundle's structure.
 
     Args:
-        path: of a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes, the
-            only ones that are ever fetched.
-        arch: a name of `list_models()`; None to recognise it from the keys.
-        num_classes: taken from the classifier when None.
-        labels: one for each class; those of a config.json beside the weights, or "class 17" and the like, when None.
-        preprocess: members of a bundle's preprocess; what is not given is as in a config.json beside the weights, or as
+        path: a file or folder as `read_checkpoint` takes it, or `timm:NAME` for weights that timm publishes; nothing
+            else is ever fetched.
+        arch: a name of `list_models()`; recognised from the keys when None.
+        num_classes: number of classes; that of the classifier when None.
+        labels: one for each class; when None, those of a config.json beside the weights, or "class 17" and the like.
+        preprocess: members of a bundle's preprocess; the others are those of a config.json beside the weights, or those
             published for `arch`.
         arch_args: further arguments of the architecture.
 
     Raises:
-        CheckpointError: what cannot be had or read, or does not fit; `details` says more.
+        CheckpointError: the checkpoint cannot be fetched or read, or does not fit; `details` says more.
         BundleError: the bundle cannot be written.
         ValueError: an unknown architecture or bad arguments.
     """
@@ -71,37 +71,26 @@ def import_checkpoint(
     fitted = fit_checkpoint(
         str(path), state, arch or card.arch or None, num_classes, wanted_args, named=info.facts.get("arch")
     )
-    classes = fitted.arch_args["num_classes"]
-    if labels is not None and len(labels) != classes:
-        hint = classes_hint(classes)
-        raise CheckpointError(f"{path}: {len(labels)} labels given, the checkpoint has {classes} classes{hint}")
-    if labels is None and card.labels is not None and len(card.labels) == classes:
-        labels = card.labels
-    notes = [*info.notes, *card.notes, *fitted.notes]
-    own_args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
-    prepared = default_preprocess(fitted.arch, **own_args) | dict(fitted.preprocess) | dict(card.preprocess)
-    if "img_size" in own_args:
-        prepared["size"] = own_args["img_size"]
-    seconds = time.perf_counter() - start
+    notes = (*info.notes, *card.notes, *fitted.notes)
     config = BundleConfig(
         arch=fitted.arch,
         arch_args=fitted.arch_args,
-        structure=fitted.structure,
-        preprocess=prepared | dict(preprocess or {}),
+        structure=fitted.layer_specs,
+        labels=_labels(path, labels, card, fitted.arch_args["num_classes"]),
+        preprocess=_preprocess(fitted, card) | dict(preprocess or {}),
         provenance=add_step(
             {"source": _source(info, notes)},
             "import",
             {"arch": arch, "num_classes": num_classes, "arch_args": dict(arch_args or {})},
-            seconds,
+            time.perf_counter() - start,
         ),
-        labels=tuple(default_labels(classes) if labels is None else labels),
     )
     saved = save_bundle(out, fitted.model, config, overwrite=overwrite)
-    return ImportReport(saved, info, tuple(notes), time.perf_counter() - start)
+    return ImportReport(saved, info, notes, time.perf_counter() - start)
 
 
 def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInfo, str | None]:
-    """The weights at a path or of a timm name, which is the architecture where no other is named."""
+    """The weights at a path or of a timm name, and the architecture: the timm name where no other is given."""
     if not path.startswith(PREFIX):
         return *read_checkpoint(path), arch
     name = path.removeprefix(PREFIX)
@@ -111,7 +100,7 @@ def _read(path: str, arch: str | None) -> tuple[dict[str, Tensor], CheckpointInf
 
 
 def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
-    """Refuse the weights of a bundle in int8, which mean nothing without its config."""
+    """Refuse a bundle's int8 weights, which mean nothing without its config."""
     key = next((key for key, tensor in state.items() if tensor.dtype == torch.int8 and key + SCALE in state), None)
     if key is not None:
         raise CheckpointError(
@@ -120,11 +109,28 @@ def _check_no_scales(path: str | Path, state: Mapping[str, Tensor]) -> None:
         )
 
 
-def _card_of(info: CheckpointInfo, arch: str | None) -> ModelInfo:
-    """What a config.json says; nothing where there is none, or where the architecture is named to be another."""
+def _card_of(info: CheckpointInfo, arch: str | None) -> ModelCard:
+    """The card of a config.json; an empty one where there is none, or where another architecture was asked for."""
     card = info.card
     same = card is not None and (arch is None or arch.partition(".")[0] == card.arch.partition(".")[0])
-    return card if card is not None and same else ModelInfo("")
+    return card if card is not None and same else ModelCard("")
+
+
+def _labels(path: str | Path, given: Sequence[Label] | None, card: ModelCard, classes: int) -> tuple[Label, ...]:
+    """The labels given, those of the card where it has one for each class, or numbers."""
+    if given is not None and len(given) != classes:
+        hint = classes_hint(classes)
+        raise CheckpointError(f"{path}: {len(given)} labels given, the checkpoint has {classes} classes{hint}")
+    if given is None:
+        given = card.labels if card.labels is not None and len(card.labels) == classes else default_labels(classes)
+    return tuple(given)
+
+
+def _preprocess(fitted: Fitted, card: ModelCard) -> dict[str, Any]:
+    """What is published for the architecture, with what the checkpoint's keys and card say otherwise."""
+    args = {name: value for name, value in fitted.arch_args.items() if name != "num_classes"}
+    prepared = default_preprocess(fitted.arch, **args) | dict(fitted.preprocess) | dict(card.preprocess)
+    return prepared | ({"size": args["img_size"]} if "img_size" in args else {})
 
 
 def _source(info: CheckpointInfo, notes: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""ModelInfo: what a Hugging Face config.json says of the weights beside it, in timm's form."""
+"""ModelCard holds what a Hugging Face config.json in timm's form says of the weights beside it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ from .source import read_json
 
 
 @dataclass(frozen=True)
-class ModelInfo:
-    """What is known of a model beside its weights.
+class ModelCard:
+    """A model as its config.json describes it.
 
     Args:
-        arch, arch_args: as `create_model`.
-        preprocess: members of a bundle's preprocess that are given.
-        labels: one for each class, where there are any.
-        notes: what could not be taken over, in sentences.
+        arch, arch_args: arguments of `create_model`.
+        preprocess: the members of a bundle's preprocess that the file gives.
+        labels: one for each class; None where the file has none.
+        notes: sentences on what could not be taken over.
     """
 
     arch: str
@@ -29,11 +29,11 @@ class ModelInfo:
     notes: tuple[str, ...] = ()
 
 
-def read_card(path: Path) -> ModelInfo:
+def read_card(path: Path) -> ModelCard:
     """Read a config.json that timm wrote: `architecture`, `model_args`, `pretrained_cfg`, `label_names`.
 
     Raises:
-        CheckpointError: not JSON, of another library, or with values that no loader could follow.
+        CheckpointError: not JSON, written by another library, or values that no loader takes.
     """
     document = read_json(path)
     arch = document.get("architecture") if isinstance(document, dict) else None
@@ -41,7 +41,7 @@ def read_card(path: Path) -> ModelInfo:
         kind = document.get("model_type") if isinstance(document, dict) else None
         of = f": it describes a {quoted(kind)} of the transformers library" if kind else ""
         raise CheckpointError(f"{path}: names no architecture of timm{of}; import the file of weights alone")
-    published = document.get("pretrained_cfg", document)  # older files have its members beside the architecture
+    published = document.get("pretrained_cfg", document)  # older files have these members beside `architecture`
     arch_args = document.get("model_args") or {}
     if not isinstance(published, dict) or not isinstance(arch_args, dict):
         raise CheckpointError(f"{path}: pretrained_cfg and model_args must be objects")
@@ -50,7 +50,7 @@ def read_card(path: Path) -> ModelInfo:
         labels = _labels({**published, **document})
     except (ValueError, TypeError, KeyError) as error:
         raise CheckpointError(f"{path}: {error}") from None
-    return ModelInfo(arch, arch_args, preprocess, labels, notes)
+    return ModelCard(arch, arch_args, preprocess, labels, notes)
 
 
 def _preprocess(published: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Reads the weights of a checkpoint, whatever container they lie in."""
+"""Reads the weights of a checkpoint, whatever its container."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,23 +11,22 @@ from torch import Tensor
 from ..bundle.safetensors_file import read_tensors
 from ..bundle.strict_json import canonical_json
 from ..errors import CheckpointError, quoted
-from .card import ModelInfo, read_card
-from .shadow import averaged, shadow_of
+from .card import ModelCard, read_card
 from .source import Source, find_source
 from .unpickling import first_sentence, unpickle
-from .wrappers import AVERAGED, facts_of, models_own, strip_prefixes, tensors_of, unwrap
+from .wrappers import AVERAGED, averages_of, facts_of, models_own, strip_prefixes, tensors_of, unwrap, with_averages
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
-    """What a checkpoint is.
+    """What is known of a checkpoint beside its weights.
 
     Args:
-        file: its name: of a file or a folder.
-        sha256: of the file; of several, that of {name: sha256} as canonical JSON.
-        size_bytes: of all files.
-        container: `torch zip`, `torch legacy` or `safetensors`, behind what several files are together.
-        wrapper: the member the weights were taken from; empty when they are the file's own.
+        file: name of the file or folder.
+        sha256: digest of the file; for several files, of {name: sha256} as canonical JSON.
+        size_bytes: bytes of all files.
+        container: `torch zip`, `torch legacy` or `safetensors`, after the layout where there are several files.
+        wrapper: the member that holds the weights; empty where the file itself does.
         stripped: prefixes taken off the keys.
         facts: plain numbers and texts stored beside the weights, such as epoch.
         notes: what was done to find the weights, in sentences.
@@ -42,18 +41,19 @@ class CheckpointInfo:
     stripped: tuple[str, ...]
     facts: Mapping[str, Any]
     notes: tuple[str, ...] = ()
-    card: ModelInfo | None = None
+    card: ModelCard | None = None
 
 
 def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo]:
     """Read the weights of a checkpoint on the CPU.
 
-    A file is told by its content: torch (.pth, .pth.tar, .pt, .ckpt, .bin) or safetensors. A folder is Hugging Face's
-    (config.json, model.safetensors or pytorch_model.bin, whole or in shards with an index) or DeepSpeed's. Pickles are
-    read with torch's weights-only unpickler, which builds tensors, plain data, argparse.Namespace and nothing else.
+    The format of a file is recognised by its content: torch (.pth, .pth.tar, .pt, .ckpt, .bin) or safetensors. A folder
+    is Hugging Face's (config.json, model.safetensors or pytorch_model.bin, whole or in shards with an index) or
+    DeepSpeed's. Pickles are read with torch's weights-only unpickler, which builds tensors, plain data,
+    argparse.Namespace and nothing else.
 
     Raises:
-        CheckpointError: nothing there, not a checkpoint, damaged, or holding anything but data, or no tensors.
+        CheckpointError: no such file, not a checkpoint, damaged, without tensors, or holding anything but data.
     """
     path = Path(path)
     source = find_source(path)
@@ -105,16 +105,16 @@ def _read_file(path: Path) -> _File:
 def _models_weights(
     path: Path, document: Mapping[Any, Any], state: dict[str, Tensor], wrapper: str
 ) -> tuple[dict[str, Tensor], list[str]]:
-    """Of what a trainer saved, the model's weights, averaged where they are; and what to say of it."""
+    """The model's weights among what a trainer saved, averaged ones where there are any; and notes on them."""
     notes = []
-    shadow = None if wrapper in AVERAGED else shadow_of(document)
-    if shadow is not None:
-        callback, tensors = shadow
-        state = averaged(path, state, tensors)
+    averages = None if wrapper in AVERAGED else averages_of(document)
+    if averages is not None:
+        callback, tensors = averages
+        state = with_averages(path, state, tensors)
         notes.append(
             f"took the averaged weights of the callback {callback}: {len(tensors)} tensors without names, by order"
         )
-    if shadow is not None or "pytorch-lightning_version" in document or wrapper == "module":
+    if averages is not None or "pytorch-lightning_version" in document or wrapper == "module":
         state, others = models_own(state)
         if others:
             notes.append(f"left out {len(others)} tensors beside the model, such as {quoted(others[0])}")
@@ -122,7 +122,7 @@ def _models_weights(
 
 
 def _joined(path: Path, source: Source, files: list[_File]) -> dict[str, Tensor]:
-    """The tensors of all shards, which must be those of the index."""
+    """The tensors of all shards; the index names the shard of each."""
     assert source.shards is not None
     joined: dict[str, Tensor] = {}
     for file, read in zip(source.files, files, strict=True):

@@ -1,4 +1,4 @@
-"""Says in a few lines why a checkpoint does not fit an architecture."""
+"""Explains in a few lines why a checkpoint does not fit an architecture."""
 
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -10,13 +10,13 @@ from ..errors import CheckpointError, quoted
 from .families import Family
 
 HEADS = ("head", "head.fc", "fc", "classifier")
-"""What classifiers are called, ours and timm's."""
+"""Names of classifiers, in our architectures and timm's."""
 
 _SHOWN = 3
 _MAX_KEY = 120
 _EXTRA_HEAD = re.compile(r"(head_dist|aux_head|\w*head\w*|fc_aux|pre_logits)\.")
 _IMAGENET_22K = (21841, 21843, 11221)
-"""Classes of ImageNet-22k in its usual selections."""
+"""Numbers of classes in the usual selections of ImageNet-22k."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class Misfit:
     """Where a state dict and an architecture differ.
 
     Args:
-        missing, unexpected: keys.
-        reshaped: keys of another shape, with both shapes in words.
-        expected: how many tensors the architecture has.
-        found: how many the file holds.
-        common: how many keys of the architecture are in the file.
+        missing, unexpected: keys of the architecture alone, and of the file alone.
+        reshaped: keys whose shapes differ, with both shapes in words.
+        expected: number of tensors that the architecture has.
+        found: number of tensors in the file.
+        common: number of keys that both have.
     """
 
     missing: Sequence[str]
@@ -42,10 +42,10 @@ class Misfit:
     def of(
         cls, expected: Mapping[str, Tensor], state: Mapping[str, Tensor], own_keys: Collection[str]
     ) -> "Misfit | None":
-        """Of the tensors an architecture has and those to give it; None where they fit.
+        """Compare the tensors of an architecture with those of a checkpoint; None where they fit.
 
         Args:
-            own_keys: of the file: what was filled in is not the file's.
+            own_keys: keys that the file has, without those that were filled in.
         """
         wrong = [key for key in expected if key in state and state[key].shape != expected[key].shape]
         misfit = cls(
@@ -59,7 +59,7 @@ class Misfit:
         return misfit if misfit.missing or misfit.unexpected or misfit.reshaped else None
 
     def error(self, source: str, arch: str, family: Family) -> CheckpointError:
-        """One line that says the most, and at most ten that say more."""
+        """An error whose message is one line; its details have a few more."""
         problems = [f"first missing {self.missing[0]}"] if self.missing else []
         problems += [f"first unexpected {quoted(self.unexpected[0])}"] if self.unexpected else []
         problems += [f"first of another shape {self.reshaped[0]}"] if self.reshaped else []
@@ -98,7 +98,7 @@ class Misfit:
 
 
 def classes_hint(classes: int) -> str:
-    """What a count of classes tells, in brackets; nothing where it tells nothing."""
+    """A hint in brackets for the numbers of classes of ImageNet-22k, else an empty text."""
     if classes in _IMAGENET_22K:
         return " (a classifier of ImageNet-22k: weights fine-tuned on ImageNet-1k lie in a file of their own)"
     return ""

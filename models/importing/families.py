@@ -1,4 +1,4 @@
-"""Recognises whose checkpoint a state dict is, by keys and a few shapes: to build it right, and to explain misfits."""
+"""Recognises the model family of a state dict by its keys and a few shapes."""
 
 import math
 import re
@@ -12,7 +12,7 @@ from ..architectures.registry import IMAGENET_PREPROCESS, list_models
 from ..architectures.timm_models import has_timm_model
 from ..architectures.vitae import VITAE_VARIANTS
 
-# By (width of the last stage, depths) and (width, depth).
+# Keys are (width of the last stage, depths) for ViTAEv2, (width, depth) for the others.
 _VITAE_V2 = {
     (512, (2, 2, 8, 2)): "vitaev2_s",
     (768, (2, 2, 11, 2)): "vitaev2_48m",
@@ -29,10 +29,11 @@ _VIT = {
 } | {(1280, 32): "huge"}
 
 _OLD_SMALL = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "norm_eps": 1e-5}
-"""What vit_small_patch16_224 was in timm until 2021, and is in HazyResearch/fly: neither heads nor eps show in keys."""
+"""Arguments of vit_small_patch16_224 as timm had it until 2021 and HazyResearch/fly has it. The number of heads and the
+eps do not show in keys."""
 
 _FLYS = re.compile(r"\.(blkdiag[12]|lr_weight[12]|sparse\.weight|w[12]_bfly|[qkv]_proj\.\w+|pe)$")
-"""Keys that fly's layers have. Its models see images as ImageNet's mean and deviation say, whatever their name."""
+"""Keys of fly's layers. All of fly's models normalise images with ImageNet's mean and deviation."""
 
 
 @dataclass(frozen=True)
@@ -40,12 +41,11 @@ class Family:
     """What a state dict looks like.
 
     Args:
-        name: of the family: vitae, vitaev2, t2t_vit, mixer, vit, deit, vitdet, unknown.
+        name: vitae, vitaev2, t2t_vit, mixer, vit, deit, vitdet or unknown.
         looks_like: the nearest model in words, for a message.
-        candidates: architectures milkweed builds whose tensors these could be; more than one where only the
-            preprocessing tells them apart.
-        arch_args: arguments that the candidates need to be this model.
-        preprocess: what is known of its images beside what is published for the candidates.
+        candidates: architectures of milkweed that have these tensors; several where only preprocessing differs.
+        arch_args: arguments with which a candidate has these tensors.
+        preprocess: preprocessing of this checkpoint, where it is not the one published for the candidates.
     """
 
     name: str
@@ -59,8 +59,26 @@ class Family:
         return arch.partition(".")[0] in self.candidates
 
 
+def original_keys(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """The state under the keys of the architecture's original code, and notes for a person on what was renamed.
+
+    HazyResearch/fly's T2T-ViT calls `tokens_to_token` `patch_embed`, and keeps `pos_embed` as `pos_embed.pe`.
+    """
+    if not any(key.startswith("patch_embed.attention1.") for key in state):
+        return dict(state), []
+    renamed = {_t2t_key(key): tensor for key, tensor in state.items()}
+    return renamed, ["renamed the keys of HazyResearch/fly's T2T-ViT to the original ones"]
+
+
+def _t2t_key(key: str) -> str:
+    if key == "pos_embed.pe":
+        return "pos_embed"
+    part = "patch_embed."
+    return "tokens_to_token." + key.removeprefix(part) if key.startswith(part) else key
+
+
 def detect_family(state: Mapping[str, Tensor]) -> Family:
-    """Recognise a state dict, unwrapped, without prefixes, under its family's original keys."""
+    """Recognise a state dict that is unwrapped, without prefixes and under original keys."""
     for detect in (_vitae, _t2t, _mixer, _vitdet, _vit):
         family = detect(state)
         if family is not None:
@@ -108,7 +126,7 @@ def _mixer(state: Mapping[str, Tensor]) -> Family | None:
 
 
 def _vitdet(state: Mapping[str, Tensor]) -> Family | None:
-    """Detection and pose: `blocks.*` with relative positions or a convolution branch, or a whole detector."""
+    """Detection and pose models: `blocks.*` with relative positions or a convolution branch, or a whole detector."""
     signs = (r"(backbone|neck|roi_head|keypoint_head|decode_head)\.", r"blocks\.\d+\.(attn\.rel_pos_|PCM\.)")
     sign = next((key for key in state if any(re.match(pattern, key) for pattern in signs)), None)
     return Family("vitdet", f"a detection, segmentation or pose model (it has {sign!r})") if sign else None
@@ -153,13 +171,13 @@ def _vit_prefixes(state: Mapping[str, Tensor]) -> tuple[str, ...]:
 
 
 def _is_flys(state: Mapping[str, Tensor]) -> bool:
-    """Whether it has structured layers: those of block-diagonal ones show in their shape alone."""
+    """Whether it has structured layers; block-diagonal ones show in the shape of their weights alone."""
     blocks = (key for key, tensor in state.items() if ".mlp" in key and key.endswith(".weight") and tensor.dim() == 3)
     return any(_FLYS.search(key) for key in state) or next(blocks, None) is not None
 
 
 def _built(name: str | None) -> tuple[str, ...]:
-    """The name, where milkweed builds it."""
+    """The name in a tuple, where milkweed builds it."""
     return (name,) if name is not None and name in list_models() else ()
 
 

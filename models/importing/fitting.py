@@ -1,4 +1,4 @@
-"""Fits a checkpoint to an architecture: structure and classes are the file's, misfits are explained."""
+"""Fits a checkpoint to an architecture, with the classes and structured layers that the checkpoint has."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,15 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..architectures.meta_init import built_on_meta, on_meta
 from ..architectures.registry import create_model, is_model
-from ..bundle.meta_init import built_on_meta, on_meta
 from ..errors import CheckpointError
 from ..layers.layer_spec import LayerSpec, replace_linears
 from .diagnosis import HEADS, Misfit, classes_hint
-from .families import Family, detect_family
+from .families import Family, detect_family, original_keys
 from .foreign_layers import LAYOUT, native_layers
-from .original_keys import original_keys
-from .structure_keys import structure_notes, structures_in
+from .layer_specs import layer_specs_in, spec_notes
 
 
 @dataclass(frozen=True)
@@ -23,14 +22,14 @@ class Fitted:
     """A model that holds a checkpoint's weights, and what it was built with.
 
     Args:
-        preprocess: what is known of its images beside what is published for `arch`.
+        preprocess: preprocessing of this checkpoint, where it is not the one published for `arch`.
         notes: what was done to make it fit, in sentences.
     """
 
     model: nn.Module
     arch: str
     arch_args: dict[str, Any]
-    structure: dict[str, LayerSpec]
+    layer_specs: dict[str, LayerSpec]
     preprocess: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
@@ -50,7 +49,7 @@ def fit_checkpoint(
         source: name of the file, for messages.
         state: weights by key, unwrapped and without prefixes.
         arch: an architecture's name, or None to recognise it.
-        named: what the file itself calls its architecture, as timm's trainer does; it decides where keys do not.
+        named: architecture that the file itself names, as timm's trainer writes it; it decides where keys do not.
 
     Raises:
         CheckpointError: keys or shapes that do not fit; `details` says more.
@@ -65,9 +64,9 @@ def fit_checkpoint(
     classes = _classes(source, state, num_classes)
     model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))
     state, converted = native_layers(source, model, state)
-    structure = structures_in(source, model, state)
+    specs = layer_specs_in(source, model, state)
     with on_meta():
-        replace_linears(model, structure)
+        replace_linears(model, specs)
     own_keys = state.keys()
     state, tolerated = _tolerate(model, state)
     misfit = Misfit.of(model.state_dict(), state, own_keys)
@@ -78,12 +77,12 @@ def fit_checkpoint(
     preprocess = family.preprocess if arch in family.candidates else {}
     if preprocess:
         notes.append("images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet")
-    notes += [*converted, *tolerated, *dtypes, *structure_notes(structure)]
-    return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, structure, preprocess, tuple(notes))
+    notes += [*converted, *tolerated, *dtypes, *spec_notes(specs)]
+    return Fitted(model.eval(), arch, {"num_classes": classes, **arch_args}, specs, preprocess, tuple(notes))
 
 
 def _named_candidate(family: Family, named: object) -> str | None:
-    """The architecture a file names, where its keys are of several or of none that is recognised."""
+    """The architecture that the file names, where its keys fit several or none that is recognised."""
     if not isinstance(named, str) or len(family.candidates) == 1 or not is_model(named):
         return None
     return named if not family.candidates or family.fits(named) else None
@@ -101,7 +100,7 @@ def _only_candidate(source: str, family: Family) -> str:
 
 
 def _classes(source: str, state: Mapping[str, Tensor], wanted: int | None) -> int:
-    """Classes of the checkpoint's classifier; without one, those asked for."""
+    """Classes of the checkpoint's classifier; without a classifier, `wanted` or 1000."""
     tensors = (state.get(f"{head}.{part}") for head in HEADS for part in ("bias", "weight"))
     found = next((int(tensor.shape[0]) for tensor in tensors if tensor is not None and tensor.dim()), None)
     if wanted is not None and found is not None and found != wanted:
@@ -112,10 +111,10 @@ def _classes(source: str, state: Mapping[str, Tensor], wanted: int | None) -> in
 
 
 def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Leave out or fill in the integer buffers that hold no weights."""
+    """Leave out or fill in integer buffers, which hold no weights."""
     expected = model.state_dict()
     result, notes = dict(state), []
-    ignored = [key for key in state if key not in expected and key.endswith(_WEIGHTLESS)]
+    ignored = [key for key in state if key not in expected and key.endswith(_IGNORED)]
     for key in ignored:
         del result[key]
     filled = [key for key in expected if key not in state and key.endswith(_FILLED)]
@@ -129,13 +128,13 @@ def _tolerate(model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, 
 
 
 _FILLED = ("num_batches_tracked", "relative_position_index")
-"""Batch counters, and ViTAEv2's indices of relative positions, which it does not use."""
+"""Batch counters, and ViTAEv2's indices of relative positions, which the model does not use."""
 
-_WEIGHTLESS = (*_FILLED, "n_averaged", LAYOUT)
+_IGNORED = (*_FILLED, "n_averaged", LAYOUT)
 
 
 def _as_expected(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The weights in the dtypes of the architecture, and only finite ones."""
+    """The weights in the dtypes of the architecture, and notes on those converted; all must be finite."""
     result: dict[str, Tensor] = {}
     converted: dict[str, str] = {}
     for key, wanted in model.state_dict().items():

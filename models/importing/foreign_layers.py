@@ -1,4 +1,4 @@
-"""Turns structured layers of other codes into the forms that milkweed has, exactly."""
+"""Converts structured layers of other codebases to the forms that milkweed has, exactly."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -10,21 +10,35 @@ from torch import Tensor, nn
 
 from ...kernels import monarch_to_dense
 from ..errors import CheckpointError
-from .layer_parts import Parts, layer_parts
+from ..layers.select import replaceable_linears
 
 LAYOUT = "sparse.layout"
-"""fly's buffer of a Pixelfly layer: which blocks it keeps. It is checked, and not kept: the structure says the same."""
+"""Key of fly's buffer that says which blocks a Pixelfly layer keeps. It is checked and then left out."""
+
+Parts = dict[str, Tensor]
+"""A layer's tensors, by the rest of their keys behind the layer's name."""
+
+
+def layer_parts(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Parts]:
+    """The tensors of each replaceable linear layer and of its submodules: `<layer>.<rest>` in `state`."""
+    parts: dict[str, Parts] = {name: {} for name in replaceable_linears(model)}
+    for key, tensor in state.items():
+        pieces = key.split(".")
+        for cut in (len(pieces) - 1, len(pieces) - 2):
+            if (name := ".".join(pieces[:cut])) in parts:
+                parts[name][".".join(pieces[cut:])] = tensor
+    return parts
 
 
 def native_layers(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """The state with every linear layer's tensors in milkweed's own form, and what to say of it.
+    """The state with every linear layer's tensors in milkweed's own form, and notes for a person on what was converted.
 
     Args:
         source: name of the file, for messages.
-        model: dense; its layers' widths are those of the checkpoint's.
+        model: a dense model with the checkpoint's widths.
 
     Raises:
-        CheckpointError: tensors of a form known by name, and of no layer of these widths.
+        CheckpointError: keys are those of a known form, but shapes do not fit the layer's widths.
     """
     result, counts = dict(state), Counter[str]()
     for name, parts in layer_parts(model, state).items():
@@ -50,16 +64,16 @@ def native_layers(source: str, model: nn.Module, state: Mapping[str, Tensor]) ->
 
 @dataclass(frozen=True)
 class _Form:
-    """A layer of another code.
+    """The form that a structured layer has in another codebase.
 
     Args:
-        name: for messages.
-        keys: all of them are there, and are replaced.
-        convert: gives the tensors that replace them; None where they are of no such layer.
-        optional: further keys that are replaced.
-        beside: further keys that are there, and stay.
-        without: keys of which none may be there.
-        note: what became of such layers, where more is to say than that they were there.
+        name: name of the form in messages.
+        keys: keys that must be there, and are replaced.
+        convert: computes the tensors that replace them; gives None where their shapes do not fit.
+        optional: keys that may be there, and are replaced.
+        beside: keys that must be there, and stay.
+        without: keys that must not be there.
+        note: what the import report says of such layers, where the form's name alone does not say enough.
     """
 
     name: str
@@ -75,13 +89,13 @@ class _Form:
 
 
 def _blast(linear: nn.Linear, parts: Parts) -> Parts | None:
-    """The Monarch layers beside BLAST (arXiv 2410.21262, 2512.20861): fly's factors of any rank, under other names."""
+    """BLAST's own Monarch layers (arXiv 2410.21262, 2512.20861): fly's factors of any rank, under other names."""
     w1, w2 = parts["w1"], parts["w2"]
     return {"blkdiag1": w1, "blkdiag2": w2} if w1.dim() == w2.dim() == 3 else None
 
 
 def _butterfly(linear: nn.Linear, parts: Parts) -> Parts | None:
-    """fly's BlockdiagButterflyLinear: rows of w1 (block of w2, rank) where ours are (rank, block of w2)."""
+    """fly's BlockdiagButterflyLinear: rows of w1 are ordered (block of w2, rank), ours (rank, block of w2)."""
     w1, w2 = parts["w1_bfly"], parts["w2_bfly"]
     if w1.dim() != 3 or w2.dim() != 3 or not len(w2) or w1.shape[1] % len(w2):
         return None

@@ -1,4 +1,4 @@
-"""Where the weights of a checkpoint lie: a file, its shards, a Hugging Face or a DeepSpeed folder."""
+"""Finds the files of a checkpoint: one file, its shards, a Hugging Face or a DeepSpeed folder."""
 
 import re
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ _MAX_SHARDS = 1000
 
 @dataclass(frozen=True)
 class Source:
-    """Files that hold weights.
+    """The files of a checkpoint.
 
     Args:
-        files: of the weights; several are shards.
-        layout: what they are together, in words; empty for one file that was named itself.
-        shards: of an index, the file of each key.
-        card: a Hugging Face config.json that lies beside them.
+        files: files with weights; several files are shards.
+        layout: kind of the folder or index, in words; empty for a single file.
+        shards: the file of each key, where an index says it.
+        card: a Hugging Face config.json beside the weights.
     """
 
     files: tuple[Path, ...]
@@ -32,10 +32,10 @@ class Source:
 
 
 def find_source(path: Path) -> Source:
-    """What to read at `path`.
+    """Find the files to read at `path`.
 
     Raises:
-        CheckpointError: nothing there that holds weights, or not all of them.
+        CheckpointError: a folder without weights, or with only a part of them.
     """
     if path.name.endswith(INDEX):
         return _sharded(path, "shards")
@@ -103,10 +103,10 @@ def _rank_files(folder: Path) -> list[str]:
 
 
 def read_json(path: Path) -> object:
-    """A JSON file beside weights.
+    """Read a JSON file beside weights.
 
     Raises:
-        CheckpointError: it cannot be read, or is no JSON.
+        CheckpointError: the file cannot be read or is not JSON.
     """
     try:
         return parse_json(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Fetches the weights that timm publishes under a name: the one place where milkweed loads anything from a network."""
+"""Fetches the weights that timm publishes under a name; nothing else in milkweed loads anything from a network."""
 
 from pathlib import Path
 
@@ -19,7 +19,7 @@ def fetch_timm_weights(name: str) -> Path:
         name: an architecture, with the tag of its weights or without for timm's default ones.
 
     Raises:
-        CheckpointError: timm has no such weights, or they can be had neither here nor there.
+        CheckpointError: timm has no such weights, or they are neither cached nor reachable.
         ImportError: huggingface_hub is missing.
     """
     try:
@@ -33,7 +33,7 @@ def fetch_timm_weights(name: str) -> Path:
         raise CheckpointError(f"{PREFIX}{name}: timm publishes no weights of that name")
     try:
         folder = Path(snapshot_download(repository, allow_patterns=list(FILES)))
-    except (OSError, ValueError, RuntimeError) as error:  # its own errors and those of HTTP are some of these
+    except (OSError, ValueError, RuntimeError) as error:  # its own errors and HTTP errors are subclasses of these
         raise CheckpointError(
             f"{PREFIX}{name}: not in this machine's cache, and not to be had from huggingface.co/{repository} "
             f"({first_sentence(error)}): fetch {' and '.join(FILES)} elsewhere and import their folder"

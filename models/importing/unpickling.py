@@ -1,4 +1,4 @@
-"""Unpickles torch files with torch's weights-only unpickler: data and nothing else."""
+"""Unpickles torch files with torch's weights-only unpickler, which builds data and nothing else."""
 
 import argparse
 import pickle
@@ -14,17 +14,17 @@ from ..errors import CheckpointError
 
 
 class _StandIn:
-    """Takes the place of an object that trainers store beside the weights: it keeps nothing of it and does nothing."""
+    """Stands in for an object that trainers store beside the weights; it keeps nothing and does nothing."""
 
     def __new__(cls, *args: object) -> "_StandIn":
         return super().__new__(cls)
 
     def __setstate__(self, state: object) -> None:
-        """Forget it."""
+        """Drop the state."""
 
 
 def _without_factory(*args: object) -> dict[Any, Any]:
-    """A plain dict for a defaultdict."""
+    """Stands in for defaultdict: a plain dict."""
     return {}
 
 
@@ -52,16 +52,16 @@ _IDLE = {
     "typing": ("Any",),
     "builtins": ("bool", "dict", "float", "int", "list", "str", "tuple"),
 }
-"""Names that may stand in a pickle beside weights, by module: hyper-parameters of Lightning, paths, scalars."""
+"""Names that a pickle may hold beside weights, by module: hyper-parameters of Lightning, paths, scalars."""
 
 _DICTS = (
     "lightning.fabric.utilities.data.AttributeDict",
     "lightning_fabric.utilities.data.AttributeDict",
     "pytorch_lightning.utilities.parsing.AttributeDict",
 )
-"""Kinds of dict: plain ones take their place."""
+"""Kinds of dict that a plain dict stands in for."""
 
-# Each name has a class of its own: classes are keys in some files, and two must not become one.
+# Each name gets a class of its own: classes are dict keys in some files, and two must not become one.
 _ALLOWED: list[Any] = [
     argparse.Namespace,
     *((type(name, (_StandIn,), {}), f"{module}.{name}") for module, names in _IDLE.items() for name in names),
@@ -71,19 +71,19 @@ _ALLOWED: list[Any] = [
 
 
 def unpickle(path: Path) -> Any:
-    """What a torch file holds: tensors on the CPU, plain data, argparse.Namespace (timm stores one).
+    """Read a torch file: tensors on the CPU, plain data, argparse.Namespace (timm stores one).
 
-    Nothing a file names is imported: `_IDLE` and `_DICTS` are built as stand-ins, every other name is refused.
+    Nothing that a file names is imported: the names of `_IDLE` and `_DICTS` become stand-ins, all others are refused.
 
     Raises:
-        CheckpointError: damaged, a program, or holding anything else.
+        CheckpointError: damaged, a program, or with anything but data.
     """
     mapped = zipfile.is_zipfile(path)
     if mapped:
         _check_archive(path)
     try:
         with torch.serialization.safe_globals(_ALLOWED), warnings.catch_warnings():
-            # About pickle protocols: what cannot be read is an error here anyway.
+            # The warnings are about pickle protocols; what cannot be read is an error anyway.
             warnings.simplefilter("ignore", UserWarning)
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
@@ -108,7 +108,7 @@ def first_sentence(error: object) -> str:
 
 
 def _check_archive(path: Path) -> None:
-    """Say what a zip file is where it holds something else than torch.save writes."""
+    """Refuse a zip file that torch.save did not write, and say what it is."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [name.partition("/")[2] for name in archive.namelist()]

@@ -1,6 +1,6 @@
-"""Finds the weights in what a checkpoint holds: wrappers, prefixes of their keys, plain facts beside them."""
+"""Finds the weights in what a checkpoint holds: wrappers, prefixes of keys, averaged weights, facts beside them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -10,24 +10,29 @@ from torch import Tensor
 from ..errors import CheckpointError, quoted
 
 WRAPPERS = ("state_dict_ema", "model_ema", "state_dict", "model", "module", "model_state_dict")
-"""Where the weights may lie, best first: published scores are those of the averaged (EMA) weights."""
+"""Members that may hold the weights, best first: published scores are those of the averaged (EMA) weights."""
 
 AVERAGED = WRAPPERS[:2]
 
 _PREFIXES = ("module.", "model.", "_forward_module.", "_orig_mod.")
-"""Of DataParallel, Lightning and DeepSpeed, Lightning's strategies, torch.compile."""
+"""Prefixes that DataParallel, Lightning and DeepSpeed, Lightning's strategies and torch.compile put before keys."""
 
 _OWN = "model."
-"""What a LightningModule calls its network; what it has beside it (a loss) is not the model's."""
+"""Name of the network in a LightningModule; what lies beside it, such as a loss, is not the model's."""
 
 _MAX_FACTS = 20
 
+SHADOW_LIST = "shadow_params"
+_BUFFERS = ("running_mean", "running_var", "num_batches_tracked", ".pe", "layout", "relative_position_index")
+_FROZEN = (".w", "pos_embed")
+"""Frozen parameters of performer attention and T2T-ViT, which a callback may leave out of its averages."""
+
 
 def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
-    """The weights of a checkpoint by key, and the member they were taken from; empty when they are its own.
+    """The weights of a checkpoint by key, and the member that holds them; "" where the checkpoint itself does.
 
     Raises:
-        CheckpointError: there are none.
+        CheckpointError: no weights found.
     """
     if not isinstance(document, Mapping):
         raise CheckpointError(f"{path}: holds a {type(document).__name__}, not a dict of weights")
@@ -42,12 +47,12 @@ def unwrap(path: Path, document: Any) -> tuple[Mapping[Any, Any], str]:
 
 
 def tensors_of(weights: Mapping[Any, Any]) -> dict[str, Tensor]:
-    """The tensors under names; other members of a state dict are no weights."""
+    """The tensors of a state dict by key; its other members are no weights."""
     return {key: value for key, value in weights.items() if isinstance(key, str) and isinstance(value, Tensor)}
 
 
 def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Take the prefixes that trainers put before every key off the keys that have them.
+    """Take the prefixes that trainers put before keys off the keys that have them.
 
     Raises:
         CheckpointError: two keys would become one.
@@ -64,13 +69,52 @@ def strip_prefixes(path: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str,
 
 
 def models_own(weights: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Of a LightningModule's tensors those of its network, where it calls one so; and the names of the others."""
+    """The tensors of a LightningModule's network, all tensors where it has none; and the names of the others."""
     own = {key: tensor for key, tensor in weights.items() if _OWN in _split(key)[1]}
     return (own, [key for key in weights if key not in own]) if own else (dict(weights), [])
 
 
+def averages_of(document: Mapping[Any, Any]) -> tuple[str, list[Tensor]] | None:
+    """Averaged weights that a Lightning callback keeps as a list without names, as HazyResearch/fly's does.
+
+    Returns:
+        The name of the first callback that has such a list, and the list; None where none has.
+    """
+    callbacks = document.get("callbacks")
+    for name, state in callbacks.items() if isinstance(callbacks, Mapping) else ():
+        found = state.get(SHADOW_LIST) if isinstance(state, Mapping) else None
+        if isinstance(found, Sequence) and found and all(isinstance(tensor, Tensor) for tensor in found):
+            return quoted(name, 60), list(found)
+    return None
+
+
+def with_averages(path: Path, state: Mapping[str, Tensor], averages: Sequence[Tensor]) -> dict[str, Tensor]:
+    """The state with the averages in the place of its parameters; buffers, which are not averaged, stay.
+
+    The list is in the order of the module's parameters, which is that of its state dict. Only names tell buffers from
+    parameters: of the possible selections, the one whose shapes are those of the list is taken.
+
+    Args:
+        state: weights under the keys that the callback's module had.
+
+    Raises:
+        CheckpointError: the list belongs to another model.
+    """
+    parameters = [key for key, tensor in state.items() if tensor.is_floating_point() and not key.endswith(_BUFFERS)]
+    shapes = [tensor.shape for tensor in averages]
+    for whole in (state, models_own(state)[0]):  # a loss may have weights that are buffers
+        for buffers in (_BUFFERS, (*_BUFFERS, *_FROZEN)):
+            keys = [key for key in parameters if key in whole and not key.endswith(buffers)]
+            if [state[key].shape for key in keys] == shapes:
+                return {**state, **dict(zip(keys, averages, strict=True))}
+    raise CheckpointError(
+        f"{path}: its averaged weights are a list of {len(averages)} tensors without names, which does not follow the "
+        f"{len(parameters)} parameters of its state_dict: save the state_dict alone to import the plain weights"
+    )
+
+
 def facts_of(document: Mapping[Any, Any]) -> dict[str, Any]:
-    """Short plain values beside the weights; file contents, so only what JSON can hold."""
+    """Short plain values beside the weights, at most 20, as far as JSON can hold them."""
     facts: dict[str, Any] = {}
     for key, value in document.items():
         plain = isinstance(value, bool | int | str) or (isinstance(value, float) and isfinite(value))
@@ -80,7 +124,7 @@ def facts_of(document: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def _split(key: str) -> tuple[str, list[str]]:
-    """A key without its prefixes, and these."""
+    """A key without its prefixes, and the prefixes."""
     prefixes: list[str] = []
     while prefix := next((prefix for prefix in _PREFIXES if key.startswith(prefix)), None):
         key = key.removeprefix(prefix)

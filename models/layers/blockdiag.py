@@ -1,4 +1,4 @@
-"""BlockdiagLinear: a linear layer whose weight is block-diagonal, with fly's shapes and state-dict keys."""
+"""BlockdiagLinear is a linear layer whose weight is block-diagonal, with fly's shapes and state-dict keys."""
 
 from typing import ClassVar
 
@@ -13,16 +13,17 @@ class BlockdiagLinear(StructuredLinear):
     """y = diag(W_1 .. W_N) P x + bias: x (..., in_features) -> (..., out_features).
 
     Parameters `bias` (out_features,), `weight` (nblocks, s, p) with p = ceil(in/N), s = ceil(out/N). Widths that
-    nblocks does not divide are padded: inputs with zeros at the end, outputs cut.
+    nblocks does not divide are padded: zeros are appended to inputs, and outputs are cut.
 
     Args:
         in_features, out_features: widths of the layer.
         bias: add a bias.
-        nblocks: N, blocks on the diagonal.
-        shuffle: P is ShuffleNet's channel shuffle of the padded input, place c*N + g takes g*p + c; else P = 1.
+        nblocks: N, the number of blocks on the diagonal.
+        shuffle: whether P is ShuffleNet's channel shuffle of the padded input (`shuffled`), or the identity.
     """
 
     kind: ClassVar[str] = "blockdiag"
+    kind_name: ClassVar[str] = "block-diagonal"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "shuffle")
 
     def __init__(
@@ -49,7 +50,7 @@ class BlockdiagLinear(StructuredLinear):
         return {"weight": (nblocks, s, p)}
 
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(p): fly's dense start, scaled up for the zeros around the blocks; bias as fly's."""
+        """Initialise as fly does a dense layer, scaled up for the zeros around the blocks: uniform in +-1/sqrt(p)."""
         reset_factor(self.weight)
         self.reset_bias()
 
@@ -72,5 +73,5 @@ class BlockdiagLinear(StructuredLinear):
 
 
 def shuffled(x: Tensor, nblocks: int) -> Tensor:
-    """ShuffleNet's channel shuffle (arXiv 1707.01083) of the last dimension: place c*N + g takes g*p + c."""
+    """ShuffleNet's channel shuffle (arXiv 1707.01083) of the last dimension: element g*p + c moves to c*nblocks + g."""
     return x.unflatten(-1, (nblocks, -1)).transpose(-1, -2).flatten(-2)

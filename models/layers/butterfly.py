@@ -13,7 +13,7 @@ from torch import Tensor
 from .structured import check_widths
 
 MAX_CELLS = 2**22
-"""Blocks and cells that a layout may be made of, kept or not: what a description can cost before anything is built."""
+"""The most blocks and cells of a layout, kept or not. It bounds what a spec from a file can cost to check."""
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,11 @@ class ButterflyShape:
     """A flat block butterfly of a padded matrix.
 
     Args:
-        rows, columns: blocks that the padded matrix is cut into.
+        rows, columns: blocks in each direction of the padded matrix.
         block_size: side of a block.
         butterfly_size: B, the side of the mask that is stretched over the matrix.
-        n_factors: f, factors of the butterfly beside the diagonal; 0 is a block-diagonal matrix.
-        global_size: features at the beginning, of the input and of the output, whose blocks are all kept.
+        n_factors: f, number of butterfly factors beside the diagonal; 0 gives a block-diagonal matrix.
+        global_size: number of first inputs and of first outputs whose blocks are all kept.
     """
 
     rows: int
@@ -68,18 +68,20 @@ class ButterflyShape:
         return cls(rows, columns, block_size, butterfly_size, n_factors, global_size)
 
     def layout(self) -> Tensor:
-        """The blocks that are kept, bool (rows, columns) on the CPU.
+        """Which blocks are kept: bool (rows, columns) on the CPU.
 
         The mask of side B keeps (i, j) where i = j or i xor j is one of the first f powers of two. Each of its cells
-        covers 1/B of the matrix in both directions; a block is kept where it meets a cell that is, or one of the
-        global rows and columns.
+        covers 1/B of the matrix in both directions. A block is kept where it overlaps a kept cell or one of the global
+        rows and columns.
         """
         size = self.butterfly_size
         index = torch.arange(size, device="cpu")
         distance = index[:, None] ^ index
         powers = torch.tensor([0, *(2**e for e in range(self.n_factors))], device="cpu")
         kept = torch.isin(distance, powers).float()
-        layout = _meets(self.rows, self.block_size, size) @ kept @ _meets(self.columns, self.block_size, size).T > 0
+        layout = (
+            _overlaps(self.rows, self.block_size, size) @ kept @ _overlaps(self.columns, self.block_size, size).T > 0
+        )
         always = ceil(self.global_size / self.block_size)
         layout[:always] = layout[:, :always] = True
         return layout
@@ -96,8 +98,8 @@ def _check_butterfly(height: int, width: int, butterfly_size: int, n_factors: in
         raise ValueError(f"n_factors {n_factors} must be between 0 and {limit}, the logarithm of butterfly_size")
 
 
-def _meets(blocks: int, block_size: int, cells: int) -> Tensor:
-    """1 where a block of one direction meets a cell of it, float (blocks, cells)."""
+def _overlaps(blocks: int, block_size: int, cells: int) -> Tensor:
+    """1 where a block overlaps a cell in one direction, else 0: float (blocks, cells)."""
     cell = blocks * block_size // cells
     first_of_block = torch.arange(blocks, device="cpu")[:, None] * block_size
     first_of_cell = torch.arange(cells, device="cpu") * cell
@@ -106,13 +108,13 @@ def _meets(blocks: int, block_size: int, cells: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Gathering:
-    """How a block-sparse product becomes one batched dense one: rows of blocks that read the same columns go together.
+    """A block-sparse product as one batched dense product: rows of blocks that read the same columns form a group.
 
     Args:
-        columns: (groups, c) the chunks of the input that each group reads; a chunk is as many columns of blocks as
-            always go together.
-        blocks: (groups, rows of a group, columns of blocks read) where each block of the weight lies in its list, row
-            by row of the layout. Groups that read less than others are filled up with the number one past the list.
+        columns: (groups, c) the chunks of the input that each group reads. A chunk is a run of columns of blocks that
+            are always read together.
+        blocks: (groups, rows of a group, columns of blocks read) indices into the list of kept blocks, which is in
+            row-major order. Groups that read less than others are padded with an index one past the list.
     """
 
     columns: Tensor
@@ -120,7 +122,7 @@ class Gathering:
 
     @classmethod
     def of(cls, layout: Tensor) -> "Gathering":
-        """From the blocks that are kept, bool (rows, columns)."""
+        """Group the blocks that are kept, bool (rows, columns)."""
         rows, columns = layout.shape
         together, chunk = _alike(layout), _alike(layout.T)
         number = torch.where(layout.flatten(), layout.flatten().cumsum(0) - 1, layout.sum()).view(rows, columns)
@@ -132,11 +134,11 @@ class Gathering:
         return cls(taken, number.view(-1, together, columns).gather(2, spread))
 
     def to(self, device: torch.device) -> "Gathering":
-        """On a device."""
+        """A copy on a device."""
         return Gathering(self.columns.to(device), self.blocks.to(device))
 
     def weight(self, blocks: Tensor) -> Tensor:
-        """Kept blocks (n, b, b) as one matrix a group, (groups, c*b, rows of a group * b)."""
+        """Arrange kept blocks (n, b, b) as one matrix a group: (groups, c*b, rows of a group * b)."""
         groups, rows, columns = self.blocks.shape
         side = blocks.shape[-1]
         padded = torch.cat([blocks, blocks.new_zeros(1, side, side)])
@@ -148,8 +150,8 @@ def gathered_product(x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
     """S x of a block-sparse matrix: x (M, padded input width) -> (M, padded output width).
 
     Args:
-        columns: those of a `Gathering`.
-        weight: what its `weight` gives.
+        columns: `columns` of a Gathering.
+        weight: result of the Gathering's `weight`.
     """
     groups, count = columns.shape
     side = weight.shape[1] // count
@@ -160,7 +162,7 @@ def gathered_product(x: Tensor, columns: Tensor, weight: Tensor) -> Tensor:
 
 
 def _alike(layout: Tensor) -> int:
-    """How many rows go together: the most for which all rows of each group keep the same columns."""
+    """The size of the largest equal groups of rows in which all rows keep the same columns."""
     rows, columns = layout.shape
     groupings = ((n, layout.reshape(-1, n, columns)) for n in range(rows, 0, -1) if rows % n == 0)
     return next(n for n, groups in groupings if bool((groups == groups[:, :1]).all()))

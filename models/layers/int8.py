@@ -1,4 +1,4 @@
-"""Int8 weights in memory: a quarter of float32's bytes, expanded anew by every forward that reads them.
+"""Int8 weights: how they are made, and how layers hold them in memory and expand them at every forward.
 
 torchao's layers do the same for nn.Linear alone, through tensors of their own class, which neither safetensors nor the
 packed factors of Monarch layers take.
@@ -10,16 +10,38 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from ..bundle.storage import quantised
+LEVELS = 127
+"""int8 from -127 to 127: the same on both sides of zero."""
+
+SMALLEST_SCALE = torch.finfo(torch.float32).tiny
+
+
+def quantised(weight: Tensor, scales: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """int8 values of a float32 weight's shape, and scales that broadcast to it: their product is the weight.
+
+    There is a scale for each output channel, which is a row of a matrix or block (..., out, in) or a filter of a
+    convolution (out, in, h, w). No weight is off by more than half its scale: a scale rounded to bfloat16 still
+    reaches its largest weight. The product has 15 bits: float32 holds it exactly, and it becomes the same int8 again.
+
+    Args:
+        scales: dtype of the scales, float32 or bfloat16.
+    """
+    scale = weight.abs().amax(channel_dims(weight), keepdim=True).div(LEVELS).clamp(min=SMALLEST_SCALE).to(scales)
+    return weight.div(scale.float()).round().to(torch.int8), scale
+
+
+def channel_dims(weight: Tensor) -> tuple[int, ...] | int:
+    """The dimensions of one output channel of a weight."""
+    return (1, 2, 3) if weight.dim() == 4 else -1
 
 
 class Expanded(nn.Module):
-    """Makes a weight of its int8 values.
+    """Computes a weight from its int8 values.
 
     Args:
         scale: float32, one for each output channel, of a shape that broadcasts to the values'.
-        rest: columns of the weight behind those that are int8, as they are; a bias that was packed with it.
-        dtype: of the weight.
+        rest: last columns of the weight, which are not int8: a bias that was packed with it.
+        dtype: dtype of the weight.
     """
 
     scale: Tensor
@@ -38,14 +60,14 @@ class Expanded(nn.Module):
 
 
 def hold_int8(module: nn.Module, names: Sequence[str], dtype: torch.dtype, *, columns: int | None = None) -> None:
-    """Hold float32 parameters or buffers of `module` as int8, in place; whoever reads them finds them expanded.
+    """Hold float32 parameters or buffers of `module` as int8, in place; reading one gives the expanded weight.
 
-    Weights that were read from int8 become the same int8 again: see `storage.quantised`.
+    Weights that were read from int8 become the same int8 again (see `quantised`).
 
     Args:
-        names: of weights whose output channels are their rows, or a convolution's filters.
-        dtype: that they are read in.
-        columns: of a matrix that are int8, the first of them; the others stay as they are.
+        names: attributes of `module`, each a matrix, a stack of matrices or a convolution's filters.
+        dtype: dtype of the expanded weights.
+        columns: how many columns of each matrix become int8, all when None; those behind stay as they are.
     """
     for name in names:
         weight = getattr(module, name).detach()
@@ -55,5 +77,5 @@ def hold_int8(module: nn.Module, names: Sequence[str], dtype: torch.dtype, *, co
         values, scale = quantised(weight, torch.float32)
         is_parameter = name in module._parameters
         setattr(module, name, nn.Parameter(values, requires_grad=False) if is_parameter else values)
-        # unsafe, since torch expects the dtype to stay
+        # "unsafe", because the dtype changes.
         parametrize.register_parametrization(module, name, Expanded(scale, rest, dtype), unsafe=True)

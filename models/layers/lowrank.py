@@ -1,4 +1,4 @@
-"""LowRankLinear: a linear layer whose weight is a product of two thin matrices, with fly's state-dict keys."""
+"""LowRankLinear is a linear layer whose weight is a product of two thin matrices, with fly's state-dict keys."""
 
 from typing import ClassVar
 
@@ -9,30 +9,20 @@ from torch.nn import functional as F
 from .structured import StructuredLinear, check_rank, check_widths, reset_factor
 
 
-def lowrank_shapes(in_features: int, out_features: int, rank: int | None) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Shapes of lr_weight1 (rank, in) and lr_weight2 (out, rank).
-
-    Raises:
-        ValueError: no rank, or one outside its limits.
-    """
-    check_widths(in_features, out_features)
-    rank = check_rank(in_features, out_features, rank, "lowrank")
-    return (rank, in_features), (out_features, rank)
-
-
 class LowRankLinear(StructuredLinear):
     """y = W2 W1 x + bias: x (..., in_features) -> (..., out_features).
 
-    Parameters `bias` (out_features,), `lr_weight1` (rank, in_features), `lr_weight2` (out_features, rank). It is the
-    Monarch matrix of one block, and runs on the same kernels.
+    Parameters `bias` (out_features,), `lr_weight1` (rank, in_features), `lr_weight2` (out_features, rank). W2 W1
+    is a Monarch matrix of one block, and runs on the same kernels.
 
     Args:
         in_features, out_features: widths of the layer.
         bias: add a bias.
-        rank: of the product.
+        rank: rank of W2 W1; it must be given.
     """
 
     kind: ClassVar[str] = "lowrank"
+    kind_name: ClassVar[str] = "low-rank"
     option_names: ClassVar[tuple[str, ...]] = ("rank",)
 
     def __init__(
@@ -44,22 +34,23 @@ class LowRankLinear(StructuredLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape1, shape2 = lowrank_shapes(in_features, out_features, rank)
+        shapes = self.weight_shapes(in_features, out_features, rank)
         super().__init__(in_features, out_features, bias, device, dtype)
-        self.rank = shape1[0]
-        self.lr_weight1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
-        self.lr_weight2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
+        self.rank = rank
+        self.lr_weight1 = nn.Parameter(torch.empty(shapes["lr_weight1"], device=device, dtype=dtype))
+        self.lr_weight2 = nn.Parameter(torch.empty(shapes["lr_weight2"], device=device, dtype=dtype))
         self.reset_parameters()
 
     @staticmethod
     def weight_shapes(in_features: int, out_features: int, rank: int | None = None) -> dict[str, tuple[int, ...]]:
-        shape1, shape2 = lowrank_shapes(in_features, out_features, rank)
-        return {"lr_weight1": shape1, "lr_weight2": shape2}
+        check_widths(in_features, out_features)
+        rank = check_rank(in_features, out_features, rank, "lowrank")
+        return {"lr_weight1": (rank, in_features), "lr_weight2": (out_features, rank)}
 
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan) with fan the last dimension of each factor; bias with fan = out_features (fly)."""
-        for factor in (self.lr_weight1, self.lr_weight2):
-            reset_factor(factor)
+        """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""
+        reset_factor(self.lr_weight1)
+        reset_factor(self.lr_weight2)
         self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:

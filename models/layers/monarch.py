@@ -1,4 +1,4 @@
-"""MonarchLinear: a linear layer whose weight is a Monarch matrix, with fly's shapes and state-dict keys."""
+"""MonarchLinear is a linear layer whose weight is a Monarch matrix, with fly's shapes and state-dict keys."""
 
 from typing import ClassVar
 
@@ -31,7 +31,7 @@ class MonarchLinear(StructuredLinear):
     """y = M x + bias with M a Monarch matrix: x (..., in_features) -> (..., out_features).
 
     Parameters `bias` (out_features,), `blkdiag1` (nblocks, q, p), `blkdiag2` (nblocks, s, q), in this order in the
-    state dict. Widths that nblocks does not divide are padded: inputs with zeros at the end, outputs cut.
+    state dict. Widths that nblocks does not divide are padded: zeros are appended to inputs, and outputs are cut.
 
     Args:
         in_features, out_features: widths of the layer.
@@ -41,6 +41,7 @@ class MonarchLinear(StructuredLinear):
     """
 
     kind: ClassVar[str] = "monarch"
+    kind_name: ClassVar[str] = "Monarch"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
 
     def __init__(
@@ -68,9 +69,9 @@ class MonarchLinear(StructuredLinear):
         return {"blkdiag1": shape1, "blkdiag2": shape2}
 
     def reset_parameters(self) -> None:
-        """Uniform in +-1/sqrt(fan) with fan the last dimension of each factor; bias with fan = out_features (fly)."""
-        for factor in (self.blkdiag1, self.blkdiag2):
-            reset_factor(factor)
+        """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""
+        reset_factor(self.blkdiag1)
+        reset_factor(self.blkdiag2)
         self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:

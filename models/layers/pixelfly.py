@@ -1,7 +1,7 @@
-"""PixelflyLinear: a linear layer that mixes a flat block butterfly and a low-rank matrix, with fly's keys."""
+"""PixelflyLinear is a linear layer that mixes a flat block butterfly and a low-rank matrix, with fly's keys."""
 
 from math import sqrt
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -11,54 +11,27 @@ from .butterfly import ButterflyShape, Gathering, gathered_product
 from .structured import StructuredLinear, check_rank, reset_factor
 
 
-def pixelfly_shapes(
-    in_features: int,
-    out_features: int,
-    rank: int | None,
-    block_size: int = 32,
-    butterfly_size: int = 16,
-    n_factors: int = 2,
-    gating: bool = True,
-    global_size: int = 0,
-) -> dict[str, tuple[int, ...]]:
-    """Shapes of the parameters of a `PixelflyLinear` beside its bias, by key.
-
-    Raises:
-        ValueError: no rank, or a size outside its limits, or a gate with nothing to mix.
-    """
-    shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
-    rank = check_rank(in_features, out_features, rank, "pixelfly", least=0)
-    if gating and not rank:
-        raise ValueError("gating true: rank 0 leaves nothing to mix, gating must be false")
-    thin = {"low_rank.lr_weight1": (rank, in_features), "low_rank.lr_weight2": (out_features, rank)}
-    gate = {"gate.weight": (1, in_features), "gate.bias": (1,)}
-    return {
-        "sparse.weight": (int(shape.layout().sum()), block_size, block_size),
-        **(thin if rank else {}),
-        **(gate if gating else {}),
-    }
-
-
 class PixelflyLinear(StructuredLinear):
     """y = (1-g) S x + g L x + bias, S a flat block butterfly, L of low rank: (..., in_features) -> (..., out_features).
 
-    With `gating`, g = sigmoid(gate(x)) for each token, and the layer is not linear; without, g = 1/2. A rank of 0 means
-    no L, and y = S x + bias: fly's block-sparse layer.
-    Parameters `bias` (out_features,), `sparse.weight` (kept blocks, b, b) in the order of the rows of blocks,
+    With `gating`, g = sigmoid(gate(x)) for each token, and the layer is not linear; without gating, g = 1/2. A rank of
+    0 leaves L out: y = S x + bias is fly's block-sparse layer.
+    Parameters `bias` (out_features,), `sparse.weight` (kept blocks, b, b) in row-major order of the blocks,
     `low_rank.lr_weight1` (rank, in_features), `low_rank.lr_weight2` (out_features, rank), `gate.weight` and
-    `gate.bias`. fly's buffer `sparse.layout` is no part of the state: the options below say the same.
+    `gate.bias`. fly also stores a buffer `sparse.layout`, which follows from the options below.
 
     Args:
-        in_features, out_features: widths of the layer; those of S are padded to whole blocks.
+        in_features, out_features: widths of the layer; S is padded to whole blocks.
         bias: add a bias.
-        rank: of L; 0 for none, without gating then.
-        block_size: b, side of a block of S. Where it divides both widths / B, all rows of blocks of a cell read the
-            same inputs and are multiplied together: twice as fast as where it does not.
+        rank: rank of L; it must be given. 0 leaves L out, and needs gating to be false.
+        block_size: b, side of a block of S. The layer is about twice as fast where b divides both widths / B: the rows
+            of blocks within a cell of the butterfly then read the same inputs and are multiplied together.
         butterfly_size, n_factors, global_size: as in `ButterflyShape`.
         gating: learn g from the input.
     """
 
     kind: ClassVar[str] = "pixelfly"
+    kind_name: ClassVar[str] = "Pixelfly"
     option_names: ClassVar[tuple[str, ...]] = (
         "rank",
         "block_size",
@@ -83,7 +56,7 @@ class PixelflyLinear(StructuredLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         options = (rank, block_size, butterfly_size, n_factors, gating, global_size)
-        shapes = pixelfly_shapes(in_features, out_features, *options)
+        shapes = self.weight_shapes(in_features, out_features, *options)
         super().__init__(in_features, out_features, bias, device, dtype)
         self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating, self.global_size = options
         shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
@@ -95,14 +68,32 @@ class PixelflyLinear(StructuredLinear):
 
     @property
     def macs_per_row(self) -> int:
-        return self.weight_count - int(self.gating)  # the gate's own bias is no product
+        return self.weight_count - int(self.gating)  # the gate's bias is added, not multiplied
 
     @staticmethod
-    def weight_shapes(in_features: int, out_features: int, **options: Any) -> dict[str, tuple[int, ...]]:
-        return pixelfly_shapes(in_features, out_features, **{"rank": None, **options})
+    def weight_shapes(
+        in_features: int,
+        out_features: int,
+        rank: int | None = None,
+        block_size: int = 32,
+        butterfly_size: int = 16,
+        n_factors: int = 2,
+        gating: bool = True,
+        global_size: int = 0,
+    ) -> dict[str, tuple[int, ...]]:
+        shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
+        rank = check_rank(in_features, out_features, rank, "pixelfly", least=0)
+        if gating and not rank:
+            raise ValueError("gating true: rank 0 leaves nothing to mix, gating must be false")
+        shapes: dict[str, tuple[int, ...]] = {"sparse.weight": (int(shape.layout().sum()), block_size, block_size)}
+        if rank:
+            shapes |= {"low_rank.lr_weight1": (rank, in_features), "low_rank.lr_weight2": (out_features, rank)}
+        if gating:
+            shapes |= {"gate.weight": (1, in_features), "gate.bias": (1,)}
+        return shapes
 
     def reset_parameters(self) -> None:
-        """As fly: S as a dense layer scaled up for its zeros, L by the fan of each factor, the gate as nn.Linear."""
+        """Initialise as fly: S as a dense layer scaled up for its zeros, L by its fans, the gate as nn.Linear."""
         bound = 1 / sqrt(self.sparse.density * self.sparse.shape.columns * self.block_size)
         nn.init.uniform_(self.sparse.weight, -bound, bound)
         for factor in () if self.low_rank is None else self.low_rank.parameters():
@@ -124,7 +115,7 @@ class PixelflyLinear(StructuredLinear):
         return y.reshape(*x.shape[:-1], self.out_features)
 
     def dense_weight(self) -> Tensor:
-        """As of every kind; a gate whose weights are all zero, as a projection leaves it, is a constant."""
+        """The equivalent dense weight. With a gate there is one only where the gate's weights are all zero."""
         sparse = self.sparse.dense_weight()[: self.out_features, : self.in_features]
         if self.low_rank is None:
             return sparse.contiguous()
@@ -142,7 +133,7 @@ class PixelflyLinear(StructuredLinear):
 class FlatButterfly(nn.Module):
     """S x of a flat block butterfly: rows (M, in_features) -> (M, padded output width).
 
-    Parameter `weight` (kept blocks, b, b), each (out, in). It is part of a layer, and none of its own.
+    Parameter `weight` (kept blocks, b, b), each block (out, in).
     """
 
     weight: nn.Parameter
@@ -162,7 +153,7 @@ class FlatButterfly(nn.Module):
 
     @property
     def density(self) -> float:
-        """Share of the blocks that are kept."""
+        """The share of blocks that are kept."""
         return self.weight.shape[0] / (self.shape.rows * self.shape.columns)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -171,13 +162,13 @@ class FlatButterfly(nn.Module):
         return gathered_product(wide, gathering.columns, gathering.weight(self.weight))
 
     def gathering(self, device: torch.device) -> Gathering:
-        """How the product is grouped. It follows from the shape alone, so no state dict holds it."""
+        """How the product is grouped on a device. It follows from the shape, so it is not in the state dict."""
         if device not in self._gatherings:
             self._gatherings[device] = self._gatherings[torch.device("cpu")].to(device)
         return self._gatherings[device]
 
     def dense_weight(self) -> Tensor:
-        """The padded dense weight."""
+        """The dense weight, padded to whole blocks."""
         rows, columns = self.shape.layout().nonzero(as_tuple=True)
         side = self.shape.block_size
         dense = self.weight.new_zeros(self.shape.rows, self.shape.columns, side, side)
@@ -186,7 +177,7 @@ class FlatButterfly(nn.Module):
 
 
 class LowRankPart(nn.Module):
-    """L x: rows (M, in_features) -> (M, out_features). It is part of a layer, and none of its own."""
+    """L x: rows (M, in_features) -> (M, out_features)."""
 
     def __init__(
         self,
@@ -204,9 +195,9 @@ class LowRankPart(nn.Module):
 
 
 class Gate(nn.Module):
-    """g of each row, between 0 and 1: rows (M, in_features) -> (M, 1).
+    """The gate g of each row, between 0 and 1: rows (M, in_features) -> (M, 1).
 
-    No nn.Linear: nothing that looks for linear layers to replace or to count should find it.
+    It is not an nn.Linear, so that whatever replaces or counts linear layers passes it over.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""SeparateAttention: self-attention with a linear layer each for queries, keys and values."""
+"""SeparateAttention is self-attention with a linear layer each for queries, keys and values."""
 
 from typing import Any
 
@@ -7,17 +7,17 @@ from torch.nn import functional as F
 
 
 class SeparateAttention(nn.Module):
-    """What timm's Attention computes, (B, N, C) -> (B, N, C), with `q_proj`, `k_proj`, `v_proj` in place of `qkv`.
+    """timm's Attention with `q_proj`, `k_proj`, `v_proj` in place of `qkv`: (B, N, C) -> (B, N, C).
 
-    HazyResearch/fly has it where those layers are structured: one Monarch matrix for all three would be another model.
+    HazyResearch/fly uses it where these layers are structured: one Monarch matrix for all three is another function.
 
     Args:
-        packed: the attention to take the place of; its other parts are kept.
+        packed: timm's Attention, whose other parts are taken over.
     """
 
     def __init__(self, packed: nn.Module) -> None:
         super().__init__()
-        # Any: parts of a class that only timm_door imports.
+        # Any, since only architectures/timm_models imports timm.
         parts: Any = packed
         dim, bias = parts.qkv.in_features, parts.qkv.bias is not None
         self.num_heads, self.head_dim = int(parts.num_heads), int(parts.head_dim)
@@ -38,10 +38,10 @@ class SeparateAttention(nn.Module):
 
 
 def separate_attention(model: nn.Module) -> None:
-    """Put a SeparateAttention in the place of every attention of a ViT of timm.
+    """Replace every attention of a timm ViT by a SeparateAttention.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no such attention.
     """
     blocks = [block for block in model.modules() if type(getattr(block, "attn", None)).__name__ == "Attention"]
     if not blocks:
@@ -51,7 +51,7 @@ def separate_attention(model: nn.Module) -> None:
 
 
 def _projection(dim: int, out_features: int, bias: bool) -> nn.Linear:
-    """Initialised as timm's ViT does."""
+    """A linear layer, initialised as timm's ViT initialises it."""
     layer = nn.Linear(dim, out_features, bias=bias)
     nn.init.trunc_normal_(layer.weight, std=0.02)
     if bias:

@@ -1,21 +1,18 @@
-"""StructuredLinear: what every linear layer with a structured weight is, whatever its matrix."""
+"""StructuredLinear is the base class of linear layers whose weight is a structured matrix."""
 
 from abc import abstractmethod
 from math import sqrt
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from .layer_spec import LayerSpec
-
 
 class StructuredLinear(nn.Module):
-    """y = M x + bias with M of a class of matrices: x (..., in_features) -> (..., out_features).
+    """y = M x + bias with a structured matrix M: x (..., in_features) -> (..., out_features).
 
-    A subclass names its kind and its options, which are attributes of the same names, and owns parameters beside
-    `bias`, which comes first in the state dict.
+    A subclass names its kind and its options, keeps each option in an attribute of the same name, and adds the
+    parameters of M behind `bias` in the state dict.
 
     Args:
         in_features, out_features: widths of the layer.
@@ -23,7 +20,10 @@ class StructuredLinear(nn.Module):
     """
 
     kind: ClassVar[str]
-    """As in `LayerSpec`."""
+    """The kind's name in a `LayerSpec`."""
+
+    kind_name: ClassVar[str]
+    """The kind's name in sentences."""
 
     option_names: ClassVar[tuple[str, ...]]
     """The fields of `LayerSpec` that describe this kind."""
@@ -44,16 +44,8 @@ class StructuredLinear(nn.Module):
         self.register_parameter("bias", None if tensor is None else nn.Parameter(tensor))
 
     @property
-    def structure(self) -> "LayerSpec":
-        """What describes the layer; `LayerSpec.build` makes one like it."""
-        from .layer_spec import LayerSpec  # it builds these layers, so it imports them first
-
-        options = {name: getattr(self, name) for name in self.option_names}
-        return LayerSpec(self.kind, self.in_features, self.out_features, bias=self.bias is not None, **options)
-
-    @property
     def weight_count(self) -> int:
-        """Stored weights, without the bias."""
+        """Number of stored weights, without the bias."""
         return sum(p.numel() for p in self.parameters()) - (0 if self.bias is None else self.bias.numel())
 
     @property
@@ -64,7 +56,7 @@ class StructuredLinear(nn.Module):
     @staticmethod
     @abstractmethod
     def weight_shapes(in_features: int, out_features: int) -> dict[str, tuple[int, ...]]:
-        """Shapes of the parameters beside `bias`, by key; takes the kind's options too, by name.
+        """Shapes of the parameters beside `bias`, by key. Subclasses also take their options, by name.
 
         Raises:
             ValueError: widths or options outside their limits.
@@ -79,7 +71,7 @@ class StructuredLinear(nn.Module):
         """
 
     def monarch_factors(self) -> tuple[Tensor, Tensor] | None:
-        """w1 (K, q, p) and w2 (J, s, r) where the matrix is a Monarch one, which the kernels run; else None."""
+        """The factors w1 (K, q, p) and w2 (J, s, r) for the Monarch kernels; None where M is no Monarch matrix."""
         return None
 
     def extra_repr(self) -> str:
@@ -96,13 +88,13 @@ class StructuredLinear(nn.Module):
 
 
 def reset_factor(factor: Tensor) -> None:
-    """Uniform in +-1/sqrt(fan), fan its last dimension: fly's start of a factor."""
+    """Uniform in +-1/sqrt(last dimension), as fly's factors start."""
     bound = 1 / sqrt(factor.shape[-1])
     nn.init.uniform_(factor, -bound, bound)
 
 
 def check_widths(in_features: int, out_features: int) -> None:
-    """Raises ValueError where a width is below 1."""
+    """Raise ValueError where a width is below 1."""
     if in_features < 1 or out_features < 1:
         raise ValueError(f"in_features {in_features} and out_features {out_features} must be at least 1")
 

@@ -1,4 +1,4 @@
-"""Exports a bundle as an ONNX file: plain operations, metadata inside, held against PyTorch before it is in place."""
+"""Exports a bundle as an ONNX file of plain operations with metadata, and compares it with PyTorch first."""
 
 import json
 import os
@@ -24,10 +24,10 @@ from .plain import plain_form
 from .session import OnnxSession, runtime_version
 
 LIMITS = {"float32": 1e-4, "float16": 2e-2, "bfloat16": 1e-1}
-"""How far the largest logit may be off by number type, as a share of the largest one where that is above 1."""
+"""The largest error of a logit by dtype, relative to the largest logit where that is above 1."""
 
 NOISE_IMAGES = 2
-"""Checked beside the two golden images: alone and three together."""
+"""Number of noise images that are checked beside the two golden images, in batches of one and of three."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class Verified:
 
     Args:
         error: the largest difference of a logit, divided by the largest logit where that is above 1.
-        limit: that it keeps.
-        images: compared, in batches of one and of three.
-        against, by: who computed.
+        limit: the largest error allowed.
+        images: number of images, in batches of one and of three.
+        against, by: name and version of PyTorch and of ONNX Runtime.
     """
 
     error: float
@@ -50,7 +50,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was written: `size_bytes` with the weights beside the file, how often each operator is used."""
+    """What was written; `size_bytes` includes weights beside the file, `operators` counts the uses of each."""
 
     config: BundleConfig
     dtype: str
@@ -66,15 +66,16 @@ def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite:
     """Write a bundle's model as an ONNX file, whole or not at all.
 
     Args:
-        out: the file; weights that are too many for one lie beside it in `<its name>.data`.
-        dtype: of LIMITS. With float16 the model computes in it, but for performer features; bfloat16 is the type of the
-            weights alone: ONNX Runtime has no kernels for it on a CPU, and ONNX no convolution before opset 22.
+        out: the file; weights that are too large for one file lie beside it in `<its name>.data`.
+        dtype: one of LIMITS. float16 is the dtype of the computation, except for performer features. bfloat16 is the
+            dtype of the weights alone: on a CPU, ONNX Runtime has no kernels for it, and before opset 22 ONNX has no
+            convolution in it.
         overwrite: replace a file that is there already.
 
     Raises:
         BundleError: the bundle cannot be read.
-        ExportError: the model cannot be exported, or is not the same afterwards; names the bundle. Nothing is written.
-        FileExistsError: `out` is there, or its weights are.
+        ExportError: the model cannot be exported, or the export computes something else; nothing is written.
+        FileExistsError: `out` or the file of its weights exists.
         ImportError: onnx, onnxscript or onnxruntime are missing.
         OSError: `out` cannot be written.
         ValueError: no such dtype.
@@ -107,13 +108,13 @@ def export_bundle(bundle: Path, out: Path, *, dtype: str = "float32", overwrite:
 
 
 def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float32") -> Verified:
-    """Write a model as `create_model` gives it, and hold the file against it; the model is used up.
+    """Write a model that `create_model` built, and compare the file with it; the model is converted in place.
 
     Args:
         size: side of its input, px.
 
     Raises:
-        ExportError: it cannot be exported, or ONNX Runtime computes something else.
+        ExportError: the model cannot be exported, or ONNX Runtime computes something else.
         ImportError: a package is missing.
     """
     noise = torch.randn(NOISE_IMAGES, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -132,7 +133,7 @@ def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float3
         f"torch {version('torch')}",
         f"onnxruntime {runtime_version()}",
     )
-    if not error <= verified.limit:  # nor where it is no number
+    if not error <= verified.limit:  # NaN is refused too
         raise ExportError(
             f"ONNX Runtime's logits are off by {error:.2g} of the largest, more than the {verified.limit:g} of {dtype}"
         )
@@ -149,10 +150,10 @@ def _check_target(out: Path, overwrite: bool) -> None:
 
 @contextmanager
 def _folder_beside(out: Path) -> Iterator[Path]:
-    """Where a file is made; on the same file system, so that it can be moved in place whole.
+    """A temporary folder beside `out`, on the same file system, so that files can be moved in place.
 
     Raises:
-        OSError: also what happens inside, where the disk may be full; names `out`.
+        OSError: for every OSError inside, such as a full disk; it names `out`.
     """
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -168,7 +169,7 @@ def _error(found: list[Tensor], expected: list[Tensor]) -> float:
 
 
 def _metadata(config: BundleConfig, dtype: str, verified: Verified) -> dict[str, str]:
-    """Plain words as they are, everything else as JSON."""
+    """The metadata of a file: strings as they are, all other values as JSON."""
     values: dict[str, Any] = {
         **config.preprocess,
         "labels": labels_document(config.labels),
@@ -182,7 +183,7 @@ def _metadata(config: BundleConfig, dtype: str, verified: Verified) -> dict[str,
 
 
 def _move(file: Path, out: Path) -> None:
-    """Put a finished file in place, the weights beside it first; those of one that is replaced go."""
+    """Put a finished file in place, its separate weights first; separate weights of a replaced file are removed."""
     weights = data_file(file)
     if weights.exists():
         os.replace(weights, data_file(out))

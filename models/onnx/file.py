@@ -1,4 +1,4 @@
-"""The one place that knows onnx and PyTorch's exporter: writes a module as an ONNX file, checks it, describes it."""
+"""Writes a module as an ONNX file, checks it and describes it; no other file imports onnx and PyTorch's exporter."""
 
 import contextlib
 import io
@@ -17,26 +17,26 @@ from torch import Tensor, nn
 from ..errors import ExportError, first_line
 
 OPSET = 20
-"""The first that has GELU as one operation."""
+"""The first opset that has GELU as one operation."""
 
 INPUT, OUTPUT, BATCH = "images", "logits", "batch"
 
 INLINE_BYTES = 2**31 - 2**24
-"""Weights beyond it lie in a file of their own: protobuf writes no message of 2 GiB."""
+"""More bytes of weights than this lie in a file of their own: protobuf writes no message of 2 GiB."""
 
 
 def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights: bool = False) -> None:
-    """Write what a module computes, for batches of any size.
+    """Write a module as an ONNX file for batches of any size.
 
-    Beside `path` lies `<its name>.data` where the weights are too many for one file.
+    Where the weights are too large for one file, they lie beside it in `<its name>.data`.
 
     Args:
         model: in evaluation mode, without gradients; float32 images (B, 3, H, W) -> float32 logits.
-        images: two or more, to record the model with; of the one size that it will take.
-        bfloat16_weights: store in bfloat16 what loses nothing by it; the computation stays float32.
+        images: two or more images to record the model with, of the size that it will take.
+        bfloat16_weights: store weights in bfloat16 where that is exact; the computation stays float32.
 
     Raises:
-        ExportError: it cannot be recorded, not for any batch size, or not in ONNX's operations.
+        ExportError: the model cannot be recorded, not for every batch size, or not in ONNX's operations.
         ImportError: onnx or onnxscript are missing.
     """
     onnx = _onnx()
@@ -61,12 +61,12 @@ def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights
 
 
 def data_file(path: Path) -> Path:
-    """Where the weights of a large model lie."""
+    """The file for the weights of a large model."""
     return path.with_name(path.name + ".data")
 
 
 def contents(path: Path) -> tuple[dict[str, int], int]:
-    """How often each operator is used, the most used first; and the bytes of all weights."""
+    """The number of uses of each operator, most used first, and the bytes of all weights."""
     onnx = _onnx()
     graph = onnx.load_model(str(path), load_external_data=False).graph
     weights = sum(
@@ -85,12 +85,12 @@ def describe(path: Path, metadata: Mapping[str, str]) -> None:
 
 
 def _recorded(model: nn.Module, images: Tensor) -> Any:
-    """The model as a ModelProto."""
+    """Record the model as a ModelProto."""
     batch = torch.export.Dim(BATCH, min=1)
-    said = io.StringIO()  # on failure the exporter prints all it had recorded
+    said = io.StringIO()  # on failure the exporter prints everything recorded
     try:
         with warnings.catch_warnings(), contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            warnings.simplefilter("ignore")  # about their own insides
+            warnings.simplefilter("ignore")  # the warnings are about the exporter's internals
             recorded = _attention_of_four_axes(torch.export.export(model, (images,), dynamic_shapes=({0: batch},)))
             program = torch.onnx.export(
                 recorded,
@@ -105,15 +105,15 @@ def _recorded(model: nn.Module, images: Tensor) -> Any:
             assert program is not None
             _simplify(program.model)
             return program.model_proto
-    except Exception as raised:  # whatever a model does that it cannot record or ONNX has no operation for
+    except Exception as raised:  # anything that cannot be recorded or that ONNX has no operation for
         error: BaseException = raised
-        while error.__cause__ is not None:  # what the exporter says first is advice to its developers
+        while error.__cause__ is not None:  # the outer messages are advice to the exporter's developers
             error = error.__cause__
         raise ExportError(f"{type(error).__name__}: {first_line(error)}") from raised
 
 
 def _attention_of_four_axes(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The exporter has none of three or five: whatever stands before the tokens is put into one axis there."""
+    """Give attention of three or five axes four axes, the only ones the exporter takes, by merging the leading ones."""
     attention = torch.ops.aten.scaled_dot_product_attention.default
 
     def four(x: Tensor) -> Tensor:
@@ -133,15 +133,15 @@ def _attention_of_four_axes(program: torch.export.ExportedProgram) -> torch.expo
 
 
 def _simplify(model: Any) -> None:
-    """Compute what is constant, share what is equal, in place.
+    """Fold constants and share equal values, in place.
 
-    The exporter's own optimisation does more, and takes what is nearly nothing for nothing: it drops + 1e-8.
+    The exporter's own optimisation does more, but treats tiny numbers as zero: it drops + 1e-8.
     """
     import onnx_ir.passes.common as passes
     from onnxscript import optimizer, rewriter
     from onnxscript.rewriter.rules.common import materialize_reshape_shape_rule
 
-    for _ in range(2):  # what is known to be constant makes more constant
+    for _ in range(2):  # the first pass makes more values constant
         optimizer.fold_constants(model, onnx_shape_inference=True)
         rewriter.rewrite(model, [materialize_reshape_shape_rule])
     passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
@@ -151,7 +151,7 @@ def _simplify(model: Any) -> None:
 
 
 def _narrow(proto: Any) -> None:
-    """Store weights in bfloat16, each behind a Cast, where that is exact."""
+    """Store weights in bfloat16, each with a Cast behind it, where that is exact."""
     onnx = _onnx()
     casts = []
     for tensor in proto.graph.initializer:
@@ -171,7 +171,7 @@ def _narrow(proto: Any) -> None:
 
 
 def _clean(proto: Any) -> None:
-    """Take out what the exporter tells of this machine: every node holds a stack trace with paths."""
+    """Remove what the exporter writes about this machine: every node holds a stack trace with paths."""
     graph = proto.graph
     for part in (proto, graph, *graph.node, *graph.initializer, *graph.value_info, *graph.input, *graph.output):
         part.ClearField("metadata_props")

@@ -1,10 +1,10 @@
 """Turns a loaded model into its form for export: structured layers as MatMul, Reshape and Transpose.
 
-It begins with the serving form (`models/serving/pack.py`). The permutations of a Monarch layer are folded into its factors
-as far as that is exact: with the rows of the first factor in the order in which the second one reads them, what lies
-between the factors is a swap of outer axes, K and J, and the runs that it moves are whole (arXiv 2512.20861). Inside an
-MLP the interleaving of fc1's outputs and the cutting of fc2's input become one swap as well: fc2's first factor takes
-its columns in the order in which fc1 gives them.
+It starts from the serving form (`models/serving/pack.py`). The permutations of a Monarch layer are folded into its
+factors: the rows of the first factor are put in the order in which the second one reads them. Only a swap of the outer
+axes K and J remains between the factors, which moves whole runs (arXiv 2512.20861). Inside an MLP the interleaving of
+fc1's outputs and the cutting of fc2's input become one swap as well: the columns of fc2's first factor are put in the
+order in which fc1 gives them.
 """
 
 from typing import cast
@@ -60,7 +60,7 @@ class PlainMonarch(nn.Module):
 
 
 class PlainMonarchMlp(nn.Module):
-    """fc2(GELU(fc1(x))) of two Monarch layers, one transposition between them; see `takes`."""
+    """fc2(GELU(fc1(x))) of two Monarch layers with one transposition between them, where `takes` allows it."""
 
     def __init__(self, fc1: PackedMonarch, fc2: PackedMonarch) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class PlainMonarchMlp(nn.Module):
 
     @staticmethod
     def takes(fc1: PackedMonarch, fc2: PackedMonarch) -> bool:
-        """Whether no padding lies between, and a chunk of fc2's input takes equally many outputs of fc1's blocks."""
+        """Whether nothing is padded in between, and each chunk of fc2's input has as many outputs of each block."""
         first, second = fc1.shape, fc2.shape
         return fc1.out_features == first.out_extended == second.in_extended and first.s % second.K == 0
 
@@ -100,7 +100,7 @@ class PlainBlockdiag(nn.Module):
         self.out_features = layer.out_features
         self.shuffle, self.folded = layer.shuffle, layer.shuffle and self.p % self.nblocks == 0
         if self.folded:
-            # Place c*N + g of the shuffled input is g*p + c of the input: block b reads its c-th part of each group g.
+            # Element c*N + g of the shuffled input is g*p + c of the input: block b reads the b-th part of each group.
             weight = weight.unflatten(1, (-1, self.nblocks)).transpose(1, 2).flatten(1, 2)
         if bias is not None:
             bias = F.pad(bias, (0, self.nblocks * self.s - self.out_features)).view(self.nblocks, 1, self.s)
@@ -115,7 +115,7 @@ class PlainBlockdiag(nn.Module):
         return rows[..., : self.out_features]
 
     def _blocks(self, x: Tensor) -> Tensor:
-        """What each block reads, (N, M, p)."""
+        """The input of each block, (N, M, p)."""
         if self.folded:
             groups = x.reshape(-1, self.nblocks, self.nblocks, self.p // self.nblocks)  # (M, g, b, c)
             return groups.permute(2, 0, 1, 3).reshape(self.nblocks, -1, self.p)
@@ -124,7 +124,7 @@ class PlainBlockdiag(nn.Module):
 
 
 class Exported(nn.Module):
-    """A model of any dtype, float32 at both ends: images (B, 3, H, W) -> logits (B, num_classes)."""
+    """A model of any dtype with float32 input and output: images (B, 3, H, W) -> logits (B, num_classes)."""
 
     def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
         super().__init__()
@@ -135,11 +135,11 @@ class Exported(nn.Module):
 
 
 def plain_form(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Make of `model`, in place, what is exported: of plain operations, float32 at both ends.
+    """Turn `model`, in place, into the form for export: plain operations, with float32 input and output.
 
     Args:
         model: as `create_model` or `load_bundle` gives it.
-        dtype: of weights and activations, but for performer features; bfloat16 only rounds the weights.
+        dtype: dtype of weights and activations, except for performer features; bfloat16 only rounds the weights.
     """
     model = prepare_for_inference(model, dtype=dtype)
     _replace(model)
@@ -152,8 +152,8 @@ def folded_factors(w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
     """The factors of a Monarch matrix with the permutation between them folded in.
 
     The intermediate a = k*q + v of the definition (`kernels/reference.py`) belongs to block j = a mod J of the second
-    factor. Here it is at place j*rank + i of block k, the i-th there that belongs to j. Where not all pairs (k, j) have
-    equally many, zeros stand in.
+    factor. Here it is element j*rank + i of block k, the i-th in k that belongs to j. Pairs (k, j) that have fewer
+    elements than others are filled up with zeros.
 
     Args:
         w1: (K, q, p).
@@ -165,7 +165,7 @@ def folded_factors(w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
     (K, q, p), (J, s, _) = w1.shape, w2.shape
     a = torch.arange(K * q)
     k, j, c = a // q, a % J, a // J
-    i = c + (j - k * q) // J  # c less the first one of this pair, ceil((k*q - j) / J)
+    i = c + (j - k * q) // J  # c minus the first c of this pair, ceil((k*q - j) / J)
     rank = int(i.max()) + 1
     first, second = w1.new_zeros(K, J, rank, p), w2.new_zeros(J, K, rank, s)
     first[k, j, i] = w1.reshape(K * q, p)
@@ -174,7 +174,7 @@ def folded_factors(w1: Tensor, w2: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _padded(x: Tensor, width: int) -> Tensor:
-    """Zeros at the end of the last axis up to `width`; nothing at all where it is so wide."""
+    """Pad the last axis with zeros up to `width`; a tensor of that width adds no operation to the graph."""
     return x if x.shape[-1] == width else F.pad(x, (0, width - x.shape[-1]))
 
 
@@ -188,7 +188,7 @@ def _replace(parent: nn.Module) -> None:
 
 
 def _plain(child: nn.Module) -> nn.Module | None:
-    """The plain form of a layer or MLP; None for what is plain, or consists of other modules."""
+    """The plain form of a packed layer or MLP; None for other modules."""
     if isinstance(child, PackedMlp):
         layers = child.fc1.packed(), child.fc2.packed()
         if PlainMonarchMlp.takes(*layers):

@@ -1,4 +1,4 @@
-"""The one place that knows ONNX Runtime: an exported model as a function of images, on the CPU."""
+"""Runs an exported model in ONNX Runtime on the CPU; no other file imports onnxruntime."""
 
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -15,14 +15,14 @@ _ERRORS_ONLY = 3
 
 
 class OnnxSession(nn.Module):
-    """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). May be called by several threads at a time.
+    """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). Several threads may call it at a time.
 
-    It lets go of Python's lock while it computes. The file is read here and not needed afterwards.
+    It releases Python's lock while it computes. The file is read in the constructor and not needed afterwards.
 
     Args:
-        path: as `write_onnx` writes it.
-        threads: that a call may use: its own, and others that all calls share.
-        batch: images of every call, where they are always so many: shapes are then worked out once.
+        path: a file that `write_onnx` wrote.
+        threads: threads that a call may use: its own, and others that all calls share.
+        batch: number of images of every call, where it is always the same; shapes are then computed once.
 
     Raises:
         ExportError: ONNX Runtime cannot run the file.
@@ -36,13 +36,13 @@ class OnnxSession(nn.Module):
         options.log_severity_level = _ERRORS_ONLY
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
-        # Threads that wait for work in a loop would take the cores from decoders and the event loop.
+        # Threads that spin while they wait would take the cores from decoders and the event loop.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         if batch is not None:
             options.add_free_dimension_override_by_name(BATCH, batch)
         try:
             self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime has a class for each of its codes, and no common one
+        except Exception as error:  # onnxruntime has a class for each error code, and no common one
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
     def forward(self, images: Tensor) -> Tensor:
@@ -54,12 +54,12 @@ class OnnxSession(nn.Module):
 
 
 def runtime_version() -> str | None:
-    """Of ONNX Runtime; None where it is not installed. Nothing is imported."""
+    """Version of ONNX Runtime; None where it is not installed. Nothing is imported."""
     if find_spec("onnxruntime") is None:
         return None
     try:
         return version("onnxruntime")
-    except PackageNotFoundError:  # it comes under several names
+    except PackageNotFoundError:  # it has several package names
         return "unknown"
 
 

@@ -1,1 +1,1 @@
-"""The forms in which a model is served: packed, fused, traced or captured as CUDA graphs."""
+"""The forms in which a model is served: packed, fused, as a TorchScript graph or as CUDA graphs."""

@@ -1,6 +1,6 @@
-"""The forward as one CUDA graph for each batch bucket, captured at load: a batch costs one launch, not hundreds.
+"""Runs the forward as a CUDA graph for each batch bucket, captured at load: a batch is one launch, not hundreds.
 
-What is captured reads and writes the same memory each time. Graphs of all buckets read the beginning of one input and
+A CUDA graph reads and writes the same memory each time. The graphs of all buckets read the beginning of one input and
 share one memory pool, since only one of them runs at a time.
 """
 
@@ -12,25 +12,24 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.tuning.tuner import batch_buckets, bucket_of
+from ...kernels.tuning.tuner import batch_buckets as batch_buckets
+from ...kernels.tuning.tuner import bucket_of
 from ..errors import first_line
-
-__all__ = ["Capture", "Captured", "CudaCapture", "GraphedForward", "batch_buckets"]
 
 logger = logging.getLogger("milkweed.graphs")
 
 WARM_UPS = 3
-"""Forwards before a capture: libraries choose, allocate and compile in their first calls."""
+"""Number of forwards before a capture: libraries choose, allocate and compile in their first calls."""
 
 TOLERANCE = 1e-2
-"""Relative error that a replay may have against the forward it was captured from; equal bits are usual."""
+"""Largest relative error of a replay against the forward it was captured from; usually the bits are equal."""
 
 ForwardFunction = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Captured:
-    """A forward at one batch size: `replay` computes `result` from what lies in `images`."""
+    """A captured forward of one batch size: `replay` computes `result` from the content of `images`."""
 
     images: Tensor
     result: Tensor
@@ -57,22 +56,22 @@ class CudaCapture:
                 forward(images)
         torch.cuda.synchronize(images.device)
         graph = torch.cuda.CUDAGraph()
-        # thread_local: a scrape of the metrics asks CUDA for its memory meanwhile, and must not spoil the capture.
+        # thread_local: a metrics scrape in another thread may ask CUDA for its memory without spoiling the capture.
         with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
             result = forward(images)
         return Captured(images, result, graph.replay)
 
 
-class GraphedForward:
+class CudaGraphForward:
     """Runs batches of any size by replaying the nearest bucket above; larger ones in parts.
 
     Where a capture fails, every batch runs `forward` as it is, and `reason` says why.
 
     Args:
-        forward: float32 images (B, C, H, W) on the device -> a row an image; touches no host memory.
+        forward: float32 images (B, C, H, W) on the device -> one row an image; it must not touch host memory.
         image_shape: (C, H, W).
-        batch_sizes: the buckets.
-        capture: makes a graph; CUDA's when None.
+        batch_sizes: the batch buckets.
+        capture: captures a forward; a `CudaCapture` when None.
     """
 
     def __init__(
@@ -99,28 +98,28 @@ class GraphedForward:
 
     @property
     def largest(self) -> int:
-        """Images of one replay at most."""
+        """The most images of one replay."""
         return self.batch_sizes[-1]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Rows of float32 images (n, C, H, W), n >= 1, from the host or the device; on the device, the caller's own."""
+        """Rows (n, ...) on the device, in fresh memory, of float32 images (n, C, H, W), n >= 1, on host or device."""
         with torch.inference_mode():
             rows = [self._run(part) for part in images.split(self.largest)]
             return rows[0] if len(rows) == 1 else torch.cat(rows)
 
     @property
     def summary(self) -> str:
-        """In a few words."""
+        """One line for logs and the model list."""
         if self.reason is not None:
             return f"no CUDA graphs ({self.reason})"
         return f"CUDA graphs for batches of {', '.join(map(str, self.batch_sizes))}"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain data: the batch sizes that are captured, or why none is."""
+        """Plain data: the captured batch sizes, or the reason why there are none."""
         return {"batch_sizes": sorted(self._graphs), "reason": self.reason}
 
     def padding(self, count: int) -> int:
-        """Places that are computed for nothing in a batch of `count` images."""
+        """How many rows are computed for nothing in a batch of `count` images."""
         if not self._graphs:
             return 0
         last = count % self.largest
@@ -129,16 +128,16 @@ class GraphedForward:
     def _run(self, images: Tensor) -> Tensor:
         count = len(images)
         if not self._graphs:
-            # A fresh result each time, but the input's place is used again: what reads it is already in the stream.
+            # The input is used again: what still reads it is ahead in the same stream. The result is fresh.
             return self._forward(self._input.fill(images))
         graph = self._graphs[bucket_of(count, self.batch_sizes)]
-        # Behind the images lie those of an earlier batch: rows do not see each other, and theirs are dropped.
+        # Behind these images lie some of an earlier batch: rows do not affect each other, and those are dropped.
         self._input.fill(images)
         graph.replay()
         return graph.result[:count].clone()
 
     def _capture_all(self, capture: Capture) -> None:
-        """The largest bucket first: the smaller ones find room in what it leaves in the pool."""
+        """Capture the largest bucket first: the smaller ones find room in what it leaves in the pool."""
         for size in reversed(self.batch_sizes):
             try:
                 self._graphs[size] = self._checked(capture, self._input.images[:size])
@@ -149,10 +148,10 @@ class GraphedForward:
                 return
 
     def _checked(self, capture: Capture, images: Tensor) -> Captured:
-        """A captured forward that gives what the forward gives, on noise.
+        """Capture the forward, and compare a replay with it on noise.
 
         Raises:
-            RuntimeError: it cannot be captured, or gives something else.
+            RuntimeError: it cannot be captured, or the replay gives something else.
         """
         captured = capture(self._forward, images)
         images.normal_()
@@ -166,7 +165,7 @@ class GraphedForward:
 
 
 class Input:
-    """Where the images of a forward lie on the device, and a page-locked place on the host before it."""
+    """The input of a forward on the device, filled through page-locked memory on the host."""
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         self.images = torch.zeros(shape, device=device)
@@ -176,7 +175,7 @@ class Input:
             self._host_is_free = torch.cuda.Event()
 
     def fill(self, images: Tensor) -> Tensor:
-        """Copy images to the beginning; that part of the input. Returns while the copy is under way."""
+        """Copy images to the beginning of the input and return that part, while the copy may still be under way."""
         place = self.images[: len(images)]
         if not self._cuda or images.is_cuda or images.is_pinned():
             return place.copy_(images, non_blocking=True)

@@ -23,7 +23,7 @@ from .plain_mlp import plain_mlp
 
 
 class PackedLayer(nn.Module):
-    """A packed layer whose matrix is a Monarch one; its tensors are buffers, so that memory accounting sees them."""
+    """The packed factors of a Monarch layer, as buffers, so that memory accounting sees them."""
 
     w1: Tensor
     w2: Tensor
@@ -44,7 +44,7 @@ class PackedLayer(nn.Module):
         self._shape, self._in, self._out = packed.shape, packed.in_features, packed.out_features
 
     def packed(self) -> PackedMonarch:
-        """The layer as the kernels take it, on whatever device the buffers are now."""
+        """The layer as the kernels take it, on the device of its buffers."""
         return PackedMonarch(self.w1, self.w2, self._shape, self._in, self._out)
 
 
@@ -68,9 +68,9 @@ class PackedMlp(nn.Module):
 
 
 class PackedLowRank(nn.Module):
-    """Serving form of a low-rank layer, or of a Monarch one of one block, which is the same: two linear layers.
+    """Serving form of a low-rank layer, which is a Monarch layer of one block: two linear layers.
 
-    They need none of the kernels' permutations, and take 0.4 to 1.0 of their time on a CPU.
+    They need none of the Monarch kernels' permutations, and take 0.4 to 1.0 of their time on a CPU.
     """
 
     thin1: Tensor
@@ -92,8 +92,8 @@ class PackedLowRank(nn.Module):
 class PackedPixelfly(nn.Module):
     """Serving form of PixelflyLinear: (..., in_features) -> (..., out_features).
 
-    The kept blocks lie as the batched product takes them. The gate is one more row of the first thin factor, the bias
-    one more column of the second, so that the low-rank part is added in place by one product.
+    The kept blocks are arranged as the batched product takes them. The gate is one more row of the first thin factor,
+    the bias one more column of the second, so that one product adds the low-rank part in place.
     """
 
     columns: Tensor
@@ -128,7 +128,7 @@ class PackedPixelfly(nn.Module):
         else:
             share = torch.sigmoid(thin[:, -1:] + self.gate_bias)
             thin = share * thin[:, :-1]
-            # On the narrower side: a pass over all tokens costs as much as the product.
+            # Scale the narrower side: a pass over all tokens costs as much as the product.
             narrow = self.in_features <= self.out_features
             y = self._sparse((1 - share) * rows) if narrow else self._sparse(rows).mul_(1 - share)
         y.addmm_(torch.cat([thin, thin.new_ones(thin.shape[0], 1)], 1), self.thin2)
@@ -145,9 +145,9 @@ def prepare_for_inference(
 
     Args:
         model: as `create_model` or `load_bundle` gives it.
-        dtype: of weights and activations. Performer features stay float32: they overflow in anything less.
-        int8_layers: whose weights stay int8 in memory, by name; those of a bundle that holds them so. A Pixelfly
-            layer's do not: its serving form mixes their rows.
+        dtype: dtype of weights and activations. Performer features stay float32: they overflow in anything less.
+        int8_layers: names of the layers whose weights stay int8 in memory, as the bundle stores them. A Pixelfly
+            layer's weights do not stay int8: its serving form mixes their rows.
 
     Returns:
         The model in eval mode, without gradients, taking normalised images (B, 3, H, W) of `dtype`.
@@ -155,7 +155,7 @@ def prepare_for_inference(
     model = model.eval().requires_grad_(False)
     fold_batch_norms(model)
     layers = tuple(int8_layers)
-    _pack(model, torch.float32 if layers else dtype)  # a weight rounded to less would become other int8
+    _pack(model, torch.float32 if layers else dtype)  # rounded weights would become other int8 values
     _hold_int8(model, layers, dtype)
     features = {m: m.w.detach().float() for m in model.modules() if isinstance(m, PerformerAttention)}
     scales = {m: m.scale for m in model.modules() if isinstance(m, Expanded)}
@@ -181,13 +181,13 @@ def _hold_int8(model: nn.Module, layers: Iterable[str], dtype: torch.dtype) -> N
         elif isinstance(module, PackedLayer):
             inner = module.packed().shape.r
             hold_int8(module, ("w1",), dtype)
-            hold_int8(module, ("w2",), dtype, columns=inner)  # behind them is the bias
+            hold_int8(module, ("w2",), dtype, columns=inner)  # the last column is the bias
 
 
 def fold_batch_norms(model: nn.Module) -> None:
     """Fold every BatchNorm2d that follows a convolution in a Sequential into that convolution.
 
-    Only torch's own classes: timm has convolutions that standardise their weights and norms that end in an activation.
+    Only torch's own classes are folded: timm's subclasses standardise weights, or end a norm with an activation.
     """
     for module in model.modules():
         if not isinstance(module, nn.Sequential):
@@ -200,12 +200,12 @@ def fold_batch_norms(model: nn.Module) -> None:
 
 
 def kernel_decision(device: torch.device) -> str:
-    """What a prepared model's Monarch layers run on there, and why, in words."""
+    """Which kernel a prepared model's Monarch layers run on a device, and why, in words."""
     return str(decide(device, differentiable=False))
 
 
 def _pack(model: nn.Module, dtype: torch.dtype) -> None:
-    """Replace MLPs of two Monarch layers, then the structured layers that are left."""
+    """Replace MLPs of two Monarch layers, then the other structured layers."""
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
             if _is_monarch_mlp(child):
@@ -222,12 +222,12 @@ def _pack(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def _blocks(module: nn.Module | None) -> int:
-    """Blocks of a layer whose matrix is a Monarch one; 0 for any other module."""
+    """Number of blocks of a Monarch or low-rank layer; 0 for any other module."""
     factors = module.monarch_factors() if isinstance(module, StructuredLinear) else None
     return 0 if factors is None else len(factors[0])
 
 
 def _is_monarch_mlp(module: nn.Module) -> bool:
-    """True for fc1 -> exact GELU -> fc2 with both layers Monarch of several blocks and nothing that acts between."""
+    """Whether a module is fc1 -> exact GELU -> fc2 and nothing else, both layers Monarch of several blocks."""
     fc1, act, fc2 = plain_mlp(module) or (None, None, None)
     return _blocks(fc1) > 1 and _blocks(fc2) > 1 and isinstance(act, nn.GELU) and act.approximate == "none"

@@ -1,4 +1,4 @@
-"""Modules told by the full name of their type: whoever takes one apart must know all that it computes."""
+"""Recognises plain MLPs by the full name of their type, so that nothing a subclass adds is missed."""
 
 from torch import nn
 
@@ -10,14 +10,14 @@ def type_name(module: nn.Module) -> str:
     return f"{type(module).__module__}.{type(module).__qualname__}"
 
 
-# By name, not by class: only timm_door imports timm.
+# By name, not by class: only architectures/timm_models imports timm.
 PLAIN_MLPS = frozenset({"timm.layers.mlp.Mlp", f"{Mlp.__module__}.{Mlp.__qualname__}"})
 
 
 def plain_mlp(module: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:
-    """fc1, act and fc2 of a module that computes fc2(act(fc1(x))) and nothing else; None of any other.
+    """fc1, act and fc2 of a module that computes fc2(act(fc1(x))) and nothing else; None for any other module.
 
-    The same names stand in modules that gate, convolve or reshape between the two layers.
+    Modules that gate, convolve or reshape between the two layers have the same names.
     """
     if type_name(module) not in PLAIN_MLPS:
         return None

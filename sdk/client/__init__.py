@@ -1,4 +1,4 @@
-"""A client of a running milkweed server: images in, typed answers out. Needs httpx and the standard library alone."""
+"""Clients of a running milkweed server: images in, typed answers out. They need httpx and the standard library only."""
 
 from .answers import Answer, Model, Prediction
 from .asynchronous import AsyncClient

@@ -1,4 +1,4 @@
-"""What a server says, as frozen objects."""
+"""Answer, Prediction, Model: what a server answers, as frozen objects, and how they are read from its JSON."""
 
 import json
 import re
@@ -16,9 +16,9 @@ class Prediction:
     """One class of an image.
 
     Args:
-        index: of the class in the model.
-        id: of the class, such as n01440764.
-        label: for people.
+        index: the place of the class in the model's output.
+        id: the name of the class, such as n01440764.
+        label: the name for people.
         score: softmax probability, 0 to 1.
     """
 
@@ -30,14 +30,14 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one image.
+    """The predictions for one image, or the error that it got instead.
 
     Args:
         predictions: best first; none where there is an error.
         error: why there are no predictions; None where there are.
-        model, version: that answered; empty where none did.
-        request_id: of the request that the image was part of.
-        stages: of that request on the server, ms by name, in order (`Server-Timing`).
+        model, version: the model that answered; empty where none did.
+        request_id: the id of the request that the image was part of.
+        stages: the time of each stage of that request on the server, ms by name, in order (`Server-Timing`).
     """
 
     predictions: tuple[Prediction, ...] = ()
@@ -53,8 +53,8 @@ class Model:
     """A model that a server has.
 
     Args:
-        default: answers requests that name no model.
-        about: all that the server says of it (`/v1/models`).
+        default: whether it answers requests that name no model.
+        about: all that the server tells about it (`/v1/models`).
     """
 
     name: str
@@ -66,7 +66,7 @@ class Model:
 
 
 def read_answers(content: bytes, headers: Mapping[str, str], status: int, images: int) -> list[Answer]:
-    """An answer for each image of a request, from a response that has `results`.
+    """Read an answer for each image of a request from a response that has `results`.
 
     Raises:
         MilkweedError: the whole request was refused, or the response is not milkweed's.
@@ -82,7 +82,7 @@ def read_answers(content: bytes, headers: Mapping[str, str], status: int, images
             "stages": {name: float(ms) for name, ms in _STAGE.findall(headers.get("server-timing", ""))},
         }
         results = enumerate(document["results"])
-        # Of several, a message says which one of the request: here that is the answer's place.
+        # With several images a message names the image by its number; here the answer's place tells it.
         answers = [_answer(result, about, f"image {place}: " if images > 1 else "") for place, result in results]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise _not_ours(status) from None
@@ -96,7 +96,7 @@ def read_answers(content: bytes, headers: Mapping[str, str], status: int, images
 
 
 def read_error(content: bytes, headers: Mapping[str, str], status: int) -> MilkweedError:
-    """The error that a whole response stands for; one that is no JSON of milkweed's is a `BadAnswer`."""
+    """Read the error that a whole response stands for; a response that is not milkweed's JSON is a `BadAnswer`."""
     retry_after = _seconds(headers.get("retry-after"))
     try:
         document = _document(content, status)
@@ -115,7 +115,7 @@ def read_error(content: bytes, headers: Mapping[str, str], status: int) -> Milkw
 
 
 def read_models(content: bytes, status: int) -> list[Model]:
-    """The models of a /v1/models.
+    """Read the models from the response of /v1/models.
 
     Raises:
         BadAnswer: the response is not milkweed's.
@@ -160,7 +160,7 @@ def _document(content: bytes, status: int) -> dict[str, Any]:
 
 
 def _seconds(text: str | None) -> float | None:
-    """Retry-After in seconds; its other form, a date, is not milkweed's and counts as none."""
+    """Read Retry-After in seconds; its other form, a date, which milkweed never sends, counts as none."""
     return float(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 7 else None
 
 

@@ -1,4 +1,4 @@
-"""The client for asyncio. All that is sent to a server is sent here; `Client` runs it on a thread."""
+"""AsyncClient, the client for asyncio. All that is sent to a server is sent here; `Client` runs it on a thread."""
 
 import asyncio
 import random
@@ -13,15 +13,15 @@ import httpx
 from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer
 from .images import Encoded, Image, encode, encoded, in_batches, is_one
-from .questions import MOST_TIMEOUT_MS, Priority, Question, base_url, body_of, key_headers
+from .requests import MOST_TIMEOUT_MS, ClassifyParams, Priority, base_url, body_of, key_headers
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
 BATCH_BYTES = 16 << 20
-"""Of the images of one request; servers take bodies of 64 MiB."""
+"""The images of one request hold about this much at most; servers take bodies of 64 MiB."""
 
 FIRST_WAIT_SECONDS, MOST_WAIT_SECONDS = 0.1, 5.0
-"""Before the second try, and at most; each try doubles it."""
+"""The wait before the second try, and the longest one; each try doubles the wait."""
 
 _REFUSED = (429, 503)
 _GONE = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.ConnectTimeout)
@@ -31,14 +31,14 @@ class AsyncClient:
     """Asks the milkweed server at a URL. Close it, or use it as a context manager.
 
     Args:
-        url: of the server, such as http://localhost:8000, or of its /classify.
-        api_key: where the server asks for one; that of MILKWEED_API_KEY if None.
-        timeout: seconds that a request may take with all its tries, where a call says nothing; the server is told.
-        retries: how often it is tried again where nobody answers, or a refusal does not say when to come back. One
-            that does (`Retry-After`) is followed as long as there is time.
-        batch_size: images of one request, where there are several.
-        concurrency: requests at once.
-        verify: of httpx: False, or an SSLContext that knows other authorities or a client's certificate.
+        url: the address of the server, such as http://localhost:8000, or of its /classify.
+        api_key: the key, where the server asks for one; None takes that of MILKWEED_API_KEY.
+        timeout: seconds that a request may take with all its tries, unless a call gives its own; the server is told.
+        retries: how often a request is tried again where nobody answers, or a refusal does not say when to come back.
+            A refusal that does (`Retry-After`) is followed as long as there is time.
+        batch_size: the most images of one request, where there are several.
+        concurrency: the most requests at once.
+        verify: as in httpx: False, or an SSLContext that knows other authorities or a client's certificate.
 
     Raises:
         ValueError: an argument that cannot be.
@@ -67,7 +67,7 @@ class AsyncClient:
         self.batch_size, self.concurrency = batch_size, concurrency
         self._http = httpx.AsyncClient(
             headers=key_headers(api_key),
-            # The whole has its own clock, which tells more than one for each read and write.
+            # The request as a whole has a deadline, which tells more than one for each read and write.
             timeout=httpx.Timeout(None, connect=CONNECT_SECONDS),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=concurrency),
             verify=verify,
@@ -116,12 +116,12 @@ class AsyncClient:
         timeout: float | None = None,
         priority: Priority | None = None,
     ) -> Answer | list[Answer]:
-        """Classes of one image, or of each of several.
+        """Classify one image, or each of several.
 
         Args:
             images: one image, or several; `stream` holds fewer at once.
-            model: of the server's, or an alias; its first one if None.
-            top_k: classes an answer; the server's own number if None.
+            model: the name of one of the server's models, or an alias; None is its first one.
+            top_k: the number of classes in an answer; None is the server's own number.
             timeout: seconds a request may take with all its tries.
             priority: `bulk` lets interactive requests go first.
 
@@ -131,10 +131,10 @@ class AsyncClient:
         Raises:
             MilkweedError: a request got no answer; the class says why. Of one image also where that is its own fault.
         """
-        question = self.question(model, top_k, timeout, priority)
+        params = self.params(model, top_k, timeout, priority)
         if not is_one(images):
-            return [answer async for answer in self._stream(cast("Iterable[Image]", images), question)]
-        (answer,) = await self.ask([await asyncio.to_thread(encode, images)], question)
+            return [answer async for answer in self._stream(cast("Iterable[Image]", images), params)]
+        (answer,) = await self.ask([await asyncio.to_thread(encode, images)], params)
         if answer.error is not None:
             raise answer.error
         return answer
@@ -148,47 +148,47 @@ class AsyncClient:
         timeout: float | None = None,
         priority: Priority | None = None,
     ) -> AsyncIterator[Answer]:
-        """The answers to any number of images, in order, as they come. See `classify`.
+        """Classify any number of images; the answers come one by one, in order. See `classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on another thread, since files may be slow.
         """
-        return self._stream(images, self.question(model, top_k, timeout, priority))
+        return self._stream(images, self.params(model, top_k, timeout, priority))
 
     async def models(self) -> list[Model]:
-        """What the server has, the one that answers by default first."""
+        """List the server's models; the one that answers by default is the first."""
         response = await self._send("GET", "/v1/models", self.timeout)
         if response.status_code != 200:
             raise read_error(response.content, response.headers, response.status_code)
         return read_models(response.content, response.status_code)
 
     async def ready(self) -> bool:
-        """Whether the server is there and takes requests. Asks once."""
+        """Ask once whether the server is there and takes requests."""
         try:
             return (await self._http.get(self.url + "/readyz", timeout=CONNECT_SECONDS)).status_code == 200
         except (httpx.TransportError, httpx.InvalidURL):
             return False
 
-    def question(
+    def params(
         self, model: str | None, top_k: int | None, timeout: float | None, priority: Priority | None
-    ) -> Question:
-        """What a call asks for, its arguments checked."""
-        return Question(model, top_k, priority, self.timeout if timeout is None else timeout)
+    ) -> ClassifyParams:
+        """Check the arguments of a call and return them as one object."""
+        return ClassifyParams(model, top_k, priority, self.timeout if timeout is None else timeout)
 
-    async def ask(self, images: Sequence[Encoded], question: Question) -> list[Answer]:
-        """One request's images; a request that is too large goes in halves.
+    async def ask(self, images: Sequence[Encoded], params: ClassifyParams) -> list[Answer]:
+        """Classify the images of one request; a request that is too large is sent in halves.
 
         Raises:
             MilkweedError: the request got no answer, and that is no fault of its only image.
         """
         sent = [image for image in images if isinstance(image, bytes)]
-        answers = iter(await self._post(sent, question) if sent else [])
+        answers = iter(await self._post(sent, params) if sent else [])
         return [next(answers) if isinstance(image, bytes) else Answer(error=image) for image in images]
 
-    async def _post(self, images: Sequence[bytes], question: Question) -> list[Answer]:
+    async def _post(self, images: Sequence[bytes], params: ClassifyParams) -> list[Answer]:
         body, content_type = body_of(images)
-        headers = {"Content-Type": content_type, **question.headers}
+        headers = {"Content-Type": content_type, **params.headers}
         response = await self._send(
-            "POST", "/classify", question.timeout_seconds, params=question.params, body=body, headers=headers
+            "POST", "/classify", params.timeout_seconds, params=params.query, body=body, headers=headers
         )
         try:
             return read_answers(response.content, response.headers, response.status_code, len(images))
@@ -198,9 +198,9 @@ class AsyncClient:
             if len(images) == 1 or error.code not in TOO_MUCH:
                 raise
         half = len(images) // 2
-        return [*await self._post(images[:half], question), *await self._post(images[half:], question)]
+        return [*await self._post(images[:half], params), *await self._post(images[half:], params)]
 
-    async def _stream(self, images: Iterable[Image], question: Question) -> AsyncIterator[Answer]:
+    async def _stream(self, images: Iterable[Image], params: ClassifyParams) -> AsyncIterator[Answer]:
         batches = in_batches(encoded(images), self.batch_size, BATCH_BYTES)
         asking: deque[asyncio.Task[list[Answer]]] = deque()
         try:
@@ -209,7 +209,7 @@ class AsyncClient:
                 batch = await asyncio.to_thread(next, batches, None) if more else None
                 more = batch is not None
                 if batch is not None:
-                    asking.append(asyncio.create_task(self.ask(batch, question)))
+                    asking.append(asyncio.create_task(self.ask(batch, params)))
                 while asking and (not more or asking[0].done() or len(asking) >= self.concurrency):
                     for answer in await asking[0]:
                         yield answer
@@ -229,7 +229,7 @@ class AsyncClient:
         body: bytes | None = None,
         headers: dict[str, str] | None = None,
     ) -> httpx.Response:
-        """The response to a request, tried again where that may help and there is time.
+        """Send a request and return its response; try again where that may help and there is time.
 
         Raises:
             MilkweedError: none came, or only refusals.

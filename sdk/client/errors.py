@@ -1,4 +1,4 @@
-"""What may go wrong, one class for what a caller would do about it, by the server's `code`."""
+"""The errors of a client: one class for each thing that a caller would do about it, by the server's `code`."""
 
 from typing import NamedTuple
 
@@ -7,10 +7,10 @@ class MilkweedError(Exception):
     """Anything that kept an image from its answer.
 
     Args:
-        code: the server's word for it, or `unreadable`, `no_answer`, `bad_answer`, `deadline` of this side.
+        code: the server's word for it, or the client's: `unreadable`, `no_answer`, `bad_answer`, `deadline`.
         message: one line.
-        status: of HTTP; None where this side found it.
-        request_id: finds the request in the server's log; empty where there is none.
+        status: the HTTP status; None where the client found the error.
+        request_id: the request's id in the server's log; empty where there is none.
         retry_after: seconds after which the server would like to be asked again.
     """
 
@@ -32,11 +32,11 @@ class MilkweedError(Exception):
 
 
 class BadRequest(MilkweedError):
-    """The question cannot be asked like this: a parameter, a form, too many images."""
+    """The request itself is wrong: a parameter, a form, too many images."""
 
 
 class ImageRefused(MilkweedError):
-    """This image gets no answer, whoever asks again: unreadable, too large, of no accepted format, damaged."""
+    """This image will never get an answer: it is unreadable, too large, of no accepted format, or damaged."""
 
 
 class Unauthorized(MilkweedError):
@@ -48,7 +48,7 @@ class UnknownModel(MilkweedError):
 
 
 class Unavailable(MilkweedError):
-    """The server takes no more at the moment; it was asked again as long as there was time."""
+    """The server takes no more at the moment; the client tried again as long as there was time."""
 
 
 class RateLimited(Unavailable):
@@ -60,57 +60,57 @@ class DeadlineExceeded(MilkweedError):
 
 
 class ServerFault(MilkweedError):
-    """A fault of the server's: its log has more, under the request id."""
+    """The server failed; its log has more, under the request id."""
 
 
 class NoAnswer(MilkweedError):
-    """No server there, or it left before it answered."""
+    """No server is there, or it left before it answered."""
 
 
 class BadAnswer(MilkweedError):
     """Something answered, but not as milkweed does."""
 
 
-class Kind(NamedTuple):
-    """The HTTP status of a code, and the class that it raises."""
+class ErrorCode(NamedTuple):
+    """The HTTP status of a code, and the class of its error."""
 
     status: int
     error: type[MilkweedError]
 
 
-KINDS: dict[str, Kind] = {
-    "bad_request": Kind(400, BadRequest),
-    "empty": Kind(400, ImageRefused),
-    "unauthorized": Kind(401, Unauthorized),
-    "unknown_model": Kind(404, UnknownModel),
-    "not_found": Kind(404, UnknownModel),
-    "method_not_allowed": Kind(405, BadRequest),
-    "request_timeout": Kind(408, DeadlineExceeded),
-    "conflict": Kind(409, BadRequest),
-    "too_large": Kind(413, ImageRefused),
-    "too_many_pixels": Kind(413, ImageRefused),
-    "too_many_images": Kind(413, BadRequest),
-    "unsupported_format": Kind(415, ImageRefused),
-    "undecodable": Kind(422, ImageRefused),
-    "rate_limited": Kind(429, RateLimited),
-    "headers_too_large": Kind(431, BadRequest),
-    "internal": Kind(500, ServerFault),
-    "draining": Kind(503, Unavailable),
-    "not_ready": Kind(503, Unavailable),
-    "overloaded": Kind(503, Unavailable),
-    "deadline": Kind(504, DeadlineExceeded),
+ERROR_CODES: dict[str, ErrorCode] = {
+    "bad_request": ErrorCode(400, BadRequest),
+    "empty": ErrorCode(400, ImageRefused),
+    "unauthorized": ErrorCode(401, Unauthorized),
+    "unknown_model": ErrorCode(404, UnknownModel),
+    "not_found": ErrorCode(404, UnknownModel),
+    "method_not_allowed": ErrorCode(405, BadRequest),
+    "request_timeout": ErrorCode(408, DeadlineExceeded),
+    "conflict": ErrorCode(409, BadRequest),
+    "too_large": ErrorCode(413, ImageRefused),
+    "too_many_pixels": ErrorCode(413, ImageRefused),
+    "too_many_images": ErrorCode(413, BadRequest),
+    "unsupported_format": ErrorCode(415, ImageRefused),
+    "undecodable": ErrorCode(422, ImageRefused),
+    "rate_limited": ErrorCode(429, RateLimited),
+    "headers_too_large": ErrorCode(431, BadRequest),
+    "internal": ErrorCode(500, ServerFault),
+    "draining": ErrorCode(503, Unavailable),
+    "not_ready": ErrorCode(503, Unavailable),
+    "overloaded": ErrorCode(503, Unavailable),
+    "deadline": ErrorCode(504, DeadlineExceeded),
 }
-"""Every code of the server's (docs/http.md)."""
+"""Every code that a server sends (docs/http.md)."""
 
 TOO_MUCH = frozenset({"too_large", "too_many_images"})
-"""Codes of a request that may pass in halves."""
+"""The codes of requests whose halves may be accepted."""
 
 
 def make_error(
     code: str, message: str, *, status: int | None = None, request_id: str = "", retry_after: float | None = None
 ) -> MilkweedError:
-    """The error of a code, with its own status where it has one; of an unknown code, the base class."""
-    kind = KINDS.get(code)
+    """Make the error of a code, with the status of the code; an unknown code makes one of the base class."""
+    kind = ERROR_CODES.get(code)
     if kind is not None:
         status = kind.status
     error = MilkweedError if kind is None else kind.error
@@ -118,5 +118,5 @@ def make_error(
 
 
 def unreadable(message: str) -> MilkweedError:
-    """An image that this side cannot read."""
+    """Make the error of an image that the client cannot read."""
     return ImageRefused("unreadable", f"cannot be read: {message}")

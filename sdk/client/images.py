@@ -1,6 +1,6 @@
-"""What a caller may give as an image, and the encoded bytes of it. Imports neither Pillow nor numpy by itself.
+"""Turns what a caller may give as an image into encoded bytes. It imports neither Pillow nor numpy by itself.
 
-Pixels that are in memory already go without loss: as NPY, or as PNG where that cannot say it or is too large.
+Pixels in memory are encoded without loss: as NPY, or as PNG where NPY cannot express them or would be too large.
 """
 
 import io
@@ -16,43 +16,43 @@ class Readable(Protocol):
     """A binary file that is open."""
 
     def read(self) -> bytes:
-        """All that is left of it."""
+        """Read all that is left of the file."""
 
 
 class Picture(Protocol):
-    """An image of Pillow's."""
+    """An image of Pillow."""
 
     @property
     def mode(self) -> str:
-        """How its pixels are to be read."""
+        """The layout of its pixels."""
 
     def getexif(self) -> Any:
-        """Its orientation is in there."""
+        """Return the EXIF data, which hold its orientation."""
 
     def tobytes(self) -> bytes:
-        """Its pixels, row by row."""
+        """Return its pixels, row by row."""
 
 
 class Array(Protocol):
-    """An array of numpy's."""
+    """An array of numpy."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """One image: (H, W), (H, W, 1), (H, W, 3) of uint8, or (3, S, S) of floats, a model's input."""
+        """The shape of one image: (H, W), (H, W, 1), (H, W, 3) of uint8, or (3, S, S) of floats, a model's input."""
 
     @property
     def __array_interface__(self) -> dict[str, Any]:
-        """Where its numbers are."""
+        """The description of its memory."""
 
 
 Image = bytes | bytearray | memoryview | str | os.PathLike[str] | Readable | Picture | Array
 """One image: encoded bytes, the path of a file, an open file, or pixels as Pillow or numpy have them."""
 
 Encoded = bytes | MilkweedError
-"""What goes to a server or a model, or why that could not be had."""
+"""The encoded bytes of an image, or why it has none."""
 
 _NPY_BYTES = 16 << 20
-"""More pixels than this go as PNG: servers take bodies of 20 MiB."""
+"""Larger pixel data is encoded as PNG: servers take images of 20 MiB."""
 
 _ORIENTATION = 0x0112  # of EXIF
 _AS_THEY_ARE = frozenset(("1", "L", "LA", "P", "RGB", "RGBA", "I;16"))
@@ -60,20 +60,20 @@ _CONVERTED = frozenset(("CMYK", "YCbCr", "PA", "RGBX", "LAB", "HSV", "La", "RGBa
 
 
 def is_one(images: object) -> TypeGuard[Image]:
-    """Whether this is one image; else it is several."""
+    """Tell whether this is one image; otherwise it is several."""
     kinds = (bytes, bytearray, memoryview, str, os.PathLike)
     return isinstance(images, kinds) or any(hasattr(images, name) for name in ("read", "__array_interface__"))
 
 
 def encode(image: Image) -> bytes:
-    """The encoded bytes of one image.
+    """Return the encoded bytes of one image.
 
-    A Pillow image answers as its file does: EXIF's orientation is applied, alpha is not.
+    A Pillow image is classified as its file would be: EXIF's orientation is applied, alpha is not.
 
     Raises:
         ImageRefused: `unreadable`, the file cannot be read.
-        ValueError: pixels that no server takes, or several images in one array.
-        TypeError: no image.
+        ValueError: no server takes such pixels, or the array holds several images.
+        TypeError: the object is no image.
     """
     try:
         if isinstance(image, bytes | bytearray | memoryview):
@@ -94,7 +94,7 @@ def encode(image: Image) -> bytes:
 
 
 def encoded(images: Iterable[Image]) -> Iterator[Encoded]:
-    """The bytes of each, or why it has none."""
+    """Encode each image; one that cannot be read gives its error."""
     for image in images:
         try:
             yield encode(image)
@@ -103,7 +103,7 @@ def encoded(images: Iterable[Image]) -> Iterator[Encoded]:
 
 
 def in_batches(images: Iterable[Encoded], most: int, most_bytes: int) -> Iterator[list[Encoded]]:
-    """Lists of at most `most` images, and of little more than `most_bytes` bytes."""
+    """Group images into lists of at most `most` images, and of little more than `most_bytes` bytes."""
     batch: list[Encoded] = []
     held = 0
     for image in images:

@@ -1,4 +1,4 @@
-"""The client for programs without asyncio: `AsyncClient` on an event loop in a thread of its own."""
+"""Client, for programs without asyncio: it runs an `AsyncClient` on an event loop in a thread of its own."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast, overload
 from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
 from .images import Image, encode, encoded, in_batches, is_one
-from .questions import Priority, Question
+from .requests import ClassifyParams, Priority
 
 T = TypeVar("T")
 
@@ -22,7 +22,8 @@ CLOSED = "the client is closed"
 class Client:
     """Asks the milkweed server at a URL. Close it, or use it as a context manager. Any thread may call it.
 
-    Arguments and errors are those of `AsyncClient`; a RuntimeError where it is closed, or is while it asks.
+    Arguments and errors are those of `AsyncClient`. A call to a closed client, or one that is closed during the call,
+    raises a RuntimeError.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """End what is still asked, the connections and the thread; a second time does nothing."""
+        """Cancel the calls in flight, close the connections, end the thread; a second time does nothing."""
         with self._closing:
             if self._closed:
                 return
@@ -72,7 +73,7 @@ class Client:
 
     @property
     def url(self) -> str:
-        """Of the server, without a path of ours."""
+        """The address of the server, without the path of an endpoint."""
         return self._client.url
 
     @overload
@@ -106,11 +107,11 @@ class Client:
         timeout: float | None = None,
         priority: Priority | None = None,
     ) -> Answer | list[Answer]:
-        """Classes of one image, or of each of several: see `AsyncClient.classify`."""
-        question = self._client.question(model, top_k, timeout, priority)
+        """Classify one image, or each of several: see `AsyncClient.classify`."""
+        params = self._client.params(model, top_k, timeout, priority)
         if not is_one(images):
-            return list(self._stream(cast("Iterable[Image]", images), question))
-        (answer,) = self._run(self._client.ask([encode(images)], question))
+            return list(self._stream(cast("Iterable[Image]", images), params))
+        (answer,) = self._run(self._client.ask([encode(images)], params))
         if answer.error is not None:
             raise answer.error
         return answer
@@ -124,25 +125,25 @@ class Client:
         timeout: float | None = None,
         priority: Priority | None = None,
     ) -> Iterator[Answer]:
-        """The answers to any number of images, in order, as they come: see `AsyncClient.classify`.
+        """Classify any number of images; the answers come one by one, in order. See `AsyncClient.classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on the calling thread.
         """
-        return self._stream(images, self._client.question(model, top_k, timeout, priority))
+        return self._stream(images, self._client.params(model, top_k, timeout, priority))
 
     def models(self) -> list[Model]:
-        """What the server has, the one that answers by default first."""
+        """List the server's models; the one that answers by default is the first."""
         return self._run(self._client.models())
 
     def ready(self) -> bool:
-        """Whether the server is there and takes requests. Asks once."""
+        """Ask once whether the server is there and takes requests."""
         return self._run(self._client.ready())
 
-    def _stream(self, images: Iterable[Image], question: Question) -> Iterator[Answer]:
+    def _stream(self, images: Iterable[Image], params: ClassifyParams) -> Iterator[Answer]:
         asking: deque[Future[list[Answer]]] = deque()
         try:
             for batch in in_batches(encoded(images), self._client.batch_size, BATCH_BYTES):
-                asking.append(self._begin(self._client.ask(batch, question)))
+                asking.append(self._begin(self._client.ask(batch, params)))
                 while asking and (asking[0].done() or len(asking) >= self._client.concurrency):
                     yield from self._wait(asking[0])
                     asking.popleft()
@@ -154,7 +155,7 @@ class Client:
                 future.cancel()
 
     async def _end(self) -> None:
-        """Whoever still waits, on another thread, is told."""
+        """Cancel every task, so that threads that still wait are told, and close the client."""
         asked = asyncio.all_tasks() - {asyncio.current_task()}
         for task in asked:
             task.cancel()
@@ -173,7 +174,7 @@ class Client:
         try:
             return self._wait(future)
         except BaseException:
-            future.cancel()  # an interrupt: nobody waits any more
+            future.cancel()  # an interrupt came: nobody waits for the answer
             raise
 
     def _wait(self, future: Future[T]) -> T:

@@ -41,7 +41,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
         # A page in a browser on this machine can post to any port, but not without telling where it is from.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
-        if gate is not None and gate.closed and gate.identify(dict(request.headers.raw)).name != ADMIN:
+        if gate is not None and gate.needs_key and gate.identify(dict(request.headers.raw)).name != ADMIN:
             raise ServiceError("unauthorized", f"the admin API answers the caller {ADMIN} alone")
 
     app = FastAPI(
@@ -65,7 +65,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
     @app.post("/v1/repository/look")
     async def look() -> JSONResponse:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines."""
-        return JSONResponse({"done": await _watch(service).look()})
+        return JSONResponse({"done": await _watch(service).poll()})
 
     @app.post("/v1/models/{name}/load")
     async def load(name: str, number: str | None = None) -> JSONResponse:
@@ -88,14 +88,14 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
         """Let a name stand for a model, or one version of it, for whoever asks next."""
         _check_loaded(service)
         target = _target(await _body(request))
-        before = service.rollout.set_alias(name, target)
+        before = service.lifecycle.set_alias(name, target)
         return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
 
     @app.delete("/v1/aliases/{name}")
     async def delete_alias(name: str) -> JSONResponse:
         """Let a name stand for nothing."""
         _check_loaded(service)
-        before = service.rollout.set_alias(name, None)
+        before = service.lifecycle.set_alias(name, None)
         return JSONResponse({"deleted": name, "before": str(before)})
 
     return app
@@ -142,15 +142,15 @@ def _target(body: bytes) -> AliasTarget:
 
 
 def _check_loaded(service: Service) -> None:
-    if not service.engines.prepared.done():
+    if not service.prepared.done():
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 
 def _watch(service: Service) -> RepositoryPoller:
-    if service.watch is None:
+    if service.poller is None:
         raise ServiceError("not_found", "this server has no repository: --repository DIR")
     _check_loaded(service)
-    return service.watch
+    return service.poller
 
 
 def _serves(service: Service, name: str, number: str) -> bool:

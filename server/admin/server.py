@@ -3,7 +3,7 @@
 import asyncio
 import socket
 
-from ..http.transport.connection_table import ConnectionLimits, ConnectionTable
+from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.port import HttpPort
 from ..http.transport.sockets import listen
 from ..security.auth import Authenticator
@@ -35,7 +35,7 @@ class AdminServer(HttpPort):
         most = min(settings.max_connections, MOST_CONNECTIONS)
         super().__init__(
             create_admin_app(service, gate),
-            ConnectionTable(ConnectionLimits.of(settings), most, service.metrics),
+            ConnectionTable(settings, most, service.metrics),
             tls,
             lifespan="off",
             timeout_keep_alive=settings.keep_alive_seconds,

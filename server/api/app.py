@@ -22,6 +22,7 @@ from ..oip.error_format import ErrorForm
 from ..oip.rest import oip_routes
 from ..security.auth import Authenticator
 from ..service.service import Service
+from ..telemetry.access_log import AccessLog
 from ..telemetry.context import context_of
 from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
@@ -73,7 +74,15 @@ def http_app(
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
-    around = partial(RequestMiddleware, service=service, gate=gate, routes=templates, tracer=tracer)
+    around = partial(
+        RequestMiddleware,
+        auth=gate,
+        metrics=service.metrics,
+        routes=templates,
+        draining=lambda: service.draining,
+        access_log=AccessLog.of(service.settings),
+        tracer=tracer,
+    )
     app.classify = around(classify)
     app.whole = around(_options)
     app.add_middleware(around)

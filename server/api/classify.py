@@ -7,18 +7,19 @@ from typing import NamedTuple
 
 from starlette.types import Receive, Scope, Send
 
-from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ...inference.results import SCORE_COST, Predictions
 from ..errors import ServiceError, status_of
-from ..http.body import BudgetLease, read_body
-from ..http.disconnect import caller_of
+from ..http.body import read_body
+from ..http.body_budget import BudgetLease
 from ..http.payload import encoded_images, payload_kind
 from ..http.responses import send_whole
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import Outcome
 from ..security.auth import ACCOUNT_KEY, Authenticator
 from ..security.key_store import Account
 from ..service.params import ClassifyParams, check_scores, read_params
 from ..service.service import Service
-from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_ticket
+from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_request
 from ..telemetry.context import RequestContext, context_of
 from .outcomes import outcome_label
 from .stream import Stream, wants_stream
@@ -33,31 +34,31 @@ class Classify:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         trace, service = context_of(scope), self._service
         service.check_accepting()
-        question = read_params(scope["query_string"], trace.headers, service.models, service.settings)
-        service.check_time(question.timeout_seconds, question.priority)
-        requester, streamed = Requester(trace, caller_of(scope), receive), wants_stream(trace.headers)
-        with service.held.hold() as hold:
-            with service.using(question.model):
+        params = read_params(scope["query_string"], trace.headers, service.models, service.settings)
+        service.check_time(params.timeout_seconds, params.priority)
+        requester, streamed = Requester(trace, receive), wants_stream(trace.headers)
+        with service.body_budget.lease() as hold:
+            with service.using(params.model):
                 try:
-                    async with asyncio.timeout(question.timeout_seconds):
-                        images = await self._images(question, trace, receive, hold, scope.get(ACCOUNT_KEY))
+                    async with asyncio.timeout(params.timeout_seconds):
+                        images = await self._images(params, trace, receive, hold, scope.get(ACCOUNT_KEY))
                         if not streamed:
-                            outcomes = await ask(service, question, images, requester)
-                            answer = await self._answer(question, outcomes, trace)
+                            outcomes = await ask(service, params, images, requester)
+                            answer = await self._answer(params, outcomes, trace)
                 except TimeoutError:
-                    milliseconds = round(question.timeout_seconds * 1e3)
+                    milliseconds = round(params.timeout_seconds * 1e3)
                     raise ServiceError("deadline", f"no answer within {milliseconds} ms") from None
                 if streamed:
-                    await self._stream(question, images, requester, send)
+                    await self._stream(params, images, requester, send)
                     return
             del images
-            hold.become(len(answer.body))  # until the client has read it
+            hold.resize(len(answer.body))  # until the client has read it
             headers = [(b"content-type", b"application/json")]
             await send_whole(send, trace, answer.body, headers, status=answer.status)
 
     async def _images(
         self,
-        question: ClassifyParams,
+        params: ClassifyParams,
         trace: RequestContext,
         receive: Receive,
         hold: BudgetLease,
@@ -65,18 +66,18 @@ class Classify:
     ) -> list[CheckedImage]:
         """The request's images, each past the guard, and the sandbox where it needs that, or with its error."""
         form = payload_kind(trace.headers)
-        service, model, limits = self._service, question.model, question.model.limits
+        service, model, limits = self._service, params.model, params.model.limits
         settings = service.settings
         limit = min(limits.max_bytes, settings.max_body_bytes) if form == "raw" else settings.max_body_bytes
         body = await read_body(receive, trace.content_length(), limit, hold)
-        trace.mark()
+        trace.end_stage("receive")
         service.metrics.body_bytes[form].observe(len(body))
         content_type = trace.headers.get(b"content-type", b"")
         most = settings.of(model.name).max_images_per_request
 
         def parse() -> list[CheckedImage]:
             encoded = encoded_images(body, form, content_type, max_images=most)
-            check_scores(len(encoded), question.top_k)
+            check_scores(len(encoded), params.top_k)
             return [check_image(image, model) for image in encoded]
 
         # The images of other forms are copies: for a moment they are there beside the body, later in its place.
@@ -85,37 +86,37 @@ class Classify:
         images = await service.parsers.run(parse, len(body))
         hold.give_back(copies)
         self._gate.charge_images(account, len(images))
-        left = trace.started + question.timeout_seconds - time.perf_counter()
-        images = await service.rare_images.decode(images, model.spec, hold, left)
-        trace.mark()
+        left = trace.started + params.timeout_seconds - time.perf_counter()
+        images = await service.sandboxed_images.decode(images, model.spec, hold, left)
+        trace.end_stage("parse")
         return images
 
     async def _stream(
-        self, question: ClassifyParams, images: list[CheckedImage], requester: Requester, send: Send
+        self, params: ClassifyParams, images: list[CheckedImage], requester: Requester, send: Send
     ) -> None:
         """Answer image by image."""
-        service, model, trace = self._service, question.model, requester.trace
+        service, model, trace = self._service, params.model, requester.context
         trace.asks(model.name, len(images))
-        ticket, waiter, wanted = make_ticket(question, images, requester)
+        request, waiter, wanted = make_request(params, images, requester)
         try:
             if wanted:
-                service.submit(ticket, wanted)
+                service.submit(request, wanted)
         except ServiceError as error:
-            service.forget(ticket)
+            service.finish(request)
             count_outcomes(service, model, {outcome_label(error): len(images)})
             raise
-        stream = Stream(question, ticket, requester, send, service.parsers)
+        stream = Stream(params, request, requester, send, service.parsers)
         try:
-            await stream.run(waiter, ticket.deadline - time.perf_counter())
+            await stream.run(waiter, request.deadline - time.perf_counter())
         finally:
             waiter.cancel()
-            service.forget(ticket)
+            service.finish(request)
             count_outcomes(service, model, stream.counts)
 
-    async def _answer(self, question: ClassifyParams, outcomes: list[ImageResult], trace: RequestContext) -> "_Answer":
+    async def _answer(self, params: ClassifyParams, outcomes: list[Outcome], trace: RequestContext) -> "_Answer":
         """Predictions and errors in order; the first error's status when nothing succeeded."""
-        cost = SCORE_COST * len(outcomes) * question.top_k
-        return await self._service.parsers.run(lambda: _write(question.model, outcomes, trace), cost)
+        cost = SCORE_COST * len(outcomes) * params.top_k
+        return await self._service.parsers.run(lambda: _write(params.model, outcomes, trace), cost)
 
 
 class _Answer(NamedTuple):
@@ -123,7 +124,7 @@ class _Answer(NamedTuple):
     body: bytes
 
 
-def _write(model: ModelInfo, outcomes: list[ImageResult], trace: RequestContext) -> _Answer:
+def _write(model: ModelInfo, outcomes: list[Outcome], trace: RequestContext) -> _Answer:
     several = len(outcomes) > 1
     results = b", ".join(
         model.result_json(outcome, f"image {place}: " if several else "") for place, outcome in enumerate(outcomes)

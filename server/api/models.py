@@ -4,7 +4,6 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse
 
 from ..config.aliases import describe_alias
-from ..config.model_limits import limits_of
 from ..service.service import Service
 from .schemas import ModelList
 
@@ -17,7 +16,7 @@ def model_routes(service: Service) -> APIRouter:
     async def list_models() -> JSONResponse:
         """Every version of every served model, the default one first; empty while they load."""
         models = [
-            {**model.describe(), "default": place == 0, "limits": limits_of(service.settings, model.name)}
+            {**model.describe(), "default": place == 0, "limits": service.settings.limits_of(model.name)}
             for place, model in enumerate(service.models.every())
         ]
         aliases = [describe_alias(*each) for each in service.models.aliases.items()]

@@ -21,7 +21,7 @@ _BROKEN = {
 
 def add_security(document: dict[str, Any], gate: Authenticator) -> None:
     """Add to a document what the gate and the connections may answer, in place."""
-    if gate.closed:
+    if gate.needs_key:
         document.setdefault("components", {})["securitySchemes"] = _SCHEMES
     for path, item in document["paths"].items():
         for method, operation in item.items():

@@ -1,4 +1,4 @@
-"""Aliases: names that stand for a model or one version of it, and how settings spell them."""
+"""Parses and checks aliases, names that stand for a model or one version of it."""
 
 import re
 from collections.abc import Collection, Mapping
@@ -12,7 +12,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class AliasError(ServiceError, ValueError):
-    """An alias that cannot be, or a change of the models that an alias forbids; one line that names both."""
+    """An alias is invalid, or forbids a change of the models; the message is one line that names both."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class AliasTarget:
     """What an alias stands for.
 
     Args:
-        version: its number in the repository or its bundle's version; None: whichever answers by default.
+        version: a number in the repository or a bundle's version; None is the one that answers by default.
     """
 
     model: str
@@ -28,7 +28,7 @@ class AliasTarget:
 
     @classmethod
     def parse(cls, text: str) -> "AliasTarget":
-        """From `model` or `model@version`."""
+        """Parse `model` or `model@version`."""
         model, at, version = text.rpartition("@")
         return cls(model, version) if at else cls(text)
 
@@ -37,10 +37,10 @@ class AliasTarget:
 
 
 def read_aliases(value: Any) -> Any:
-    """A setting's value: `production=deit@3,canary=deit@4`, the same in JSON, or a table.
+    """Read the setting: `production=deit@3,canary=deit@4`, the same in JSON, or a table.
 
     Raises:
-        ValueError: a name or what it stands for cannot be.
+        ValueError: a name or its target is invalid.
     """
     table = parse_table(value)
     if isinstance(table, Mapping):
@@ -53,23 +53,23 @@ def read_aliases(value: Any) -> Any:
 
 
 def targets_of(aliases: Mapping[str, str]) -> dict[str, AliasTarget]:
-    """What each alias of the settings stands for."""
+    """The targets of the aliases in the settings."""
     return {name: AliasTarget.parse(text) for name, text in aliases.items()}
 
 
 def describe_alias(name: str, target: AliasTarget) -> dict[str, str | None]:
-    """As the listings have it."""
+    """An alias as the listings show it."""
     return {"name": name, "model": target.model, "version": target.version}
 
 
 def check_alias_name(name: str) -> None:
-    """Raises AliasError `bad_request` where no alias can be called so."""
+    """Raises AliasError `bad_request` where the name is invalid."""
     if not _NAME.fullmatch(name):
         raise AliasError("bad_request", f"alias {name[:80]!r}: must be 1 to 64 letters, digits, '.', '_' or '-'")
 
 
 def check_alias(name: str, target: AliasTarget, names: Collection[str]) -> None:
-    """Raises AliasError where the models' names leave no place for an alias, or it stands for none of them."""
+    """Raises AliasError where an alias has the name of a model, or its target is not the name of one."""
     check_alias_name(name)
     if name in names:
         raise AliasError("conflict", f"alias {name} -> {target} would hide the model {name}")

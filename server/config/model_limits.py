@@ -1,21 +1,18 @@
-"""Limits of one model, where they are others than the service's."""
+"""Limits of one model where they differ from the service's."""
 
 import logging
 from collections.abc import Collection, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from .tables import nested, parse_table
 
-if TYPE_CHECKING:
-    from .settings import Settings
-
 logger = logging.getLogger("milkweed.limits")
 
 
 class ModelLimits(BaseModel):
-    """Each as the setting of its name, for one model; None: as of all models."""
+    """Each limit is the setting of the same name, for one model; None is the service's."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,13 +23,13 @@ class ModelLimits(BaseModel):
     top_k: int | None = Field(default=None, ge=1, le=100_000)
 
     @model_serializer(mode="wrap")
-    def _said(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """What is said, and no more: a settings file has no word for the rest."""
+    def _set_limits(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Only the limits that are set: a settings file has no null for the others."""
         return {name: value for name, value in serialize(self).items() if value is not None}
 
 
 def read_model_limits(value: Any) -> Any:
-    """A setting's value: `deit.max_queue_images=64,deit.top_k=1`, JSON or a table of tables.
+    """Read the setting: `deit.max_queue_images=64,deit.top_k=1`, JSON, or a table of tables.
 
     Raises:
         ValueError: it is none of these.
@@ -40,23 +37,12 @@ def read_model_limits(value: Any) -> Any:
     return nested(parse_table(value))
 
 
-def limits_of(settings: "Settings", model: str) -> dict[str, int]:
-    """What counts for requests to a model: its own limits, or those of all."""
-    own = settings.of(model)
-    return {
-        "max_queue_images": own.max_queue_images,
-        "max_images_per_request": own.max_images_per_request,
-        "timeout_ms": own.timeout_ms,
-        "top_k": own.top_k,
-    }
-
-
 def contradictions(name: str, limits: ModelLimits, *, queue: int, timeout_ms: int) -> Iterator[str]:
-    """What of a model's limits cannot be, a line each.
+    """What is contradictory about a model's limits, a line each.
 
     Args:
-        queue: images that may wait of all models.
-        timeout_ms: that a request may ask for.
+        queue: the limit of waiting images of all models.
+        timeout_ms: the most that a request may ask for.
     """
     where = f"model_limits.{name}"
     own_queue = limits.max_queue_images or queue
@@ -72,13 +58,13 @@ def contradictions(name: str, limits: ModelLimits, *, queue: int, timeout_ms: in
 
 
 def check_limited(limited: Collection[str], names: Collection[str], *, more_may_come: bool) -> None:
-    """Hold the names that have limits against the models'.
+    """Compare the names that have limits with the models'.
 
     Args:
-        more_may_come: a name that no model has is logged, since a repository may bring one.
+        more_may_come: log a name that no model has instead of raising, since a repository may bring such a model.
 
     Raises:
-        ValueError: no model has such a name, and none will.
+        ValueError: no model has such a name, and none will come.
     """
     unknown = [name for name in limited if name not in names]
     if unknown:

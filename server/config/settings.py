@@ -1,12 +1,14 @@
-"""Every knob of the service: one frozen object."""
+"""Defines every setting of the service in one frozen object."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from ...loaders.headers.info import FORMATS, OPT_IN_FORMATS
+from ...loaders.headers.limits import DEFAULT_LIMITS, Limits
 from .aliases import read_aliases
 from .model_limits import ModelLimits, contradictions, read_model_limits
 
@@ -19,7 +21,7 @@ _FORMAT = "|".join(FORMATS + OPT_IN_FORMATS).lower()
 
 
 def _without_unit(value: object) -> object:
-    """`64MiB` or `64 MB` as a number; whatever is no size as it is, for the field to refuse."""
+    """Turn `64MiB` or `64 MB` into a number; return any other value as it is, for the field to refuse."""
     if not isinstance(value, str) or value[-1:].isdigit():
         return value
     try:
@@ -29,14 +31,14 @@ def _without_unit(value: object) -> object:
 
 
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
-"""Bytes, as a number or with a unit."""
+"""A number of bytes, which may have a unit."""
 
 OFF = "off"
-"""What a setting that names a file says where there is none."""
+"""The value of a setting that names a file, where there is no file."""
 
 
 class Settings(BaseSettings):
-    """The knobs. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
+    """The settings. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
@@ -214,13 +216,23 @@ class Settings(BaseSettings):
 
     _of_model: dict[str, "Settings"] = PrivateAttr(default_factory=dict)
 
+    def limits_of(self, model: str) -> dict[str, int]:
+        """The limits of requests to one model: its own, or those of all."""
+        own = self.of(model)
+        return {
+            "max_queue_images": own.max_queue_images,
+            "max_images_per_request": own.max_images_per_request,
+            "timeout_ms": own.timeout_ms,
+            "top_k": own.top_k,
+        }
+
     def of(self, model: str) -> "Settings":
-        """As they are for one model: with its limits in place of the service's."""
+        """The settings for one model: with its limits in place of the service's."""
         return self._of_model.get(model, self) if self.model_limits else self
 
     @model_validator(mode="after")
-    def _agree(self) -> "Settings":
-        """Limits that contradict each other are refused at start, not met by the first unlucky request."""
+    def _validate(self) -> "Settings":
+        """Refuse limits that contradict each other at start, not at the first unlucky request."""
         found = list(self._contradictions())
         if found:
             raise ValueError("\n".join(found))
@@ -249,6 +261,13 @@ class Settings(BaseSettings):
         for name in ("tls_key", "tls_client_ca"):
             if getattr(self, name) != OFF and self.tls_cert == OFF:
                 yield f"{name} = {getattr(self, name)!r} needs tls_cert"
+
+
+def image_limits(settings: Settings) -> Limits:
+    """The limits of one image."""
+    named = settings.formats.upper().split(",")
+    formats = tuple(format for format in FORMATS + OPT_IN_FORMATS if format in named)
+    return replace(DEFAULT_LIMITS, max_bytes=settings.max_image_bytes, formats=formats)
 
 
 def _device_contradictions(device: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Where settings come from: flags, environment (MILKWEED_*), a file; and what a wrong one is told."""
+"""Loads settings from flags, environment (MILKWEED_*) and a file, with errors that name the source."""
 
 import os
 import tomllib
@@ -12,10 +12,10 @@ from .settings import ENV_PREFIX, Settings
 
 
 class SettingsError(ValueError):
-    """A knob has a value that cannot be; the message is one line with the knob, the value and the limit.
+    """A setting has an invalid value; the message is one line with the setting, the value and the limit.
 
     Args:
-        lines: all that is wrong, a line each; the first one is the message.
+        lines: all errors, a line each; the first one is the message.
     """
 
     def __init__(self, *lines: str) -> None:
@@ -24,13 +24,14 @@ class SettingsError(ValueError):
 
 
 def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> Settings:
-    """The settings from flags, MILKWEED_* variables, `file`, defaults: the first that has a value.
+    """Take each setting from flags, MILKWEED_* variables, `file` or its default: the first that has a value.
 
     Args:
         flags: values from the command line by field name; `None` means not given.
         file: TOML, keys are field names.
+
     Raises:
-        SettingsError: one line that names the flag, variable or key, its value and the limit; all such lines.
+        SettingsError: a line for each invalid value, with its flag, variable or key, and the limit.
     """
     given = {name: value for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
@@ -43,7 +44,7 @@ def load_settings(flags: Mapping[str, Any] | None = None, file: Path | None = No
 
 
 def origins(flags: Mapping[str, Any] | None = None, file: Path | None = None) -> dict[str, str]:
-    """Where `load_settings` of the same takes each setting from: an option, a variable, a file, `default`."""
+    """Where `load_settings` with the same arguments takes each setting from: option, variable, file or `default`."""
     given = {name for name, value in (flags or {}).items() if value is not None}
     from_file = read_settings_file(file) if file else {}
     environment = settings_environment()
@@ -69,7 +70,7 @@ def variable_of(name: str) -> str:
 
 
 def settings_environment() -> dict[str, str]:
-    """What the environment says of settings, and of what looks like one, by the setting's name."""
+    """The MILKWEED_* variables by the name of the setting, also of settings that do not exist."""
     upper = {name.upper(): value for name, value in os.environ.items()}
     return {
         name.removeprefix(ENV_PREFIX).lower(): value for name, value in upper.items() if name.startswith(ENV_PREFIX)
@@ -86,7 +87,7 @@ def read_settings_file(file: Path) -> dict[str, Any]:
 
 
 def _lines(error: ValidationError, flags: dict[str, Any], file: dict[str, Any], path: Path | None) -> Iterator[str]:
-    """Every complaint, with the place the value came from in that place's own spelling."""
+    """A line for every error, which names the source of the value as the source spells it."""
     for found in error.errors(include_url=False):
         if found["loc"]:
             yield _line([str(part) for part in found["loc"]], found["msg"], found["input"], flags, file, path)
@@ -107,6 +108,6 @@ def _line(
         source, value = variable_of(name), settings_environment().get(name, seen)
     if name not in Settings.model_fields:
         return f"{source} = {value!r}: there is no such setting"
-    if inner:  # of a table
+    if inner:  # a key of a table
         source, value = ".".join((source, *inner)), seen
     return f"{source} = {value!r}: {message[0].lower()}{message[1:]} ({Settings.model_fields[name].description})"

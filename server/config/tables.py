@@ -1,4 +1,4 @@
-"""Pairs: a setting that is a table, in one line: `key=value,key=value`, or JSON."""
+"""Parses a setting that is a table from one line: `key=value,key=value`, or JSON."""
 
 import json
 from collections.abc import Mapping
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def parse_table(value: Any) -> Any:
-    """The table that a flag or a variable spells; what is no text, such as a table of the file, stays what it is.
+    """Parse the text of a flag or a variable; return a value that is not text, such as a table of a file, as it is.
 
     Raises:
-        ValueError: what is wrong, without the value.
+        ValueError: tells what is wrong, without the value.
     """
     if not isinstance(value, str):
         return value
@@ -30,7 +30,7 @@ def parse_table(value: Any) -> Any:
 
 
 def nested(table: Any) -> Any:
-    """With `model.limit` as keys: a table of each model's."""
+    """Turn a table with keys such as `model.limit` into a table for each model."""
     if not isinstance(table, Mapping) or any(isinstance(value, Mapping) for value in table.values()):
         return table
     tables: dict[str, dict[str, Any]] = {}

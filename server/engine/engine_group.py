@@ -1,164 +1,161 @@
-"""Engines: one for each device, all pulling from one queue; what they are together to the rest of the service."""
+"""EngineGroup: one engine for each device, all taking batches from one scheduler."""
 
 import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 
 import torch
 
 from ...inference.device import device_names, usable_cores
 from ...inference.forward import plan_lanes
 from ...inference.pipeline import Pipeline
+from ...inference.results import BatchResult
 from ..config.settings import Settings
+from ..scheduler.request import Batch
 from ..scheduler.scheduler import Scheduler
-from .engine import Deliver, Engine
+from .engine import Engine
+from .events import EngineEvents
 
 logger = logging.getLogger("milkweed.engines")
 
 Pipelines = Mapping[int, Pipeline]
-"""Of one model, by the engine that runs it."""
+"""The pipelines of one model, by engine_id."""
 
 
-class EngineGroup:
-    """Each has its own thread, its own pipeline of every model, its own decoders; none waits for another.
+class EngineGroup(EngineEvents):
+    """Each engine has its own thread, its own pipeline of every model and its own decoders; none waits for another.
 
     Args:
-        batcher: the queue that all pull from, made for as many.
+        scheduler: made for as many engines as there are devices.
         devices: as settings name them, resolved.
-        open_all: loads and warms the models, by key; runs on the first engine's thread, the others wait for it.
-        deliver: takes each batch away; called on the engines' threads.
-        on_removed: called with the key of a model and an engine's place, its pipeline there being closed.
-        on_end: called on an engine's thread once the last of them has ended, for whatever reason.
+        events: hears of each batch and each removed model; of readiness once, when all engines are ready or cannot be;
+            and of the end once, when the last engine has ended.
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        batcher: Scheduler,
-        devices: Sequence[torch.device],
-        *,
-        open_all: Callable[[], Mapping[str, Pipelines]],
-        deliver: Deliver,
-        on_removed: Callable[[str, int], None],
-        on_end: Callable[[], None],
+        self, settings: Settings, scheduler: Scheduler, devices: Sequence[torch.device], events: EngineEvents
     ) -> None:
         self.names = device_names(devices)
-        self.prepared: Future[None] = Future()
         self._settings, self._devices = settings, tuple(devices)
-        self._batcher, self._open_all = batcher, open_all
-        self._removed, self._on_end = on_removed, on_end
+        self._scheduler, self._events = scheduler, events
         self._opened: Future[Mapping[str, Pipelines]] = Future()
         self._lock = threading.Lock()
-        self._unprepared = set(range(len(devices)))
-        self._going = set(range(len(devices)))
-        self.each = tuple(self._engine(place, device, deliver) for place, device in enumerate(devices))
+        self._unready = set(range(len(devices)))
+        self._running = set(range(len(devices)))
+        self.engines = tuple(self._engine(engine_id, device) for engine_id, device in enumerate(devices))
 
     def __len__(self) -> int:
-        return len(self.each)
+        return len(self.engines)
 
-    def start(self) -> None:
-        """Start the threads; `prepared` resolves when the models are warm on all devices, or fails as one failed."""
-        for engine in self.each:
-            engine.start()
+    def start(self, open_models: Callable[[], Mapping[str, Pipelines]]) -> None:
+        """Start the engines.
+
+        Args:
+            open_models: loads and warms the models, by key; it runs on the first engine's thread, the others wait.
+        """
+
+        def models_of(engine_id: int) -> dict[str, Pipeline]:
+            if engine_id == 0:
+                try:
+                    self._opened.set_result(open_models())
+                except BaseException as error:
+                    self._opened.set_exception(error)
+            return {key: pipelines[engine_id] for key, pipelines in self._opened.result().items()}
+
+        for engine in self.engines:
+            engine.start(partial(models_of, engine.engine_id))
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Close the queue, let the engines finish what waits; False when they did not end in time."""
-        self._batcher.close()
+        """Close the scheduler and let the engines finish what waits; False when they did not end in time."""
+        self._scheduler.close()
         end = time.monotonic() + timeout_seconds
-        return all(engine.stop(max(0.0, end - time.monotonic())) for engine in self.each)
+        return all(engine.stop(max(0.0, end - time.monotonic())) for engine in self.engines)
 
     def add(self, key: str, pipelines: Pipelines) -> set[int]:
-        """Compute a model from now on; the engines that do. Where one has ended meanwhile, its pipeline is closed."""
-        taken = {place for place, pipeline in pipelines.items() if self.each[place].add(key, pipeline)}
-        for place in pipelines.keys() - taken:
-            pipelines[place].close()
+        """Compute a model from now on; returns the engines that do. The pipeline of one that has ended is closed."""
+        taken = {engine_id for engine_id, pipeline in pipelines.items() if self.engines[engine_id].add(key, pipeline)}
+        for engine_id in pipelines.keys() - taken:
+            pipelines[engine_id].close()
         return taken
 
-    def share_of(self, settings: Settings, place: int) -> Settings:
-        """What a model is opened with on one of them."""
-        return share_of(settings, self._devices[place], len(self._devices))
+    def share_of(self, settings: Settings, engine_id: int) -> Settings:
+        """The settings that a model is opened with for one engine."""
+        return share_of(settings, self._devices[engine_id], len(self._devices))
 
-    def going(self) -> Iterator[int]:
-        """Places of those that have not ended."""
-        return (place for place, engine in enumerate(self.each) if not engine.ended)
+    def running(self) -> Iterator[int]:
+        """The engine_ids of those that have not ended."""
+        return (engine.engine_id for engine in self.engines if not engine.ended)
 
     @property
     def alive(self) -> bool:
         """Whether any engine answers."""
-        return any(engine.alive for engine in self.each)
+        return any(engine.alive for engine in self.engines)
 
     @property
     def ended(self) -> bool:
         """Whether all have ended."""
-        return all(engine.ended for engine in self.each)
+        return all(engine.ended for engine in self.engines)
 
     @property
     def trouble(self) -> str | None:
-        """In words, the engines that do not answer."""
-        lost = [name for name, engine in zip(self.names, self.each, strict=True) if not engine.alive]
+        """Which engines do not answer, in words; None where all do."""
+        lost = [name for name, engine in zip(self.names, self.engines, strict=True) if not engine.alive]
         if not lost:
             return None
         return "the engine does not answer" if len(self) == 1 else f"no answer from the engine on {', '.join(lost)}"
 
     @property
     def decoded_images(self) -> int:
-        """That wait for a device."""
-        return sum(engine.decoded_images for engine in self.each)
+        """Number of decoded images that wait for a device."""
+        return sum(engine.decoded_images for engine in self.engines)
 
     def silent_seconds(self) -> float:
         """The longest time since an engine's last sign of life; 0 while they are idle."""
-        return max(engine.silent_seconds() for engine in self.each)
+        return max(engine.silent_seconds() for engine in self.engines)
 
-    def _engine(self, place: int, device: torch.device, deliver: Deliver) -> Engine:
-        settings = self._settings
-        engine = Engine(
-            self._batcher,
-            prepare=lambda: self._prepare(place),
-            deliver=deliver,
-            # On a CPU decoding ahead would only take cores from the forward.
-            overlap=settings.overlap == "on" or (settings.overlap == "auto" and device.type == "cuda"),
-            on_removed=lambda key: self._removed(key, place),
-            on_end=lambda: self._end(place),
-            expendable=lambda: any(each.alive for other, each in enumerate(self.each) if other != place),
-            stall_seconds=settings.engine_stall_seconds,
-            place=place,
-            device=device,
-        )
-        engine.prepared.add_done_callback(lambda done: self._has_prepared(place, done.exception()))
-        return engine
-
-    def _prepare(self, place: int) -> dict[str, Pipeline]:
-        if place == 0:
-            try:
-                self._opened.set_result(self._open_all())
-            except BaseException as error:
-                self._opened.set_exception(error)
-        return {key: pipelines[place] for key, pipelines in self._opened.result().items()}
-
-    def _has_prepared(self, place: int, error: BaseException | None) -> None:
+    def ready(self, engine_id: int, error: BaseException | None) -> None:
+        """Pass on the readiness of the last engine; where one fails, all fail as the first one did."""
         with self._lock:
-            self._unprepared.discard(place)
-            last = not self._unprepared
-        if not last:
-            return
-        self._opened = Future()  # or what serves first would be held for ever
-        if error is None:
-            self.prepared.set_result(None)
-        else:
-            self.prepared.set_exception(error)  # they all fail as the first did
+            self._unready.discard(engine_id)
+            last = not self._unready
+        if last:
+            self._opened = Future()  # it would hold the first models for ever
+            self._events.ready(engine_id, error)
 
-    def _end(self, place: int) -> None:
-        """On an engine's thread: the others go on without it."""
-        self._batcher.leave(place)
+    def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
+        """Pass on a batch."""
+        self._events.batch_done(batch, result)
+
+    def model_removed(self, engine_id: int, key: str) -> None:
+        """Pass on that a model is removed from one engine."""
+        self._events.model_removed(engine_id, key)
+
+    def engine_ended(self, engine_id: int) -> None:
+        """Let the others go on without an engine; pass on the end of the last one."""
+        self._scheduler.remove_engine(engine_id)
         with self._lock:
-            self._going.discard(place)
-            others = [self.names[other] for other in sorted(self._going)]
+            self._running.discard(engine_id)
+            others = [self.names[other] for other in sorted(self._running)]
         if not others:
-            self._on_end()
-        elif not self._batcher.closed:
-            logger.error("the engine on %s has ended, only a restart brings it back: %s", self.names[place], others)
+            self._events.engine_ended(engine_id)
+        elif not self._scheduler.closed:
+            logger.error("the engine on %s has ended, only a restart brings it back: %s", self.names[engine_id], others)
+
+    def _engine(self, engine_id: int, device: torch.device) -> Engine:
+        overlap = self._settings.overlap
+        return Engine(
+            self._scheduler,
+            self,
+            engine_id=engine_id,
+            device=device,
+            # On a CPU decoding ahead would only take cores from the forward.
+            overlap=overlap == "on" or (overlap == "auto" and device.type == "cuda"),
+            expendable=lambda: any(each.alive for each in self.engines if each.engine_id != engine_id),
+            stall_seconds=self._settings.engine_stall_seconds,
+        )
 
 
 def share_of(settings: Settings, device: torch.device, engines: int) -> Settings:

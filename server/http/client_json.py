@@ -1,7 +1,7 @@
-"""JSON from clients, decoded into types: what has no place in them is skipped, and makes no objects.
+"""Decodes JSON from clients into types; members that a type does not have are skipped and make no objects.
 
-Three bytes of JSON may become an object of sixty-four. So nothing is decoded whose number of elements is not bounded by
-its type, and what may be large, such as images and pixels, is first left as the bytes it came in (`msgspec.Raw`).
+Three bytes of JSON may become an object of sixty-four. So nothing is decoded unless its type bounds the number of
+elements, and what may be large, such as images and pixels, is first left as the bytes it came in (`msgspec.Raw`).
 """
 
 import binascii
@@ -18,7 +18,7 @@ from ..errors import ServiceError
 T = TypeVar("T")
 
 _ESCAPED = re.compile(rb"\\(?:/|u00(2[bBfF]|3[dD]))")
-"""How some encoders write `/`, `+` and `=` in a string; base64 has nothing else that they would escape."""
+"""The escapes that some encoders write for `/`, `+` and `=`; they escape nothing else of base64."""
 
 
 def decoded(data: bytes | Raw, type: type[T], what: str) -> T:
@@ -42,12 +42,12 @@ def elements(data: Raw, most: int, what: str, code: str = "bad_request") -> list
     """The elements of a JSON array, undecoded.
 
     Args:
-        most: so many elements may be there; nothing is made of those after them.
+        most: the limit; no objects are made of elements beyond it.
         what: begins the message of an error.
-        code: of the error where there are more.
+        code: the error's where there are more elements.
 
     Raises:
-        ServiceError: `bad_request` where it is no array, and `code`.
+        ServiceError: `bad_request` where it is not an array, and `code`.
     """
     if not is_array(data):
         raise ServiceError("bad_request", f"{what} is not an array")
@@ -67,7 +67,7 @@ def from_base64(element: Raw) -> bytes:
     """The bytes in a JSON string of base64, without making the string.
 
     Raises:
-        ValueError: it is no string, or not base64.
+        ValueError: it is not a string, or not base64.
     """
     text = memoryview(element)
     if text[0] != ord('"'):

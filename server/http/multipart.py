@@ -1,22 +1,22 @@
 """Splits a multipart/form-data body that is wholly in memory into its file parts (RFC 7578, RFC 2046 5.1).
 
-A part's data may hold anything but the delimiter, so finding the delimiter is all there is to do; that runs
-at memory speed, where a parser that looks at each byte costs as much as decoding a small photograph.
+A part's data may hold anything but the delimiter, so it is enough to find the delimiter. That runs at memory speed; a
+parser that looks at each byte costs as much as decoding a small photograph.
 """
 
 import re
 from collections.abc import Iterator
 
+from ...inference.yielding import give_way
 from ..errors import ServiceError
-from .parsers import give_way
 
 MAX_PART_HEADER_BYTES = 16_384
 
-# Python's lock is held while bytes are searched; so many are through in less than a millisecond.
-_SEARCHED_BYTES = 1 << 20
+# A search holds Python's lock; so many bytes take less than a millisecond.
+SEARCHED_BYTES = 1 << 20
 
 MAX_FIELDS = 64
-"""Parts of a body that are no files; nobody reads them."""
+"""So many parts of a body may be something other than files; they are not read."""
 
 _BOUNDARY = re.compile(rb';\s*boundary=(?:"([^"]{1,70})"|([^\s;"]{1,70})(?=[\s;]|$))', re.IGNORECASE)
 _FILENAME = re.compile(rb";\s*filename\*?=", re.IGNORECASE)
@@ -39,6 +39,7 @@ def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
 
     Args:
         max_parts: more file parts than this are refused.
+
     Raises:
         ServiceError: `bad_request` for a body that is broken off, malformed, or has more than `MAX_FIELDS` other parts;
             `too_many_images`.
@@ -61,7 +62,7 @@ def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
 
 
 def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
-    """Where each part's headers begin and its data ends; of an empty part, it ends before it begins."""
+    """Yield where each part's headers begin and its data ends; an empty part ends before it begins."""
     here = 0 if body.startswith(delimiter) else _find(body, b"\r\n" + delimiter, 0) + 2
     if here == 1:
         raise _broken("the body has no boundary")
@@ -81,11 +82,11 @@ def _spans(body: bytes, delimiter: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _find(body: bytes, wanted: bytes, start: int) -> int:
-    """Find the same place as `bytes.find` does, in short steps so that other threads can run between them."""
-    for here in range(start, len(body), _SEARCHED_BYTES):
+    """Find what `bytes.find` would, in short steps so that other threads can run between them."""
+    for here in range(start, len(body), SEARCHED_BYTES):
         if here > start:
             give_way()
-        found = body.find(wanted, here, here + _SEARCHED_BYTES + len(wanted) - 1)
+        found = body.find(wanted, here, here + SEARCHED_BYTES + len(wanted) - 1)
         if found >= 0:
             return found
     return -1

@@ -1,6 +1,6 @@
-"""The forms of a classify body, and the encoded images that each holds.
+"""Splits a classify body of any kind into its encoded images.
 
-An NPY array with a batch axis, in any form, stands for its images in order.
+An NPY array with a batch axis stands for its images in order, in a body of any kind.
 """
 
 from typing import Literal
@@ -13,12 +13,12 @@ from .client_json import decoded, elements, from_base64
 from .multipart import boundary_of, file_parts
 
 Form = Literal["raw", "array", "multipart", "json"]
-"""`array` may hold several images, each of which has its own limit; else it is raw."""
+"""`array` is like `raw`, but may hold several images, each of which has its own limit."""
 
-# An image, or why there is none in its place.
+# An image, or the error in its place.
 Encoded = bytes | ServiceError
 
-# curl --data-binary says this of a photograph unless told otherwise; the bytes tell better.
+# The last is what curl --data-binary says of a photograph unless told otherwise; the bytes tell its format.
 _RAW_TYPES = frozenset({b"", b"application/octet-stream", b"application/x-www-form-urlencoded"})
 _ACCEPTED = "image/*, application/octet-stream, application/x-npy, multipart/form-data or application/json"
 
@@ -30,10 +30,10 @@ class _JsonBody(Struct):
 
 
 def payload_kind(headers: dict[bytes, bytes]) -> Form:
-    """Which form a request's headers announce; no Content-Type means raw.
+    """The kind of body that a request's headers announce; no Content-Type means raw.
 
     Raises:
-        ServiceError: `unsupported_format` for a type or an encoding that no form has.
+        ServiceError: `unsupported_format` for any other type or encoding.
     """
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
@@ -75,7 +75,7 @@ def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: 
 
 
 def _one_each(images: list[Encoded], max_images: int) -> list[Encoded]:
-    """The images with arrays of several taken apart."""
+    """Split the arrays that hold several images."""
     count = sum(count_images(image) if isinstance(image, bytes) else 1 for image in images)
     if count > max_images:
         raise ServiceError("too_many_images", f"the request has {count} images; the limit is {max_images}")
@@ -94,7 +94,7 @@ def _json_images(body: bytes, max_images: int) -> list[Encoded]:
 
 
 def _from_base64(image: Raw, place: int) -> Encoded:
-    """One image; what is not base64 is an error in its own place."""
+    """One image, or an error in its place where it is not base64."""
     try:
         return from_base64(image)
     except (ValueError, ServiceError):

@@ -1,4 +1,4 @@
-"""Responses that several routes give."""
+"""Writes the responses that several routes share."""
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -12,10 +12,10 @@ BUFFERED_BYTES = 1 << 16
 
 
 async def send_whole(
-    send: Send, trace: RequestContext, body: bytes, headers: list[tuple[bytes, bytes]], *, status: int = 200
+    send: Send, context: RequestContext, body: bytes, headers: list[tuple[bytes, bytes]], *, status: int = 200
 ) -> None:
-    """Send an answer; returns once the client has taken nearly all of it, so that its bytes are held for so long."""
-    length, timing = (b"content-length", b"%d" % len(body)), (b"server-timing", trace.server_timing())
+    """Send an answer. Returns once the client has taken nearly all of it, so that its bytes count for so long."""
+    length, timing = (b"content-length", b"%d" % len(body)), (b"server-timing", context.server_timing())
     await send({"type": "http.response.start", "status": status, "headers": [*headers, length, timing]})
     large = len(body) > BUFFERED_BYTES
     await send({"type": "http.response.body", "body": body, "more_body": large})

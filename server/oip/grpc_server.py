@@ -13,7 +13,7 @@ from prometheus_client import Histogram
 from ..config.settings import Settings
 from ..errors import ServiceError, internal_error, status_of
 from ..security.auth import Authenticator
-from ..security.grpc_tls import server_credentials
+from ..security.tls import grpc_credentials
 from ..service.service import Service
 from ..telemetry.context import RequestContext
 from ..telemetry.metrics import SECONDS_BUCKETS
@@ -70,7 +70,7 @@ class GrpcServer:
         self._server: Any = None
         self._reading = MessageReading(service.settings.body_timeout_ms / 1e3, grpc.aio.EOF)
         try:
-            self._credentials = server_credentials(grpc, service.settings)
+            self._credentials = grpc_credentials(grpc, service.settings)
         except (OSError, ValueError) as error:
             raise GrpcError(f"grpc_port: {error}") from None
         self._duration = Histogram(
@@ -168,9 +168,9 @@ class GrpcServer:
         Raises:
             ServiceError: `unauthorized`, `rate_limited`.
         """
-        account = self._gate.identify(trace.headers) if self._gate.closed and name not in PROBES else None
-        source = account.name if account is not None else _address(context.peer())
-        return Call(trace, source, account, context.time_remaining())
+        account = self._gate.identify(trace.headers) if self._gate.needs_key and name not in PROBES else None
+        trace.caller = account.name if account is not None else _address(context.peer())
+        return Call(trace, account, context.time_remaining())
 
     async def _refuse(
         self, name: str, error: ServiceError, trace: RequestContext, context: Any, metadata: tuple[tuple[str, str], ...]

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 from ..errors import ServiceError
-from ..http.body import BudgetLease
+from ..http.body_budget import BudgetLease
 from ..repository.model_info import ModelInfo
 from ..security.auth import Authenticator
 from ..security.key_store import Account
@@ -30,13 +30,11 @@ class Call:
     """One call.
 
     Args:
-        source: who asks, as far as anybody knows.
         account: the caller's, where keys are needed.
         seconds_left: until the caller's deadline, from the trace's start; None where it has none.
     """
 
     trace: RequestContext
-    source: str | None
     account: Account | None
     seconds_left: float | None
 
@@ -66,8 +64,8 @@ class GrpcService:
     async def _model_infer(self, payload: bytes, call: Call) -> Any:
         service = self._service
         service.check_accepting()
-        call.trace.mark()
-        with service.held.hold() as hold:
+        call.trace.end_stage("receive")
+        with service.body_budget.lease() as hold:
             size = len(payload)
             cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
             hold.take(cost)
@@ -82,15 +80,15 @@ class GrpcService:
 
     async def _answer(self, request: InferRequest, size: int, hold: BudgetLease, model: ModelInfo, call: Call) -> Any:
         service = self._service
-        question, said = self._question(model, call)
-        async with before_deadline(question, call.trace, said=said) as clock:
+        params, said = self._params(model, call)
+        async with before_deadline(params, call.trace, said=said) as clock:
             prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
             outcomes = await infer(
                 service,
-                question,
+                params,
                 prepared,
                 clock,
-                Requester(call.trace, call.source, receive=None),
+                Requester(call.trace, receive=None),
                 hold,
                 charge=lambda images: self._gate.charge_images(call.account, images),
             )
@@ -101,14 +99,14 @@ class GrpcService:
 
             return await service.parsers.run(write, prepared.answer_cost)
 
-    def _question(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
+    def _params(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
         """Of metadata and deadline; and whether the caller said anything of time."""
-        question = question_of(self._service, model, call.trace)
+        params = question_of(self._service, model, call.trace)
         said = b"x-request-timeout-ms" in call.trace.headers
         if call.seconds_left is None:
-            return question, said
-        most = question.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
-        return replace(question, timeout_seconds=min(most, call.seconds_left)), True
+            return params, said
+        most = params.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
+        return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
         return self._messages["ServerLiveResponse"](live=_passes(self._service.check_alive))

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from ...inference.results import SCORE_COST, ImageResult, Predictions
+from ...inference.results import SCORE_COST, Predictions
 from ..config.settings import Settings
 from ..errors import ServiceError
-from ..http.body import BudgetLease
+from ..http.body_budget import BudgetLease
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import Outcome
 from ..service.params import ClassifyParams, check_scores, params_for
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
@@ -51,7 +52,7 @@ def question_of(service: Service, model: ModelInfo, trace: RequestContext) -> Cl
 
 
 @asynccontextmanager
-async def before_deadline(question: ClassifyParams, trace: RequestContext, *, said: bool) -> AsyncIterator["Clock"]:
+async def before_deadline(params: ClassifyParams, trace: RequestContext, *, said: bool) -> AsyncIterator["Clock"]:
     """What runs inside must end in time.
 
     Args:
@@ -60,7 +61,7 @@ async def before_deadline(question: ClassifyParams, trace: RequestContext, *, sa
     Raises:
         ServiceError: `deadline` where it does not.
     """
-    clock = Clock(question.timeout_seconds, trace, said)
+    clock = Clock(params.timeout_seconds, trace, said)
     try:
         async with asyncio.timeout(clock.left()) as clock.timeout:
             yield clock
@@ -103,14 +104,14 @@ def prepare(request: InferRequest, model: ModelInfo, settings: Settings) -> Prep
 
 async def infer(
     service: Service,
-    question: ClassifyParams,
+    params: ClassifyParams,
     prepared: Prepared,
     clock: Clock,
     requester: Requester,
     hold: BudgetLease,
     *,
     charge: Callable[[int], None],
-) -> list[ImageResult]:
+) -> list[Outcome]:
     """What became of each image: all are predictions, or some where the request takes partial answers.
 
     Args:
@@ -123,19 +124,19 @@ async def infer(
     options = prepared.options
     if options.timeout_seconds is not None:
         clock.set(options.timeout_seconds)
-    question = replace(question, top_k=options.engine_top_k, timeout_seconds=clock.seconds)
+    params = replace(params, top_k=options.engine_top_k, timeout_seconds=clock.seconds)
     try:
         charge(len(prepared.images))
     except ServiceError:
-        count_outcomes(service, question.model, {"rejected": len(prepared.images)})
+        count_outcomes(service, params.model, {"rejected": len(prepared.images)})
         raise
     if not options.partial:
-        _refuse_bad(service, question.model, prepared.images)
-    images = await service.rare_images.decode(prepared.images, question.model.spec, hold, clock.left())
-    requester.trace.mark()
+        _refuse_bad(service, params.model, prepared.images)
+    images = await service.sandboxed_images.decode(prepared.images, params.model.spec, hold, clock.left())
+    requester.context.end_stage("parse")
     if not options.partial:
-        _refuse_bad(service, question.model, images)
-    outcomes = await ask(service, question, images, requester)
+        _refuse_bad(service, params.model, images)
+    outcomes = await ask(service, params, images, requester)
     bad = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
     if bad and (not options.partial or len(bad) == len(outcomes)):
         raise _located(outcomes[bad[0]], bad[0], len(outcomes))

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ..config.model_limits import limits_of
 from ..config.settings import Settings
 from ..repository.model_info import ModelInfo
 from ..service.service import Service
@@ -67,7 +66,7 @@ def model_config(settings: Settings, model: ModelInfo) -> dict[str, Any]:
         "max_batch_size": 0,
         "input": inputs,
         "output": outputs,
-        "parameters": {name: {"string_value": str(n)} for name, n in limits_of(settings, model.name).items()},
+        "parameters": {name: {"string_value": str(n)} for name, n in settings.limits_of(model.name).items()},
     }
 
 

@@ -4,20 +4,21 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ...inference.results import ImageResult, Predictions
+from ...inference.results import Predictions
 from ..repository.model_info import ModelInfo
+from ..scheduler.request import Outcome
 from .options import Options, WantedOutput
 from .tensors import OutputTensor
 
 DATATYPES = {"label": "BYTES", "index": "INT64", "score": "FP32", "probabilities": "FP32", "error": "BYTES"}
 
 
-def output_tensors(model: ModelInfo, outcomes: Sequence[ImageResult], options: Options) -> list[OutputTensor]:
+def output_tensors(model: ModelInfo, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:
     """The wanted outputs, in the order wanted. An image that failed has a row of no class: "", -1 and not-a-number."""
     return [_tensor(model, outcomes, options, output) for output in options.outputs]
 
 
-def _tensor(model: ModelInfo, outcomes: Sequence[ImageResult], options: Options, output: WantedOutput) -> OutputTensor:
+def _tensor(model: ModelInfo, outcomes: Sequence[Outcome], options: Options, output: WantedOutput) -> OutputTensor:
     name, count = output.name, len(outcomes)
     if name == "error":
         texts = ["" if isinstance(outcome, Predictions) else outcome.message for outcome in outcomes]
@@ -33,7 +34,7 @@ def _tensor(model: ModelInfo, outcomes: Sequence[ImageResult], options: Options,
     return OutputTensor(name, DATATYPES[name], (count, options.top_k), values, output.binary)
 
 
-def _best(model: ModelInfo, outcome: ImageResult, name: str, top_k: int) -> list[Any]:
+def _best(model: ModelInfo, outcome: Outcome, name: str, top_k: int) -> list[Any]:
     """Label, index or score of the best classes of an image."""
     if not isinstance(outcome, Predictions):
         nothing: dict[str, Any] = {"label": "", "index": -1, "score": math.nan}
@@ -45,7 +46,7 @@ def _best(model: ModelInfo, outcome: ImageResult, name: str, top_k: int) -> list
     return [model.labels[index].label for index in outcome.index[:top_k]]
 
 
-def _ranking(model: ModelInfo, outcome: ImageResult, classes: int) -> list[str]:
+def _ranking(model: ModelInfo, outcome: Outcome, classes: int) -> list[str]:
     """`score:index:label` of the best classes, as Triton's classification extension has it."""
     if not isinstance(outcome, Predictions):
         return [""] * classes
@@ -53,7 +54,7 @@ def _ranking(model: ModelInfo, outcome: ImageResult, classes: int) -> list[str]:
     return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
 
 
-def _probabilities(outcome: ImageResult, num_classes: int) -> list[float]:
+def _probabilities(outcome: Outcome, num_classes: int) -> list[float]:
     """Of every class, in the order of the classes."""
     if not isinstance(outcome, Predictions):
         return [math.nan] * num_classes

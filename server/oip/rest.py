@@ -10,9 +10,9 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from ..errors import ServiceError
-from ..http.body import BudgetLease, read_body
+from ..http.body import read_body
+from ..http.body_budget import BudgetLease
 from ..http.client_json import decoded
-from ..http.disconnect import caller_of
 from ..http.payload import payload_kind
 from ..http.responses import error_response, send_whole
 from ..repository.model_info import ModelInfo
@@ -75,18 +75,18 @@ class Infer:
         trace, service = context_of(scope), self._service
         service.check_accepting()
         model = _model_of(service, scope)
-        question = question_of(service, model, trace)
+        params = question_of(service, model, trace)
         said = b"x-request-timeout-ms" in trace.headers
-        with service.held.hold() as hold:
-            async with before_deadline(question, trace, said=said) as clock:
+        with service.body_budget.lease() as hold:
+            async with before_deadline(params, trace, said=said) as clock:
                 with service.using(model):
                     prepared = await self._read(model, trace, receive, hold)
                     outcomes = await infer(
                         service,
-                        question,
+                        params,
                         prepared,
                         clock,
-                        Requester(trace, caller_of(scope), receive),
+                        Requester(trace, receive),
                         hold,
                         charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
                     )
@@ -95,7 +95,7 @@ class Infer:
                     return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
 
                 body, headers = await service.parsers.run(write, prepared.answer_cost)
-            hold.become(len(body))  # until the client has read it
+            hold.resize(len(body))  # until the client has read it
             await send_whole(send, trace, body, headers)
 
     async def _read(self, model: ModelInfo, trace: RequestContext, receive: Receive, hold: BudgetLease) -> Prepared:
@@ -104,7 +104,7 @@ class Infer:
         if payload_kind(trace.headers) == "multipart":
             raise ServiceError("unsupported_format", "multipart/form-data is not accepted: use application/json")
         body = await read_body(receive, trace.content_length(), settings.max_body_bytes, hold)
-        trace.mark()
+        trace.end_stage("receive")
         length = json_length(body, trace.headers.get(LENGTH_HEADER))
         request = await self._service.parsers.run(lambda: read_infer_request(body, length), length)
         cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
@@ -171,10 +171,10 @@ def _stats(service: Service) -> Answer:
 
 def _index(service: Service) -> Answer:
     async def answer(request: Request) -> Response:
-        with service.held.hold() as hold:
+        with service.body_budget.lease() as hold:
             declared = context_of(request.scope).content_length()
             body = await read_body(request.receive, declared, MAX_QUESTION_BYTES, hold)
-        question = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
-        return JSONResponse(describe.repository_index(service, ready_only=question.ready))
+        params = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
+        return JSONResponse(describe.repository_index(service, ready_only=params.ready))
 
     return answer

@@ -1,7 +1,7 @@
-"""Whether the server beside it is ready, for HEALTHCHECK: its exit code is 0 or 1.
+"""Asks the server in the same container whether it is ready, for HEALTHCHECK: the exit code is 0 or 1.
 
-It knows the server by its environment: not by options, nor by a file of settings. Nothing of the server is imported,
-because it starts every few seconds.
+It reads the environment alone, not options, nor a file of settings. It imports nothing of the server, because it starts
+every few seconds.
 """
 
 import os
@@ -14,7 +14,7 @@ DEFAULTS = {"PORT": "8000", "METRICS_PORT": "8001", "TLS_CERT": "off", "TLS_CLIE
 
 
 def connect() -> HTTPConnection:
-    """Where /readyz is asked: at the service's port, or the metrics port where the service wants a certificate."""
+    """A connection to the service's port, or to the metrics port where the service asks for a client certificate."""
     settings = {name: os.environ.get(f"MILKWEED_{name}", default) for name, default in DEFAULTS.items()}
     if settings["TLS_CLIENT_CA"] != "off":
         return HTTPConnection("127.0.0.1", int(settings["METRICS_PORT"]), timeout=TIMEOUT_SECONDS)

@@ -1,67 +1,66 @@
-"""The service's port: its signals, and an end that loses nothing."""
+"""Serves the service's port: drains on a signal, and ends without losing a request."""
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from types import FrameType
-from typing import Protocol
+from typing import NoReturn
 
 from fastapi import FastAPI
 
-from ..http.transport.connection_table import ConnectionLimits, ConnectionTable
+from ..http.transport.connection_table import ConnectionTable
 from ..http.transport.port import HttpPort
 from ..http.transport.sockets import accept_all, drop_newcomers
+from ..oip.grpc_server import GrpcError
 from ..security.tls import Tls
 from ..service.service import Service
+from .side_ports import DRAIN_MARGIN_SECONDS, SidePorts
 
-# The server waits this much longer than the service, so that the service has the last word to each client.
-DRAIN_MARGIN_SECONDS = 2
+logger = logging.getLogger("milkweed.serve")
 
-# When nobody new is let in any more, whoever has connected may still bring a request for so long. Half of it is for who
-# is half-way through connecting: a round trip to anywhere.
+# When no new client is let in any more, those that have connected may still bring a request for so long. Half of it is
+# left to those that are half-way through connecting: a round trip to anywhere.
 LAST_REQUEST_SECONDS = 1.0
 
 
-class ServerHooks(Protocol):
-    """What begins and ends with the server, and what its signals mean."""
-
-    grace_seconds: float
-    """That it went on accepting after it was told to end."""
-
-    async def begun(self) -> None:
-        """It listens."""
-
-    async def ending(self) -> None:
-        """Nobody can connect any more; returns once what is beside HTTP has ended."""
-
-    def signalled(self, number: int) -> None:
-        """SIGTERM or SIGINT came."""
-
-
 class HttpServer(HttpPort):
-    """A port with our signals: uvicorn's own closes the listener at once and ends by the signal, not with 0.
+    """The service's port, which starts and stops the side ports with it.
+
+    uvicorn's own server would close the listener at once on a signal, and end by the signal instead of with 0.
 
     Args:
-        most: connections at once.
-        tls: None: plain HTTP.
+        max_connections: open at once.
+        tls: None is plain HTTP.
     """
 
-    def __init__(self, app: FastAPI, service: Service, life: ServerHooks, *, most: int, tls: Tls | None) -> None:
+    def __init__(
+        self, app: FastAPI, service: Service, side_ports: SidePorts, *, max_connections: int, tls: Tls | None
+    ) -> None:
         settings = service.settings
-        connections = ConnectionTable(ConnectionLimits.of(settings), most, service.metrics)
-        service.metrics.connections.set_function(lambda: connections.open)
+        table = ConnectionTable(settings, max_connections, service.metrics)
+        service.metrics.connections.set_function(lambda: table.open)
         super().__init__(
             app,
-            connections,
+            table,
             tls,
             lifespan="on",
             timeout_keep_alive=settings.keep_alive_seconds,
             timeout_graceful_shutdown=int(settings.drain_seconds) + DRAIN_MARGIN_SECONDS,
         )
-        self._service, self._life = service, life
+        self._service, self._side_ports = service, side_ports
+        self._grace_seconds = 0.0  # how long it went on accepting after a signal
+        self.signalled = False
+        self.failed = False
+
+    def fail(self) -> None:
+        """End the process with 1."""
+        self.failed = self.should_exit = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -77,24 +76,32 @@ class HttpServer(HttpPort):
                 loop.remove_signal_handler(number)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """What a signal means is not the server's to know."""
-        self._life.signalled(sig)
-
-    def drain(self) -> None:
-        """Let nobody connect any more and end once all are answered; those who take too long are told so."""
-        self.should_exit = True
-        asyncio.get_running_loop().call_later(self._service.settings.drain_seconds, self._service.abandon)
+        """Drain on the first signal, after a moment as not ready unless it is Ctrl-C; end at once on the second."""
+        if self.signalled:
+            logger.warning("second signal: ending at once")
+            exit_now(128 + sig)
+        self.signalled = True
+        grace = self._grace_seconds = 0.0 if sig == signal.SIGINT else self._service.settings.drain_grace_seconds
+        logger.info("stopping", extra={"event": {"signal": signal.Signals(sig).name, "grace": grace}})
+        self._service.begin_drain()
+        asyncio.get_running_loop().call_later(grace, self._drain)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Begin to accept, then what begins with it."""
+        """Accept clients, then open the side ports; without the gRPC port the process ends."""
         await super().startup(sockets)
-        await self._life.begun()
+        try:
+            await self._side_ports.start()
+        except GrpcError as error:
+            self.failed = True
+            print(f"milkweed: error: {error}", file=sys.stderr, flush=True)
+            # uvicorn ends only once it has started.
+            asyncio.get_running_loop().call_soon(self._drain)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Let nobody connect any more, answer who already has, then close what is idle."""
+        """Let no new client in, answer those that have connected, then close what is idle."""
         listeners = sockets or []
-        others_ended = asyncio.create_task(self._life.ending())
-        last = min(LAST_REQUEST_SECONDS, self._life.grace_seconds)
+        side_ports_stopped = asyncio.create_task(self._side_ports.stop())
+        last = min(LAST_REQUEST_SECONDS, self._grace_seconds)
         end = time.monotonic() + last
         if all(map(drop_newcomers, listeners)):
             await asyncio.sleep(last / 2)
@@ -104,10 +111,23 @@ class HttpServer(HttpPort):
         for listener in listeners:
             listener.close()
         for peer in connected:
-            await asyncio.get_running_loop().connect_accepted_socket(self._accepted, peer)
+            await asyncio.get_running_loop().connect_accepted_socket(self._make_protocol, peer)
         # A request may be on its way in every open connection; closing now would reset it.
         while self.server_state.connections and time.monotonic() < end:
             await asyncio.sleep(0.02)
         self._service.stop_accepting()
-        await others_ended
+        await side_ports_stopped
         await super().shutdown(sockets)
+
+    def _drain(self) -> None:
+        """Let no new client in and end once all are answered; requests that take too long get an error."""
+        self.should_exit = True
+        asyncio.get_running_loop().call_later(self._service.settings.drain_seconds, self._service.abandon)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without waiting for any thread."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)

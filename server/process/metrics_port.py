@@ -1,7 +1,7 @@
-"""The metrics port: /metrics, and the probes for whoever has no client certificate, on threads of its own.
+"""Serves /metrics and the probes on a port and threads of its own, without TLS or keys.
 
-It is for few clients and gets through when the event loop does not. So it is none of asyncio, and it can be had by
-anybody who reaches it: what a client may cost here has limits of its own.
+It has few clients and must answer when the event loop hangs, so it does not use asyncio. Anybody who reaches the port
+is served: what a client may cost here has limits of its own.
 """
 
 import contextlib
@@ -14,23 +14,24 @@ from http import HTTPStatus
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import make_wsgi_app
 
 from ..errors import ServiceError
 from ..service.service import Service
 
 logger = logging.getLogger("milkweed.metrics")
 
-# So many connections, each with a thread; a new one takes the place of the oldest whose request is not there yet.
+# There may be so many connections, each with a thread; beyond it a new one takes the place of the oldest whose request
+# is not there yet.
 MOST_CONNECTIONS = 32
 
-# For so long a connection may be open, whatever it does.
+# A connection may be open for so long, whatever it does.
 CONNECTION_SECONDS = 10.0
 
-# How often that is looked at, and for how long the end of the port may have to wait.
+# The time of connections is checked so often; the end of the port may take as long.
 POLL_SECONDS = 0.2
 
-# For so long a new connection waits until the one that makes room for it is gone.
+# A new connection waits for so long until the one that it displaces is gone.
 ROOM_SECONDS = 1.0
 
 WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
@@ -41,18 +42,17 @@ class MetricsPort(WSGIServer):
 
     Args:
         listener: the socket to accept from; `stop` closes it.
-        registry: what /metrics shows.
     """
 
-    def __init__(self, listener: socket.socket, service: Service, registry: CollectorRegistry) -> None:
+    def __init__(self, listener: socket.socket, service: Service) -> None:
         super().__init__(listener.getsockname()[:2], _Request, bind_and_activate=False)
         self.socket.close()
         self.socket = listener
         self.server_name, self.server_port = listener.getsockname()[:2]
         self.setup_environ()
-        self.set_app(with_probes(make_wsgi_app(registry), service))
+        self.set_app(with_probes(make_wsgi_app(service.metrics.registry), service))
         self._room = threading.BoundedSemaphore(MOST_CONNECTIONS)
-        # Since when each is open. Told by who runs them and by this port's own thread.
+        # When each was opened. Written by the threads of the connections and by the port's own.
         self._asking: dict[socket.socket, float] = {}
         self._answered: dict[socket.socket, float] = {}
         self._lock = threading.Lock()
@@ -65,12 +65,12 @@ class MetricsPort(WSGIServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Accept nobody any more; what is being answered ends with the process."""
+        """Accept no more connections; requests being answered end with the process."""
         self.shutdown()
         self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """socketserver's: accept. Where no file can be had it is asked again, but not at once."""
+        """Accept a connection, for socketserver; after a failure, such as too few files, it asks again in a moment."""
         try:
             return super().get_request()
         except OSError:
@@ -78,7 +78,7 @@ class MetricsPort(WSGIServer):
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """socketserver's: give a connection a thread, when there is room."""
+        """Give a connection a thread when there is room, for socketserver."""
         if not self._room.acquire(blocking=False):
             with self._lock:
                 oldest = next(iter(self._asking or self._answered), None)
@@ -95,7 +95,7 @@ class MetricsPort(WSGIServer):
             self._done(request)
 
     def service_actions(self) -> None:
-        """socketserver's, after each poll: end what has been open for too long."""
+        """End connections that have been open for too long; socketserver calls this after each poll."""
         begun = time.monotonic() - CONNECTION_SECONDS
         with self._lock:
             for request, since in (*self._asking.items(), *self._answered.items()):
@@ -103,7 +103,7 @@ class MetricsPort(WSGIServer):
                     _cut(request)
 
     def answering(self, request: socket.socket) -> None:
-        """A request is there."""
+        """The request of a connection has come."""
         with self._lock:
             self._answered[request] = self._asking.pop(request)
 
@@ -118,7 +118,7 @@ class MetricsPort(WSGIServer):
             self._done(request)
 
     def _done(self, request: socket.socket) -> None:
-        with self._lock:  # or the number of the file could be another one's when it is cut
+        with self._lock:  # or another file could have its number when it is cut
             self._asking.pop(request, None)
             self._answered.pop(request, None)
             self.shutdown_request(request)
@@ -133,17 +133,17 @@ class _Request(WSGIRequestHandler):
         return super().get_environ()
 
     def log_message(self, format: str, *args: Any) -> None:
-        """A line a request is how one client fills a disk."""
+        """Log nothing: with a line a request one client could fill a disk."""
 
 
 def _cut(request: socket.socket) -> None:
-    """End a connection from another thread than the one that reads or writes it, which then hears of it."""
+    """End a connection from another thread; the one that reads or writes it gets an error."""
     with contextlib.suppress(OSError):  # the client was first
         request.shutdown(socket.SHUT_RDWR)
 
 
 def with_probes(metrics: WsgiApp, service: Service) -> WsgiApp:
-    """`metrics`, and /livez and /readyz before it; the service is only read."""
+    """Put /livez and /readyz before the app of /metrics; the service is only read."""
     checks = {"/livez": service.check_alive, "/readyz": service.check_ready}
 
     def app(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:

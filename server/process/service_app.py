@@ -1,4 +1,4 @@
-"""Puts the app together: the service, who may ask, traces, and HTTP around them."""
+"""Makes the app of a process: the service, its authentication and traces, and HTTP around them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -11,7 +11,7 @@ from ..api.app import http_app
 from ..config.settings import Settings
 from ..repository.served_model import OpenModel, open_model
 from ..security.auth import Authenticator
-from ..security.file_watcher import FileWatch
+from ..security.file_watcher import FileWatcher
 from ..service.service import Service
 from ..telemetry.tracer import Tracer
 
@@ -28,7 +28,7 @@ def create_app(
 
     Args:
         bundles: where each served model lies, by name; the first one is the default.
-        open_model: makes a warm model of a bundle.
+        open_model: opens a bundle as a warm model.
         on_prepared: called when the models are warm, or with why they are not.
         on_ended: called when the engine has ended though nobody stopped it.
 
@@ -36,8 +36,8 @@ def create_app(
         TracingError: traces are asked for and the packages are missing.
     """
     service = Service(settings, bundles, open_model=open_model)
-    watch = FileWatch(service.metrics.reload_failing)
-    gate = Authenticator(settings, service.metrics, watch)
+    file_watcher = FileWatcher(service.metrics.reload_failing)
+    auth = Authenticator(settings, service.metrics, file_watcher)
     tracer = Tracer.of(settings)
     if tracer is not None:
         service.metrics.collect_with(tracer.collect)
@@ -45,14 +45,15 @@ def create_app(
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service.start(on_prepared, on_ended)
-        watch.start()
+        file_watcher.start()
         yield
-        watch.stop()
+        file_watcher.stop()
         app.state.stopped_clean = await service.stop()
         if tracer is not None:
             await asyncio.to_thread(tracer.close)
 
-    app = http_app(service, gate, tracer=tracer, lifespan=lifespan)
-    app.state.service, app.state.gate, app.state.watch, app.state.tracer = service, gate, watch, tracer
+    app = http_app(service, auth, tracer=tracer, lifespan=lifespan)
+    app.state.service, app.state.auth, app.state.tracer = service, auth, tracer
+    app.state.file_watcher = file_watcher
     app.state.stopped_clean = True
     return app

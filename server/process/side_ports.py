@@ -1,7 +1,5 @@
 """The ports beside the service's own: metrics, gRPC, admin."""
 
-from prometheus_client import CollectorRegistry
-
 from ..admin.server import AdminServer
 from ..http.transport.sockets import PortError, listen
 from ..oip.grpc_server import GrpcServer
@@ -9,62 +7,64 @@ from ..security.auth import Authenticator
 from ..security.tls import Tls
 from ..service.service import Service
 from ..telemetry.tracer import Tracer
-from .http_server import DRAIN_MARGIN_SECONDS
 from .metrics_port import MetricsPort
+
+# Ports wait this much longer than the service, so that the service can answer every client first.
+DRAIN_MARGIN_SECONDS = 2
 
 
 class SidePorts:
-    """Bound at once, as far as that can be known before the models are loaded.
+    """Finds out whether the ports can be had before the models are loaded.
 
     Args:
-        registry: what /metrics shows.
-        tls: what the admin port speaks, as the service's does; None: plain HTTP.
+        tls: the service's, for the admin port; None is plain HTTP.
 
     Raises:
-        PortError: a port is not to be had.
+        PortError: a port cannot be had.
         GrpcError: gRPC cannot be served.
     """
 
-    def __init__(
-        self, service: Service, gate: Authenticator, tracer: Tracer | None, registry: CollectorRegistry, tls: Tls | None
-    ) -> None:
-        settings = self._settings = service.settings
-        self._service, self._registry = service, registry
+    def __init__(self, service: Service, auth: Authenticator, tracer: Tracer | None, tls: Tls | None) -> None:
+        self._service, settings = service, service.settings
         self._metrics: MetricsPort | None = None
         self._grpc: GrpcServer | None = None
         if settings.grpc_port:
-            self._grpc = GrpcServer(service, gate, tracer)
-            # gRPC binds once the event loop runs; what is wrong with the port is told before the models are loaded.
+            self._grpc = GrpcServer(service, auth, tracer)
+            # gRPC binds only once the event loop runs: try the port now.
             listen(settings.host, settings.grpc_port).close()
-        self._admin = AdminServer(service, gate, tls) if settings.admin_port else None
+        self._admin = AdminServer(service, auth, tls) if settings.admin_port else None
 
-    def open_metrics(self) -> None:
-        """/metrics on its own port and thread: a scrape gets through when the event loop does not."""
-        settings = self._settings
+    def start_metrics(self) -> None:
+        """Serve /metrics on a port and thread of its own, so that a scrape gets through when the event loop hangs."""
+        settings = self._service.settings
         if not settings.metrics_port:
             return
         try:
             listener = listen(settings.host, settings.metrics_port, "metrics port")
         except PortError as error:
             raise PortError(f"{error} (--metrics-port 0 turns it off)") from None
-        self._metrics = MetricsPort(listener, self._service, self._registry)
+        self._metrics = MetricsPort(listener, self._service)
         self._metrics.start()
 
-    def close_metrics(self) -> None:
-        """The last one to go: how an end goes on can be seen there."""
+    def stop_metrics(self) -> None:
+        """Stop the metrics port, the last of all: it shows how the process ends."""
         if self._metrics is not None:
             self._metrics.stop()
 
-    async def begin(self) -> None:
-        """Answer on the other ports. Raises GrpcError."""
+    async def start(self) -> None:
+        """Answer on the admin and gRPC ports.
+
+        Raises:
+            GrpcError: the gRPC port cannot be had.
+        """
         if self._admin is not None:
             self._admin.begin()
         if self._grpc is not None:
             await self._grpc.start()
 
-    async def end(self) -> None:
-        """Take nothing new there; gRPC calls in flight have as long as requests over HTTP."""
+    async def stop(self) -> None:
+        """Stop the admin and gRPC ports; gRPC calls in flight have as long as requests over HTTP."""
         if self._admin is not None:
             await self._admin.end()
         if self._grpc is not None:
-            await self._grpc.stop(self._settings.drain_seconds + DRAIN_MARGIN_SECONDS)
+            await self._grpc.stop(self._service.settings.drain_seconds + DRAIN_MARGIN_SECONDS)

@@ -1,17 +1,14 @@
-"""Catalogue: the served models by name and version. It never changes: whoever holds one sees one state of things."""
+"""ModelIndex: the served models by name and version. An index never changes: each change makes another one."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Generic, TypeVar
 
 from ..config.aliases import AliasError, AliasTarget, check_alias
 from ..errors import ServiceError
-from .model_info import ModelInfo
-
-M = TypeVar("M", bound=ModelInfo, covariant=True)
+from .served_model import ServedModel
 
 
-class ModelIndex(Mapping[str, M], Generic[M]):
+class ModelIndex(Mapping[str, ServedModel]):
     """By name, the version that answers who asks for none; the first name answers who asks for none at all.
 
     Args:
@@ -21,13 +18,13 @@ class ModelIndex(Mapping[str, M], Generic[M]):
 
     def __init__(
         self,
-        versions: Mapping[str, tuple[M, ...]] = MappingProxyType({}),
+        versions: Mapping[str, tuple[ServedModel, ...]] = MappingProxyType({}),
         aliases: Mapping[str, AliasTarget] = MappingProxyType({}),
     ) -> None:
         self._versions = {name: models for name, models in versions.items() if models}
         self.aliases: Mapping[str, AliasTarget] = dict(aliases)
 
-    def __getitem__(self, name: str) -> M:
+    def __getitem__(self, name: str) -> ServedModel:
         return self._versions[name][0]
 
     def __iter__(self) -> Iterator[str]:
@@ -36,16 +33,16 @@ class ModelIndex(Mapping[str, M], Generic[M]):
     def __len__(self) -> int:
         return len(self._versions)
 
-    def every(self) -> Iterator[M]:
+    def every(self) -> Iterator[ServedModel]:
         """All versions of all names."""
         for models in self._versions.values():
             yield from models
 
-    def versions(self, name: str) -> tuple[M, ...]:
+    def versions(self, name: str) -> tuple[ServedModel, ...]:
         """Of one name; none where there is no such name."""
         return self._versions.get(name, ())
 
-    def find(self, name: str | None = None, version: str | None = None) -> M:
+    def find(self, name: str | None = None, version: str | None = None) -> ServedModel:
         """The model that answers.
 
         Args:
@@ -61,7 +58,7 @@ class ModelIndex(Mapping[str, M], Generic[M]):
         models = self._versions.get(name)
         if models is None:
             if name in self.aliases:
-                return self._behind(name, version)
+                return self._find_alias(name, version)
             there = ", ".join((*self._versions, *self.aliases))
             raise ServiceError("unknown_model", f"no model {name[:80]!r}; there are: {there}")
         if version is None:
@@ -69,10 +66,10 @@ class ModelIndex(Mapping[str, M], Generic[M]):
         for model in models:
             if version in (model.number, model.version):
                 return model
-        there = ", ".join(model.spoken_version for model in models)
+        there = ", ".join(model.version_text for model in models)
         raise ServiceError("unknown_model", f"no version {version[:80]!r} of {name}; there are: {there}")
 
-    def with_alias(self, name: str, target: AliasTarget) -> "ModelIndex[M]":
+    def with_alias(self, name: str, target: AliasTarget) -> "ModelIndex":
         """With a name for a model or a version of it; in place of what it stood for before.
 
         Raises:
@@ -85,7 +82,7 @@ class ModelIndex(Mapping[str, M], Generic[M]):
             raise AliasError(error.code, f"alias {name} -> {target}: {error.message}") from None
         return ModelIndex(self._versions, {**self.aliases, name: target})
 
-    def without_alias(self, name: str) -> "ModelIndex[M]":
+    def without_alias(self, name: str) -> "ModelIndex":
         """Without a name.
 
         Raises:
@@ -101,18 +98,18 @@ class ModelIndex(Mapping[str, M], Generic[M]):
         targets = self.aliases.values()
         return {target.version for target in targets if target.model == name and target.version is not None}
 
-    def trimmed(self, name: str, keep: int) -> tuple["ModelIndex[M]", tuple[M, ...]]:
+    def trimmed(self, name: str, keep: int) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
         """With `keep` versions of a name and those that aliases pin; and those that are left out."""
         kept, left = self._split(self.versions(name), name, keep)
         return ModelIndex({**self._versions, name: kept}, self.aliases), left
 
     def with_model(
         self,
-        model: M,  # type: ignore[misc]  # a catalogue never changes: it makes another one
+        model: ServedModel,
         keep: int = 1,
         *,
         first: bool = True,
-    ) -> tuple["ModelIndex[M]", tuple[M, ...]]:
+    ) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
         """With a model, `keep` versions of its name and those that aliases pin; and those that are left out.
 
         Args:
@@ -133,7 +130,7 @@ class ModelIndex(Mapping[str, M], Generic[M]):
         kept, left = self._split(order, model.name, keep)
         return self._changed(model.name, kept), (*same, *left)
 
-    def without(self, name: str, version: str | None = None) -> tuple["ModelIndex[M]", tuple[M, ...]]:
+    def without(self, name: str, version: str | None = None) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
         """Without a version of a name, or all of them; and those that are left out.
 
         Raises:
@@ -146,7 +143,7 @@ class ModelIndex(Mapping[str, M], Generic[M]):
         kept = tuple(model for model in self.versions(name) if model not in gone)
         return self._changed(name, kept), gone
 
-    def _behind(self, alias: str, version: str | None) -> M:
+    def _find_alias(self, alias: str, version: str | None) -> ServedModel:
         """The model that an alias stands for; a version may be said again, but no other one."""
         target = self.aliases[alias]
         if target.version is None:
@@ -156,13 +153,15 @@ class ModelIndex(Mapping[str, M], Generic[M]):
             raise ServiceError("bad_request", f"{alias} stands for {target}: version {version[:80]!r} is another one")
         return model
 
-    def _split(self, order: Sequence[M], name: str, keep: int) -> tuple[tuple[M, ...], tuple[M, ...]]:
+    def _split(
+        self, order: Sequence[ServedModel], name: str, keep: int
+    ) -> tuple[tuple[ServedModel, ...], tuple[ServedModel, ...]]:
         """What of all versions stays, and what goes."""
         pins = self.pins(name)
-        kept = tuple(m for place, m in enumerate(order) if place < keep or pins & {m.number, m.version})
+        kept = tuple(m for index, m in enumerate(order) if index < keep or pins & {m.number, m.version})
         return kept, tuple(model for model in order if model not in kept)
 
-    def _changed(self, name: str, kept: tuple[M, ...]) -> "ModelIndex[M]":
+    def _changed(self, name: str, kept: tuple[ServedModel, ...]) -> "ModelIndex":
         """With other versions of a name. No alias may lose what it stands for."""
         changed = ModelIndex({**self._versions, name: kept}, self.aliases)
         for alias, target in self.aliases.items():

@@ -1,4 +1,4 @@
-"""Which models requests have in hand."""
+"""ModelLeases: which models requests use at the moment."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 
 class ModelLeases:
-    """By a model's key. Belongs to the event loop.
+    """Counts the requests that use each model, by its key. Belongs to the event loop.
 
     Args:
-        last: called with a key when the last request that had it has gone.
+        released: called with a key when the last request that used it is over.
     """
 
-    def __init__(self, last: Callable[[str], None]) -> None:
+    def __init__(self, released: Callable[[str], None]) -> None:
         self._requests: Counter[str] = Counter()
-        self._last = last
+        self._released = released
 
     def __contains__(self, key: str) -> bool:
         return key in self._requests
@@ -23,8 +23,8 @@ class ModelLeases:
         return len(self._requests)
 
     @contextmanager
-    def of(self, key: str) -> Iterator[None]:
-        """Within, one more request has it."""
+    def lease(self, key: str) -> Iterator[None]:
+        """Within, one more request uses the model."""
         self._requests[key] += 1
         try:
             yield
@@ -32,4 +32,4 @@ class ModelLeases:
             self._requests[key] -= 1
             if not self._requests[key]:
                 del self._requests[key]
-                self._last(key)
+                self._released(key)

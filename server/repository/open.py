@@ -23,7 +23,7 @@ def open_on_all(
     the first GPU is there for the next of its kind.
 
     Args:
-        settings, devices: what to open it with and what the device is called, by the engine's place.
+        settings, devices: what to open it with and what the device is called, by engine_id.
 
     Raises:
         ValueError: (BundleError, DeviceError) it cannot be opened, whatever was raised: one line in words of ours,
@@ -34,15 +34,15 @@ def open_on_all(
         raise DeviceError(f"model {name} cannot be opened: every engine has ended")
     opened: dict[int, ServedModel] = {}
     try:
-        for place, own in settings.items():
+        for engine_id, own in settings.items():
             if opened:  # measured once: answers must not depend on who computed them
                 first = next(iter(opened.values()))
-                own = own.model_copy(update={"engine": first.pipeline.engine.name})
-            where = f"device {devices[place]}: " if len(settings) > 1 else ""
-            opened[place] = _open(open_model, name, path, own, where)
+                own = own.model_copy(update={"engine": first.pipeline.backend.name})
+            where = f"device {devices[engine_id]}: " if len(settings) > 1 else ""
+            opened[engine_id] = _open(open_model, name, path, own, where)
         model = next(iter(opened.values()))
         canonical_json(model.describe())  # raises here what would fail /v1/models for all
-        dtypes = {devices[place]: each.dtype for place, each in opened.items()}
+        dtypes = {devices[engine_id]: each.dtype for engine_id, each in opened.items()}
         if len(set(dtypes.values())) > 1:
             what = ", ".join(f"{device} in {dtype}" for device, dtype in dtypes.items())
             raise DeviceError(f"model {name} would be computed {what}: set --dtype, so that answers are the same")
@@ -53,8 +53,8 @@ def open_on_all(
         raise
     return replace(
         model,
-        replicas={place: each.pipeline for place, each in opened.items()},
-        devices=tuple(devices[place] for place in opened),
+        pipelines={engine_id: each.pipeline for engine_id, each in opened.items()},
+        devices=tuple(devices[engine_id] for engine_id in opened),
         load_seconds=sum(each.load_seconds for each in opened.values()),
         warmup_seconds=sum(each.warmup_seconds for each in opened.values()),
     )

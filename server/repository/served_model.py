@@ -1,93 +1,122 @@
-"""A model as it is served: its card and its pipeline."""
+"""A model as it is served: what clients see of it, and a pipeline for each engine."""
 
-import time
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...inference.backend import choose_backend
-from ...inference.build import build_pipeline
-from ...inference.model_form import ForwardOptions
+from ...inference.open import open_model as open_bundle
 from ...inference.pipeline import Pipeline
-from ...loaders.headers.validate import Limits
+from ...inference.results import ImageResult, Predictions
+from ...loaders.headers.limits import Limits
 from ...loaders.preprocess.spec import PreprocessSpec
-from ...loaders.select import DaliOptions
-from ...models.bundle.bundle import load_bundle
 from ...models.bundle.config import BundleConfig
-from ...models.errors import BundleError
+from ...models.bundle.labels import Label
 from ...models.onnx.session import runtime_version
 from ...models.serving.pack import kernel_decision
-from ..config.image_limits import image_limits
-from ..config.settings import Settings
+from ..config.inference_options import inference_options
+from ..config.settings import Settings, image_limits
+from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
-from ..telemetry.memory import trim_heap
-from .model_info import ModelInfo
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServedModel(ModelInfo):
-    """One warm model; `of` makes it."""
+class ServedModel:
+    """One warm model behind a name.
 
+    Args:
+        pipelines: one for each engine, by engine_id.
+        limits: of one image.
+        number: number of its version in a repository; empty where it comes from none.
+        key: what queue and engine call it: two versions of a name may serve at once.
+        devices: names of the engines' devices, in the order of `pipelines`.
+    """
+
+    name: str
     config: BundleConfig
-    pipeline: Pipeline
-    max_batch_size: int
-    replicas: Mapping[int, Pipeline] = field(default_factory=dict)  # by engine, `pipeline` among them
-    devices: tuple[str, ...] = ()  # what the replicas' are called
+    pipelines: Mapping[int, Pipeline]
+    limits: Limits
+    number: str = ""
+    key: str = ""
+    devices: tuple[str, ...] = ()
     load_seconds: float = 0.0
     warmup_seconds: float = 0.0
+    # Made once from the above: each prediction up to its score, and the beginning of every answer.
+    label_json: tuple[bytes, ...] = field(init=False, repr=False)
+    head_json: bytes = field(init=False, repr=False)
 
-    @classmethod
-    def of(
-        cls,
-        name: str,
-        config: BundleConfig,
-        pipeline: Pipeline,
-        limits: Limits,
-        max_batch_size: int,
-        *,
-        load_seconds: float = 0.0,
-        warmup_seconds: float = 0.0,
-        number: str = "",
-    ) -> "ServedModel":
-        """A bundle's model behind a name."""
-        return cls(
-            name=name,
-            version=config.version,
-            labels=config.labels,
-            num_classes=pipeline.num_classes,
-            spec=PreprocessSpec.from_dict(config.preprocess),
-            limits=limits,
-            number=number,
-            digest=config.answers_digest(f"{pipeline.engine.name} {pipeline.dtype}"),
-            config=config,
-            pipeline=pipeline,
-            max_batch_size=max_batch_size,
-            load_seconds=load_seconds,
-            warmup_seconds=warmup_seconds,
-        )
+    def __post_init__(self) -> None:
+        labels = tuple(_label_json(i, label.id, label.label) for i, label in enumerate(self.labels))
+        head = b'{"model": %b, "version": %b, "request_id": "' % (_json(self.name), _json(self.version))
+        object.__setattr__(self, "label_json", labels)
+        object.__setattr__(self, "head_json", head)
 
     @property
-    def pipelines(self) -> tuple[Pipeline, ...]:
-        """One for each device."""
-        return tuple(self.replicas.values()) or (self.pipeline,)
+    def pipeline(self) -> Pipeline:
+        """The pipeline of the first engine."""
+        return next(iter(self.pipelines.values()))
+
+    @cached_property
+    def version(self) -> str:
+        """The bundle's version: a hash of its weights, labels and preprocessing."""
+        return self.config.version
+
+    @cached_property
+    def digest(self) -> bytes:
+        """A hash of everything in the bundle that an answer depends on, and of what computes it."""
+        return self.config.answers_digest(f"{self.pipeline.backend.name} {self.pipeline.dtype}")
+
+    @cached_property
+    def spec(self) -> PreprocessSpec:
+        """How a picture becomes the model's input."""
+        return PreprocessSpec.from_dict(self.config.preprocess)
+
+    @property
+    def labels(self) -> tuple[Label, ...]:
+        """The label of each class."""
+        return self.config.labels
+
+    @property
+    def num_classes(self) -> int:
+        """The number of the model's classes."""
+        return self.pipeline.num_classes
+
+    @property
+    def max_batch_size(self) -> int:
+        """Images of one forward at most."""
+        return self.pipeline.max_batch_size
+
+    @property
+    def version_text(self) -> str:
+        """The version as messages name it: with its number in the repository where it has one."""
+        return f"{self.number} ({self.version})" if self.number else self.version
+
+    def result_json(self, outcome: ImageResult | ServiceError, where: str) -> bytes:
+        """One entry of `results`; `where` begins an error's message where a request has several images."""
+        if not isinstance(outcome, Predictions):
+            error = {"code": outcome.code, "message": where + outcome.message}
+            return json.dumps({"error": error}, ensure_ascii=False).encode()
+        scores = zip(outcome.index, outcome.score, strict=True)
+        return b'{"predictions": [' + b", ".join(b"%b%a}" % (self.label_json[i], score) for i, score in scores) + b"]}"
 
     @property
     def device(self) -> str:
-        """All devices, as settings spell them."""
+        """The names of all devices, as settings spell them."""
         return ",".join(self.devices) or str(self.pipeline.device)
 
     @property
     def kernels(self) -> str:
         """What the blocks run on where they are fused; else the implementation of the structured layers, and why."""
-        found = [self._kernels_of(pipeline) for pipeline in self.pipelines]
+        found = [self._kernels_of(pipeline) for pipeline in self.pipelines.values()]
         if len(set(found)) == 1:
             return found[0]
         return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
-        if pipeline.engine.name == "onnxruntime":
+        if pipeline.backend.name == "onnxruntime":
             return f"ONNX Runtime {runtime_version()}"
         if pipeline.fusion is not None:
             what = pipeline.fusion.summary
@@ -95,12 +124,12 @@ class ServedModel(ModelInfo):
             what = kernel_decision(pipeline.device)
         else:
             what = "dense: no structured layer"
-        return what if pipeline.graph is None else f"{what}; {pipeline.graph.summary}"
+        return what if pipeline.forward_stage.graph is None else f"{what}; {pipeline.forward_stage.graph.summary}"
 
     @property
     def kernel_plans(self) -> dict[str, Any] | None:
         """What became of the model on its way to the first GPU, as plain data; None on a CPU."""
-        fusion, graphs = self.pipeline.fusion, self.pipeline.graphs
+        fusion, graphs = self.pipeline.fusion, self.pipeline.forward_stage.cuda_graphs
         if fusion is None and graphs is None:
             return None
         return {
@@ -112,10 +141,10 @@ class ServedModel(ModelInfo):
     def kernel_fallbacks(self) -> dict[str, int]:
         """How many parts of the forward do not run as they were meant to, by kind, on the device that has most."""
         most: dict[str, int] = {}
-        for pipeline in self.pipelines:
+        for pipeline in self.pipelines.values():
             counts = {} if pipeline.fusion is None else dict(pipeline.fusion.fallback_counts)
-            if pipeline.graph is not None:
-                counts["graph"] = int(pipeline.graph.reason is not None)
+            if pipeline.forward_stage.graph is not None:
+                counts["graph"] = int(pipeline.forward_stage.graph.reason is not None)
             most = {kind: max(count, most.get(kind, 0)) for kind, count in {**most, **counts}.items()}
         return most
 
@@ -124,17 +153,17 @@ class ServedModel(ModelInfo):
         """Bytes of the parameters by form; in memory, of one device."""
         return {
             "dense_equivalent": self.pipeline.dense_bytes,
-            "resident": self.pipeline.resident_bytes,
+            "resident": self.pipeline.forward_stage.resident_bytes,
             "on_disk": self.config.bytes_on_disk,
         }
 
-    def batch_costs(self, place: int = 0, *, overlapped: bool) -> CostModel:
-        """What batches cost on an engine, as far as the warm-up has seen."""
-        pipeline = self.replicas.get(place, self.pipeline)
-        graphs = pipeline.graphs
+    def cost_model(self, engine_id: int, *, overlapped: bool) -> CostModel:
+        """What batches cost on an engine, as far as its warm-up has measured it."""
+        forward = self.pipelines.get(engine_id, self.pipeline).forward_stage
+        graphs = forward.cuda_graphs
         captured = graphs.batch_sizes if graphs is not None and graphs.reason is None else ()
         costs = CostModel(captured, self.max_batch_size, overlapped=overlapped)
-        for images, seconds in pipeline.warm_seconds.items():
+        for images, seconds in forward.warm_seconds.items():
             costs.observe(images, seconds)
         return costs
 
@@ -166,8 +195,8 @@ class ServedModel(ModelInfo):
             "metrics": dict(config.metrics),
             "device": self.device,
             "dtype": self.dtype,
-            "engine": pipeline.engine.name,
-            "engine_reason": pipeline.engine.reason,
+            "engine": pipeline.backend.name,
+            "engine_reason": pipeline.backend.reason,
             "loader": self.loader,
             "kernels": self.kernels,
             "kernel_plans": self.kernel_plans,
@@ -179,80 +208,28 @@ class ServedModel(ModelInfo):
 
 
 MOST_LABELS = 100
-"""That /v1/models tells: those of ImageNet would be 30 kB a model."""
+"""So many labels at most are in /v1/models: those of ImageNet would be 30 kB a model."""
+
 
 OpenModel = Callable[[str, Path, Settings], ServedModel]
 
 
 def open_model(name: str, path: Path, settings: Settings) -> ServedModel:
-    """Load a bundle, verify it, warm it up. Runs on the thread that will own the device.
-
-    Raises:
-        ValueError: (BundleError, DeviceError, EngineError) one line that says what is wrong, a wrong answer to its
-            golden images among it. Whatever is raised, nothing stays open.
-    """
-    started = time.perf_counter()
-    model, config = load_bundle(path)
-    limits = image_limits(settings)
-    pipeline = build_pipeline(
-        model,
-        config,
-        device=settings.device,
-        dtype=settings.dtype,
-        loader=settings.loader,
-        decode_threads=settings.decode_threads,
-        lanes=settings.lanes,
-        threads_per_lane=settings.threads_per_lane,
-        micro_batch=settings.micro_batch,
-        max_batch_size=settings.max_batch_size,
-        forward=forward_options(settings),
-        dali=dali_options(settings),
-        limits=limits,
-    )
-    loaded = time.perf_counter()
-    del model  # or it would stay until the end of the function, beside what takes its place
-    try:
-        _make_ready(pipeline, path, config, settings)
-        trim_heap()  # weights as they were read, before they were packed: as much as the model again
-        return ServedModel.of(
-            name,
-            config,
-            pipeline,
-            limits,
-            pipeline.max_batch_size,
-            load_seconds=loaded - started,
-            warmup_seconds=time.perf_counter() - loaded,
-        )
-    except BaseException:
-        pipeline.close()
-        raise
-
-
-def _make_ready(pipeline: Pipeline, path: Path, config: BundleConfig, settings: Settings) -> None:
-    """Warm it up, choose what computes it, hold it against its golden images. Raises as `open_model`."""
-    batch_sizes = (1, pipeline.max_batch_size)
-    pipeline.warm_up(batch_sizes)
-    choose_backend(pipeline, path, config.version, settings.engine, batch_sizes)
-    try:
-        pipeline.check_golden(config.golden)
-    except BundleError as error:
-        raise BundleError(f"bundle {path}: {error}") from None
-
-
-def forward_options(settings: Settings) -> ForwardOptions:
-    """What settings say of the forward."""
-    return ForwardOptions(
-        settings.fusion, settings.tuning, settings.tuning_cache, settings.cuda_graphs, settings.cpu_graphs
+    """Open a bundle on one engine's device; raises as `inference.open.open_model`."""
+    opened = open_bundle(path, inference_options(settings))
+    return ServedModel(
+        name=name,
+        config=opened.config,
+        pipelines={0: opened.pipeline},
+        limits=image_limits(settings),
+        load_seconds=opened.load_seconds,
+        warmup_seconds=opened.warmup_seconds,
     )
 
 
-def dali_options(settings: Settings) -> DaliOptions:
-    """What settings say of DALI; the rest follows from the model."""
-    return DaliOptions(
-        hw_decoder_load=settings.hw_decoder_load,
-        resample=settings.resample,
-        min_pixels=settings.dali_min_pixels,
-        min_batch=settings.dali_min_batch,
-        strict=settings.strict_jpeg,
-        max_batch_pixels=settings.max_batch_pixels,
-    )
+def _json(value: str) -> bytes:
+    return json.dumps(value, ensure_ascii=False).encode()
+
+
+def _label_json(index: int, id: str, label: str) -> bytes:
+    return b'{"index": %d, "id": %b, "label": %b, "score": ' % (index, _json(id), _json(label))

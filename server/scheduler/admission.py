@@ -1,4 +1,4 @@
-"""Room: how many images and pixels wait, and how many more may."""
+"""QueueLimits: how many images and pixels may wait."""
 
 from collections.abc import Iterable
 
@@ -7,53 +7,50 @@ from .model_queue import ModelQueue
 from .request import Request
 
 BULK_SHARE = 0.5
-"""Of the queue, at most: bulk never keeps interactive requests out."""
+"""Bulk requests take at most this share of the queue: they never keep interactive ones out."""
 
 
 class QueueLimits:
-    """Belongs to the batcher, which holds its lock around every call.
+    """The limits of the scheduler's queues.
 
     Args:
-        max_images, max_pixels: that may wait, of all models together.
+        max_images, max_pixels: how many may wait, of all models together.
     """
 
     def __init__(self, max_images: int, max_pixels: int) -> None:
         self._max_images, self._max_pixels = max_images, max_pixels
-        self.images = self.pixels = 0
 
-    def take(self, images: int, pixels: int) -> None:
-        """So much more waits; less, where negative."""
-        self.images += images
-        self.pixels += pixels
-
-    def check(self, ticket: Request, images: int, pixels: int, line: ModelQueue, lines: Iterable[ModelQueue]) -> None:
+    def check(
+        self, request: Request, images: int, pixels: int, queue: ModelQueue, queues: Iterable[ModelQueue]
+    ) -> None:
         """Raises ServiceError `overloaded` where a request does not fit.
 
         Args:
-            line: of its model.
-            lines: of all.
+            images, pixels: of the request.
+            queue: the queue of its model.
+            queues: the queues of all models.
         """
-        bulk = ticket.priority == "bulk"
-        limit = max(1, int(self._max_images * BULK_SHARE)) if bulk else self._max_images
-        if self.images + images > limit:
-            what = "bulk " if bulk else ""
-            raise ServiceError("overloaded", f"{self.images} images wait, {images} more exceed the {what}limit {limit}")
-        if line.max_images is not None:
-            _check_model(line, line.max_images, lines, images, bulk)
-        # one request alone always fits: its images were found small enough each
-        if self.images and self.pixels + pixels > self._max_pixels:
+        bulk = request.priority == "bulk"
+        queues = tuple(queues)
+        waiting = sum(each.images for each in queues)
+        _check(waiting, images, self._max_images, bulk)
+        if queue.max_images is not None:  # a flood of one model keeps no other model's requests out
+            of_model = sum(each.images for each in queues if each.label == queue.label)
+            _check(of_model, images, queue.max_images, bulk, queue.label)
+        # One request alone always fits: each of its images was found small enough.
+        waiting_pixels = sum(each.pixels for each in queues)
+        if waiting and waiting_pixels + pixels > self._max_pixels:
             raise ServiceError(
-                "overloaded", f"{self.pixels} pixels wait, {pixels} more exceed the limit {self._max_pixels}"
+                "overloaded", f"{waiting_pixels} pixels wait, {pixels} more exceed the limit {self._max_pixels}"
             )
 
 
-def _check_model(line: ModelQueue, max_images: int, lines: Iterable[ModelQueue], images: int, bulk: bool) -> None:
-    """What one model may have waiting: a flood of it keeps no other model's requests out."""
-    waiting = sum(each.images for each in lines if each.label == line.label)
+def _check(waiting: int, images: int, max_images: int, bulk: bool, label: str = "") -> None:
+    """Raises where so many images more are too many, of all models or of the one called `label`."""
     limit = max(1, int(max_images * BULK_SHARE)) if bulk else max_images
     if waiting + images > limit:
-        what = "bulk " if bulk else ""
+        images_of, this_model = (f"images of {label}", " of this model") if label else ("images", "")
+        kind = "bulk " if bulk else ""
         raise ServiceError(
-            "overloaded",
-            f"{waiting} images of {line.label} wait, {images} more exceed the {what}limit {limit} of this model",
+            "overloaded", f"{waiting} {images_of} wait, {images} more exceed the {kind}limit {limit}{this_model}"
         )

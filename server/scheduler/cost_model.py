@@ -1,4 +1,4 @@
-"""CostModel: what a batch takes, learnt from those that ran, so that a wait can be told before it begins."""
+"""CostModel: how long a batch takes, learnt from those that ran, so that a wait is known before it begins."""
 
 import threading
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 MEAN_GAIN, DEVIATION_GAIN = 1 / 8, 1 / 4
 """How fast estimates follow, as a TCP sender's of the round trip (RFC 6298, section 2)."""
 
-PROMISE_DEVIATIONS = 3
-"""Of what answers were late by: so that hardly one is."""
+LATENESS_DEVIATIONS = 3
+"""An estimate leaves room for so many mean deviations of the lateness, so that hardly an answer is late."""
 
 OUTLIER = 4.0
-"""Times its estimate that anything may seem to take: what is really slower so gets there in a few steps."""
+"""A measurement counts for at most so many times the estimate: what is really slower gets there in a few steps."""
 
 FIRST_PIXEL_SECONDS = 50e-9
 """That a pixel may seem to take at first, eight times a CPU's: the first batch of a model that came in under load would
@@ -35,11 +35,11 @@ class Estimate:
 
 
 class CostModel:
-    """Of one model on its device. Written by the engine's threads, read by the event loop.
+    """The costs of one model on its device. Engines' threads write it, the event loop reads it.
 
     Args:
-        sizes: of batches that are computed as they are; one between two costs as much as the upper. None: any size
-            is, and costs by the image.
+        sizes: batch sizes that are computed as they are (captured graphs); a batch between two of them costs as much
+            as the larger one. Where it is empty, every size is, and costs by the image.
         max_batch_size: images of one batch at most.
         overlapped: decoding goes on beside the forward, so a stream of batches costs the dearer of both.
     """
@@ -51,7 +51,7 @@ class CostModel:
         self._buckets = self.sizes or _powers(max_batch_size)
         self._forward: dict[int, float] = {}  # by bucket: seconds, an image's share where sizes are free
         self._decode: float | None = None  # seconds a pixel
-        self._error: Estimate | None = None  # seconds that answers came later than foretold
+        self._error: Estimate | None = None  # seconds that answers came later than expected
         self._lock = threading.Lock()
 
     def observe(self, images: int, forward_seconds: float) -> None:
@@ -98,8 +98,8 @@ class CostModel:
             batches = full + bool(rest)
             return max(forward, decode) + min(forward, decode) / batches
 
-    def observe_promise(self, late_seconds: float) -> None:
-        """An answer came so much later than was foretold; negative: earlier."""
+    def observe_lateness(self, late_seconds: float) -> None:
+        """An answer came so much later than expected; negative: earlier."""
         with self._lock:
             if self._error is None:
                 self._error = Estimate(late_seconds, abs(late_seconds))
@@ -107,12 +107,12 @@ class CostModel:
                 self._error.follow(late_seconds)
 
     def slack_seconds(self) -> float:
-        """What a promise leaves room for: by how much answers came later than was foretold.
+        """What a promise leaves room for: by how much answers came later than expected.
 
         Never more than three batches: an estimate that nobody can meet would refuse everybody.
         """
         with self._lock:
-            missed = self._error.mean + PROMISE_DEVIATIONS * self._error.deviation if self._error else 0.0
+            missed = self._error.mean + LATENESS_DEVIATIONS * self._error.deviation if self._error else 0.0
             return max(0.0, min(missed, 3 * self._forward_seconds(self.max_batch_size)))
 
     def best_size(self, waiting: int) -> int:

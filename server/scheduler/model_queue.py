@@ -1,4 +1,4 @@
-"""Line: the waiting images of one model, interactive and bulk, and what the next batch takes of them."""
+"""ModelQueue: the waiting images of one model, interactive and bulk, and what the next batch takes of them."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -8,17 +8,17 @@ from .cost_model import CostModel
 from .request import Batch, QueuedImage, Request
 
 BULK_DELAY_SECONDS = 2.0
-"""Bulk waits this long behind interactive images; from then on it waits its turn like them: nobody starves."""
+"""Bulk images wait so long behind interactive ones; from then on they wait their turn like these: nobody starves."""
 
 
 class ModelQueue:
-    """Belongs to the batcher, which holds its lock around every call.
+    """Belongs to the scheduler, which holds its lock around every call.
 
     Args:
         max_batch_pixels: decoded pixels of one batch; one image may exceed them.
-        costs: on each engine.
+        costs: the cost model of each engine.
         label: what metrics call the model.
-        max_images: that may wait of all versions of the model together; None: as many as of all models.
+        max_images: how many images of all versions of the model may wait; None: as many as of all models.
     """
 
     def __init__(
@@ -38,31 +38,31 @@ class ModelQueue:
 
     def add(self, item: QueuedImage) -> None:
         """Put an image at the end of its queue."""
-        (self._bulk if item.ticket.priority == "bulk" else self._interactive).append(item)
+        (self._bulk if item.request.priority == "bulk" else self._interactive).append(item)
         self._count(item, 1)
 
-    def remove(self, ticket: Request) -> int:
-        """Forget a request's images; how many there were."""
+    def remove(self, request: Request) -> int:
+        """Drop a request's images; returns how many there were."""
         before = self.images
         for queue in (self._interactive, self._bulk):
-            kept = [item for item in queue if item.ticket is not ticket]
+            kept = [item for item in queue if item.request is not request]
             if len(kept) < len(queue):
                 for item in queue:
-                    if item.ticket is ticket:
+                    if item.request is request:
                         self._count(item, -1)
                 queue.clear()
                 queue.extend(kept)
         return before - self.images
 
     def clear(self) -> set[Request]:
-        """Forget all images; the requests they were of."""
-        tickets = {item.ticket for item in self}
+        """Drop all images; returns their requests."""
+        requests = {item.request for item in self}
         self._interactive.clear()
         self._bulk.clear()
         self.images = self.pixels = self.bytes = self._interactive_pixels = 0
-        return tickets
+        return requests
 
-    def head(self) -> QueuedImage | None:
+    def peek(self) -> QueuedImage | None:
         """The image whose turn it is."""
         queue = self._next()
         return queue[0] if queue else None
@@ -78,15 +78,15 @@ class ModelQueue:
             return self.images, self.pixels
         return len(self._interactive), self._interactive_pixels
 
-    def take(
+    def pop_batch(
         self, now: float, costs: CostModel, is_late: Callable[[QueuedImage], bool], *, newest_first: bool = False
     ) -> Batch:
         """The next batch: images in turn, as many as limits and measured costs let; bulk in places left empty.
 
         Args:
-            costs: on the engine that takes it.
-            is_late: an image that need not be computed any more; its whole request is dropped.
-            newest_first: of the interactive images, those that have waited longest last.
+            costs: the cost model of the engine that takes it.
+            is_late: whether an image need not be computed any more; its whole request is then dropped.
+            newest_first: take the interactive images that have waited longest last.
         """
         expired: list[Request] = []
         most = costs.max_batch_size
@@ -98,7 +98,7 @@ class ModelQueue:
             places = costs.size_of(len(items)) - len(items)
             items += self._pop(places, pixels, is_late, expired, newest_first)[0]
         late = set(expired)
-        items = [item for item in items if item.ticket not in late]
+        items = [item for item in items if item.request not in late]
         full = cut_by_pixels or len(items) == most
         return Batch("", items, "full" if full else "captured" if size < wanted else "idle_device", expired)
 
@@ -124,16 +124,16 @@ class ModelQueue:
 
     def _drop_late(self, is_late: Callable[[QueuedImage], bool], expired: list[Request]) -> None:
         while (queue := self._next()) and is_late(queue[0]):
-            ticket = queue[0].ticket
-            self.remove(ticket)
-            expired.append(ticket)
+            request = queue[0].request
+            self.remove(request)
+            expired.append(request)
 
     def _overdue(self, now: float) -> int:
-        """Bulk images that wait their turn like the others."""
+        """How many bulk images wait their turn like the others."""
         return sum(1 for _ in takewhile(lambda item: item.submitted + BULK_DELAY_SECONDS <= now, self._bulk))
 
     def _next(self) -> deque[QueuedImage] | None:
-        """The queue whose head's turn it is."""
+        """The queue, interactive or bulk, whose first image is next."""
         if not self._bulk or not self._interactive:
             return self._interactive or self._bulk or None
         bulk_first = self._bulk[0].submitted + BULK_DELAY_SECONDS < self._interactive[0].submitted
@@ -143,5 +143,5 @@ class ModelQueue:
         self.images += sign
         self.pixels += sign * item.pixels
         self.bytes += sign * len(item.data)
-        if item.ticket.priority == "interactive":
+        if item.request.priority == "interactive":
             self._interactive_pixels += sign * item.pixels

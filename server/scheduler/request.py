@@ -1,4 +1,4 @@
-"""What waits: requests, their images, and the batches they are collected into."""
+"""Requests in the queue, their images, and the batches that these are taken into."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -6,13 +6,18 @@ from typing import Literal, Protocol
 
 from ...inference.results import BatchResult, ImageResult
 from ...loaders.headers.info import ImageInfo
+from ..errors import ServiceError
 
 Priority = Literal["interactive", "bulk"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
 
 
+Outcome = ImageResult | ServiceError
+"""What becomes of an image of a request: the engine's result, or a refusal before it got there."""
+
+
 class Waiter(Protocol):
-    """What wakes the request when its last result is in; an asyncio future is one."""
+    """Wakes whoever waits for a request when its last result is in; an asyncio future is one."""
 
     def done(self) -> bool: ...
 
@@ -22,28 +27,28 @@ class Waiter(Protocol):
 
 
 class Request:
-    """One request in the queue: its images, its deadline, and the places its results go to.
+    """One request in the queue: its deadline, and a place for the result of each of its images.
 
     Args:
-        model: name of the model that shall answer.
-        top_k: classes an answer.
+        model: key of the model that shall answer.
+        top_k: number of classes in each answer.
         deadline: perf_counter seconds after which nobody wants the answer.
-        waiter: resolved when every place has an outcome.
-        places: number of images of the request, the ones already refused included.
-        source: who asks, as far as anybody knows.
-        priority: bulk waits for places that interactive requests leave, but never for ever.
+        waiter: resolved when every image has an outcome.
+        num_images: number of images of the request, including those that were refused already.
+        caller: the API key's name or the client's address, as far as it is known.
+        priority: bulk requests take what interactive ones leave, but never wait for ever.
     """
 
     __slots__ = (
+        "caller",
         "deadline",
-        "foretold",
+        "expected_finish",
         "last",
         "listener",
-        "missing",
         "model",
         "outcomes",
+        "pending",
         "priority",
-        "source",
         "top_k",
         "waiter",
     )
@@ -54,44 +59,44 @@ class Request:
         top_k: int,
         deadline: float,
         waiter: Waiter,
-        places: int,
-        source: str | None = None,
+        num_images: int,
+        caller: str | None = None,
         priority: Priority = "interactive",
     ) -> None:
         self.model = model
         self.top_k = top_k
         self.deadline = deadline
         self.waiter = waiter
-        self.source = source
+        self.caller = caller
         self.priority = priority
-        self.outcomes: list[ImageResult | None] = [None] * places
-        self.missing = 0
+        self.outcomes: list[Outcome | None] = [None] * num_images
+        self.pending = 0  # images without an outcome
         self.last: BatchResult | None = None  # the batch that completed it
-        self.foretold: float | None = None  # perf_counter seconds at which the answer should be there
-        self.listener: Callable[[int, ImageResult], None] | None = None  # hears of each outcome
+        self.expected_finish: float | None = None  # perf_counter seconds at which the answer should be there
+        self.listener: Callable[[int, Outcome], None] | None = None  # hears of each outcome
 
-    def put(self, place: int, outcome: ImageResult, result: BatchResult | None) -> None:
-        """Store one outcome; wakes the waiter at the last one. Only the waiter's thread calls this."""
-        self.outcomes[place] = outcome
-        self.missing -= 1
+    def set_result(self, index: int, outcome: Outcome, result: BatchResult | None) -> None:
+        """Store the outcome of one image; the last one wakes the waiter. Only the waiter's thread calls this."""
+        self.outcomes[index] = outcome
+        self.pending -= 1
         if self.listener is not None:
-            self.listener(place, outcome)
-        if not self.missing and not self.waiter.done():
+            self.listener(index, outcome)
+        if not self.pending and not self.waiter.done():
             self.last = result
             self.waiter.set_result(None)
 
     def fail(self, error: Exception) -> None:
-        """End the request with one error for all of it. Only the waiter's thread calls this."""
+        """End the request with one error for all of its images. Only the waiter's thread calls this."""
         if not self.waiter.done():
             self.waiter.set_exception(error)
 
 
 @dataclass(slots=True, eq=False)
 class QueuedImage:
-    """One image of a ticket."""
+    """One image of a request; `index` is its place there."""
 
-    ticket: Request
-    place: int
+    request: Request
+    index: int
     data: bytes
     info: ImageInfo
     submitted: float = 0.0
@@ -105,15 +110,15 @@ class QueuedImage:
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """Images of one model to compute together, and the requests found expired on the way."""
+    """Images of one model to compute together, and the requests that were found expired on the way."""
 
     model: str
     items: list[QueuedImage]
     release: str  # why it is not larger: full, captured, idle_device, drain
     expired: list[Request] = field(default_factory=list)
-    engine: int = 0  # which one took it
+    engine_id: int = 0  # the engine that took it
 
     @property
     def pixels(self) -> int:
-        """Decoded size of all, px."""
+        """Decoded size of all images, px."""
         return sum(item.pixels for item in self.items)

@@ -1,4 +1,4 @@
-"""Forecast: when what runs and waits should be done, on one engine or spread over several."""
+"""Estimates when the batches that run and the images that wait should be done, on one engine or several."""
 
 import threading
 from collections.abc import Iterable, Sequence
@@ -6,24 +6,24 @@ from collections.abc import Iterable, Sequence
 from .cost_model import CostModel
 
 Work = tuple[Sequence[CostModel], int, int]
-"""Of one model: its costs on each engine, images and pixels that wait."""
+"""The work of one model: its cost model on each engine, the images and the pixels that wait."""
 
 
 class EngineSlot:
-    """One engine as the queue sees it; belongs to the batcher, which holds its lock around every use."""
+    """One engine as the queue sees it; belongs to the scheduler, which holds its lock around every use."""
 
     __slots__ = ("alive", "busy_until", "running", "waiting", "wake")
 
     def __init__(self, lock: "threading.RLock") -> None:
         self.wake = threading.Condition(lock)
-        self.waiting = False  # for a batch, in `collect`
+        self.waiting = False  # for a batch, in `next_batch`
         self.alive = True
         self.running = 0  # batches taken and not done
-        self.busy_until = 0.0  # when they should be; once they are, when they were
+        self.busy_until = 0.0  # when they should be done; once they are, when they were
 
     @property
     def load(self) -> tuple[int, float]:
-        """Whoever has least goes first: who has fewer batches in hand, then who is free sooner, or has been longer."""
+        """The least loaded engine goes first: fewer batches in flight, then free sooner, or for longer."""
         return self.running, self.busy_until
 
     def begin(self, now: float, seconds: float) -> None:
@@ -38,56 +38,56 @@ class EngineSlot:
             self.busy_until = now
 
 
-def time_to_start(seats: Sequence[EngineSlot], work: Iterable[Work], now: float) -> float:
+def time_to_start(engines: Sequence[EngineSlot], work: Iterable[Work], now: float) -> float:
     """How long until an engine is free for what came behind that work."""
-    places = _alive(seats)
-    if len(places) == 1:
-        return _after(seats[places[0]], work, places[0], now)
+    alive = _alive(engines)
+    if len(alive) == 1:
+        return _after(engines[alive[0]], work, alive[0], now)
     waiting = [each for each in work if each[1]]
-    return spread_seconds(_free_in(seats, places, now), [_seconds(waiting, place)[0] for place in places])
+    return spread_seconds(_free_in(engines, alive, now), [_seconds(waiting, engine_id)[0] for engine_id in alive])
 
 
-def time_to_finish(seats: Sequence[EngineSlot], work: Iterable[Work], now: float) -> float:
+def time_to_finish(engines: Sequence[EngineSlot], work: Iterable[Work], now: float) -> float:
     """How long until all of that work is done.
 
     An engine that is free takes the next batch, so when the last one begins, all are busy, and what came before it is
     spread over them by their speeds; then it takes its time on whichever engine it falls, at worst the slowest.
     """
-    places = _alive(seats)
-    if len(places) == 1:
-        return _after(seats[places[0]], work, places[0], now)
+    alive = _alive(engines)
+    if len(alive) == 1:
+        return _after(engines[alive[0]], work, alive[0], now)
     waiting = [each for each in work if each[1]]
-    found = [_seconds(waiting, place) for place in places]
+    found = [_seconds(waiting, engine_id) for engine_id in alive]
     before = [max(0.0, total - last) for total, last in found]
-    return spread_seconds(_free_in(seats, places, now), before) + max(last for _, last in found)
+    return spread_seconds(_free_in(engines, alive, now), before) + max(last for _, last in found)
 
 
-def _alive(seats: Sequence[EngineSlot]) -> Sequence[int]:
-    return [place for place, seat in enumerate(seats) if seat.alive] or range(len(seats))
+def _alive(engines: Sequence[EngineSlot]) -> Sequence[int]:
+    return [engine_id for engine_id, slot in enumerate(engines) if slot.alive] or range(len(engines))
 
 
-def _after(seat: EngineSlot, work: Iterable[Work], place: int, now: float) -> float:
+def _after(slot: EngineSlot, work: Iterable[Work], engine_id: int, now: float) -> float:
     """One engine: what it has in hand, then all that waits."""
-    ahead = max(0.0, seat.busy_until - now)
+    ahead = max(0.0, slot.busy_until - now)
     for costs, images, pixels in work:
         if images:
-            ahead += costs[place].seconds(images, pixels)
+            ahead += costs[engine_id].seconds(images, pixels)
     return ahead
 
 
-def _free_in(seats: Sequence[EngineSlot], places: Sequence[int], now: float) -> list[float]:
+def _free_in(engines: Sequence[EngineSlot], alive: Sequence[int], now: float) -> list[float]:
     """Seconds until each engine should be free; one that is overdue may be late as long again: the others work on."""
-    return [abs(seat.busy_until - now) if seat.running else 0.0 for seat in (seats[place] for place in places)]
+    return [abs(slot.busy_until - now) if slot.running else 0.0 for slot in (engines[engine_id] for engine_id in alive)]
 
 
-def _seconds(waiting: Iterable[Work], place: int) -> tuple[float, float]:
-    """Of all that waits on one engine, and of the longest last batch."""
+def _seconds(waiting: Iterable[Work], engine_id: int) -> tuple[float, float]:
+    """Seconds of all that waits, on one engine, and of its longest last batch."""
     total = longest = 0.0
     for costs, images, pixels in waiting:
-        seconds = last = costs[place].seconds(images, pixels)
-        most = costs[place].max_batch_size
+        seconds = last = costs[engine_id].seconds(images, pixels)
+        most = costs[engine_id].max_batch_size
         if images > most:
-            last = costs[place].seconds(most, pixels * most // images)
+            last = costs[engine_id].seconds(most, pixels * most // images)
         total += seconds
         longest = max(longest, last)
     return total, longest
@@ -101,12 +101,12 @@ def spread_seconds(free: Sequence[float], work: Sequence[float]) -> float:
     rate = done = 0.0
     until = 0.0
     order = sorted(zip(free, work, strict=True))
-    for place, (begins, takes) in enumerate(order):
+    for engine_id, (begins, takes) in enumerate(order):
         if takes <= 0:
             return begins  # it has nothing to do that would take time, or nobody knows how much
         rate += 1 / takes
         done += begins / takes
         until = (1 + done) / rate
-        if place + 1 == len(order) or until <= order[place + 1][0]:
+        if engine_id + 1 == len(order) or until <= order[engine_id + 1][0]:
             break
     return until

@@ -1,4 +1,4 @@
-"""Who asks: the key of a request, its caller, what he has left; and where no key is needed."""
+"""Admits requests: finds the caller of each by its API key and charges his limits; some paths need no key."""
 
 from collections.abc import Mapping, MutableMapping
 from pathlib import Path
@@ -6,98 +6,95 @@ from typing import Any
 
 from ..config.settings import OFF, Settings
 from ..errors import ServiceError
+from ..telemetry.context import RequestContext
 from ..telemetry.metrics import Metrics
-from .file_watcher import FileWatch
+from .file_watcher import FileWatcher
 from .key_store import Account, KeyStore
 
-SOURCE_KEY = "milkweed.source"
-"""Where a request's scope says who asks: the caller's name, or the peer's address; None where neither is known."""
-
 ACCOUNT_KEY = "milkweed.account"
-"""Where a request's scope has the caller's account; missing where no key was needed."""
+"""Where a request's scope holds the caller's account; missing where no key was needed."""
 
-# Whoever starts, routes to or restarts this process has no key; the pages say nothing of what is served here.
+# What starts, routes to or restarts this process has no key; the pages tell nothing of what is served here.
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/v2/health/live", "/v2/health/ready"})
 PAGES = frozenset({"/", "/docs", "/openapi.json"})
 PAGE_FILES = "/page/"
-"""Before the name of each file that the page at `/` is made of."""
+"""The prefix of the files that the page at `/` loads."""
 
 _BEARER = b"bearer "
 
 
 class Authenticator:
-    """What every request passes first. Without a file of keys it only notes the peer's address.
+    """Every request passes here first. Without a file of keys only the client's address is written down.
 
     Args:
-        watch: looks after the file of keys.
+        watcher: reads the file of keys again when it changes.
 
     Raises:
         KeysError: the file cannot be used.
     """
 
-    def __init__(self, settings: Settings, metrics: Metrics, watch: FileWatch) -> None:
+    def __init__(self, settings: Settings, metrics: Metrics, watcher: FileWatcher) -> None:
         self._metrics = metrics
-        self._ring: KeyStore | None = None
+        self._key_store: KeyStore | None = None
         self._open = PROBES | PAGES | ({"/metrics"} if settings.metrics_without_key else set())
         if settings.api_keys != OFF:
-            ring = self._ring = KeyStore(Path(settings.api_keys))
-            watch.add("api_keys", [ring.file], ring.reload)
+            key_store = self._key_store = KeyStore(Path(settings.api_keys))
+            watcher.add("api_keys", [key_store.file], key_store.reload)
 
     @property
-    def closed(self) -> bool:
+    def needs_key(self) -> bool:
         """Whether keys are needed at all."""
-        return self._ring is not None
+        return self._key_store is not None
 
     def is_open(self, path: str) -> bool:
         """Whether a path needs no key."""
-        return self._ring is None or path in self._open or path.startswith(PAGE_FILES)
+        return self._key_store is None or path in self._open or path.startswith(PAGE_FILES)
 
-    def admit(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]) -> None:
-        """Let an HTTP request in and write down who asks.
+    def admit(self, scope: MutableMapping[str, Any], context: RequestContext) -> None:
+        """Let an HTTP request in and write its caller into the context.
 
         Raises:
             ServiceError: `unauthorized`, `rate_limited`.
         """
-        if self.is_open(scope["path"]):
-            client = scope.get("client")
-            scope[SOURCE_KEY] = client[0] if client else None
-            return
-        account = scope[ACCOUNT_KEY] = self.identify(headers)
-        scope[SOURCE_KEY] = account.name
+        client = scope.get("client")
+        context.caller = client[0] if client else None
+        if not self.is_open(scope["path"]):
+            account = scope[ACCOUNT_KEY] = self.identify(context.headers)
+            context.caller = account.name
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Account:
-        """Whose request this is, charged to him. gRPC metadata are such headers too.
+        """The account of the caller, charged for one request. gRPC metadata are such headers too.
 
         Args:
             headers: names in lower case.
         Raises:
             ServiceError: see `admit`.
         """
-        assert self._ring is not None
+        assert self._key_store is not None
         key = _key(headers)
         if key is None:
             raise ServiceError("unauthorized", "an API key is needed: Authorization: Bearer KEY, or X-API-Key: KEY")
-        account = self._ring.find(key)
+        account = self._key_store.find(key)
         if account is None:
             raise ServiceError("unauthorized", "this API key is not known")
         self._metrics.caller_requests.labels(account.name).inc()
         try:
-            self._ring.charge_request(account)
+            self._key_store.charge_request(account)
         except ServiceError:
             self._metrics.caller_refusals.labels(account.name, "requests").inc()
             raise
         return account
 
     def charge_images(self, account: Account | None, count: int) -> None:
-        """Charge what a request turned out to hold; nothing where no key was needed.
+        """Charge the images of a request; nothing where no key was needed.
 
         Raises:
             ServiceError: `rate_limited`.
         """
-        if account is None or self._ring is None:
+        if account is None or self._key_store is None:
             return
         try:
-            self._ring.charge_images(account, count)
+            self._key_store.charge_images(account, count)
         except ServiceError:
             self._metrics.caller_refusals.labels(account.name, "images").inc()
             raise

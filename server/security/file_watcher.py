@@ -1,4 +1,4 @@
-"""Files that may change while the server runs: looked at once a second, on a thread of their own."""
+"""Reads files again when they change while the server runs: looks at them once a second, on a thread."""
 
 import logging
 import os
@@ -25,11 +25,11 @@ class _Watched:
     seen: Look
 
 
-class FileWatch:
-    """Calls whoever reads a file again when it has changed; a new file that is broken changes nothing.
+class FileWatcher:
+    """Has files that have changed read again; a new file that is broken changes nothing.
 
     Args:
-        failing: gauge with a label for what a file is; 1 while the newest one cannot be used.
+        failing: gauge with a label for the kind of file; 1 while the newest one cannot be used.
     """
 
     def __init__(self, failing: Gauge) -> None:
@@ -39,7 +39,7 @@ class FileWatch:
         self._thread: threading.Thread | None = None
 
     def add(self, what: str, files: Sequence[Path], reload: Callable[[], None]) -> None:
-        """Read `files` by `reload` now, and again whenever they change.
+        """Call `reload` now, and again whenever one of `files` has changed.
 
         Args:
             what: one or two words for log and metric.
@@ -63,7 +63,7 @@ class FileWatch:
             self._thread.join()
 
     def check(self) -> None:
-        """Look once. What is wrong with a new file is logged once for each change."""
+        """Look once. An error in a new file is logged once for each change."""
         for watched in self._watched:
             seen = _look(watched.files)
             if seen == watched.seen:
@@ -71,7 +71,7 @@ class FileWatch:
             watched.seen = seen
             try:
                 watched.reload()
-            except Exception as error:  # whatever it is, the other files are looked at, too
+            except Exception as error:  # the other files are looked at whatever it is
                 self._failing.labels(watched.what).set(1)
                 foreign = None if isinstance(error, ValueError | OSError) else error
                 logger.error(
@@ -88,12 +88,12 @@ class FileWatch:
         while not self._stop.wait(LOOK_SECONDS):
             try:
                 self.check()
-            except Exception:  # whatever happens here, the server goes on, and so does the looking
+            except Exception:  # the thread goes on whatever it is
                 logger.exception("looking at files failed")
 
 
 def _look(files: Sequence[Path]) -> Look:
-    """What tells one version of a file from another; a mounted secret is a link, whose target changes."""
+    """What differs between two versions of a file; links are followed, since a mounted secret is one."""
     return tuple(_look_at(file) for file in files)
 
 

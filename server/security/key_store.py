@@ -1,4 +1,4 @@
-"""The keys in force, and what each caller has left to ask; changed as a whole while requests go on."""
+"""Holds the keys in force, and how many requests and images each caller may still send."""
 
 import hashlib
 import hmac
@@ -11,15 +11,15 @@ from ..errors import ServiceError
 from .keys import Caller, hash_key, read_keys
 from .rate_limit import TokenBucket
 
-# No key is longer; what is longer is not even hashed.
+# No key is longer; a longer one is not even hashed.
 MAX_KEY_BYTES = 256
 
 
 class Account:
-    """What a caller has left. Charged on the event loop only.
+    """What a caller may still send. Charged on the event loop only.
 
     Args:
-        before: the caller's account under the keys before these: what he used up stays used up.
+        before: the caller's account under the keys before these: what is used up stays used up.
     """
 
     __slots__ = ("caller", "images", "name", "requests")
@@ -36,10 +36,10 @@ class Account:
 
 
 class KeyStore:
-    """Finds whose key one is.
+    """Finds the account of a key.
 
-    The look-up is by a hash under a secret that only this process has: how long it takes tells nothing of the
-    keys. What is found is compared in constant time as well.
+    The look-up is by a hash under a secret that only this process has, so that its time tells nothing of the keys. The
+    key that it finds is also compared in constant time.
 
     Args:
         file: see `keys.read_keys`.
@@ -53,13 +53,8 @@ class KeyStore:
         self._accounts: Mapping[str, Account] = {}
         self._owners: Mapping[bytes, tuple[bytes, Account]] = {}
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The callers' names."""
-        return tuple(self._accounts)
-
     def reload(self) -> None:
-        """Read the file; on any thread.
+        """Read the file, on any thread; all keys change at once.
 
         Raises:
             KeysError: the file cannot be used; the keys stay as they were.
@@ -74,7 +69,7 @@ class KeyStore:
         self._accounts, self._owners = accounts, owners
 
     def find(self, key: bytes) -> Account | None:
-        """Whose key this is; None where it is nobody's."""
+        """The account of a key; None where there is none."""
         if len(key) > MAX_KEY_BYTES:
             return None
         digest = hash_key(key)
@@ -84,11 +79,11 @@ class KeyStore:
         return found[1]
 
     def charge_request(self, account: Account) -> None:
-        """Raises ServiceError `rate_limited` where the caller asks too often."""
+        """Raises ServiceError `rate_limited` where the caller sends requests too fast."""
         self._charge(account.requests, 1, "requests")
 
     def charge_images(self, account: Account, count: int) -> None:
-        """Raises ServiceError `rate_limited` where the caller sends more images than are his."""
+        """Raises ServiceError `rate_limited` where the caller sends images too fast."""
         self._charge(account.images, count, "images")
 
     def _charge(self, bucket: TokenBucket | None, count: int, what: str) -> None:
@@ -116,5 +111,5 @@ def _bucket(rate: float | None, burst: int | None, now: float, before: TokenBuck
 
 
 def _whole_seconds(wait: float) -> int:
-    """Seconds as Retry-After has them: whole, and never too few."""
+    """Seconds for Retry-After: whole, at least 1, rounded up."""
     return max(1, -int(-wait // 1))

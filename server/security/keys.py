@@ -1,4 +1,4 @@
-"""API keys: how one is made, what of it is kept, and the file that holds them.
+"""Makes API keys and reads the file that holds their hashes.
 
 A key is 256 random bits, so guessing is hopeless however fast a guess is checked, and the file holds its plain
 SHA-256: a slow, salted hash (scrypt, argon2) protects passwords, which people choose and repeat; here it would
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-KEY_PREFIX = "mw_"  # so that scanners for leaked secrets, and people, know one when they see it
+KEY_PREFIX = "mw_"  # lets people and scanners for leaked secrets recognise one
 KEY_BYTES = 32
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
@@ -23,12 +23,12 @@ MAX_FILE_BYTES = 4 << 20
 
 
 class KeysError(ValueError):
-    """A file of keys that cannot be used; the message is one line and holds nothing of a key."""
+    """A file of keys cannot be used; the message is one line and holds nothing of a key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Someone with a name: the hashes of the keys that are his, and what he may ask. None is no limit."""
+    """A named owner of keys: their hashes, and the limits of what may be sent with them; None is no limit."""
 
     name: str
     digests: tuple[bytes, ...]
@@ -55,17 +55,17 @@ _LIMITS = ("requests_per_second", "request_burst", "images_per_second", "image_b
 
 
 def new_key() -> str:
-    """A new key, to be shown once and kept nowhere."""
+    """Make a key, to be shown once and stored nowhere."""
     return KEY_PREFIX + secrets.token_urlsafe(KEY_BYTES)
 
 
 def hash_key(key: bytes) -> bytes:
-    """What is kept of a key: its SHA-256, 32 bytes."""
+    """The hash that is stored of a key: its SHA-256, 32 bytes."""
     return hashlib.sha256(key).digest()
 
 
 def key_block(name: str, key: str) -> str:
-    """The lines that let a key in, to be added to the file of keys."""
+    """The lines of a key for the file of keys."""
     return f'[[key]]\nname = "{name}"\nsha256 = "{hash_key(key.encode()).hex()}"\n'
 
 
@@ -121,7 +121,7 @@ def _row(entry: object, number: int) -> _Row:
         name = entry.get("name") if isinstance(entry, dict) else None
         who = f" ({name})" if isinstance(name, str) and len(name) <= 64 and first["loc"] != ("name",) else ""
         field = str(first["loc"][0]) if first["loc"] else "entry"
-        if field == "sha256":  # the words of the pattern would help nobody, and who put the key there shall know it
+        if field == "sha256":  # the pattern would help nobody; a key put there by mistake is the likely cause
             raise KeysError(
                 f"key {number}{who}: sha256 must be 64 digits of lower case hex, not the key itself"
             ) from None
@@ -133,7 +133,7 @@ def _row(entry: object, number: int) -> _Row:
 
 
 def _merge(before: Caller | None, row: _Row, digest: bytes, number: int) -> Caller:
-    """The caller with one key more. His limits stand with any of his keys, or the same with several."""
+    """The caller with one key more. Its limits may stand with any of its keys, or the same limits with several."""
     limits = {name: getattr(row, name) for name in _LIMITS}
     if before is None:
         return Caller(row.name, (digest,), **limits)

@@ -1,4 +1,4 @@
-"""A token bucket: a rate with a burst, and when to come back."""
+"""A token bucket: limits a rate, allows a burst, and says when to come back."""
 
 import math
 
@@ -8,7 +8,7 @@ class TokenBucket:
 
     Args:
         rate: tokens a second.
-        burst: tokens it holds at most, and at first.
+        burst: the most tokens it holds, and what it starts with; None is a second's worth.
         now: monotonic seconds.
     """
 
@@ -23,7 +23,7 @@ class TokenBucket:
     def take(self, count: int, now: float) -> float:
         """Take tokens.
 
-        More than `burst` are given from a full bucket, which then owes them, so that the rate holds.
+        A full bucket gives more than `burst` and then owes the rest, so that the rate holds.
 
         Returns:
             0 where they were taken; else the seconds until they could be.

@@ -1,30 +1,36 @@
-"""TLS from PEM files, which may be replaced while the server runs."""
+"""Makes TLS of the HTTP and gRPC ports from PEM files, which may be replaced while the server runs."""
 
+import logging
 import ssl
 from pathlib import Path
 from typing import Any
 
 from ..config.settings import OFF, Settings
-from .file_watcher import FileWatch
+from .file_watcher import FileWatcher
+
+logger = logging.getLogger("milkweed.grpc")
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
+_GrpcFiles = tuple[bytes, bytes, bytes | None]
+"""The key, the chain, and the authorities of client certificates."""
+
 
 class TlsError(ValueError):
-    """Files that TLS cannot be made of; the message is one line."""
+    """The PEM files cannot be used; the message is one line."""
 
 
 class Tls(ssl.SSLContext):
-    """The context of a listener. It hands each new connection to the one made of the newest files, so that chain,
-    key and client authorities change together or not at all; open connections keep what they have.
+    """The TLS context of a listener. New connections use the newest files, of which chain, key and client authorities
+    change together or not at all; open connections keep what they have.
     """
 
     _settings: Settings
     _current: ssl.SSLContext
 
     @classmethod
-    def of(cls, settings: Settings, watch: FileWatch) -> "Tls | None":
-        """The context that the settings ask for; None without a certificate.
+    def of(cls, settings: Settings, watcher: FileWatcher) -> "Tls | None":
+        """The context for the settings; None without a certificate.
 
         Raises:
             TlsError: the files cannot be used.
@@ -34,19 +40,19 @@ class Tls(ssl.SSLContext):
         tls = cls(ssl.PROTOCOL_TLS_SERVER)
         tls._settings = settings
         files = [Path(file) for file in (settings.tls_cert, settings.tls_key, settings.tls_client_ca) if file != OFF]
-        watch.add("tls", files, tls.reload)
+        watcher.add("tls", files, tls.reload)
         return tls
 
     def reload(self) -> None:
         """Read the files.
 
         Raises:
-            TlsError: they cannot be used; what was there stays.
+            TlsError: they cannot be used; those before stay in force.
         """
         self._current = make_context(self._settings)
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
-        """One connection's TLS; called by the event loop."""
+        """Called by the event loop for each connection."""
         return self._current.wrap_bio(*args, **kwargs)
 
 
@@ -77,8 +83,43 @@ def make_context(settings: Settings) -> ssl.SSLContext:
     return context
 
 
+def grpc_credentials(grpc: Any, settings: Settings) -> Any:
+    """The credentials of the gRPC port; None where the settings name no certificate.
+
+    The files are read again for each handshake; where they cannot be read, those before stay in force.
+
+    Args:
+        grpc: the package, which is optional.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: the settings ask for what gRPC cannot do.
+    """
+    if settings.tls_cert == OFF:
+        return None
+    if settings.tls_min_version != "1.2":
+        raise ValueError(f"tls_min_version = {settings.tls_min_version}: gRPC also speaks TLS 1.2; set grpc_port to 0")
+    last = _read_files(settings)
+
+    def changed() -> Any:
+        nonlocal last
+        try:
+            now = _read_files(settings)
+        except OSError as error:
+            logger.warning("TLS files cannot be read, the ones before stay: %s", error)
+            return None
+        if now == last:
+            return None
+        last = now
+        return _grpc_configuration(grpc, now)
+
+    return grpc.dynamic_ssl_server_credentials(
+        _grpc_configuration(grpc, last), changed, require_client_authentication=last[2] is not None
+    )
+
+
 def _check_readable(name: str, file: str) -> None:
-    """OpenSSL's own words for a file that is not there name no file."""
+    """Raise an error that names a missing file, which OpenSSL's does not."""
     try:
         with open(file, "rb"):
             pass
@@ -87,7 +128,7 @@ def _check_readable(name: str, file: str) -> None:
 
 
 def _no_password() -> str:
-    """Without this OpenSSL would ask at the terminal for the password of an encrypted key."""
+    """Keep OpenSSL from asking at the terminal for the password of an encrypted key."""
     return ""
 
 
@@ -103,3 +144,14 @@ def _reason(error: Exception) -> str:
     if reason is None:
         return "no certificate and key in PEM, or an encrypted key"
     return words.get(reason, reason.lower().replace("_", " "))
+
+
+def _read_files(settings: Settings) -> _GrpcFiles:
+    chain = Path(settings.tls_cert).read_bytes()
+    key = chain if settings.tls_key == OFF else Path(settings.tls_key).read_bytes()
+    return key, chain, None if settings.tls_client_ca == OFF else Path(settings.tls_client_ca).read_bytes()
+
+
+def _grpc_configuration(grpc: Any, files: _GrpcFiles) -> Any:
+    key, chain, authorities = files
+    return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authorities)

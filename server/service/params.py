@@ -25,9 +25,7 @@ class ClassifyParams:
     priority: Priority = "interactive"
 
 
-def read_params(
-    query: bytes, headers: dict[bytes, bytes], models: ModelIndex[ModelInfo], settings: Settings
-) -> ClassifyParams:
+def read_params(query: bytes, headers: dict[bytes, bytes], models: ModelIndex, settings: Settings) -> ClassifyParams:
     """The question in a request's URL and headers.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Watch: keeps what is served as the repository has it, at the start, on a look from time to time, or when told to.
+"""RepositoryPoller: keeps what is served as the repository has it: at the start, from time to time, or when told to.
 
 A folder that is being written, renamed or mounted shows for a moment what is not so. Looks from time to time therefore
 act on what two of them, one after the other, have seen alike; a look that somebody asks for acts at once.
@@ -30,9 +30,9 @@ class RepositoryPoller:
         failed: called with the name of a model whose new version cannot be served.
     """
 
-    def __init__(self, root: Path, rollout: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
+    def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
         self.root = root
-        self._rollout, self._keep, self._failed = rollout, keep, failed
+        self._lifecycle, self._keep, self._failed = lifecycle, keep, failed
         self._seen: dict[Key, StoredBundle] = {}  # in the look before
         self._served: dict[Key, StoredBundle] = {}
         self._bad: dict[Key, StoredBundle] = {}  # not tried again until they change
@@ -40,7 +40,7 @@ class RepositoryPoller:
         self._task: asyncio.Task[None] | None = None
         self._turn = asyncio.Lock()
 
-    def first_look(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
+    def first_poll(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
         """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
 
         Args:
@@ -68,14 +68,14 @@ class RepositoryPoller:
         return [model for name, versions in found.items() for model in self._open_newest(name, versions)]
 
     def _open_newest(self, name: str, versions: list[StoredBundle]) -> list[ServedModel]:
-        pins = self._rollout.catalogue.pins(name)
+        pins = self._lifecycle.index.pins(name)
         opened: list[ServedModel] = []
         errors: list[ValueError] = []
         for each in versions:
             if len(opened) >= self._keep and each.number not in pins:
                 continue
             try:
-                opened.append(self._rollout.open(name, each.path, each.number))
+                opened.append(self._lifecycle.open(name, each.path, each.number))
             except ValueError as error:
                 self._refuse(each, error)
                 # Their frames hold what was opened, in memory that the version before needs.
@@ -96,7 +96,7 @@ class RepositoryPoller:
         if self._task is not None:
             self._task.cancel()
 
-    async def look(self, *, twice: bool = False) -> list[str]:
+    async def poll(self, *, twice: bool = False) -> list[str]:
         """Serve what is new or changed, and no longer what is gone; what was done, in lines. Failures are logged.
 
         Args:
@@ -113,7 +113,7 @@ class RepositoryPoller:
             if self._served and not now:
                 raise RepositoryError(f"repository {self.root}: no bundle is left in it, {len(self._served)} serve")
             there = self._settled(now, before) if twice else now
-            found = newest(by_name(there.values()), self._keep, self._rollout.catalogue.pins)
+            found = newest(by_name(there.values()), self._keep, self._lifecycle.index.pins)
             done = []
             for name, versions in found.items():
                 gone = [number for served, number in self._served if served == name and (name, number) not in there]
@@ -122,10 +122,10 @@ class RepositoryPoller:
                     if self._served.get(key) != each and self._bad.get(key) != each:
                         # Beside higher numbers that go in a moment, an older one must not be one too many.
                         above = sum(int(number or 0) > int(each.number or 0) for number in gone)
-                        done += await self._bring_in(each, self._keep + above)
-                done += await self._take_out(name, self._to_serve(name, versions))
+                        done += await self._load(each, self._keep + above)
+                done += await self._unload(name, self._to_serve(name, versions))
             for name in {name for name, _ in self._served} - set(found):
-                done += await self._take_out(name, set())
+                done += await self._unload(name, set())
             return done
 
     def _settled(self, now: Mapping[Key, StoredBundle], before: Mapping[Key, StoredBundle]) -> dict[Key, StoredBundle]:
@@ -143,7 +143,7 @@ class RepositoryPoller:
         return [self._served.pop(key) for key in gone]
 
     def _serves(self, name: str, number: str) -> bool:
-        return any(model.number == number for model in self._rollout.catalogue.versions(name))
+        return any(model.number == number for model in self._lifecycle.index.versions(name))
 
     def _to_serve(self, name: str, versions: list[StoredBundle]) -> set[str]:
         """The numbers that stay: what is wanted, and for each of those that cannot be served another that is."""
@@ -183,14 +183,14 @@ class RepositoryPoller:
             ServiceError: `unknown_model`.
         """
         async with self._turn:
-            gone = await self._rollout.take_out(name, version)
+            gone = await self._lifecycle.unload(name, version)
             for model in gone:
                 found = self._served.pop((name, model.number), None)
                 if found is not None:
                     self._bad[name, model.number] = found
             return gone
 
-    async def _bring_in(self, found: StoredBundle, keep: int) -> list[str]:
+    async def _load(self, found: StoredBundle, keep: int) -> list[str]:
         what = found.spoken
         try:
             model = await self._bring(found, first=False, keep=keep)
@@ -207,19 +207,19 @@ class RepositoryPoller:
 
     async def _bring(self, found: StoredBundle, *, first: bool, keep: int | None = None) -> ServedModel:
         key = found.name, found.number
-        model = await self._rollout.bring_in(found.name, found.path, found.number, first=first, keep=keep)
+        model = await self._lifecycle.load(found.name, found.path, found.number, first=first, keep=keep)
         self._served[key] = found
         self._bad.pop(key, None)
         return model
 
-    async def _take_out(self, name: str, wanted: set[str]) -> list[str]:
+    async def _unload(self, name: str, wanted: set[str]) -> list[str]:
         gone = [number for served, number in self._served if served == name and number not in wanted]
         done = []
         for number in gone:
             if self._serves(name, number):
                 what = self._served[name, number].spoken
                 try:
-                    await self._rollout.take_out(name, number)
+                    await self._lifecycle.unload(name, number)
                 except AliasError as error:  # it goes once that is done
                     if (name, number) not in self._held:
                         self._held.add((name, number))
@@ -234,7 +234,7 @@ class RepositoryPoller:
         while True:
             await asyncio.sleep(seconds)
             try:
-                for line in await self.look(twice=True):
+                for line in await self.poll(twice=True):
                     logger.info(line)
             except RepositoryError as error:
                 logger.error("%s: what serves goes on", error)

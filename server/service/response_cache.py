@@ -15,8 +15,9 @@ from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from ...inference.results import ImageResult, Predictions
+from ...inference.results import Predictions
 from ..http.parsers import Parsers
+from ..scheduler.request import Outcome
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 from .submit import Answer, CheckedImage, Requester
@@ -60,39 +61,39 @@ class ResponseCache:
         return len(self._entries)
 
     async def __call__(
-        self, question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-    ) -> list[ImageResult]:
+        self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+    ) -> list[Outcome]:
         """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
-        trace = requester.trace
-        if _directives(trace.headers) & {b"no-cache", b"no-store"}:
-            trace.notes["cache"] = "MISS"
-            return await self._answer(question, images, requester)
-        keys = await self._keys(question, images)
+        context = requester.context
+        if _directives(context.headers) & {b"no-cache", b"no-store"}:
+            context.notes["cache"] = "MISS"
+            return await self._answer(params, images, requester)
+        keys = await self._keys(params, images)
         bodies = {key: image for key, image in zip(keys, images, strict=True) if key is not None}
-        answers: dict[bytes, ImageResult] = {key: known for key in bodies if (known := self._known(key)) is not None}
+        answers: dict[bytes, Outcome] = {key: known for key in bodies if (known := self._known(key)) is not None}
         flights = {key: self._flights[key] for key in bodies if key not in answers and key in self._flights}
         computed = [key for key in bodies if key not in answers and key not in flights]
-        answers |= await self._compute(computed, bodies, question, requester)
+        answers |= await self._compute(computed, bodies, params, requester)
         for key, flight in flights.items():
             landed = await _wait_for(flight, requester)
             if landed is not None:
                 answers[key] = landed
         lost = [key for key in flights if key not in answers]  # whoever computed these gave up: our turn
-        answers |= await self._compute(lost, bodies, question, requester)
-        self._count(question.model.name, trace, sum(key is not None for key in keys), len(computed) + len(lost))
+        answers |= await self._compute(lost, bodies, params, requester)
+        self._count(params.model.name, context, sum(key is not None for key in keys), len(computed) + len(lost))
         return [answers[key] if key is not None else _refusal(image) for key, image in zip(keys, images, strict=True)]
 
     async def _compute(
-        self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], question: ClassifyParams, requester: Requester
-    ) -> dict[bytes, ImageResult]:
+        self, keys: Sequence[bytes], bodies: dict[bytes, CheckedImage], params: ClassifyParams, requester: Requester
+    ) -> dict[bytes, Outcome]:
         """Have the images of some keys answered; whoever asks about one of them meanwhile waits for it."""
         if not keys:
             return {}
         flights: dict[bytes, Flight] = {key: asyncio.get_running_loop().create_future() for key in keys}
         self._flights |= flights
-        answers: dict[bytes, ImageResult] = {}
+        answers: dict[bytes, Outcome] = {}
         try:
-            outcomes = await self._answer(question, [bodies[key] for key in keys], requester)
+            outcomes = await self._answer(params, [bodies[key] for key in keys], requester)
             answers = dict(zip(keys, outcomes, strict=True))
             return answers
         finally:
@@ -105,12 +106,12 @@ class ResponseCache:
                     del self._flights[key]
                 flight.set_result(predictions)
 
-    async def _keys(self, question: ClassifyParams, images: Sequence[CheckedImage]) -> list[bytes | None]:
+    async def _keys(self, params: ClassifyParams, images: Sequence[CheckedImage]) -> list[bytes | None]:
         """What finds each image's answer; None for what is no image."""
         bodies = [image[0] if isinstance(image, tuple) else None for image in images]
         size = sum(len(body) for body in bodies if body is not None)
         digests = await self._parsers.run(lambda: self._digests(bodies), size)
-        tail = question.model.digest + struct.pack("<I", question.top_k)
+        tail = params.model.digest + struct.pack("<I", params.top_k)
         return [None if digest is None else digest + tail for digest in digests]
 
     def _digests(self, bodies: Iterable[bytes | None]) -> list[bytes | None]:
@@ -138,13 +139,13 @@ class ResponseCache:
             self.bytes -= cost(*self._entries.popitem(last=False))
             self._evictions.inc()
 
-    def _count(self, model: str, trace: RequestContext, images: int, misses: int) -> None:
+    def _count(self, model: str, context: RequestContext, images: int, misses: int) -> None:
         """Count images, and say in the answer's X-Cache whether they had to be computed."""
         hits = images - misses
         self._hits.labels(model).inc(hits)
         self._misses.labels(model).inc(misses)
         if images:
-            trace.notes["cache"] = "PARTIAL" if hits and misses else "HIT" if hits else "MISS"
+            context.notes["cache"] = "PARTIAL" if hits and misses else "HIT" if hits else "MISS"
 
 
 def cost(key: bytes, value: bytes) -> int:
@@ -160,7 +161,7 @@ async def _wait_for(flight: Flight, requester: Requester) -> Predictions | None:
     return flight.result()
 
 
-def _refusal(image: CheckedImage) -> ImageResult:
+def _refusal(image: CheckedImage) -> Outcome:
     """The error that stands in the place of an image."""
     assert not isinstance(image, tuple)
     return image

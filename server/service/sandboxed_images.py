@@ -19,7 +19,7 @@ from ...loaders.headers.limits import Limits
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.sandbox.sandbox import Sandbox
 from ..errors import ServiceError
-from ..http.body import BudgetLease
+from ..http.body_budget import BudgetLease
 from .submit import CheckedImage
 
 MOST_CHILDREN = 4

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -11,26 +12,24 @@ from pathlib import Path
 from ...inference.device import resolve_devices
 from ...inference.results import BatchResult
 from ...loaders.headers.info import ImageInfo
-from ..config.image_limits import image_limits
-from ..config.settings import OFF, Settings
-from ..engine.batch_record import forget_model, observe_batch, record_batch, record_model
+from ..config.settings import OFF, Settings, image_limits
+from ..engine.collectors import collect_decoders, collect_engines
 from ..engine.engine_group import EngineGroup, Pipelines
+from ..engine.events import EngineEvents
 from ..errors import ServiceError
-from ..http.body import BodyBudget
+from ..http.body_budget import BodyBudget
 from ..http.parsers import Parsers
 from ..repository.index import ModelIndex
-from ..repository.model_info import ModelInfo
 from ..repository.served_model import OpenModel, ServedModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
-from ..telemetry.container_memory import collect_container_memory
-from ..telemetry.device_metrics import collect_decoders, collect_engines
-from ..telemetry.exposition import exposition
 from ..telemetry.loop_lag import LoopLag
-from ..telemetry.memory import StageCpu, collect_gpu_memory, collect_process_memory
-from ..telemetry.metrics import CPU_STAGES, Metrics
+from ..telemetry.metrics import CPU_STAGES, Metrics, exposition
 from ..telemetry.statistics import ModelStatistics, count_answers
+from ..telemetry.system_metrics import StageCpu, collect_container_memory, collect_gpu_memory, collect_process_memory
 from .lifecycle import ModelLifecycle
+from .loaded_models import LoadedModels
+from .model_metrics import observe_batch, record_batch
 from .poller import RepositoryPoller
 from .response_cache import ResponseCache
 from .sandboxed_images import SandboxedImages
@@ -39,8 +38,10 @@ from .submit import Answer, submit_and_wait
 logger = logging.getLogger("milkweed.service")
 
 
-class Service:
-    """Belongs to the event loop, where not said.
+class Service(EngineEvents):
+    """Belongs to the event loop, except for what the engines tell it (`EngineEvents`).
+
+    `prepared` resolves when the models are warm, or fails as their loading did.
 
     Args:
         bundles: where each served model lies, by name; the first one answers requests that name none.
@@ -54,60 +55,52 @@ class Service:
         if not bundles and settings.repository == OFF:
             raise ValueError("no bundle to serve")
         self.settings, self.metrics = settings, Metrics()
-        self.held = BodyBudget(settings.max_held_bytes)
+        self.body_budget = BodyBudget(settings.max_held_bytes)
         self.bundles = dict(bundles)
         self.draining = False
         self._accepting = True
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tickets: set[Request] = set()
+        self._requests: set[Request] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
         self.parsers = Parsers()
-        self.rare_images = SandboxedImages(image_limits(settings))
+        self.sandboxed_images = SandboxedImages(image_limits(settings))
         self.answer: Answer = partial(submit_and_wait, self)
         if settings.cache_bytes:
             self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
-        self.batcher = Scheduler(
+        self.scheduler = Scheduler(
             max_queue_images=settings.max_queue_images,
             max_queue_pixels=settings.max_queue_pixels,
             engines=len(devices),
         )
-        introduce = partial(record_model, self.metrics, settings)
-        self.rollout = ModelLifecycle(
-            settings, self.batcher, open_model=open_model, introduce=introduce, forget=self._forget_model
+        self.prepared: Future[None] = Future()
+        self.engines = EngineGroup(settings, self.scheduler, devices, self)
+        self.loaded = LoadedModels()
+        self.lifecycle = ModelLifecycle(
+            settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
-        self.engines = EngineGroup(
-            settings,
-            self.batcher,
-            devices,
-            open_all=self._open_models,
-            deliver=self._deliver,
-            on_removed=self.rollout.removed,
-            on_end=self._engines_ended,
-        )
-        self.rollout.serve_on(self.engines)
-        self.watch: RepositoryPoller | None = None
+        self.poller: RepositoryPoller | None = None
         if settings.repository != OFF:
-            self.watch = RepositoryPoller(
+            self.poller = RepositoryPoller(
                 Path(settings.repository),
-                self.rollout,
+                self.lifecycle,
                 keep=settings.keep_versions,
                 failed=lambda name: self.metrics.load_failures.labels(name).inc(),
             )
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
-        self.metrics.held_bytes.set_function(lambda: self.held.total)
+        self.metrics.held_bytes.set_function(lambda: self.body_budget.total)
         for collect in (
-            *(self.batcher.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
+            *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
             *(collect_process_memory, collect_container_memory, collect_gpu_memory),
-            *(lambda: collect_decoders(self.models), self.rare_images.collect),
+            *(lambda: collect_decoders(self.models), self.sandboxed_images.collect),
         ):
             self.metrics.collect_with(collect)
 
     @property
-    def models(self) -> ModelIndex[ServedModel]:
+    def models(self) -> ModelIndex:
         """What is served now."""
-        return self.rollout.catalogue
+        return self.lifecycle.index
 
     @property
     def names(self) -> Sequence[str]:
@@ -131,12 +124,12 @@ class Service:
 
         def prepared(error: BaseException | None) -> None:
             # Not before: a look would open what is being opened, and serve it before the rest is there.
-            if self.watch is not None and self.settings.repository_seconds and error is None and self._accepting:
-                self.watch.start(self.settings.repository_seconds)
+            if self.poller is not None and self.settings.repository_seconds and error is None and self._accepting:
+                self.poller.start(self.settings.repository_seconds)
             (on_prepared or _log_failure)(error)
 
-        self.engines.prepared.add_done_callback(lambda done: loop.call_soon_threadsafe(prepared, done.exception()))
-        self.engines.start()
+        self.prepared.add_done_callback(lambda done: loop.call_soon_threadsafe(prepared, done.exception()))
+        self.engines.start(self._open_models)
 
     def begin_drain(self) -> None:
         """Say not ready, but go on: whoever routes requests here needs a moment to hear of it."""
@@ -154,12 +147,12 @@ class Service:
     async def stop(self) -> bool:
         """End the engines; False when they did not end in time."""
         self.stop_accepting()
-        self.rollout.close()
-        if self.watch is not None:
-            self.watch.stop()
+        self.lifecycle.close()
+        if self.poller is not None:
+            self.poller.stop()
         self.lag.stop()
         self.parsers.close()
-        self.rare_images.close()
+        self.sandboxed_images.close()
         return await asyncio.to_thread(self.engines.stop, self.settings.drain_seconds)
 
     def check_accepting(self) -> None:
@@ -201,40 +194,40 @@ class Service:
         if self.engines.trouble is not None:
             yield self.engines.trouble
         for name, model in self.models.items():
-            for pipeline in model.pipelines:
+            for pipeline in model.pipelines.values():
                 if pipeline.loader.health.trouble is not None:
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
-    def submit(self, ticket: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
+    def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
         """Queue a request: all of its images or none.
 
         Raises:
             ServiceError: `overloaded` with an estimate of when there is room, `draining`.
         """
         try:
-            self.batcher.submit(ticket, images, unseen_seconds=2 * self.lag.seconds())
+            self.scheduler.submit(request, images, unseen_seconds=2 * self.lag.seconds())
         except ServiceError as error:
             error.retry_after_seconds = self.retry_after_seconds()
             raise
-        self._tickets.add(ticket)
+        self._requests.add(request)
 
-    def forget(self, ticket: Request) -> None:
+    def finish(self, request: Request) -> None:
         """A request is over, answered or not; what of it still waits is dropped."""
-        if ticket not in self._tickets:
+        if request not in self._requests:
             return  # it was refused
-        self._tickets.discard(ticket)
-        if ticket.missing:
-            self.batcher.discard(ticket)
+        self._requests.discard(request)
+        if request.pending:
+            self.scheduler.cancel(request)
         else:
-            self.batcher.answered()
+            self.scheduler.answered()
 
-    def using(self, model: ModelInfo) -> AbstractContextManager[None]:
-        """Within, a model is in a request's hands and is not let go."""
-        return self.rollout.using(model)
+    def using(self, model: ServedModel) -> AbstractContextManager[None]:
+        """Within, a request uses the model, which is not freed meanwhile."""
+        return self.lifecycle.using(model)
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what runs now and waits before a request that came now should be done."""
-        return self.batcher.wait_seconds(priority)
+        return self.scheduler.wait_seconds(priority)
 
     def retry_after_seconds(self) -> int:
         """When what runs and waits now should be done."""
@@ -251,49 +244,55 @@ class Service:
 
     def _open_models(self) -> Mapping[str, Pipelines]:
         """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
-        found = {} if self.watch is None else self.watch.first_look(self.bundles)
-        self.rollout.check_names([*self.bundles, *found])
-        models = [self.rollout.open(name, path) for name, path in self.bundles.items()]
-        if self.watch is not None:
-            models += self.watch.open_first(found)
-        return self.rollout.publish(models)
+        found = {} if self.poller is None else self.poller.first_poll(self.bundles)
+        self.lifecycle.check_names([*self.bundles, *found])
+        models = [self.lifecycle.open(name, path) for name, path in self.bundles.items()]
+        if self.poller is not None:
+            models += self.poller.open_first(found)
+        return self.lifecycle.publish(models)
 
-    def _forget_model(self, model: ServedModel) -> None:
-        """A version serves no more: its series end, unless the same version serves again."""
-        if not any(other.version == model.version for other in self.models.versions(model.name)):
-            forget_model(self.metrics, model)
+    def ready(self, engine_id: int, error: BaseException | None) -> None:
+        """On an engine's thread: the models are warm on all devices, or cannot be."""
+        if error is None:
+            self.prepared.set_result(None)
+        else:
+            self.prepared.set_exception(error)
 
-    def _deliver(self, batch: Batch, result: BatchResult | None) -> None:
-        """On an engine's thread: one hop to the event loop for the whole batch, then the books."""
+    def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
+        """On an engine's thread: one hop to the event loop for the whole batch, then metrics and cost model."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._arrived, batch, result)
+            self._loop.call_soon_threadsafe(self._set_results, batch, result)
         if result is not None:
             for stage, spent in result.cpu_seconds.items():
                 self._cpu.add(stage, spent)
-            observe_batch(self.rollout.costs[batch.model][batch.engine], batch, result)
-            model, engine = self.rollout.by_key(batch.model), self.engines.names[batch.engine]
-            record_batch(self.metrics, model, engine, batch, result)
+            loaded = self.loaded[batch.model]
+            observe_batch(loaded.costs[batch.engine_id], batch, result)
+            record_batch(self.metrics, loaded.model, self.engines.names[batch.engine_id], batch, result)
 
-    def _arrived(self, batch: Batch, result: BatchResult | None) -> None:
-        for ticket in batch.expired:
-            ticket.fail(TimeoutError())
-        if result is not None:
-            for item, outcome in zip(batch.items, result.outcomes, strict=True):
-                item.ticket.put(item.place, outcome, result)
+    def model_removed(self, engine_id: int, key: str) -> None:
+        """On an engine's thread: the engine has closed its pipeline of a model."""
+        self.loaded.remove_engine(key, engine_id)
 
-    def _engines_ended(self) -> None:
-        """On the last engine's thread: nobody who waits shall wait for nothing."""
+    def engine_ended(self, engine_id: int) -> None:
+        """On the last engine's thread: whoever waits must not wait for nothing."""
         loop = self._loop
         if self._accepting and loop is not None and not loop.is_closed():
             ended = ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)
             loop.call_soon_threadsafe(self._fail_all, ended)
             loop.call_soon_threadsafe(self._on_ended)
 
+    def _set_results(self, batch: Batch, result: BatchResult | None) -> None:
+        for request in batch.expired:
+            request.fail(TimeoutError())
+        if result is not None:
+            for item, outcome in zip(batch.items, result.outcomes, strict=True):
+                item.request.set_result(item.index, outcome, result)
+
     def _fail_all(self, error: ServiceError) -> None:
         """Answer every request in flight with one error."""
-        self.batcher.abandon()
-        for ticket in list(self._tickets):
-            ticket.fail(error)
+        self.scheduler.abandon()
+        for request in list(self._requests):
+            request.fail(error)
 
 
 def _log_failure(error: BaseException | None) -> None:

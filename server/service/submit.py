@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from starlette.types import Receive
 
-from ...inference.results import ImageResult
 from ...loaders.errors import InputError
 from ...loaders.headers.info import ImageInfo
 from ...loaders.headers.validate import validate
 from ..api.outcomes import outcome_label
 from ..errors import ServiceError
 from ..http.disconnect import cancel_on_disconnect
-from ..repository.model_info import ModelInfo
-from ..scheduler.request import Request
+from ..repository.served_model import ServedModel
+from ..scheduler.request import Outcome, Request
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 
@@ -35,12 +34,10 @@ class Requester:
     """Who sent a request and waits for its answer.
 
     Args:
-        source: the key's name or the client's address, as far as anybody knows.
         receive: where it is seen that the client leaves; None where its leaving cancels the task.
     """
 
-    trace: RequestContext
-    source: str | None
+    context: RequestContext
     receive: Receive | None
 
     async def wait(self, waiter: "asyncio.Future[None]") -> None:
@@ -49,7 +46,7 @@ class Requester:
         Raises:
             ClientDisconnected: the client left first.
         """
-        async with cancel_on_disconnect(waiter, self.receive, self.trace.departure):
+        async with cancel_on_disconnect(waiter, self.receive, self.context.disconnect):
             await waiter
 
 
@@ -57,8 +54,8 @@ class Answer(Protocol):
     """What becomes of each of the images, in order; `Service.answer` is one."""
 
     async def __call__(
-        self, question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-    ) -> list[ImageResult]:
+        self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+    ) -> list[Outcome]:
         """Answer one request.
 
         Raises:
@@ -69,7 +66,7 @@ class Answer(Protocol):
         ...
 
 
-def check_image(image: bytes | ServiceError, model: ModelInfo) -> CheckedImage:
+def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage:
     """The header guard, before anything is queued; what is no image already stays what it is."""
     if isinstance(image, ServiceError):
         return image
@@ -80,64 +77,66 @@ def check_image(image: bytes | ServiceError, model: ModelInfo) -> CheckedImage:
 
 
 async def ask(
-    service: "Service", question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-) -> list[ImageResult]:
+    service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+) -> list[Outcome]:
     """What becomes of each image, counted; raises what `Answer` raises."""
-    requester.trace.asks(question.model.name, len(images))
+    requester.context.asks(params.model.name, len(images))
     try:
-        outcomes = await service.answer(question, images, requester)
+        outcomes = await service.answer(params, images, requester)
     except BaseException as error:
-        count_outcomes(service, question.model, {outcome_label(error): len(images)})
+        count_outcomes(service, params.model, {outcome_label(error): len(images)})
         raise
-    count_outcomes(service, question.model, Counter(map(outcome_label, outcomes)))
+    count_outcomes(service, params.model, Counter(map(outcome_label, outcomes)))
     return outcomes
 
 
 async def submit_and_wait(
-    service: "Service", question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
-) -> list[ImageResult]:
+    service: "Service", params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+) -> list[Outcome]:
     """Queue the images and wait for the engine; the innermost `Answer`. Marks the stages in the engine."""
-    ticket, waiter, wanted = make_ticket(question, images, requester)
+    request, waiter, wanted = make_request(params, images, requester)
     if wanted:
-        service.submit(ticket, wanted)
+        service.submit(request, wanted)
         try:
             await requester.wait(waiter)
         finally:
-            service.forget(ticket)
-        _mark_engine(service, question.model, ticket, requester.trace)
-    return [outcome for outcome in ticket.outcomes if outcome is not None]
+            service.finish(request)
+        _mark_engine(service, params.model, request, requester.context)
+    return [outcome for outcome in request.outcomes if outcome is not None]
 
 
-def count_outcomes(service: "Service", model: ModelInfo, outcomes: Mapping[str, int]) -> None:
+def count_outcomes(service: "Service", model: ServedModel, outcomes: Mapping[str, int]) -> None:
     """Enter how so many images ended into the books."""
     images = service.metrics.model(model.name).images
     for outcome, count in outcomes.items():
         images[outcome].inc(count)
 
 
-def make_ticket(
-    question: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
+def make_request(
+    params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> tuple[Request, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
     """A request as the queue sees it, what wakes it, and the images that passed the guard."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-    deadline = requester.trace.started + question.timeout_seconds
-    ticket = Request(
-        *(question.model.key, question.top_k, deadline, waiter, len(images), requester.source, question.priority)
+    deadline = requester.context.started + params.timeout_seconds
+    request = Request(
+        *(params.model.key, params.top_k, deadline, waiter, len(images), requester.context.caller, params.priority)
     )
     wanted: list[tuple[int, bytes, ImageInfo]] = []
-    for place, image in enumerate(images):
+    for index, image in enumerate(images):
         if isinstance(image, tuple):
-            wanted.append((place, *image))
+            wanted.append((index, *image))
         else:
-            ticket.outcomes[place] = image
-    return ticket, waiter, wanted
+            request.outcomes[index] = image
+    return request, waiter, wanted
 
 
-def _mark_engine(service: "Service", model: ModelInfo, ticket: Request, trace: RequestContext) -> None:
+def _mark_engine(service: "Service", model: ServedModel, request: Request, context: RequestContext) -> None:
     """The stages in the engine: of the batch that completed the request; waiting for others is queue."""
-    result = ticket.last
-    if result is None or trace.model is not None:  # the latter: marked by an earlier part of the same request
+    result = request.last
+    if result is None or context.model_metrics is not None:  # the latter: marked by an earlier part of the same request
         return
-    trace.ends += (result.started, result.decoded, result.launched, result.forwarded, result.finished)
-    trace.mark()
-    trace.model = service.metrics.model(model.name)
+    stages = context.stages
+    stages.queue, stages.decode, stages.ready = result.started, result.decoded, result.launched
+    stages.forward, stages.postprocess = result.forwarded, result.finished
+    context.end_stage("deliver")
+    context.model_metrics = service.metrics.model(model.name)

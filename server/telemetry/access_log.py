@@ -1,4 +1,4 @@
-"""One log line for a request that was answered: a share of them, and all that failed by a fault of ours."""
+"""Writes a log line for a share of the requests, and for all that failed by a fault of ours."""
 
 import logging
 import random
@@ -9,15 +9,15 @@ from .logs import ACCESS
 
 logger = logging.getLogger(ACCESS)
 
-# Refusals that are no fault: under load there may be thousands a second.
+# These are not faults: under load there may be thousands a second.
 _QUIET = frozenset({"overloaded", "draining"})
 
 
 class AccessLog:
-    """Writes the lines. Nothing in them is a client's own words, but for a request id that has passed its check.
+    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check.
 
     Args:
-        share: of the requests that get a line, 0 to 1.
+        share: this part of all requests gets a line, 0 to 1.
     """
 
     def __init__(self, share: float) -> None:
@@ -25,44 +25,39 @@ class AccessLog:
 
     @classmethod
     def of(cls, settings: Settings) -> "AccessLog | None":
-        """The log that the settings ask for; None where it is off."""
+        """The access log for the settings; None where it is off."""
         return cls(settings.access_log) if settings.access_log else None
 
     def note(
         self,
-        trace: RequestContext,
+        context: RequestContext,
         *,
         method: str,
         route: str,
         status: int,
-        code: str | None,
-        caller: str | None,
         end: float,
     ) -> None:
-        """A request is over.
+        """Log a request that is over, or leave it out.
 
         Args:
             method, route: from closed sets, never what the client wrote.
-            status: of HTTP, also where the protocol has another.
-            code: the error it ended with.
-            caller: by key, else address.
             end: perf_counter seconds.
         """
-        failed = status >= 500 and code is not None and code not in _QUIET
+        failed = status >= 500 and context.code is not None and context.code not in _QUIET
         if not failed and random.random() >= self._share:
             return
         request = {
             "method": method,
             "route": route,
             "status": status,
-            "code": code,
-            "model": trace.model_name or None,
-            "images": trace.images,
-            "cache": trace.notes.get("cache"),
-            "body_bytes": trace.body_bytes,
-            "caller": caller,
-            "stages_ms": trace.stages_ms(end),
-            "total_ms": round((end - trace.started) * 1e3, 3),
+            "code": context.code,
+            "model": context.model_name or None,
+            "images": context.images,
+            "cache": context.notes.get("cache"),
+            "body_bytes": context.body_bytes,
+            "caller": context.caller,
+            "stages_ms": context.stages_ms(end),
+            "total_ms": round((end - context.started) * 1e3, 3),
         }
-        extra = {"request_id": trace.request_id.decode(), "event": request}
+        extra = {"request_id": context.request_id.decode(), "event": request}
         logger.info("%s %s %d", method, route, status, extra=extra)

@@ -1,16 +1,21 @@
-"""What is known of one HTTP request while it is answered: its id, its clock, how it ended."""
+"""What is known of one request while it is answered: its id, its caller, its stages, how it ended."""
 
 import random
 import re
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from ..errors import ServiceError
-from ..http.disconnect import Disconnect
 from .metrics import STAGES, ModelMetrics
 from .trace_context import SpanIds
 
-SCOPE_KEY = "milkweed.trace"
+SCOPE_KEY = "milkweed.context"
+"""Where a request's scope holds its RequestContext."""
+
+DISCONNECT_KEY = "milkweed.disconnect"
+"""Where a request's scope holds the Disconnect of its connection."""
 
 # What may stand in a header, a JSON string and a log line as it is.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
@@ -19,48 +24,97 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@~-]{1,128}")
 _TIMINGS = tuple(stage + ";dur=%.3f" for stage in STAGES[:-1])
 
 
-def _new_id() -> bytes:
-    """An id nobody else has. Not os.urandom: it gives the interpreter lock away and waits to get it back."""
-    return b"%032x" % random.getrandbits(128)
+class Disconnect:
+    """Tells whoever waits for an answer that the client is gone. A connection makes one for each request."""
+
+    __slots__ = ("_listener", "gone")
+
+    def __init__(self) -> None:
+        self.gone = False
+        self._listener: Callable[[], None] | None = None
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Call `listener` once the client is gone, or at once if it is already; None ends the listening."""
+        self._listener = listener
+        if self.gone and listener is not None:
+            listener()
+
+    def happen(self) -> None:
+        """The connection is gone."""
+        self.gone = True
+        if self._listener is not None:
+            self._listener()
+
+
+@dataclass(slots=True)
+class Stages:
+    """When each stage of a request ended, perf_counter seconds; 0 before that.
+
+    Stages end in this order. Each begins where the one before it ended, so that they add up; the last of `STAGES`,
+    `respond`, ends with the request.
+    """
+
+    receive: float = 0.0
+    parse: float = 0.0
+    queue: float = 0.0
+    decode: float = 0.0
+    ready: float = 0.0
+    forward: float = 0.0
+    postprocess: float = 0.0
+    deliver: float = 0.0
+
+    def ended(self) -> tuple[float, ...]:
+        """The ends of those that have ended, in order."""
+        ends = (
+            *(self.receive, self.parse, self.queue, self.decode),
+            *(self.ready, self.forward, self.postprocess, self.deliver),
+        )
+        return ends[: ends.index(0.0)] if 0.0 in ends else ends
 
 
 class RequestContext:
-    """One request. Stage ends are perf_counter seconds and meet without gaps: they add up."""
+    """One request of any protocol.
+
+    Args:
+        headers: names in lower case.
+        disconnect: tells that the client is gone, where the connection can.
+    """
 
     __slots__ = (
-        *("body_bytes", "code", "departure", "ends", "headers", "images", "model", "model_name", "notes"),
-        *("request_id", "span", "started", "status"),
+        *("body_bytes", "caller", "code", "disconnect", "headers", "images", "model_metrics", "model_name", "notes"),
+        *("request_id", "span", "stages", "started", "status"),
     )
 
-    def __init__(self, headers: list[tuple[bytes, bytes]], departure: Disconnect | None = None) -> None:
-        self.departure = departure  # where it is heard that the client has gone
+    def __init__(self, headers: list[tuple[bytes, bytes]], disconnect: Disconnect | None = None) -> None:
+        self.disconnect = disconnect
         self.started = time.perf_counter()
         self.headers = dict(headers)
         given = self.headers.get(b"x-request-id", b"")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else _new_id()
-        self.ends: list[float] = []  # of STAGES in order, the last one excepted
+        self.caller: str | None = None  # the name that came with the key, else the address; None where neither is known
+        self.stages = Stages()
         self.status = 0
         self.code: str | None = None  # the error that the whole request ended with
-        self.model: ModelMetrics | None = None  # set once the request has passed every stage
+        self.model_metrics: ModelMetrics | None = None  # set once the request has passed every stage
         self.model_name = ""  # set with `images`, when they are about to be queued
         self.images = 0
         self.body_bytes = 0
         self.notes: dict[str, str] = {}  # what a layer adds: headers `x-NAME`, and fields of log line and span
         self.span: SpanIds | None = None  # set where the request is traced
 
-    def mark(self) -> None:
-        """The stage that runs ends now."""
-        self.ends.append(time.perf_counter())
+    def end_stage(self, stage: Literal["receive", "parse", "deliver"]) -> None:
+        """A stage outside the engine ends now; the engine writes down its own."""
+        setattr(self.stages, stage, time.perf_counter())
 
     def asks(self, model: str, images: int) -> None:
-        """Which model gets how many images, those that were refused already among them."""
+        """Write down which model gets how many images, with those that were refused already."""
         self.model_name, self.images = model, images
 
     def server_timing(self) -> bytes:
         """The header: every finished stage and the total so far, ms."""
         previous = self.started
         parts = []
-        for text, end in zip(_TIMINGS, self.ends, strict=False):
+        for text, end in zip(_TIMINGS, self.stages.ended(), strict=False):
             parts.append(text % ((end - previous) * 1e3))
             previous = end
         now = time.perf_counter()
@@ -69,10 +123,10 @@ class RequestContext:
 
     def observe_stages(self, end: float) -> None:
         """Record the stages of a request that passed them all."""
-        if self.model is None:
+        if self.model_metrics is None:
             return
         previous = self.started
-        for child, stage_end in zip(self.model.stages, (*self.ends, end), strict=True):
+        for child, stage_end in zip(self.model_metrics.stages, (*self.stages.ended(), end), strict=True):
             child.observe(stage_end - previous)
             previous = stage_end
 
@@ -82,7 +136,9 @@ class RequestContext:
         Args:
             end: of the request, perf_counter seconds.
         """
-        ends = [*self.ends, end] if len(self.ends) == len(STAGES) - 1 else self.ends
+        ends = self.stages.ended()
+        if len(ends) == len(STAGES) - 1:
+            ends = (*ends, end)
         starts = (self.started, *ends)
         return {stage: round((e - s) * 1e3, 3) for stage, s, e in zip(STAGES, starts, ends, strict=False)}
 
@@ -101,6 +157,11 @@ class RequestContext:
 
 
 def context_of(scope: Any) -> RequestContext:
-    """The trace that the middleware put into a scope."""
-    trace: RequestContext = scope[SCOPE_KEY]
-    return trace
+    """The context that the middleware put into a scope."""
+    context: RequestContext = scope[SCOPE_KEY]
+    return context
+
+
+def _new_id() -> bytes:
+    """An id nobody else has. Not os.urandom: it gives the interpreter lock away and waits to get it back."""
+    return b"%032x" % random.getrandbits(128)

@@ -1,4 +1,4 @@
-"""Logs as JSON lines on stderr, in each the ids of the request and the trace that it has."""
+"""Writes logs as JSON lines to stderr, with the ids of the request and its trace."""
 
 import json
 import logging
@@ -13,9 +13,9 @@ ACCESS = "milkweed.access"
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, all in ASCII: whatever a client sent, a terminal or a parser of lines takes no harm.
+    """Writes one JSON object a line, all in ASCII, so that nothing a client sent can harm a terminal or a line parser.
 
-    Time, level, logger, message, the trace's id where a request is traced, what `extra` brought, the traceback.
+    It holds time, level, logger, message, the trace id of a traced request, what `extra` brought, the traceback.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -37,7 +37,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure_logs(level: str) -> None:
-    """Send all logs of the process to stderr as JSON lines; uvicorn's own words only where they warn."""
+    """Send all logs of the process to stderr as JSON lines; libraries log only warnings."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter())
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""How late the event loop runs its timers: a request waits so long before it is seen, and its answer again."""
+"""Measures how late the event loop runs its timers; a request waits as long to be read, and again to be answered."""
 
 import asyncio
 
@@ -11,11 +11,11 @@ class LoopLag:
     """Measures the running event loop by a timer of its own.
 
     Args:
-        observed: told the lag of each tick, seconds.
+        histogram: observes the lag of each tick, seconds.
     """
 
-    def __init__(self, observed: Histogram) -> None:
-        self._observed = observed
+    def __init__(self, histogram: Histogram) -> None:
+        self._histogram = histogram
         self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._lag = self._due = 0.0
@@ -39,6 +39,6 @@ class LoopLag:
         assert self._loop is not None
         now = self._loop.time()
         self._lag = max(0.0, now - due)
-        self._observed.observe(self._lag)
+        self._histogram.observe(self._lag)
         self._due = due = now + TICK_SECONDS
         self._timer = self._loop.call_at(due, self._tick, due)

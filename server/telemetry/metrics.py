@@ -1,4 +1,4 @@
-"""Every series the service exports, on one registry an app; names are stable, label sets closed."""
+"""Defines the series that the service exports, on one registry an app; names are stable, label sets closed."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.gc_collector import GCCollector
 from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.registry import Collector
@@ -25,7 +26,7 @@ CPU_STAGES = ("decode", "forward", "postprocess")
 CLOSE_REASONS = ("head_timeout", "body_timeout", "malformed", "too_large", "evicted", "refused", "not_reading")
 BODY_FORMS = ("raw", "array", "multipart", "json")
 
-# Seconds: a whole small forward is below where the usual buckets start (5 ms).
+# Seconds. A small forward takes less than the usual first bucket, 5 ms.
 SECONDS_BUCKETS = (
     *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.015, 0.02, 0.03),
     *(0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0),
@@ -37,7 +38,7 @@ Form = Literal["dense_equivalent", "resident", "on_disk"]
 
 
 class ModelMetrics:
-    """The series of one model, bound once so that the hot path pays no look-up."""
+    """The series of one model, bound once so that requests pay for no look-up."""
 
     def __init__(self, metrics: "Metrics", model: str) -> None:
         self.stages = tuple(metrics.stage_duration.labels(model, stage) for stage in STAGES)
@@ -111,7 +112,7 @@ class Metrics:
             "http_connections_closed_total", "Connections the server closed for a reason of its own.", ("reason",)
         )
         self.connections_closed = {reason: closed.labels(reason) for reason in CLOSE_REASONS}
-        # Callers are those in the file of keys; who is not in it is counted as refused, under no name.
+        # Only callers in the file of keys are labels; requests without a known key are counted as rejected.
         self.caller_requests = self._counter("caller_requests_total", "Requests with a caller's key.", ("caller",))
         self.caller_refusals = self._counter(
             "caller_refusals_total", "Requests beyond a caller's limits, by which one.", ("caller", "limit")
@@ -170,13 +171,13 @@ class Metrics:
         self.build_info.labels(package_version(), package_version("torch")).set(1)
 
     def model(self, name: str) -> ModelMetrics:
-        """The bound series of one model; made on first use."""
+        """The bound series of one model, made on first use."""
         if name not in self._models:
             self._models[name] = ModelMetrics(self, name)
         return self._models[name]
 
     def forget_version(self, name: str, version: str) -> None:
-        """End the series that name a model's version."""
+        """Remove the series that name a version of a model."""
         for gauge in (self.parameter_bytes, self.model_info, self.load_seconds, self.warmup_seconds, self.model_ready):
             gauge.remove_by_labels({"model": name, "version": version})
         self.kernel_fallbacks.remove_by_labels({"model": name, "version": version})
@@ -184,7 +185,7 @@ class Metrics:
     def observe_http(
         self, route: str, method: str, code: int, seconds: float, exemplar: dict[str, str] | None = None
     ) -> None:
-        """One finished HTTP request. `route` is a template or `other`, never a raw path."""
+        """Record a finished HTTP request. `route` is a template or `other`, never a raw path."""
         key = (route, method if method in METHODS else "other", code)
         child = self._http_children.get(key)
         if child is None:
@@ -201,7 +202,7 @@ class Metrics:
 
 
 class _Live(Collector):
-    """Adapts a function to the registry."""
+    """Adapts a function to the registry's collectors."""
 
     def __init__(self, collect: Callable[[], Iterable[Metric]]) -> None:
         self._collect = collect
@@ -209,12 +210,18 @@ class _Live(Collector):
     def collect(self) -> Iterable[Metric]:
         try:
             return list(self._collect())
-        except Exception:  # a device that is lost says nothing of its memory: the scrape has to say that it is lost
+        except Exception:  # of a lost device there is no memory to read, but the scrape must still tell that it is lost
             logger.exception("a scrape is without some of its series")
             return []
 
     def describe(self) -> Iterable[Any]:
-        return cast(Iterable[Any], ())  # nothing is collected at registration
+        return cast(Iterable[Any], ())  # or the function would be called at registration
+
+
+def exposition(registry: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+    """A scrape's answer and its content type: Prometheus text, or OpenMetrics where it is asked for."""
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
 
 
 def package_version(name: str = "milkweed") -> str:

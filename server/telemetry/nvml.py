@@ -1,4 +1,4 @@
-"""What the driver says of GPU memory beyond torch's view, through NVML where the extra `nvml` is installed."""
+"""Asks the NVIDIA driver about memory that torch does not see, through NVML where the extra `nvml` is installed."""
 
 import contextlib
 import functools
@@ -9,45 +9,45 @@ from typing import Any
 
 logger = logging.getLogger("milkweed.nvml")
 
-_MODULE_VERSION = Path("/sys/module/nvidia/version")
+MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 
 def process_bytes(uuid: str) -> int | None:
     """Bytes that this process holds on a GPU: torch's, the CUDA context, libraries and their pools.
 
     Args:
-        uuid: of the GPU, as torch spells it.
+        uuid: the GPU's, as torch spells it.
 
     Returns:
-        None where nobody can tell: no NVML, an old driver, a process whose number is another one outside its container.
+        None where it is not known: no NVML, an old driver, or a container, outside which the process has another id.
     """
-    library = _library()
-    if library is None:
+    nvml = library()
+    if nvml is None:
         return None
     try:
-        handle = library.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
-        running = library.nvmlDeviceGetComputeRunningProcesses(handle)
-    except library.NVMLError:
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}".encode())
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+    except nvml.NVMLError:
         return None
     held = [process.usedGpuMemory for process in running if process.pid == os.getpid()]
     return sum(held) if held and None not in held else None
 
 
 def driver_version() -> str | None:
-    """Of the kernel's NVIDIA driver, `580.65.06`: from NVML, else from the module itself; None where there is none."""
-    library = _library()
-    if library is not None:
-        with contextlib.suppress(library.NVMLError):
-            return str(library.nvmlSystemGetDriverVersion())
+    """The version of the NVIDIA driver, such as `580.65.06`, from NVML or the kernel module; None without a driver."""
+    nvml = library()
+    if nvml is not None:
+        with contextlib.suppress(nvml.NVMLError):
+            return str(nvml.nvmlSystemGetDriverVersion())
     try:
-        return _MODULE_VERSION.read_text().strip()
+        return MODULE_VERSION.read_text().strip()
     except OSError:
         return None
 
 
 @functools.cache
-def _library() -> Any:
-    """pynvml, ready; None where it is not installed or has no driver, said once."""
+def library() -> Any:
+    """pynvml after nvmlInit; None where it is not installed or has no driver, which is logged once."""
     try:
         import pynvml
     except ImportError:

@@ -1,4 +1,4 @@
-"""The queue as gauges, read at each scrape."""
+"""Turns snapshots of the queue into gauges, at each scrape."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 
 class QueueSnapshot(NamedTuple):
-    """What waits of one model, and when the oldest of it came; versions of a name have one label."""
+    """What waits for one version of a model. Versions of a name share a label; `came` is when the oldest image came."""
 
     label: str
     images: int
@@ -17,7 +17,7 @@ class QueueSnapshot(NamedTuple):
 
 
 def queue_families(waiting: Sequence[QueueSnapshot], now: float, predicted_seconds: float) -> Iterator[Metric]:
-    """The families of the queue, for the registry."""
+    """The metric families of the queue, for the registry."""
     labels = ["model"]
     depth = GaugeMetricFamily("milkweed_queue_depth_images", "Images that wait.", labels=labels)
     size = GaugeMetricFamily("milkweed_queue_bytes", "Encoded bytes that wait.", labels=labels)

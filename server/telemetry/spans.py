@@ -1,4 +1,4 @@
-"""Spans of requests as the SDK's exporters take them. Imported only where traces are on: needs the extra `otel`."""
+"""Makes OpenTelemetry spans of requests. Imported only where traces are on, since it needs the extra `otel`."""
 
 import logging
 import random
@@ -17,16 +17,16 @@ logger = logging.getLogger("milkweed.tracing")
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 _UNSET = Status(StatusCode.UNSET)
-_MAX_MEMBERS = 32  # of a tracestate; the library would log a line for each request with more
+_MAX_MEMBERS = 32  # in a tracestate; for more the library would log a line for each request
 
 
 class RequestSpan(ReadableSpan):
-    """The span of a request, which makes those of its stages when asked: on the exporter's thread, not the server's.
+    """The span of a request. The spans of its stages are made on the exporter's thread, not on the event loop.
 
     Args:
-        times_ns: its start, the ends of its finished stages, its end; Unix time.
+        times_ns: Unix times of its start, of the ends of its finished stages, of its end.
         stages: names of all stages, in order.
-        error: words for a failure that is ours; None where there was none.
+        error: describes a failure of the server; None where there was none.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class RequestSpan(ReadableSpan):
 
     def with_stages(self) -> list[ReadableSpan]:
         """This span and one for each stage, which meet without gaps."""
-        # What a request was refused in is no finished stage: it has no span.
+        # The stage in which a request was refused has not finished: it has no span.
         whole = len(self._times) == len(self._stages) + 1
         ends = self._times[1:] if whole else self._times[1:-1]
         found: list[ReadableSpan] = [self]
@@ -85,7 +85,7 @@ class StageExporter(SpanExporter):
     """Exports requests with the spans of their stages, and counts the requests. Belongs to the SDK's thread.
 
     Args:
-        exporter: sends them.
+        exporter: sends the spans.
     """
 
     def __init__(self, exporter: SpanExporter) -> None:
@@ -93,17 +93,18 @@ class StageExporter(SpanExporter):
         self._closing = False
         self.exported = self.failed = 0
         self.failing = False
-        """The newest batch was lost."""
+        """Whether the newest batch was lost."""
 
     @property
     def taken(self) -> int:
-        """Requests that wait no more."""
+        """How many requests wait no more."""
         return self.exported + self.failed
 
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         """Send a batch of requests."""
         result = SpanExportResult.FAILURE
-        if not (self._closing and self.failing):  # no end of a process waits for who was not there before
+        # The end of a process does not wait for a collector that was missing before.
+        if not (self._closing and self.failing):
             try:
                 requests = [span for span in spans if isinstance(span, RequestSpan)]
                 result = self._exporter.export([each for request in requests for each in request.with_stages()])
@@ -117,16 +118,16 @@ class StageExporter(SpanExporter):
         return result
 
     def close_soon(self) -> None:
-        """The process ends."""
+        """Export what waits, unless the collector is failing: the process ends."""
         self._closing = True
 
     def shutdown(self) -> None:
-        """Export no more; a retry that waits is given up."""
+        """Export no more, and give up a retry that waits."""
         self._exporter.shutdown()
 
 
 class OncePerOutage(logging.Filter):
-    """Lets one line of the sender's own through an outage: it has several a minute while no collector is there."""
+    """Lets one log line of the exporter through for each outage, where it would write several a minute."""
 
     def __init__(self, exporter: StageExporter) -> None:
         super().__init__()
@@ -134,13 +135,13 @@ class OncePerOutage(logging.Filter):
         self._told_at = -1
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Whether nothing was said since an export succeeded."""
+        """Whether this is the first line since an export succeeded."""
         said, self._told_at = self._told_at, self._exporter.exported
         return said != self._told_at
 
 
 def server_resource(version: str) -> Resource:
-    """Who sends the spans: what OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES say, else our name and version."""
+    """The sender of the spans: from OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES, else our name and version."""
     said = Resource.create()
     ours: dict[str, str] = {}
     if str(said.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):

@@ -1,4 +1,4 @@
-"""What was answered so far, counted from the metrics: by model, of whatever protocol and version."""
+"""Sums up from the metrics what each model has answered, over all protocols and versions."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -8,13 +8,13 @@ from prometheus_client.core import Metric
 
 @dataclass(slots=True)
 class ModelStatistics:
-    """Of one model since the start.
+    """The work of one model since the start.
 
     Args:
-        requests: answered.
-        images: of them, answered with predictions.
-        batches: computed.
-        stage_seconds: of the answered requests together, by stage.
+        requests: those answered.
+        images: those answered with predictions.
+        batches: those computed.
+        stage_seconds: time of the answered requests together, by stage.
     """
 
     requests: int = 0
@@ -24,7 +24,7 @@ class ModelStatistics:
 
 
 def count_answers(families: Iterable[Metric]) -> dict[str, ModelStatistics]:
-    """By model, from the families of `Metrics`; others are passed over."""
+    """The statistics by model name, from families of `Metrics`; families without models are skipped."""
     found: dict[str, ModelStatistics] = {}
     for family in families:
         for sample in family.samples:

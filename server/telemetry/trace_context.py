@@ -1,4 +1,4 @@
-"""Where a request stands in a trace: W3C Trace Context read from its headers, and which requests are followed."""
+"""Reads W3C Trace Context from the headers of a request, and decides which requests are traced."""
 
 import random
 import re
@@ -6,21 +6,21 @@ from collections.abc import Iterable
 from contextvars import ContextVar
 from typing import NamedTuple
 
-# version, trace, parent, flags; a later version may say more after them.
+# Version, trace, parent, flags; a later version may have more after them.
 _TRACEPARENT = re.compile(rb"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
 
 _SAMPLED = 1
 
-# What a tracestate may have at least, and what of it is kept at most.
+# The standard asks to keep at least so much of a tracestate; a longer one is dropped.
 MAX_STATE_BYTES = 512
 
 
 class SpanIds(NamedTuple):
-    """A request that is followed.
+    """The ids of a traced request.
 
     Args:
         parent_id: the caller's span; 0 where the trace begins here.
-        state: the caller's tracestate, unread.
+        state: the caller's tracestate, unparsed.
     """
 
     trace_id: int
@@ -30,31 +30,31 @@ class SpanIds(NamedTuple):
 
     @property
     def trace_hex(self) -> str:
-        """The trace's id as it is written everywhere."""
+        """The trace's id as 32 hex digits."""
         return f"{self.trace_id:032x}"
 
     @property
     def response_header(self) -> tuple[bytes, bytes]:
-        """`traceresponse`, by which a client finds the trace (Trace Context level 2)."""
+        """The `traceresponse` header, by which a client finds the trace (Trace Context level 2)."""
         return b"traceresponse", b"00-%032x-%016x-01" % (self.trace_id, self.span_id)
 
 
 current_span: ContextVar[SpanIds | None] = ContextVar("milkweed_span", default=None)
-"""Of the request that the running task answers; log lines take their trace id from it."""
+"""The span of the request that the running task answers; log lines take their trace id from it."""
 
 
 class Sampler:
-    """Says which requests are followed: the caller's decision where he made one, else a share at random.
+    """Decides which requests are traced: as the caller decided, else a share at random.
 
     Args:
-        share: of the requests whose caller decided nothing, 0 to 1.
+        share: this part of the requests whose caller decided nothing, 0 to 1.
     """
 
     def __init__(self, share: float) -> None:
         self._share = share
 
-    def follow(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
-        """The ids of a request that is followed; None of any other.
+    def sample(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
+        """The ids of a request that is traced; None for any other.
 
         Args:
             headers: names in lower case.
@@ -66,7 +66,7 @@ class Sampler:
             elif name == b"tracestate":
                 state = state + b"," + value if state else value
         parent = _parent(given) if given else None
-        if parent is None:  # none, or none that can be read: the trace begins here
+        if parent is None:  # none, or an invalid one: the trace begins here
             # Not os.urandom: it gives the interpreter lock away and waits to get it back.
             return SpanIds(_random(128), _random(64)) if random.random() < self._share else None
         trace_id, parent_id, sampled = parent
@@ -76,7 +76,7 @@ class Sampler:
 
 
 def _parent(text: bytes) -> tuple[int, int, bool] | None:
-    """Trace, span and decision of a traceparent; None where it is not valid."""
+    """Trace, span and sampling decision of a traceparent; None where it is not valid."""
     found = _TRACEPARENT.fullmatch(text.strip(b" \t"))
     if found is None:
         return None
@@ -88,5 +88,5 @@ def _parent(text: bytes) -> tuple[int, int, bool] | None:
 
 
 def _random(bits: int) -> int:
-    """An id; 0 is none."""
+    """A random id, never 0, which stands for none."""
     return random.getrandbits(bits) or 1

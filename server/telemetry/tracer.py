@@ -1,4 +1,4 @@
-"""Follows requests and hands their spans to the OpenTelemetry SDK, whose own thread sends them."""
+"""Traces requests and hands their spans to the OpenTelemetry SDK, whose own thread sends them."""
 
 import logging
 import os
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger("milkweed.tracing")
 
 MAX_WAITING = 2048
-"""Requests that wait for the exporter; more are not traced."""
+"""So many requests may wait for the exporter; more are dropped."""
 
 EXPORT_REQUESTS = 128
-"""A batch that is sent; each request has up to ten spans."""
+"""So many requests are sent together; each has up to ten spans."""
 
 FLUSH_SECONDS = 3.0
-"""At the end of the process a collector may take so long."""
+"""The end of the process waits so long for a collector."""
 
 _PATH = "/v1/traces"
 
@@ -36,11 +36,11 @@ class TracingError(ValueError):
 
 
 class Tracer:
-    """One a process. `begin` and `finish` belong to the event loop and never wait.
+    """Traces the requests of a process. `begin` and `finish` belong to the event loop and never wait.
 
     Args:
         share: see `Sampler`.
-        exporter: sends spans; blocking, on the SDK's thread.
+        exporter: sends spans, blocking, on the SDK's thread.
 
     Raises:
         TracingError: the packages are missing.
@@ -64,15 +64,15 @@ class Tracer:
             self._exporter, max_queue_size=MAX_WAITING, max_export_batch_size=EXPORT_REQUESTS
         )
         self._handed = self._dropped = 0
-        # It would quote a client's header in a line for each request.
+        # This logger would quote a client's header in a line for each request.
         logging.getLogger("opentelemetry.trace.span").setLevel(logging.ERROR)
-        self._senders_words = logging.getLogger(type(exporter).__module__)
+        self._exporter_log = logging.getLogger(type(exporter).__module__)
         self._once = spans.OncePerOutage(self._exporter)
-        self._senders_words.addFilter(self._once)
+        self._exporter_log.addFilter(self._once)
 
     @classmethod
     def of(cls, settings: Settings) -> "Tracer | None":
-        """The tracer that the settings ask for; None where they ask for none.
+        """The tracer for the settings; None where they turn traces off.
 
         Raises:
             TracingError: it cannot be made.
@@ -87,52 +87,50 @@ class Tracer:
         return cls(settings.trace_sample, OTLPSpanExporter(base if base.endswith(_PATH) else base + _PATH))
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
-        """The ids of a request that is followed; None of any other."""
-        return self._sampler.follow(headers)
+        """The ids of a request that is traced; None for any other."""
+        return self._sampler.sample(headers)
 
     def finish(
-        self, trace: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
+        self, context: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
     ) -> dict[str, str]:
-        """A followed request is over; what marks its observations in a histogram (an exemplar).
+        """Hand over the span of a traced request that is over; returns its exemplar for histograms.
 
         Args:
-            name: of the span, from a closed set.
+            name: the span's, from a closed set.
             attributes: what only the protocol knows.
             end: perf_counter seconds.
-            status: of HTTP; 0 where nobody was answered.
+            status: HTTP's; 0 where nobody was answered.
         """
-        assert trace.span is not None
-        exemplar = {"trace_id": trace.span.trace_hex}
+        assert context.span is not None
+        exemplar = {"trace_id": context.span.trace_hex}
         if self._handed - self._exporter.taken >= MAX_WAITING:
             self._dropped += 1
             return exemplar
         self._handed += 1
-        attributes["milkweed.request_id"] = trace.request_id.decode()
-        if trace.images:
-            attributes["milkweed.model"] = trace.model_name
-            attributes["milkweed.images"] = trace.images
-        attributes |= {f"milkweed.{name}": value for name, value in trace.notes.items()}
-        code, failed = trace.code, status >= 500
+        attributes["milkweed.request_id"] = context.request_id.decode()
+        if context.images:
+            attributes |= {"milkweed.model": context.model_name, "milkweed.images": context.images}
+        attributes |= {f"milkweed.{name}": value for name, value in context.notes.items()}
+        code, failed = context.code, status >= 500
         if code is not None:
             attributes["milkweed.code"] = code
         if failed:
             attributes["error.type"] = code or str(status)
-        self._processor.on_end(
-            self._make(
-                name,
-                trace.span,
-                times_ns=_unix_ns((trace.started, *trace.ends, end)),
-                stages=STAGES,
-                attributes=attributes,
-                error=(code or "") if failed else None,
-                resource=self._resource,
-                scope=self._scope,
-            )
+        span = self._make(
+            name,
+            context.span,
+            times_ns=_unix_ns((context.started, *context.stages.ended(), end)),
+            stages=STAGES,
+            attributes=attributes,
+            error=(code or "") if failed else None,
+            resource=self._resource,
+            scope=self._scope,
         )
+        self._processor.on_end(span)
         return exemplar
 
     def close(self) -> None:
-        """Send what waits, for a bounded time; blocks."""
+        """Send what waits; blocks for a bounded time."""
         self._exporter.close_soon()
         # The SDK's own end would wait half a minute for a collector that hangs.
         ending = threading.Thread(target=self._processor.shutdown, name="milkweed-traces-end", daemon=True)
@@ -141,10 +139,10 @@ class Tracer:
         if ending.is_alive():
             logger.warning("the last traces were not sent within %g s", FLUSH_SECONDS)
         else:
-            self._senders_words.removeFilter(self._once)
+            self._exporter_log.removeFilter(self._once)
 
     def collect(self) -> Iterator[Metric]:
-        """What became of followed requests, for the registry."""
+        """Count the traced requests by outcome, for the registry."""
         family = CounterMetricFamily(
             "milkweed_traced_requests",
             "Traced requests by what became of their spans: exported, failed, dropped (too many waited).",
@@ -161,7 +159,7 @@ class Tracer:
 
 
 def _unix_ns(seconds: Sequence[float]) -> list[int]:
-    """Unix time of perf_counter seconds, all by one offset, so that what met without gaps still does."""
+    """Turn perf_counter seconds into Unix time, all by one offset, so that there are still no gaps between them."""
     offset = time.time_ns() - time.perf_counter_ns()
     return [offset + int(each * 1e9) for each in seconds]
 

@@ -11,7 +11,7 @@ import pytest
 yaml = pytest.importorskip("yaml", reason="the manifest is YAML")
 
 from milkweed.bench import autoscale  # noqa: E402
-from milkweed.bench.autoscale import (
+from milkweed.bench.autoscale import (  # noqa: E402
     OBSERVED,
     RESULTS,
     SCALED_OBJECT,

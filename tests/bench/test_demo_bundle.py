@@ -9,7 +9,7 @@ import torch
 from milkweed.bench.demo_bundle import make
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle, select_linears
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.layer_spec import monarch_structure
+from milkweed.models.layers.layer_spec import layer_specs_for
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -29,7 +29,7 @@ def write_sibling(work: Path, name: str, seed: int) -> dict[str, Any]:
     """A bundle of random weights and the row that the experiment has of it."""
     torch.manual_seed(seed)
     dense = create_model("vitae_basic", num_classes=3, **SMALL)
-    structure = {} if name == "dense" else monarch_structure(dense, select_linears(dense, ["mlp"]))
+    structure = {} if name == "dense" else layer_specs_for(dense, select_linears(dense, ["mlp"]))
     config = BundleConfig(
         arch="vitae_basic",
         arch_args={"num_classes": 3, **SMALL},
@@ -38,7 +38,7 @@ def write_sibling(work: Path, name: str, seed: int) -> dict[str, Any]:
         provenance={"commands": [{"command": "train"}]},
         metrics={"training": {"images": 12}},
     )
-    model = create_model("vitae_basic", num_classes=3, structure=structure, **SMALL)
+    model = create_model("vitae_basic", num_classes=3, layer_specs=structure, **SMALL)
     saved = save_bundle(work / f"seed{seed}" / name, model, config, default_labels(3))
     top1 = TOP1[name] - seed
     return {

@@ -13,7 +13,7 @@ from milkweed.bench import model as bench
 from milkweed.cli import main
 from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.layer_spec import monarch_structure, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -35,14 +35,14 @@ def make_bundle(tmp_path: Path) -> Callable[[bool], Path]:
     def make(monarch: bool) -> Path:
         torch.manual_seed(0)
         dense = create_model("vitae_basic", num_classes=5, **SMALL)
-        structure = monarch_structure(dense, select_linears(dense, ["mlp"])) if monarch else {}
+        structure = layer_specs_for(dense, select_linears(dense, ["mlp"])) if monarch else {}
         config = BundleConfig(
             arch="vitae_basic",
             arch_args={"num_classes": 5, **SMALL},
             structure=structure,
             preprocess=PREPROCESS,
         )
-        model = create_model("vitae_basic", num_classes=5, structure=structure, **SMALL)
+        model = create_model("vitae_basic", num_classes=5, layer_specs=structure, **SMALL)
         save_bundle(tmp_path / "bundle", model, config, default_labels(5))
         return tmp_path / "bundle"
 
@@ -166,10 +166,10 @@ def save_structured(path: Path, kind: str, options: dict[str, Any]) -> None:
     """The small model with MLPs of a kind."""
     torch.manual_seed(0)
     dense = create_model("vitae_basic", num_classes=5, **SMALL)
-    structure = structures_for(dense, select_linears(dense, ["mlp"]), kind, **options)
+    structure = layer_specs_for(dense, select_linears(dense, ["mlp"]), kind, **options)
     arch_args = {"num_classes": 5, **SMALL}
     config = BundleConfig(arch="vitae_basic", arch_args=arch_args, structure=structure, preprocess=PREPROCESS)
-    save_bundle(path, create_model("vitae_basic", structure=structure, **arch_args), config, default_labels(5))
+    save_bundle(path, create_model("vitae_basic", layer_specs=structure, **arch_args), config, default_labels(5))
 
 
 def test_a_dense_bundle_is_refused(

@@ -8,11 +8,12 @@ import pytest
 
 from milkweed.bench.tables.models import SCOPES, OwnModel, own_model, page
 from milkweed.models.accounting import macs, parameter_count
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.architectures.timm_models import recorded_timm_models
-from milkweed.models.bundle.meta_init import on_meta
-from milkweed.models.layers.layer_spec import select_linears, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 
 OWN = [name for name in own_architectures() if name != CUSTOM_VITAE]
 DOC = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -73,7 +74,7 @@ def test_linear_layers_and_what_they_save_are_the_published_ones(published: dict
         for nblocks, counts in want["monarch"].items():
             scopes = {scope: select_linears(model, layers) for scope, layers in roles.items()}
             for scope, layers in {**scopes, "all_but_head": list(linears)}.items():
-                structures = structures_for(model, layers, nblocks=int(nblocks)).values()
+                structures = layer_specs_for(model, layers, nblocks=int(nblocks)).values()
                 saved = sum(layer.dense_weight_count - layer.weight_count for layer in structures)
                 assert trainable - saved == counts[scope], (name, nblocks, scope)
 
@@ -82,8 +83,8 @@ def test_a_monarch_models_macs_are_those_of_the_table(rows: dict[str, OwnModel])
     for layers, wanted in zip(SCOPES.values(), rows["t2t_vit_7"].scopes, strict=True):
         with on_meta():
             dense = create_model("t2t_vit_7")
-            structure = structures_for(dense, select_linears(dense, layers), nblocks=4)
-            model = create_model("t2t_vit_7", structure=structure)
+            structure = layer_specs_for(dense, select_linears(dense, layers), nblocks=4)
+            model = create_model("t2t_vit_7", layer_specs=structure)
         counted = macs(model, 224)
         assert counted.total == wanted.macs
         assert counted.dense_equivalent == rows["t2t_vit_7"].dense.macs

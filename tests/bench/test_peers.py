@@ -27,8 +27,8 @@ from milkweed.bench.peers.tables import skipped, table
 from milkweed.bench.peers.weights import export
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
-from milkweed.inference.build import build_pipeline
 from milkweed.inference.forward import Forward
+from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
 
@@ -182,10 +182,9 @@ def test_our_slow_device_is_slow_with_a_recorded_forward(tmp_path: Path, monkeyp
     """The sleep must not be recorded away: then nobody is short of the device."""
     monkeypatch.setattr(Forward, "run", Forward.run)
     exec(slow_device(0.2), {})
-    model, config = load_bundle(tiny_bundle(tmp_path / "tiny"))
-    pipeline = build_pipeline(model, config, device="cpu")
-    pipeline.warm_up()
-    assert pipeline.traced is not None
-    assert pipeline.traced.reason is None
-    assert pipeline.warm_seconds[1] >= 0.2
+    pipeline = open_model(tiny_bundle(tmp_path / "tiny"), InferenceOptions(device="cpu")).pipeline
+    forward = pipeline.forward_stage
+    assert forward.traced is not None
+    assert forward.traced.reason is None
+    assert forward.warm_seconds[1] >= 0.2
     pipeline.close()

@@ -1,9 +1,6 @@
-"""Tiny bundles, images, and the command called in this process."""
+"""Fixtures for tests of the command: tiny bundles, images, and the command called in this process."""
 
 import io
-import json
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,9 @@ from torch import Tensor, nn
 
 from milkweed.cli import main
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.layers.layer_spec import monarch_structure
+from milkweed.models.layers.layer_spec import layer_specs_for
+
+from ..support.command import Milkweed, Ran, Refused
 
 SMALL: dict[str, Any] = {
     "img_size": 32,
@@ -39,26 +38,9 @@ PREPROCESS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Ran:
-    """What one call of the command did."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        """stdout as JSON, all of it."""
-        return json.loads(self.out)
-
-
-Milkweed = Callable[..., Ran]
-
-
 @pytest.fixture
 def milkweed(capfd: pytest.CaptureFixture[str]) -> Milkweed:
-    """Call the command with arguments; everything written to the two streams is caught."""
+    """Call the command in this process; everything written to the two streams is caught."""
 
     def call(*arguments: object) -> Ran:
         capfd.readouterr()
@@ -70,8 +52,8 @@ def milkweed(capfd: pytest.CaptureFixture[str]) -> Milkweed:
 
 
 @pytest.fixture
-def refused(milkweed: Milkweed) -> Callable[..., str]:
-    """Call the command, expect it to fail with `code` and one line on stderr alone; that line's message."""
+def refused(milkweed: Milkweed) -> Refused:
+    """Call the command, expect it to fail with one line on stderr alone; that line's message."""
 
     def call(*arguments: object, code: int = 1) -> str:
         ran = milkweed(*arguments)
@@ -82,6 +64,12 @@ def refused(milkweed: Milkweed) -> Callable[..., str]:
         return ran.err.removeprefix("milkweed: error: ").rstrip("\n")
 
     return call
+
+
+@pytest.fixture
+def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the drawing of reports, which takes longer than all else here."""
+    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
 
 
 def _tell_apart(model: nn.Module, images: list[bytes]) -> None:
@@ -103,8 +91,8 @@ def _tell_apart(model: nn.Module, images: list[bytes]) -> None:
 def _model(monarch: bool, images: list[bytes]) -> tuple[nn.Module, BundleConfig]:
     torch.manual_seed(0)
     dense = create_model("vitae_basic", num_classes=CLASSES, **SMALL)
-    structure = monarch_structure(dense, select_linears(dense, ["mlp"])) if monarch else {}
-    model = create_model("vitae_basic", num_classes=CLASSES, structure=structure, **SMALL)
+    structure = layer_specs_for(dense, select_linears(dense, ["mlp"])) if monarch else {}
+    model = create_model("vitae_basic", num_classes=CLASSES, layer_specs=structure, **SMALL)
     _tell_apart(model, images)
     config = BundleConfig(
         arch="vitae_basic",

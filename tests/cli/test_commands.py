@@ -1,7 +1,6 @@
-"""import, compress, densify, inspect, classify, models: what they do and print, for a person and as JSON."""
+"""Tests what import, compress, densify, inspect, classify and models do and print, for a person and as JSON."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,13 @@ import pytest
 import torch
 
 from milkweed.cli import bundle_args as bundles
-from milkweed.inference.build import build_pipeline
+from milkweed.inference.open import open_model
 from milkweed.inference.results import Predictions
 from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.compression import NO_DATA
 
-Milkweed = Callable[..., Any]
+from ..support.command import Milkweed, Refused
 
 
 @pytest.fixture
@@ -88,7 +87,7 @@ def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: P
     assert (ran.code, ran.err, len(ran.document["layers"])) == (0, "", 4)
     sides = []
     for path in (bundle, tmp_path / "dense"):
-        pipeline = build_pipeline(*load_bundle(path))
+        pipeline = open_model(path).pipeline
         sides.append([answer for answer in pipeline.classify(images, 7) if isinstance(answer, Predictions)])
         pipeline.close()
     for one, other in zip(*sides, strict=True):
@@ -97,7 +96,7 @@ def test_densify_computes_the_same(milkweed: Milkweed, bundle: Path, tmp_path: P
     assert "layers      4 made dense" in milkweed("densify", bundle, tmp_path / "again").out
 
 
-def test_inspect_counts(milkweed: Milkweed, bundle: Path, dense_bundle: Path) -> None:
+def test_inspect_counts_parameters_bytes_and_macs(milkweed: Milkweed, bundle: Path, dense_bundle: Path) -> None:
     document = milkweed("inspect", bundle, "--json").document
     dense = milkweed("inspect", dense_bundle, "--json").document
     model, config = load_bundle(bundle)
@@ -118,7 +117,7 @@ def test_inspect_counts(milkweed: Milkweed, bundle: Path, dense_bundle: Path) ->
     assert document["provenance"] == {"source": {"file": "made.pth"}}
 
 
-def test_inspect_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
+def test_inspect_prints_a_text_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("inspect", bundle)
     assert (ran.code, ran.err) == (0, "")
     assert f"bundle         {bundle} (version {read_config(bundle).version}, verified)\n" in ran.out
@@ -130,7 +129,7 @@ def test_inspect_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
 def test_classify_agrees_with_the_pipeline(
     milkweed: Milkweed, bundle: Path, pictures: Path, images: list[bytes], labels: Any
 ) -> None:
-    pipeline = build_pipeline(*load_bundle(bundle))
+    pipeline = open_model(bundle).pipeline
     want = [answer for answer in pipeline.classify(images[:3], 2) if isinstance(answer, Predictions)]
     pipeline.close()
     ran = milkweed("classify", "--model", bundle, pictures, "--top-k", 2, "--json")
@@ -167,7 +166,9 @@ def test_classify_gives_each_image_its_own_error(milkweed: Milkweed, bundle: Pat
     assert ran.err == want
 
 
-def test_classify_refuses(refused: Callable[..., str], bundle: Path, pictures: Path, tmp_path: Path) -> None:
+def test_classify_refuses_top_k_and_folders_that_cannot_be(
+    refused: Refused, bundle: Path, pictures: Path, tmp_path: Path
+) -> None:
     said = refused("classify", "--model", bundle, pictures, "--top-k", 8, code=2)
     assert said == "--top-k 8: the model has 7 classes"
     empty = tmp_path / "empty"
@@ -185,12 +186,12 @@ def test_the_demo_model_is_the_default(
     assert bundles.named_bundles([]) == {"demo": tmp_path / "demo"}
 
 
-def test_names_of_bundles() -> None:
+def test_named_bundles_reads_names_and_paths() -> None:
     named = bundles.named_bundles(["x=/a=b", "/dir/model", "./y"])
     assert named == {"x": Path("/a=b"), "model": Path("/dir/model"), "y": Path("y")}
 
 
-def test_models(milkweed: Milkweed) -> None:
+def test_models_lists_architectures(milkweed: Milkweed) -> None:
     document = milkweed("models", "vitae_basic*", "--json").document
     rows = {row["name"]: row for row in document["models"]}
     tiny = {"name": "vitae_basic_tiny", "parameters": 4_886_888, "image_px": 224, "linears": 36}
@@ -200,7 +201,7 @@ def test_models(milkweed: Milkweed) -> None:
     assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "5,717,416", "224", "48", "1.254"]
 
 
-def test_import_of_labels_that_do_not_fit(refused: Callable[..., str], tmp_path: Path) -> None:
+def test_import_refuses_labels_that_do_not_fit(refused: Refused, tmp_path: Path) -> None:
     state = create_model("deit_tiny_patch16_224", num_classes=3).state_dict()
     torch.save(state, tmp_path / "w.pth")
     (tmp_path / "labels.json").write_text(json.dumps(["cat"]))
@@ -210,7 +211,7 @@ def test_import_of_labels_that_do_not_fit(refused: Callable[..., str], tmp_path:
     assert "has 3 classes, num_classes is 4" in refused(*arguments, "--num-classes", 4)
 
 
-def test_a_model_without_accuracy_on_record(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
+def test_inspect_says_that_no_accuracy_is_on_record(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
     model, config = load_bundle(bundle)
     bare = BundleConfig(
         arch=config.arch,

@@ -1,4 +1,4 @@
-"""Every wrong input gets one clear line on stderr, nothing on stdout, and the right exit code."""
+"""Tests that every wrong input gets one clear line on stderr, nothing on stdout, and the right exit code."""
 
 import json
 import shutil
@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 
 import milkweed.models
 from milkweed.cli import bundle_args as bundles
-from milkweed.cli import main as entry
+from milkweed.cli import main
 from milkweed.cli.errors import CommandError, explain, one_line
 from milkweed.models import BundleError, CheckpointError, load_bundle
 
-Refused = Callable[..., str]
+from ..support.command import Milkweed, Refused
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def _reweight(bundle: Path, edit: Callable[[dict[str, torch.Tensor]], object]) -
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate"])
-def test_truncated_weights(refused: Refused, copy: Path, tmp_path: Path, command: str) -> None:
+def test_truncated_weights_are_refused(refused: Refused, copy: Path, tmp_path: Path, command: str) -> None:
     data = tmp_path / "data" / "n00"
     data.mkdir(parents=True)
     (data / "a.png").write_bytes(b"x")
@@ -58,7 +58,7 @@ def test_truncated_weights(refused: Refused, copy: Path, tmp_path: Path, command
     assert "20000" in message or str(20_000 - 8) in message or "holds" in message
 
 
-def test_changed_hash(refused: Refused, copy: Path) -> None:
+def test_changed_weights_are_refused(refused: Refused, copy: Path) -> None:
     path = copy / "model.safetensors"
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
@@ -66,23 +66,23 @@ def test_changed_hash(refused: Refused, copy: Path) -> None:
     assert "model.safetensors: sha256 is " in refused("inspect", copy)
 
 
-def test_changed_labels(refused: Refused, copy: Path) -> None:
+def test_changed_labels_are_refused(refused: Refused, copy: Path) -> None:
     (copy / "labels.json").write_text("[]")
     assert "labels.json: sha256 is 4f53cda18c2b..., config.json says " in refused("inspect", copy)
     assert "labels.json: sha256 is 4f53cda18c2b..., config.json says " in refused("serve", copy)
 
 
-def test_missing_key(refused: Refused, copy: Path) -> None:
+def test_a_missing_key_is_named(refused: Refused, copy: Path) -> None:
     _reweight(copy, lambda weights: weights.pop("layers.2.NC.0.mlp.fc1.blkdiag1"))
     assert "key layers.2.NC.0.mlp.fc1.blkdiag1 is missing" in refused("inspect", copy)
 
 
-def test_wrong_shape(refused: Refused, copy: Path) -> None:
+def test_a_wrong_shape_is_named(refused: Refused, copy: Path) -> None:
     _reweight(copy, lambda weights: weights.update({"head.bias": torch.zeros(8)}))
     assert "head.bias has shape [8], the model needs [7]" in refused("inspect", copy)
 
 
-def test_unknown_format(refused: Refused, copy: Path) -> None:
+def test_a_newer_format_is_refused(refused: Refused, copy: Path) -> None:
     _edit(copy, lambda document: document.update(format=2))
     want = f"bundle {copy}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
     assert refused("inspect", copy) == want
@@ -90,7 +90,7 @@ def test_unknown_format(refused: Refused, copy: Path) -> None:
     assert refused("classify", "--model", copy, "a.png") == want
 
 
-def test_no_bundle_there(refused: Refused, tmp_path: Path) -> None:
+def test_a_missing_bundle_is_named(refused: Refused, tmp_path: Path) -> None:
     want = f"bundle {tmp_path / 'no'}: no such folder"
     for arguments in (("inspect",), ("serve",), ("densify", "x"), ("compress", "x"), ("evaluate", tmp_path)):
         assert refused(arguments[0], tmp_path / "no", *arguments[1:]) == want
@@ -104,7 +104,9 @@ def test_no_bundle_there(refused: Refused, tmp_path: Path) -> None:
         (b"PK\x03\x04 torn zip", "damaged or not a torch checkpoint"),
     ],
 )
-def test_wrong_checkpoint(refused: Refused, tmp_path: Path, content: bytes | None, message: str) -> None:
+def test_import_refuses_what_is_no_checkpoint(
+    refused: Refused, tmp_path: Path, content: bytes | None, message: str
+) -> None:
     path = tmp_path / "weights.pth"
     if content is not None:
         path.write_bytes(content)
@@ -114,7 +116,9 @@ def test_wrong_checkpoint(refused: Refused, tmp_path: Path, content: bytes | Non
     assert not (tmp_path / "out").exists()
 
 
-def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refused: Refused, tmp_path: Path) -> None:
+def test_import_refuses_a_checkpoint_of_another_architecture(
+    milkweed: Milkweed, refused: Refused, tmp_path: Path
+) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"state_dict": {"blocks.0.attn.qkv.weight": torch.zeros(3, 3)}}, path)
     arguments = ("import", path, tmp_path / "out", "--arch", "vitae_basic_tiny")
@@ -177,7 +181,7 @@ def test_checkpoint_of_another_architecture(milkweed: Callable[..., Any], refuse
         ),
     ],
 )
-def test_wrong_usage(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
+def test_wrong_usage_exits_with_2(refused: Refused, arguments: tuple[str, ...], message: str) -> None:
     assert refused(*arguments, code=2).startswith(message)
 
 
@@ -195,7 +199,7 @@ def test_a_wrong_variable_is_named(refused: Refused, bundle: Path, monkeypatch: 
     assert refused("classify", "--model", bundle, "a.png", code=2).startswith("MILKWEED_MICRO_BATCH = 'many': ")
 
 
-def test_a_device_that_is_not_there(refused: Refused, bundle: Path) -> None:
+def test_a_missing_device_is_named(refused: Refused, bundle: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("this machine has a CUDA device")
     assert refused("classify", "--model", bundle, "a.png", "--device", "cuda") == (
@@ -203,14 +207,14 @@ def test_a_device_that_is_not_there(refused: Refused, bundle: Path) -> None:
     )
 
 
-def test_blocks_that_do_not_fit(refused: Refused, dense_bundle: Path, tmp_path: Path) -> None:
+def test_compress_refuses_blocks_that_do_not_fit(refused: Refused, dense_bundle: Path, tmp_path: Path) -> None:
     said = refused("compress", dense_bundle, tmp_path / "out", "--nblocks", 1000)
     assert said == "layer layers.2.NC.0.mlp.fc1: nblocks 1000 must be between 1 and 32, the smaller width"
     said = refused("compress", dense_bundle, tmp_path / "out", "--layers", "mlp,foo")
     assert said.startswith("layers 'foo' selects no linear layer: use mlp, qkv, proj")
 
 
-def test_a_place_that_is_taken(refused: Refused, bundle: Path, dense_bundle: Path, copy: Path) -> None:
+def test_a_bundle_is_replaced_only_by_force(refused: Refused, bundle: Path, dense_bundle: Path, copy: Path) -> None:
     want = f"bundle {copy}: exists already; --force replaces it"
     assert refused("compress", dense_bundle, copy) == want
     assert refused("densify", bundle, copy) == want
@@ -225,13 +229,13 @@ def test_what_is_no_bundle_is_never_replaced(refused: Refused, bundle: Path, tmp
     assert (tmp_path / "notes.txt").read_text() == "precious"
 
 
-def test_no_demo_model(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_demo_model_is_named(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bundles, "files", lambda package: tmp_path)
     want = f"no bundle was given and the demo model is not installed: {tmp_path / 'demo'} has no config.json"
     assert refused("serve") == refused("inspect") == refused("classify", "a.png") == want
 
 
-def test_an_interrupt_is_quiet(milkweed: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_quiet(milkweed: Milkweed, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted() -> list[str]:
         raise KeyboardInterrupt
 
@@ -254,7 +258,7 @@ def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
-def test_a_fault_of_ours_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> list[str]:
         return [][0]
 
@@ -273,7 +277,7 @@ def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest
         ["inspect", "--debug", "/no"],
         ["inspect", "/no", "--debug"],
     ):
-        assert entry.main(arguments) == 1
+        assert main(arguments) == 1
         err = capfd.readouterr().err
         assert err.startswith("Traceback (most recent call last):")
         assert err.endswith("milkweed: error: bundle /no: no such folder\n")
@@ -291,7 +295,7 @@ def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest
         (ValueError(), "internal error, ValueError (--debug shows the traceback)", 1),
     ],
 )
-def test_explain(error: Exception, line: str, code: int) -> None:
+def test_explain_makes_one_line_and_an_exit_code(error: Exception, line: str, code: int) -> None:
     assert explain(error) == (line, code)
 
 

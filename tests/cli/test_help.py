@@ -1,4 +1,4 @@
-"""`--help` of every command: a page within 80 columns, with an example that the command takes."""
+"""Tests `--help` of every command: a page within 80 columns, with an example that the command takes."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The command as a process: start-up time, pipes, interrupts, a server and its client."""
+"""Tests the command as a process: its start-up, pipes, interrupts, a server and its client."""
 
 import json
 import os
@@ -7,15 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-MILKWEED = (sys.executable, "-c", "import sys; from milkweed.cli import main; sys.exit(main())")
+from ..support.command import MILKWEED, Milkweed
+
 COMMANDS = ["serve", "import", "compress", "convert", "densify", "evaluate", "inspect", "classify", "models", "bench"]
 WAIT_SECONDS = 60
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -51,12 +51,12 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
 
 
-def test_version() -> None:
+def test_version_prints_the_packages_version() -> None:
     ran = _run("--version")
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"milkweed {version('milkweed')}\n", "")
 
 
-def test_every_help_has_one_line_and_an_example(milkweed: Callable[..., Any]) -> None:
+def test_every_help_has_one_line_and_an_example(milkweed: Milkweed) -> None:
     for command in (*COMMANDS, "bench model", "bench decode", "bench http"):
         ran = milkweed(*command.split(), "--help")
         assert (ran.code, ran.err) == (0, "")
@@ -67,7 +67,7 @@ def test_every_help_has_one_line_and_an_example(milkweed: Callable[..., Any]) ->
         assert f"\n  Example:\n    milkweed {command}" in ran.out
 
 
-def test_serve_has_an_option_for_each_setting(milkweed: Callable[..., Any]) -> None:
+def test_serve_has_an_option_for_each_setting(milkweed: Milkweed) -> None:
     from milkweed.server.config.settings import Settings
 
     text = milkweed("serve", "--help").out
@@ -101,7 +101,7 @@ def test_ports_in_use_get_one_line(bundle: Path) -> None:
 
 
 def test_a_server_and_its_client_agree_with_the_bundle(
-    milkweed: Callable[..., Any], bundle: Path, tmp_path: Path, images: list[bytes]
+    milkweed: Milkweed, bundle: Path, tmp_path: Path, images: list[bytes]
 ) -> None:
     paths = [tmp_path / f"{number}.png" for number in range(4)]
     for path, image in zip(paths, images, strict=False):
@@ -131,7 +131,9 @@ def test_a_server_and_its_client_agree_with_the_bundle(
     assert gone.err.startswith(f"milkweed: error: --url {url}: no answer from {url}/classify: ")
 
 
-def test_something_else_on_that_port(milkweed: Callable[..., Any], tmp_path: Path, images: list[bytes]) -> None:
+def test_classify_refuses_a_server_that_is_not_milkweed(
+    milkweed: Milkweed, tmp_path: Path, images: list[bytes]
+) -> None:
     from http.server import BaseHTTPRequestHandler, HTTPServer
     from threading import Thread
 
@@ -162,12 +164,11 @@ def test_progress_in_a_log_is_a_line_now_and_then(
 ) -> None:
     from milkweed.cli import progress
 
-    clock = iter([0.0, 0.0, 5.0, 20.0, 20.0, 20.0, 21.0])
-    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    now = [0.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     with progress.progress("evaluate", "images") as update:
-        update(10, 100)  # 5 s: too soon
-        update(40, 100)  # 20 s
-        update(42, 100)  # 21 s: too soon again
+        for now[0], done in ((5.0, 10), (20.0, 40), (21.0, 42)):  # the first and the last come too soon
+            update(done, 100)
     assert capsys.readouterr().err == "milkweed: evaluate: 40 of 100 images, 2.0 images/s, 30 s left\n"
 
 

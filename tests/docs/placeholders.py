@@ -11,8 +11,8 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from milkweed.models import BundleConfig, Label, create_model, save_bundle, select_linears
-from milkweed.models.bundle.meta_init import on_meta
-from milkweed.models.layers.layer_spec import monarch_structure
+from milkweed.models.architectures.meta_init import on_meta
+from milkweed.models.layers.layer_spec import layer_specs_for
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))
 PHOTOS = 7
@@ -58,8 +58,8 @@ def _bundle(path: Path, width: int, layers: Sequence[str] = ()) -> None:
     arch_args = {"img_size": 32, "patch_size": 8, "embed_dim": width, "depth": 1, "num_heads": 2}
     arch_args["num_classes"] = len(CLASSES)
     dense = create_model("deit_tiny_patch16_224", **arch_args)
-    structure = monarch_structure(dense, select_linears(dense, layers)) if layers else {}
-    model = create_model("deit_tiny_patch16_224", structure=structure, **arch_args)
+    structure = layer_specs_for(dense, select_linears(dense, layers)) if layers else {}
+    model = create_model("deit_tiny_patch16_224", layer_specs=structure, **arch_args)
     config = BundleConfig(arch="deit_tiny_patch16_224", arch_args=arch_args, structure=structure, preprocess=PREPROCESS)
     save_bundle(path, model, config, CLASSES)
 

@@ -52,8 +52,8 @@ def test_an_admin_port_that_is_taken_is_one_line(serving: Any, server: Any, tiny
 
 
 DYING = """
-from milkweed.server import engine
-engine.MOST_RESTARTS = 0
+from milkweed.server.engine import engine
+engine.MAX_RESTARTS = 0
 from milkweed.loaders.decode.cpu import CpuLoader
 def load(self, items, infos=None, sources=None):
     raise SystemExit("killed")

@@ -47,7 +47,7 @@ def said(answer: Any) -> list[Prediction] | str:
     return list(answer.predictions) if answer.error is None else str(answer.error.code)
 
 
-def test_all_give_the_servers_answers(server: Any, model: LocalModel, images: list[bytes]) -> None:
+def test_clients_and_local_models_give_the_servers_answers(server: Any, model: LocalModel, images: list[bytes]) -> None:
     want = [plain(server.url, image, top_k=3) for image in images]
     assert want[7] == "unsupported_format"
     assert len({str(each) for each in want}) == len(images)
@@ -81,7 +81,7 @@ def test_one_image_however_it_is_given(server: Any, model: LocalModel, images: l
                 assert said(model.classify(given)) == want
 
 
-def test_what_the_server_refuses(server: Any, images: list[bytes]) -> None:
+def test_the_servers_refusals_have_their_classes(server: Any, images: list[bytes]) -> None:
     with Client(server.url) as client:
         with pytest.raises(UnknownModel, match="no model 'other'; there are: tiny"):
             client.classify(images[0], model="other")
@@ -110,7 +110,7 @@ def test_the_deadline_is_the_servers_too(server: Any, images: list[bytes]) -> No
         client.classify(images[:8], timeout=0.0005)
 
 
-def test_a_model_in_this_process(model: LocalModel, images: list[bytes], tiny_bundle: Path) -> None:
+def test_a_local_model_answers_as_a_server(model: LocalModel, images: list[bytes], tiny_bundle: Path) -> None:
     assert (model.name, model.num_classes) == ("tiny", 10)
     assert model.classify([]) == []
     assert len(model.classify(images[0]).predictions) == 5

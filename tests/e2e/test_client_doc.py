@@ -48,7 +48,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_bundle: Path) -
     return tmp_path
 
 
-def test_the_python(folder: Path, demo_url: str) -> None:
+def test_the_documented_python_runs(folder: Path, demo_url: str) -> None:
     names: dict[str, Any] = {}
     said = []
     for block in blocks(DOC, "python"):
@@ -66,7 +66,7 @@ def test_the_python(folder: Path, demo_url: str) -> None:
     assert last[0] == label
 
 
-def test_the_commands(folder: Path, demo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_documented_commands_run(folder: Path, demo_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = [line.partition("#")[0] for block in blocks(DOC, "sh") for line in block.splitlines()]
     said = []
     for line in lines:

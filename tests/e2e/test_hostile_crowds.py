@@ -112,7 +112,7 @@ def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> Non
 
 BIG = """
 from milkweed.server.service.service import Service
-from milkweed.server.security import unread
+from milkweed.server.http.transport import unread
 plain = Service.exposition
 async def exposition(self, accept):
     return (b"x" * 12_000_000, "text/plain") if accept == "big" else await plain(self, accept)

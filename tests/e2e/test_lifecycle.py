@@ -60,10 +60,10 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
 
 HELD_LOAD = """
 import threading
-from milkweed.server import served
-from milkweed.server.scheduler.scheduler import Batcher
-stopped, close, load = threading.Event(), Batcher.close, served.load_bundle
-Batcher.close = lambda self: (close(self), stopped.set())
+from milkweed.server.repository import served_model as served
+from milkweed.server.scheduler.scheduler import Scheduler
+stopped, close, load = threading.Event(), Scheduler.close, served.load_bundle
+Scheduler.close = lambda self: (close(self), stopped.set())
 served.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
 """
 """A model is loaded only once the server stops."""

@@ -56,7 +56,7 @@ def test_idle_connections_take_nothing_from_the_service(serving: Any) -> None:
 
 
 def test_a_connection_has_a_time(serving: Any) -> None:
-    short = "from milkweed.server import metrics_port; metrics_port.CONNECTION_SECONDS = 1.0\n"
+    short = "from milkweed.server.process import metrics_port; metrics_port.CONNECTION_SECONDS = 1.0\n"
     with crowded(serving, 8, prelude=short) as server, contextlib.ExitStack() as stack:
         silent, slow = stack.enter_context(dial_metrics(server)), stack.enter_context(dial_metrics(server))
         slow.sendall(b"GET /metrics HTTP/1.1\r\nX-Slow: ")

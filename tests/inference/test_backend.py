@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.inference import backend as engine_choice
+from milkweed.inference import backend
+from milkweed.inference import open as opening
 from milkweed.inference.backend import BackendChoice
 from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.pipeline import Pipeline
 from milkweed.models import export_bundle, import_checkpoint
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.server.config.settings import Settings
-from milkweed.server.repository import served_model as served
 from milkweed.server.repository.open import open_on_all
 from milkweed.server.repository.served_model import ServedModel, open_model
 
@@ -40,7 +41,7 @@ def at_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(exported.read_bytes())
         return 12345
 
-    monkeypatch.setattr(engine_choice, "_export", given)
+    monkeypatch.setattr(backend, "_export", given)
 
 
 def opened(bundle: Path, **settings: Any) -> ServedModel:
@@ -62,7 +63,7 @@ def test_onnx_runtime_answers_as_torch_does(colour_bundle: Path) -> None:
         assert (said["engine"], said["engine_reason"]) == (engine, "as set")
         assert ("ONNX Runtime" in said["kernels"]) == (engine == "onnxruntime")
         assert (said["parameter_bytes"]["resident"] == 12345) == (engine == "onnxruntime")
-        assert set(model.pipeline.warm_seconds) == {1, model.max_batch_size}
+        assert set(model.pipeline.forward_stage.warm_seconds) == {1, model.max_batch_size}
         model.pipeline.close()
     for ours, theirs in zip(answers["torch"][:-1], answers["onnxruntime"][:-1], strict=True):
         assert ours.index == theirs.index
@@ -73,7 +74,9 @@ def test_onnx_runtime_answers_as_torch_does(colour_bundle: Path) -> None:
 @pytest.mark.parametrize("plan", [LanePlan(1, 2, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2), LanePlan(3, 3, 1)])
 def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(plan: LanePlan, exported: Path) -> None:
     alone = OnnxSession(exported, batch=plan.micro_batch)
-    lanes = Forward(OnnxSession(exported, threads=3, batch=plan.micro_batch), plan, device=CPU, dtype=torch.float32)
+    lanes = Forward(
+        OnnxSession(exported, threads=3, batch=plan.micro_batch), plan, device=CPU, dtype=torch.float32, size=16
+    )
     images = pixels(19)
     padded = [torch.cat([image[None], torch.zeros(plan.micro_batch - 1, 3, 16, 16)]) for image in images]
     expected = torch.cat([alone(batch)[:1].softmax(-1) for batch in padded])
@@ -85,7 +88,7 @@ def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(plan: 
 
 @pytest.mark.usefixtures("at_once")
 def test_only_the_engine_that_was_chosen_stays(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, kept = served.load_bundle, []
+    load, kept = opening.load_bundle, []
 
     def noted(path: Path) -> Any:
         model, config = load(path)
@@ -98,10 +101,10 @@ def test_only_the_engine_that_was_chosen_stays(colour_bundle: Path, monkeypatch:
         made(self, *rest, **options)
         kept.append(weakref.ref(self))
 
-    monkeypatch.setattr(served, "load_bundle", noted)
+    monkeypatch.setattr(opening, "load_bundle", noted)
     monkeypatch.setattr(OnnxSession, "__init__", made_and_noted)
     for ratio, alive in ((1.3, [False, True]), (0.9, [True, False])):
-        monkeypatch.setattr(engine_choice, "_ratio", lambda *_, ratio=ratio: ratio)
+        monkeypatch.setattr(backend, "_ratio", lambda *_, ratio=ratio: ratio)
         kept.clear()
         model = opened(colour_bundle, engine="auto")
         gc.collect()
@@ -129,10 +132,10 @@ def test_auto_takes_the_faster_one_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     measured = dict(zip((1, 8), ratios, strict=True))
-    monkeypatch.setattr(engine_choice, "_ratio", lambda _, __, size: measured[size])
+    monkeypatch.setattr(backend, "_ratio", lambda _, __, size: measured[size])
     with caplog.at_level(logging.INFO, "milkweed.engine_choice"):
         model = opened(colour_bundle, engine="auto", lanes=1)
-    assert model.pipeline.engine == choice
+    assert model.pipeline.backend == choice
     assert model.describe()["engine_reason"] == choice.reason
     assert f"engine {choice.name}: {choice.reason}" in caplog.text
     model.pipeline.close()
@@ -140,20 +143,20 @@ def test_auto_takes_the_faster_one_and_says_so(
 
 @pytest.mark.usefixtures("at_once")
 def test_auto_measures_both(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engine_choice, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
     model = opened(colour_bundle, engine="auto")
-    choice = model.pipeline.engine
+    choice = model.pipeline.backend
     assert choice.ratio is not None
-    assert choice.name == ("onnxruntime" if choice.ratio >= engine_choice.WORTH else "torch")
+    assert choice.name == ("onnxruntime" if choice.ratio >= backend.MIN_SPEEDUP else "torch")
     assert choice.reason.startswith(f"ONNX Runtime is {choice.ratio:.2f} times as fast as torch, batches of 1 and")
     model.pipeline.close()
 
 
 def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch is held up by a clock of our own: twice as long, then."""
-    monkeypatch.setattr(engine_choice, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
     now = [0.0]
-    monkeypatch.setattr(engine_choice.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(backend.time, "perf_counter", lambda: now[0])
 
     class Slow(nn.Module):
         def __init__(self, seconds: float) -> None:
@@ -167,16 +170,17 @@ def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.Monke
 
     ours, theirs = Slow(2.0), Slow(1.0)
     plan = LanePlan(1, 1, 1)
-    pipeline = server_parts.make_pipeline(ours, plan=plan, classes=3)
-    lanes = Forward(theirs, plan, device=CPU, dtype=torch.float32)
-    choice = engine_choice._faster(pipeline, lanes, (4, 1, 4))
+    torchs, onnxs = (Forward(each, plan, device=CPU, dtype=torch.float32, size=8) for each in (ours, theirs))
+    torchs.warm_up((1, 4))
+    ours.sizes.clear()
+    choice = backend._faster(torchs, onnxs)
     assert choice == BackendChoice(
         "onnxruntime", "ONNX Runtime is 2.00 times as fast as torch, batches of 1 and 4", 2.0
     )
-    rounds = 1 + engine_choice.LEAST_ROUNDS
+    rounds = 1 + backend.MIN_ROUNDS
     assert len(ours.sizes) == len(theirs.sizes) == rounds * (1 + 4)
-    pipeline.close()
-    lanes.close()
+    torchs.close()
+    onnxs.close()
 
 
 def test_several_devices_compute_with_one_engine() -> None:
@@ -185,8 +189,8 @@ def test_several_devices_compute_with_one_engine() -> None:
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
         wanted.append(settings.engine)
         pipeline = server_parts.make_pipeline(server_parts.HeldModel())
-        pipeline.engine = BackendChoice("onnxruntime", "1.2 times as fast", 1.2)
-        return ServedModel.of(name, server_parts.make_config(), pipeline, server_parts.image_limits(settings), 8)
+        pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast", 1.2)
+        return server_parts.served_model(name, pipeline, settings)
 
     settings = dict.fromkeys((0, 1, 2), Settings(engine="auto"))
     open_on_all(open_held, "held", Path("x"), settings, {0: "cpu:0", 1: "cpu:1", 2: "cpu:2"})
@@ -203,13 +207,13 @@ def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path
     assert len(photos) == 13
     pipeline = opened(tmp_path / "deit").pipeline
     expected = pipeline.classify(photos)
-    lanes = Forward(
-        OnnxSession(tmp_path / "deit.onnx", threads=3, batch=1), LanePlan(1, 2, 2), device=CPU, dtype=torch.float32
-    )
-    pipeline.compute_in(lanes, BackendChoice("onnxruntime"), 0)
-    found = pipeline.classify(photos)
-    assert found[3:5] == pipeline.classify(photos[3:5])  # to the bit, in other company
+    session, plan = OnnxSession(tmp_path / "deit.onnx", threads=3, batch=1), LanePlan(1, 2, 2)
+    forward = Forward(session, plan, device=CPU, dtype=torch.float32, size=224)
+    other = Pipeline(pipeline.loader, forward, num_classes=1000)
+    found = other.classify(photos)
+    assert found[3:5] == other.classify(photos[3:5])  # to the bit, in other company
     assert [each.index for each in found] == [each.index for each in expected]
     for ours, theirs in zip(found, expected, strict=True):
         assert ours.score == pytest.approx(theirs.score, abs=1e-5)
     pipeline.close()
+    forward.close()

@@ -11,17 +11,19 @@ import torch
 from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
-from milkweed.inference.model_form import ForwardOptions, prepare_model
+from milkweed.inference.open import InferenceOptions, prepare_model
 from milkweed.inference.pipeline import Pipeline
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.serving.cuda_graph import Captured, ForwardFunction, GraphedForward
+from milkweed.models.serving.cuda_graph import Captured, ForwardFunction
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.server.api.schemas import ModelList
-from milkweed.server.config.image_limits import image_limits
+from milkweed.server.config.inference_options import inference_options
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
-from milkweed.server.repository.served_model import ServedModel, forward_options
+from milkweed.server.repository.served_model import ServedModel
+
+from ..support import server_parts
 
 CPU = torch.device("cpu")
 WHOLE = LanePlan(0, 1, 0)
@@ -60,19 +62,10 @@ def refuse(forward: ForwardFunction, images: Tensor) -> Captured:
     raise RuntimeError("capture is not permitted")
 
 
-def graphed(lanes: Forward, side: int, sizes: tuple[int, ...], how: Any = capture) -> GraphedForward:
-    """Graphs in the lanes, as `Lanes.capture` makes them of CUDA."""
-    graphs = GraphedForward(
-        lanes.probabilities, device=CPU, image_shape=(3, side, side), batch_sizes=sizes, capture=how
-    )
-    lanes._graphs = graphs
-    return graphs
-
-
 def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
-    options = ForwardOptions(tuning="force", tuning_cache="/nonexistent")
-    form = prepare_model(small_vit(), device=CPU, dtype=torch.float32, size=32, max_batch_size=8, options=options)
-    assert form.report is None
+    options = InferenceOptions(tuning="force", tuning_cache="/nonexistent")
+    form = prepare_model(small_vit(), server_parts.make_config(), CPU, torch.float32, 32, options)
+    assert form.fusion is None
     assert form.graph_batch_sizes == ()
     x = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
@@ -81,12 +74,12 @@ def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
 
 SERVE_ON_A_CPU = """
 import pathlib, sys
-from milkweed.server import serve
+from milkweed.server.process import serve
 from milkweed.server.repository.served_model import open_model
-from milkweed.server.config.settings import Settings
-from ..support import server_parts
+from milkweed.server.config.settings import Settings, image_limits
 open_model("demo", pathlib.Path(sys.argv[1]), Settings(device="cpu", lanes=1, threads_per_lane=1)).pipeline.close()
-parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph", "milkweed.models.serving.fused.fuse")
+parts = ("milkweed.kernels.impls", "milkweed.kernels.native", "milkweed.models.serving.cuda_graph",
+         "milkweed.models.serving.fused.fuse")
 print([name for name in sys.modules if name.startswith(parts)])
 """
 
@@ -98,34 +91,33 @@ def test_without_a_gpu_not_even_the_modules_are_imported() -> None:
     assert done.stdout == "[]\n"
 
 
-def test_lanes_run_whole_batches_through_graphs() -> None:
+def test_whole_batches_run_through_graphs() -> None:
     model = prepare_for_inference(small_vit())
-    lanes = Forward(model, WHOLE, device=CPU, dtype=torch.float32)
     x = torch.randn(7, 3, 32, 32)
-    plain = lanes.run(x)
-    graphed(lanes, 32, (1, 2, 4))
-    forward = lanes.run(x)
-    torch.testing.assert_close(forward.probabilities, plain.probabilities)
-    assert (plain.padding, forward.padding) == (0, 1)  # 4 and 3, the latter in the bucket of 4
-    lanes.close()
+    forwards = [
+        Forward(model, WHOLE, device=CPU, dtype=torch.float32, size=32, graph_batch_sizes=sizes, capture=capture)
+        for sizes in ((), (1, 2, 4))
+    ]
+    plain, graphed = (forward.run(x) for forward in forwards)
+    torch.testing.assert_close(graphed.probabilities, plain.probabilities)
+    assert (plain.padding, graphed.padding) == (0, 1)  # 4 and 3, the latter in the bucket of 4
+    for forward in forwards:
+        forward.close()
 
 
 def served(name: str, settings: Settings, how: Any) -> ServedModel:
     model = server_parts.HeldModel()
-    pipeline = Pipeline(
-        model,
-        num_classes=server_parts.CLASSES,
-        size=server_parts.SIZE,
-        loader=server_parts.make_pipeline(model).loader,
-        plan=WHOLE,
+    forward = Forward(
+        *(model, WHOLE),
         device=CPU,
         dtype=torch.float32,
-        fusion=REPORT,
+        size=server_parts.SIZE,
+        graph_batch_sizes=(1, 2, 4, 8),
+        capture=how,
     )
-    pipeline.graphs = graphed(pipeline.lanes, server_parts.SIZE, (1, 2, 4, 8), how)
-    return ServedModel.of(
-        name=name, config=server_parts.make_config(), pipeline=pipeline, limits=image_limits(settings), max_batch_size=8
-    )
+    loader = server_parts.make_pipeline(model).loader
+    pipeline = Pipeline(loader, forward, num_classes=server_parts.CLASSES, fusion=REPORT)
+    return server_parts.served_model(name, pipeline, settings)
 
 
 @pytest.mark.anyio
@@ -167,10 +159,13 @@ async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> 
     assert counts == {"library": 1, "block": 1, "engine": 0, "graph": int(graphs_failed)}
 
 
-def test_settings_say_what_they_say_of_the_forward() -> None:
-    assert forward_options(Settings()) == ForwardOptions()
-    chosen = Settings(fusion="off", tuning="force", tuning_cache="/tune", cuda_graphs=False)
-    assert forward_options(chosen) == ForwardOptions("off", "force", "/tune", False)
+def test_settings_become_inference_options() -> None:
+    options = inference_options(Settings())
+    forward = {"fusion": "auto", "tuning": "auto", "tuning_cache": "auto", "cuda_graphs": True, "cpu_graphs": True}
+    assert {name: getattr(options, name) for name in forward} == forward
+    chosen = {"fusion": "off", "tuning": "force", "tuning_cache": "/tune", "cuda_graphs": False, "cpu_graphs": False}
+    options = inference_options(Settings(**chosen))
+    assert {name: getattr(options, name) for name in chosen} == chosen
 
 
 @pytest.mark.parametrize(

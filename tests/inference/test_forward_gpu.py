@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from milkweed.inference.build import build_pipeline
-from milkweed.inference.model_form import ForwardOptions
+from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.inference.results import Predictions
-from milkweed.models.bundle.bundle import load_bundle
 
 from ..support import server_parts
 
@@ -19,12 +17,17 @@ DEMO = Path(__file__).resolve().parents[2] / "models" / "demo"
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("fusion", ["auto", "off"])
 def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
-    options = ForwardOptions(fusion, "auto", str(tmp_path), True)  # type: ignore[arg-type]
-    on_gpu = build_pipeline(*load_bundle(DEMO), device="cuda", dtype=dtype, max_batch_size=8, forward=options)
-    on_cpu = build_pipeline(*load_bundle(DEMO), device="cpu")
-    on_gpu.warm_up()
-    assert on_gpu.graphs is not None
-    assert on_gpu.graphs.reason is None
+    options = InferenceOptions(
+        device="cuda",
+        dtype=dtype,
+        max_batch_size=8,
+        fusion=fusion,  # type: ignore[arg-type]
+        tuning_cache=str(tmp_path),
+    )
+    on_gpu, on_cpu = (open_model(DEMO, each).pipeline for each in (options, InferenceOptions(device="cpu")))
+    graphs = on_gpu.forward_stage.cuda_graphs
+    assert graphs is not None
+    assert graphs.reason is None
     assert (on_gpu.fusion is not None) == (fusion == "auto")
     images = [server_parts.encoded(seed=seed, size=(40, 30)) for seed in range(11)]
     for got, want in zip(on_gpu.classify(images, 1), on_cpu.classify(images, 1), strict=True):

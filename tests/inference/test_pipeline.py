@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from milkweed.inference.errors import InferenceError
 from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import Predictions
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.pack import prepare_for_inference
-from milkweed.server.errors import ServiceError
 
 from ..support import server_parts
 
@@ -54,7 +54,7 @@ def test_score_prints_as_the_float32_it_is() -> None:
 @pytest.mark.parametrize("plan", [LanePlan(1, 2, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2), LanePlan(3, 3, 1)])
 def test_answer_does_not_depend_on_neighbours_to_the_bit(plan: LanePlan) -> None:
     pixels = torch.randn(19, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    lanes = Forward(small_vit(), plan, device=CPU, dtype=torch.float32)
+    lanes = Forward(small_vit(), plan, device=CPU, dtype=torch.float32, size=32)
     alone = torch.cat([probabilities(lanes, pixels[i : i + 1]) for i in range(len(pixels))])
     for count in (2, 7, 8, 9, 19):
         assert torch.equal(probabilities(lanes, pixels[:count]), alone[:count])
@@ -67,7 +67,7 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
     model = small_vit()
     answers = []
     for plan in (LanePlan(8, 1, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2)):
-        lanes = Forward(model, plan, device=CPU, dtype=torch.float32)
+        lanes = Forward(model, plan, device=CPU, dtype=torch.float32, size=32)
         answers.append(probabilities(lanes, pixels))
         lanes.close()
     assert torch.equal(answers[0], answers[1])
@@ -75,14 +75,14 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
 
 
 def test_padding_is_told() -> None:
-    lanes = Forward(small_vit(), LanePlan(8, 2, 1), device=CPU, dtype=torch.float32)
+    lanes = Forward(small_vit(), LanePlan(8, 2, 1), device=CPU, dtype=torch.float32, size=32)
     assert [lanes.run(torch.zeros(n, 3, 32, 32)).padding for n in (1, 8, 9)] == [7, 0, 7]
     lanes.close()
 
 
 def test_failure_in_a_lane_is_raised_and_the_lanes_go_on() -> None:
     model = server_parts.HeldModel()
-    lanes = Forward(model, LanePlan(1, 2, 1), device=CPU, dtype=torch.float32)
+    lanes = Forward(model, LanePlan(1, 2, 1), device=CPU, dtype=torch.float32, size=32)
     model.failure = RuntimeError("lane")
     with pytest.raises(RuntimeError, match="lane"):
         lanes.run(torch.zeros(4, 3, 8, 8))
@@ -126,7 +126,7 @@ def test_loader_that_raises_costs_only_the_image_it_raises_for(caplog: pytest.Lo
     pipeline.loader.load = fragile  # type: ignore[method-assign]
     outcomes = pipeline.classify([good, poison, b"", good])
     assert [outcomes[0], outcomes[3]] == [alone, alone]
-    assert isinstance(outcomes[1], ServiceError)
+    assert isinstance(outcomes[1], InferenceError)
     assert outcomes[1].code == "internal"
     assert isinstance(outcomes[2], InputError)
     assert "codec" in caplog.text
@@ -137,7 +137,7 @@ def test_numbers_that_are_none_are_an_error_not_json() -> None:
     with torch.no_grad():
         model.head.bias[0] = float("nan")
     [outcome] = server_parts.make_pipeline(model).classify([server_parts.encoded()])
-    assert isinstance(outcome, ServiceError)
+    assert isinstance(outcome, InferenceError)
     assert outcome.code == "internal"
 
 

@@ -1,4 +1,4 @@
-"""Compression with a recovery: what it writes, going on after an interruption, and what it refuses before any work."""
+"""Tests compression with a recovery: what it writes, an interrupted run, and what it refuses before any work."""
 
 import errno
 import json
@@ -12,8 +12,9 @@ import pytest
 
 from milkweed.jobs.calibration_images import calibration_samples, folder_samples, split_held_out
 from milkweed.jobs.compress import EPOCH_CHOSEN, compress
-from milkweed.jobs.compress_request import CompressJob, Progress
+from milkweed.jobs.compress_job import CompressJob
 from milkweed.jobs.dataset import DataError
+from milkweed.jobs.progress import Progress
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest
@@ -197,7 +198,7 @@ def test_classes_are_needed_where_they_count(
     assert done.report.after.top1 is not None
 
 
-def test_too_few_images_to_recover_on(
+def test_too_few_images_to_recover_on_are_refused(
     run: CompressJob, refused: Callable[[CompressJob], str], tmp_path: Path, loose_photos: Path
 ) -> None:
     few = tmp_path / "few"
@@ -209,7 +210,7 @@ def test_too_few_images_to_recover_on(
     assert "no such folder" in refused(replace(run, recover=tmp_path / "nowhere"))
 
 
-def test_images_none_of_which_can_be_read(run: CompressJob, tmp_path: Path) -> None:
+def test_images_none_of_which_can_be_read_are_refused(run: CompressJob, tmp_path: Path) -> None:
     bad = tmp_path / "bad"
     bad.mkdir()
     for number in range(20):
@@ -243,11 +244,11 @@ def test_a_full_disk_keeps_what_can_be_gone_on_with(
     """While the recovery's state is written, and while OUT is: one line, no OUT; with room again it goes on."""
     whole = compress(replace(run, out=tmp_path / "whole"))
     module = {"state": "milkweed.models.training.state", "bundle": "milkweed.models.bundle.bundle"}[place]
-    from milkweed.models.bundle import safetensors_file as tensorfile
+    from milkweed.models.bundle.safetensors_file import write_tensors
 
     def full(path: Path, *tensors: Any) -> None:
         if place == "bundle" and run.work in Path(path).parents:
-            tensorfile.write_tensors(path, *tensors)
+            write_tensors(path, *tensors)
             return
         Path(path).write_bytes(b"torn")
         raise OSError(errno.ENOSPC, "No space left on device", str(path))

@@ -1,4 +1,4 @@
-"""Which loader `auto` takes, and that it says why."""
+"""Tests which loader `auto` is, and that its description says why."""
 
 import sys
 from types import ModuleType, SimpleNamespace

@@ -16,7 +16,8 @@ from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 
 from .tiny import TINY_VIT, TINY_VITAE
 
@@ -39,7 +40,7 @@ def tiny_config(tiny_vitae: dict[str, Any]) -> BundleConfig:
     return BundleConfig(
         arch="vitae_basic",
         arch_args={"num_classes": 5, **tiny_vitae},
-        structure=monarch_structure(dense, select_linears(dense, ["mlp"]), nblocks=2),
+        structure=layer_specs_for(dense, select_linears(dense, ["mlp"]), nblocks=2),
         preprocess=default_preprocess("vitae_basic", **tiny_vitae),
         provenance={"source": {"file": "x.pth", "sha256": "0" * 64}},
         metrics={"top1": 0.5},
@@ -51,7 +52,7 @@ def tiny_config(tiny_vitae: dict[str, Any]) -> BundleConfig:
 def tiny_bundle(tmp_path: Path, tiny_config: BundleConfig) -> Path:
     """A saved bundle of `tiny_config` with random weights."""
     torch.manual_seed(1)
-    model = create_model(tiny_config.arch, structure=tiny_config.structure, **tiny_config.arch_args)
+    model = create_model(tiny_config.arch, layer_specs=tiny_config.structure, **tiny_config.arch_args)
     save_bundle(tmp_path / "tiny", model, tiny_config)
     return tmp_path / "tiny"
 

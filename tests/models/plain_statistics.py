@@ -1,4 +1,4 @@
-"""Statistics of layers' inputs in which every token counts once: what the weighted ones are compared with."""
+"""Statistics of layers' inputs in which every token counts once, to compare weighted ones with."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager

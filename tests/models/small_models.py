@@ -1,4 +1,4 @@
-"""Small models of every family that is fused, with widths that every kernel takes; and their fused copies."""
+"""Small models of every family that is fused, with widths that every kernel takes, and their fused copies."""
 
 import copy
 from collections.abc import Callable
@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from milkweed.kernels.tuning.plan import spans_of
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
@@ -65,20 +66,20 @@ MODELS = {
     "t2t": ("t2t_vit_7", T2T),
 }
 BRANCHES, PERFORMERS = ("vitae", "vitae with a class token"), ("vitae", "t2t")
-STRUCTURES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
+MONARCH_ROLES = {"dense": [], "mlp": ["mlp"], "all": ["mlp", "qkv", "proj"]}
 
 
-def build(name: str, structure: str = "dense") -> nn.Module:
+def build(name: str, roles: str = "dense") -> nn.Module:
     """A model with weights and statistics that every mistake would show in."""
     arch, args = {**MODELS, "v2": ("vitaev2_s", VITAE_V2)}[name]
     torch.manual_seed(0)
     dense = create_model(arch, num_classes=10, **args)
-    patterns = STRUCTURES[structure]
-    layers = monarch_structure(dense, select_linears(dense, patterns), nblocks=4) if patterns else {}
+    patterns = MONARCH_ROLES[roles]
+    layers = layer_specs_for(dense, select_linears(dense, patterns), nblocks=4) if patterns else {}
     # The performer's own linears stay: they are not blocks.
     layers = {key: layer for key, layer in layers.items() if ".RC." not in key}
     torch.manual_seed(0)
-    model = create_model(arch, num_classes=10, structure=layers, **args)
+    model = create_model(arch, num_classes=10, layer_specs=layers, **args)
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.uniform_(module.running_mean, -1, 1)

@@ -16,7 +16,8 @@ from milkweed.models.accounting import (
     resident_bytes,
 )
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import prepare_for_inference
 
 
@@ -39,7 +40,7 @@ def test_macs_agree_with_torchs_counter_layer_by_layer(tiny_vitae: dict[str, Any
 def test_monarch_layer_counts_its_weights_for_each_token(tiny_vit: dict[str, Any]) -> None:
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
     dense = macs(model, 32)
-    replace_linears(model, monarch_structure(model, ["blocks.0.mlp.fc1"], nblocks=4))
+    replace_linears(model, layer_specs_for(model, ["blocks.0.mlp.fc1"], nblocks=4))
     monarch = macs(model, 32)
     tokens, weights = 17, 4 * 8 * 8 + 4 * 32 * 8
     assert monarch.by_layer["blocks.0.mlp.fc1"] == tokens * weights
@@ -62,7 +63,7 @@ def test_counting_leaves_the_model_as_it_was(tiny_vitae: dict[str, Any]) -> None
 def test_dense_equivalent_is_the_dense_model() -> None:
     with torch.device("meta"):
         dense, model = create_model("vitae_basic_tiny"), create_model("vitae_basic_tiny")
-        replace_linears(model, monarch_structure(model, select_linears(model, ["mlp", "qkv", "proj"]), 4))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp", "qkv", "proj"]), nblocks=4))
     assert dense_equivalent_parameters(model) == parameter_count(dense).total == 4_886_888
     assert dense_equivalent_bytes(model) == dense_equivalent_bytes(dense)
     assert dense_equivalent_bytes(dense) == sum(t.numel() * t.element_size() for t in dense.state_dict().values())
@@ -79,7 +80,7 @@ def test_resident_bytes_count_shared_memory_once_and_views_whole() -> None:
 
 def test_resident_bytes_of_a_prepared_model_are_smaller_than_dense(tiny_vit: dict[str, Any]) -> None:
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
-    replace_linears(model, monarch_structure(model, select_linears(model, ["mlp"]), nblocks=4))
+    replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=4))
     dense, stored = dense_equivalent_bytes(model), sum(p.numel() for p in model.parameters()) * 4
     assert resident_bytes(model) == stored < dense
     assert resident_bytes(prepare_for_inference(model)) >= stored  # packed weights are seen
@@ -87,7 +88,7 @@ def test_resident_bytes_of_a_prepared_model_are_smaller_than_dense(tiny_vit: dic
 
 def test_layer_accounts_list_every_linear_layer(tiny_vit: dict[str, Any]) -> None:
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
-    replace_linears(model, monarch_structure(model, ["blocks.1.mlp.fc2"], nblocks=4))
+    replace_linears(model, layer_specs_for(model, ["blocks.1.mlp.fc2"], nblocks=4))
     accounts = {account.name: account for account in layer_accounts(model, 32)}
     assert len(accounts) == 9
     fc2, head = accounts["blocks.1.mlp.fc2"], accounts["head"]

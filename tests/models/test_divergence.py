@@ -8,7 +8,7 @@ from milkweed.models.compress.allocation.substitution import substituted
 from milkweed.models.divergence import answers, diverge
 
 
-def test_divergence_is_by_its_definition(vit: nn.Module, pictures: Tensor) -> None:
+def test_divergence_follows_its_definition(vit: nn.Module, pictures: Tensor) -> None:
     reference = answers(vit, [pictures])
     head = vit.get_submodule("head")
     with substituted(head, head.weight * 0.2, head.bias), torch.no_grad():

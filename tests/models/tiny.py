@@ -1,4 +1,4 @@
-"""What makes an architecture tiny, and a layer of each kind small."""
+"""Arguments of tiny architectures, and options of small layers of each kind."""
 
 from typing import Any
 

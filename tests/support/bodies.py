@@ -23,13 +23,13 @@ def as_tensor(*images: bytes) -> dict[str, Any]:
 
 def most_held(app: Any) -> Callable[[], int]:
     """Watch the bytes that an app counts as held; the function returned says how many there were at most since."""
-    held, most = app.service.held, 0
-    add = held.add
+    budget, most = app.service.body_budget, 0
+    add = budget.add
 
     def watched(count: int) -> None:
         nonlocal most
         add(count)
-        most = max(most, held.total)
+        most = max(most, budget.total)
 
-    held.add = watched
+    budget.add = watched
     return lambda: most

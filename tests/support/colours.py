@@ -1,4 +1,4 @@
-"""Pictures of three colours and a bundle that tells them apart: fixtures for whatever trains, compresses or measures."""
+"""Pictures of three colours and a bundle that tells them apart: fixtures for what trains, compresses or measures."""
 
 from pathlib import Path
 

@@ -13,14 +13,11 @@ TWO = {"device": "cpu,cpu", "max_batch_size": 4}
 class Held:
     """Stands before one engine's decoder and forward: holds them still, lets them fail, counts their batches."""
 
-    def __init__(self, app: Any, place: int, name: str = "held") -> None:
-        self.pipeline = app.service.models[name].replicas[place]
-        self._load, self._run, self._close = (
-            self.pipeline.loader.load,
-            self.pipeline.lanes.run,
-            self.pipeline.close,
-        )
-        self.pipeline.loader.load, self.pipeline.lanes.run, self.pipeline.close = self.load, self.run, self.close
+    def __init__(self, app: Any, engine_id: int, name: str = "held") -> None:
+        self.pipeline = app.service.models[name].pipelines[engine_id]
+        loader, forward = self.pipeline.loader, self.pipeline.forward_stage
+        self._load, self._run, self._close = loader.load, forward.run, self.pipeline.close
+        loader.load, forward.run, self.pipeline.close = self.load, self.run, self.close
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
@@ -57,7 +54,7 @@ def post(app: Any, seed: int = 0) -> "asyncio.Task[Any]":
 
 async def one_in_each(app: Any, first: Held, second: Held) -> "list[asyncio.Task[Any]]":
     """Requests whose forwards have begun, one on each engine; both gates are closed."""
-    await server_parts.until(lambda: all(seat.waiting for seat in app.service.batcher._seats))
+    await server_parts.until(lambda: all(slot.waiting for slot in app.service.scheduler._engines))
     first.gate.clear()
     second.gate.clear()
     tasks = [post(app)]

@@ -74,6 +74,6 @@ async def serving(root: Path, **settings: Any) -> AsyncIterator[App]:
     """A warm app of a repository."""
     app = create_app(Settings(repository=str(root), decode_threads=1, lanes=1, **settings), {})
     async with app.router.lifespan_context(app):
-        await asyncio.wrap_future(app.state.service.engines.prepared)
+        await asyncio.wrap_future(app.state.service.prepared)
         async with clients_of(app) as asked:
             yield asked

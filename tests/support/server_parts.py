@@ -17,14 +17,13 @@ from fastapi import FastAPI
 from PIL import Image
 from torch import Tensor, nn
 
-from milkweed.inference.forward import LanePlan
+from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.pipeline import Pipeline
 from milkweed.loaders.decode.pillow import PillowLoader
 from milkweed.loaders.preprocess.spec import PreprocessSpec
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import Label
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.errors import ERROR_CODES
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel
@@ -81,13 +80,9 @@ def make_pipeline(
 ) -> Pipeline:
     """A pipeline on the CPU with the exact loader."""
     return Pipeline(
-        model,
+        PillowLoader(PreprocessSpec.from_dict(MEANS)),
+        Forward(model, plan, device=torch.device("cpu"), dtype=torch.float32, size=SIZE),
         num_classes=classes,
-        size=SIZE,
-        loader=PillowLoader(PreprocessSpec.from_dict(MEANS)),
-        plan=plan,
-        device=torch.device("cpu"),
-        dtype=torch.float32,
         dense_bytes=4000,
         max_batch_size=max_batch_size,
     )
@@ -103,6 +98,14 @@ def make_config(classes: int = CLASSES) -> BundleConfig:
         files={"model.safetensors": "0" * 64, "labels.json": "1" * 64},
         labels=labels,
         bytes_on_disk=1234,
+    )
+
+
+def served_model(name: str, pipeline: Pipeline, settings: Settings | None = None, number: str = "") -> ServedModel:
+    """A pipeline behind a name, as `open_model` gives it."""
+    limits = image_limits(settings or Settings())
+    return ServedModel(
+        name=name, config=make_config(pipeline.num_classes), pipelines={0: pipeline}, limits=limits, number=number
     )
 
 
@@ -148,13 +151,7 @@ async def running_app(plan: Plan) -> AsyncIterator[Running]:
             assert plan.open_gate.wait(10)
         if plan.open_error is not None:
             raise plan.open_error
-        return ServedModel.of(
-            name=name,
-            config=make_config(),
-            pipeline=make_pipeline(models[name], max_batch_size=settings.max_batch_size),
-            limits=image_limits(settings),
-            max_batch_size=settings.max_batch_size or 8,
-        )
+        return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
 
     settings = Settings(**plan.settings)
     app = create_app(settings, {name: Path(name) for name in plan.names}, open_model=open_held)
@@ -162,7 +159,7 @@ async def running_app(plan: Plan) -> AsyncIterator[Running]:
     async with app.router.lifespan_context(app):
         try:
             if plan.wait:
-                await asyncio.wrap_future(app.state.service.engines.prepared)
+                await asyncio.wrap_future(app.state.service.prepared)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 yield Running(app, client, models)
         finally:

@@ -6,10 +6,11 @@ import torch
 
 from ....inference.device import resolve_dtype
 from ....inference.forward import Forward, plan_lanes
-from ....inference.model_form import GPU_BATCH_SIZE, ForwardOptions, ServingForm, prepare_model
+from ....inference.open import InferenceOptions, ServingForm, prepare_model
+from ....inference.pipeline import GPU_BATCH_SIZE
 from ....loaders import PreprocessSpec, create_loader
-from ....models import default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
-from ..forward import ALL, monarch_model
+from ....models import BundleConfig, default_preprocess, dense_equivalent_bytes, load_bundle, macs, resident_bytes
+from ..forward import ALL, monarch_model, random_config
 from ..report import at_least, at_most
 from .facts import memory_used
 from .subject import Finding, ImageReport, Subject
@@ -33,7 +34,7 @@ def check_numerics(subject: Subject, report: ImageReport) -> None:
     loader = create_loader("cpu", spec, num_threads=subject.scale.cpu_threads)
     pixels = loader.load(subject.photos).pixels.to(subject.device)
     loader.close()
-    served = _served(subject, copy.deepcopy(model), spec.size)
+    served = _served(subject, copy.deepcopy(model), config)
     dtype = resolve_dtype("auto", subject.device)
     exact = model.to(subject.device)
     with torch.inference_mode():
@@ -54,26 +55,26 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
     dtype = resolve_dtype("auto", subject.device)
     dense = dense_equivalent_bytes(model) * dtype.itemsize // torch.float32.itemsize
     size = int(default_preprocess(arch)["size"])
-    plan = plan_lanes(subject.device, macs(model, size).total, micro_batch=0, lanes=0, threads=0)
-    form = _served(subject, model, size)
+    plan = plan_lanes(subject.device, macs(model, size).total)
+    form = _served(subject, model, random_config(arch, model))
     weights = resident_bytes(form.model)
     name = f"memory of {arch}, Monarch {'+'.join(ALL)}: weights beside dense"
     report.goals.append(at_most(name, WEIGHTS_GOAL, weights / dense, "x"))
-    lanes = Forward(form.model, plan, device=subject.device, dtype=dtype)
-    if form.graph_batch_sizes:
-        lanes.capture(size, form.graph_batch_sizes)
+    forward = Forward(
+        form.model, plan, device=subject.device, dtype=dtype, size=size, graph_batch_sizes=form.graph_batch_sizes
+    )
     batch = min(GPU_BATCH_SIZE, scale.growth_images)
     pixels = torch.randn(batch, 3, size, size, device=subject.device)
     batches = max(2, scale.growth_images // batch)
     for _ in range(max(1, batches // SETTLING)):
-        lanes.run(pixels)
+        forward.run(pixels)
     subject.finish()
     before = memory_used(subject.device)
     for _ in range(batches):
-        lanes.run(pixels)
+        forward.run(pixels)
     subject.finish()
     grown = memory_used(subject.device) - before
-    lanes.close()
+    forward.close()
     value = f"{before / 1e6:.1f} MB before, {grown / 1e6:+.2f} MB"
     report.findings.append(Finding.of(f"memory over {batches * batch:,} images", grown <= NOISE_BYTES, value))
     if subject.device.type == "cuda":
@@ -81,8 +82,6 @@ def check_growth(subject: Subject, report: ImageReport) -> None:
         report.findings.append(Finding("memory", "INFO", f"{arch}: weights {weights / 1e6:.1f} MB, peak {peak:.0f} MB"))
 
 
-def _served(subject: Subject, model: torch.nn.Module, size: int) -> ServingForm:
-    dtype, options = resolve_dtype("auto", subject.device), ForwardOptions(tuning="off")
-    return prepare_model(
-        model, device=subject.device, dtype=dtype, size=size, max_batch_size=GPU_BATCH_SIZE, options=options
-    )
+def _served(subject: Subject, model: torch.nn.Module, config: BundleConfig) -> ServingForm:
+    dtype, size = resolve_dtype("auto", subject.device), int(config.preprocess["size"])
+    return prepare_model(model, config, subject.device, dtype, size, InferenceOptions(tuning="off"))

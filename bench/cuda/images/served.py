@@ -8,18 +8,17 @@ from typing import Any
 
 import torch
 
-from ....inference.build import build_pipeline
 from ....inference.device import resolve_dtype
 from ....inference.forward import Forward, plan_lanes
-from ....inference.model_form import GPU_BATCH_SIZE, ForwardOptions, prepare_model
-from ....loaders import PreprocessSpec, validate
-from ....models import BundleConfig, default_preprocess, load_bundle, macs, save_bundle
+from ....inference.open import InferenceOptions, open_model, prepare_model
+from ....inference.pipeline import GPU_BATCH_SIZE
+from ....loaders import validate
+from ....models import load_bundle, macs, save_bundle
 from ....models.bundle.labels import default_labels
-from ....models.layers.layer_spec import layer_spec_of
 from ....server.config.settings import Settings
 from ...load.folder import load
 from ...process import running_server
-from ..forward import MLPS, monarch_model
+from ..forward import MLPS, monarch_model, random_config
 from ..report import at_least
 from .rates import rate
 from .subject import ImageReport, Subject
@@ -115,16 +114,16 @@ def served_settings(subject: Subject, loader: str) -> dict[str, Any]:
 
 def _decode_alone(subject: Subject, bundle: Path, loader: str, bodies: list[bytes]) -> float:
     """Images a second of the server's loader, as the server makes it, on the batches it would get."""
-    model, config = load_bundle(bundle)
-    pipeline = build_pipeline(
-        model,
-        config,
+    options = InferenceOptions(
         device=str(subject.device),
         dtype="auto",
         loader=loader,
         decode_threads=subject.scale.cpu_threads,
-        forward=ForwardOptions(fusion="off", cuda_graphs=False),  # not what is measured here
+        fusion="off",  # the forward is not what is measured here
+        cuda_graphs=False,
+        cpu_graphs=False,
     )
+    pipeline = open_model(bundle, options).pipeline
     found = rate(subject, pipeline.loader.load, bodies, _batch(subject, bodies), subject.scale.row_seconds)
     pipeline.close()
     return found.images_per_second or 0.0
@@ -133,21 +132,15 @@ def _decode_alone(subject: Subject, bundle: Path, loader: str, bodies: list[byte
 def _forward_alone(subject: Subject, bundle: Path) -> float:
     """Images a second of the server's forward on pixels that are there."""
     model, config = load_bundle(bundle)
-    spec, cost = PreprocessSpec.from_dict(config.preprocess), 0
-    cost = macs(model, spec.size).total
-    dtype = resolve_dtype("auto", subject.device)
-    options = ForwardOptions(tuning="off")
-    form = prepare_model(
-        model, device=subject.device, dtype=dtype, size=spec.size, max_batch_size=GPU_BATCH_SIZE, options=options
-    )
-    plan = plan_lanes(subject.device, cost, micro_batch=0, lanes=0, threads=0)
-    lanes = Forward(form.model, plan, device=subject.device, dtype=dtype)
-    if form.graph_batch_sizes:
-        lanes.capture(spec.size, form.graph_batch_sizes)
+    device, size = subject.device, int(config.preprocess["size"])
+    plan = plan_lanes(device, macs(model, size).total)
+    dtype = resolve_dtype("auto", device)
+    form = prepare_model(model, config, device, dtype, size, InferenceOptions(tuning="off"))
+    forward = Forward(form.model, plan, device=device, dtype=dtype, size=size, graph_batch_sizes=form.graph_batch_sizes)
     batch = _batch(subject, subject.photos)
-    pixels = torch.randn(batch, 3, spec.size, spec.size, device=subject.device)
-    found = rate(subject, lambda _: lanes.run(pixels), [b""], batch, subject.scale.row_seconds)
-    lanes.close()
+    pixels = torch.randn(batch, 3, size, size, device=device)
+    found = rate(subject, lambda _: forward.run(pixels), [b""], batch, subject.scale.row_seconds)
+    forward.close()
     return found.images_per_second or 0.0
 
 
@@ -161,8 +154,7 @@ def _batch(subject: Subject, bodies: list[bytes]) -> int:
 def made_bundle(path: Path, arch: str, layers: Sequence[str]) -> Path:
     """A model of random weights, those layers Monarch."""
     model = monarch_model(arch, layers, 4)
-    config = BundleConfig(arch=arch, structure=layer_spec_of(model), preprocess=default_preprocess(arch), arch_args={})
-    save_bundle(path, model, config, default_labels(CLASSES))
+    save_bundle(path, model, random_config(arch, model), default_labels(CLASSES))
     return path
 
 

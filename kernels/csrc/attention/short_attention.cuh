@@ -34,8 +34,8 @@ constexpr int kMultiprocessorShared = 164 * 1024;
 constexpr int kMultiprocessorShared = 100 * 1024;
 #endif
 
-// `Keys`: tokens, padded; `Fewest`: of the tokens it is used for. `MinBlocks`: blocks that a multiprocessor should
-// hold, which bounds the registers; where shared memory holds fewer, so does `min_blocks`.
+// `Keys`: most tokens, padded; `Fewest`: fewest tokens that it is used for. `MinBlocks`: blocks that a multiprocessor
+// should hold, which bounds the registers; `min_blocks` is less where shared memory holds fewer.
 template <class Number, int Fewest, int Keys, int HeadDim, int Warps, int MinBlocks>
 struct Tile {
   using T = Number;
@@ -56,7 +56,7 @@ struct Rows {
   int count;
 };
 
-// Starts copying rows [from, from + rows) to shared memory; zeros where there is no such row.
+// Starts copying rows [from, from + rows) to shared memory; rows that do not exist become zeros.
 template <class C>
 MW_DEVICE void copy_rows(typename C::T* to, const Rows<typename C::T>& source, int from, int rows, int thread,
                          int threads) {
@@ -114,9 +114,9 @@ MW_DEVICE void mask_and_maximum(float (&score)[C::keys / 8][4], int tokens, floa
   }
 }
 
-// out += exp2(scale * (score - maximum)) * values; sum: of this lane's weights, by row.
-// The weights are made 16 keys at a time, just before they are used: what the mma gave as a result is, in the same
-// registers, its left operand.
+// out += exp2(scale * (score - maximum)) * values; `sum` adds up this lane's weights by row.
+// The weights are computed 16 keys at a time, just before they are used: an mma's result is laid out in registers as
+// the left operand of the next.
 template <class C>
 MW_DEVICE void add_values(float (&out)[C::head_dim / 8][4], float (&sum)[2], const float (&score)[C::keys / 8][4],
                           const float (&maximum)[2], float scale, const typename C::T* values) {
@@ -159,7 +159,7 @@ MW_DEVICE void transpose_quad(uint32_t (&word)[4]) {
   }
 }
 
-// out / sum to memory, 16 bytes a lane; `first`: where row 0 of the 16 goes.
+// Writes out / sum to memory, 16 bytes a lane; `first` is where row 0 of the 16 goes.
 template <class C>
 MW_DEVICE void store_rows(typename C::T* first, int stride, int rows, const float (&out)[C::head_dim / 8][4],
                           const float (&sum)[2]) {
@@ -198,7 +198,7 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
   const Rows<T> value_rows{head + 2 * width, 3 * width, args.tokens};
   T* out_rows = static_cast<T*>(args.out) + image + column;
 
-  // A round is 16 queries of each warp of all blocks of this head; its last may leave warps without any.
+  // A round is 16 queries for each warp of all blocks of this head; in the last one, warps may be without any.
   const int round_queries = grid_z() * C::warps * kQueries, first_round = block_z() * C::warps * kQueries;
   copy_rows<C>(queries, query_rows, first_round + warp() * kQueries, kQueries, lane(), 32);
   copy_rows<C>(keys, key_rows, 0, C::keys, thread_index(), C::threads);
@@ -285,7 +285,7 @@ inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>
 // Tile variants, the default first; each is valid for every shape unless shared memory is short.
 inline int short_attention_tiles() { return 4; }
 
-// nullptr, or why it cannot be: nothing is launched then.
+// Returns nullptr, or why nothing was launched.
 inline const char* short_attention_launch(DType dtype, int tile, const ShortAttentionArgs& args, Stream stream) {
   if (args.tokens < 1 || args.tokens > 256) return "short attention: 1 to 256 tokens";
   if (args.heads < 1) return "short attention: there must be a head";

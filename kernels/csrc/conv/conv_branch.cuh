@@ -6,7 +6,7 @@
 // takes a few groups of one image through the whole chain with its grid in shared memory: no halo is exchanged and
 // nothing but tokens is read or written.
 //
-// What lies between the convolutions is rounded to the tokens' type, which is what tensor cores take. A NaN stays
+// Values between the convolutions are rounded to the tokens' type, since tensor cores take that. A NaN stays
 // in its image, in its group, within three pixels.
 #pragma once
 #include <initializer_list>
@@ -31,14 +31,14 @@ struct ConvBranchArgs {
 
 namespace conv_branch {
 
-// `Width`, `Hidden`: channels of a group, in tokens and between. `Groups`: of a block.
+// `Width`, `Hidden`: channels of a group in the tokens and between the convolutions. `Groups`: groups of a block.
 template <class Number, int Width, int Hidden, int Groups, int WarpsPerGroup, int MinBlocks>
 struct Tile {
   using T = Number;
   static constexpr int width = Width, hidden = Hidden, groups = Groups, warps_per_group = WarpsPerGroup;
   static constexpr int threads = 32 * groups * warps_per_group, min_blocks = MinBlocks;
   static constexpr int channels = groups * width;  // of a block
-  // Numbers from a pixel to the next; with these, half a warp's 8-byte reads of neighbouring pixels mostly meet
+  // Numbers from one pixel to the next, chosen so that half a warp's 8-byte reads of neighbouring pixels mostly go to
   // different banks.
   static constexpr int pixel = channels + 8;
   static constexpr int hidden_pixel = groups * hidden + (hidden % 16 == 0 ? 16 : 8);
@@ -64,7 +64,7 @@ MW_DEVICE void copy_in(typename C::T* input, typename C::T* hidden, const typena
   copy_async_commit();
 }
 
-// Eight channels of a token to memory, the residual's added.
+// Writes eight channels of a token to memory, with the residual added.
 template <class T>
 MW_DEVICE void store_sum(T* to, uint32_t (&branch)[4], const T* residual) {
   if (residual != nullptr) {
@@ -81,7 +81,7 @@ MW_DEVICE void store_sum(T* to, uint32_t (&branch)[4], const T* residual) {
   store_16(to, branch);
 }
 
-// The block's channels of one image to memory, from rows of `from_pixel` numbers with `from_width` to a group.
+// Writes the block's channels of one image to memory, from rows of `from_pixel` numbers with `from_width` to a group.
 template <class C>
 MW_DEVICE void copy_out(typename C::T* out, const typename C::T* residual, const typename C::T* from, int from_pixel,
                         int from_width, int channels, int class_tokens, const Grid& grid) {
@@ -106,7 +106,7 @@ MW_DEVICE void copy_out(typename C::T* out, const typename C::T* residual, const
   }
 }
 
-// A group's warps meet.
+// A barrier of one group's warps.
 template <class C>
 MW_DEVICE void sync_group() {
   if constexpr (C::warps_per_group == 1)
@@ -150,7 +150,7 @@ MW_GLOBAL(C::threads, C::min_blocks) conv_branch(const ConvBranchArgs args) {
               });
   load_weights(contract, args.weight2, args.bias2, group);
   sync_group<C>();  // sync: hidden barrier
-  // The input has been read: its place takes the second convolution's result.
+  // The input has been read, so its memory takes the second convolution's result.
   convolve<T>(my_hidden, C::hidden_pixel, contract, grid, part, C::warps_per_group,
               [&](int cell, int channel, float low, float high) {
                 auto* to = my_input + cell * C::pixel + channel;
@@ -207,7 +207,7 @@ inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>
 // Tile variants, the default first.
 inline int conv_branch_tiles() { return 3; }
 
-// nullptr, or why it cannot be: nothing is launched then.
+// Returns nullptr, or why nothing was launched.
 inline const char* conv_branch_launch(DType dtype, int tile, const ConvBranchArgs& args, Stream stream) {
   if (args.side < 1 || args.side > conv_branch::kMaxSide) return "conv branch: the grid must be 1 to 32 pixels a side";
   if (args.class_tokens < 0 || args.class_tokens > 1) return "conv branch: at most one class token";

@@ -1,6 +1,6 @@
 // A grouped 3x3 convolution with zero padding on tensor cores, over an image in shared memory.
 //
-// A group's channels are too few for a matrix product per tap, but all nine taps together are one: 16 pixels x
+// A group has too few channels for a matrix product per tap, but all nine taps together make one: 16 pixels x
 // (9 taps * channels) x channels, the taps gathered from shared memory 8 bytes (4 channels of one pixel) at a time,
 // the weights in registers for all pixels.
 #pragma once
@@ -11,8 +11,8 @@ namespace mw::conv_branch {
 constexpr int kPixels = 16;   // a warp's pixels at a time: the height of an mma
 constexpr int kMaxSide = 32;  // of the image: see Grid's divisions
 
-// The image in shared memory has a border of zeros: a row above and below, and one cell before each row, which is
-// also the one behind the row before.
+// The image in shared memory has a border of zeros: a row above and below, and one cell before each row, which also
+// serves as the cell behind the previous row.
 struct Grid {
   int side, pitch;
   int by_side, by_pitch;  // (n * by_d) >> 16 is n / d, exact where n * d < 65536
@@ -24,7 +24,7 @@ struct Grid {
     const int y = (pixel * by_side) >> 16;
     return (y + 1) * pitch + (pixel - y * side) + 1;
   }
-  // The pixel at a cell, -1 on the border.
+  // Index of the pixel at a cell; -1 on the border.
   MW_DEVICE int pixel(int cell) const {
     const int row = (cell * by_pitch) >> 16, y = row - 1, x = cell - row * pitch - 1;
     return y >= 0 && y < side && x >= 0 ? y * side + x : -1;
@@ -46,7 +46,7 @@ struct Product {
   static constexpr int fragments = steps * blocks, loads = (fragments + 1) / 2;
 };
 
-// One group's weights as right operands, and biases as first sums, of this lane.
+// This lane's part of a group's weights, as right operands, and of its biases, with which the sums begin.
 template <class P>
 struct Weights {
   uint32_t fragment[P::loads][4];

@@ -1,4 +1,4 @@
-// What the Monarch linear kernel multiplies, in the order it does: chunks of x and weights, copied ahead into a ring.
+// The ring of buffers of the Monarch linear kernel: chunks of x and weights, copied ahead in the order of their use.
 #pragma once
 #include "primitives.cuh"
 
@@ -25,7 +25,7 @@ constexpr int kUnit = 16;      // columns that are handed to warps together: two
 constexpr int kWarpRows = 32;  // two mma heights, so that each fragment of weights is multiplied twice
 constexpr int kPad = 8;        // 16 bytes: rows of t that are 8 apart begin in 8 different groups of banks
 
-// What the launch adds.
+// Arguments that the launch adds.
 struct Problem : MonarchLinearArgs {
   int stages;         // buffers of the ring: 2, 3 or 4
   int split_columns;  // rows of w2 that a block multiplies
@@ -59,7 +59,7 @@ struct Share {
   int units;
 };
 
-// `width` columns dealt out evenly; none where the warp has no rows.
+// Deals `width` columns out evenly; a warp without rows gets none.
 template <class C>
 MW_DEVICE Share share_of(int column_warp, int width, bool active) {
   const int units = (width + kUnit - 1) / kUnit;
@@ -69,7 +69,7 @@ MW_DEVICE Share share_of(int column_warp, int width, bool active) {
   return {first * kUnit, active && mine > 0 ? mine : 0};
 }
 
-// Where 16-byte vector `vector` of row `row` lies in a chunk whose rows are `depth` long: rotated by an exclusive or, so
+// Where the 16-byte vector `vector` of row `row` lies in a chunk with rows `depth` long: rotated by an exclusive or, so
 // that the same vector of 8 rows is in 8 different groups of banks. Rows 8 apart are rotated alike.
 template <class C>
 MW_DEVICE int position(int row, int vector) {
@@ -77,8 +77,8 @@ MW_DEVICE int position(int row, int vector) {
   return row * C::depth + (vector ^ (row / (8 / vectors)) % vectors) * 8;
 }
 
-// Starts copying a chunk: `Blocks` times `Rows` rows, of which `present` exist and `columns` columns of each; the
-// rest of what a warp may read is zeros. Addresses that do not exist are made, but not read.
+// Starts copying a chunk: `Blocks` times `Rows` rows, of which `present` exist, with `columns` columns of each. What
+// else a warp may read becomes zeros. Addresses outside of the tensors are computed, but not read.
 template <class C, int Blocks, int Rows>
 MW_DEVICE void copy_chunk(typename C::T* to, const typename C::T* from, int block_stride, int row_stride, int present,
                           int columns) {
@@ -134,7 +134,7 @@ class Chunks {
   MW_DEVICE const T* current() const { return ring_ + current_ * C::stage; }
   MW_DEVICE void advance() { current_ = following(current_); }
 
-  // Until this thread's copies to the current chunk have landed.
+  // Waits until this thread's copies to the current chunk have landed.
   MW_DEVICE void wait() const {
     if (args_.stages == 4)
       copy_async_wait<2>();
@@ -165,7 +165,7 @@ class Chunks {
     column_ = block_ < C::nblocks ? 0 : first_column;
   }
 
-  // The same where no chunk of phase 1 can be left. After the last chunk it fills nothing, which `wait` counts too.
+  // The same once no chunk of phase 1 can be left. After the last chunk it copies nothing, which `wait` counts too.
   MW_DEVICE void copy_next_of_phase2() {
     if (column_ < last_column) {
       const T* w2 = static_cast<const T*>(args_.w2) + static_cast<int64_t>(column_) * depth2 + depth_;

@@ -1,11 +1,11 @@
-// What becomes of the Monarch linear kernel's sums: bias, activation, residual, and 16 bytes at a time to memory.
+// Finishes the sums of the Monarch linear kernel: bias, activation and residual, then 16 bytes at a time to memory.
 #pragma once
 #include "linear/linear_chunks.cuh"
 
 namespace mw {
 namespace linear {
 
-// The bias joins the sums. `column`: of the warp's first unit; `columns`: rows of w2 that exist.
+// Adds the bias to the sums. `column`: that of the warp's first unit; `columns`: rows of w2 that exist.
 template <class C>
 MW_DEVICE void add_bias(float (&sum)[C::nblocks][2][2 * C::units2][4], const float* bias, int column, int columns) {
   MW_UNROLL
@@ -59,7 +59,7 @@ MW_DEVICE void gather_run(float (&value)[C::run], const float (&sum)[C::nblocks]
   }
 }
 
-// The row of w2 that a lane's first run begins with, counted from the warp's first, and what the next are apart.
+// The row of w2 at which a lane's first run begins, counted from the warp's first row, and the step to the next run.
 template <class C>
 MW_DEVICE int first_run() {
   if constexpr (C::nblocks > 2) return 2 * (lane() % 4);
@@ -100,9 +100,9 @@ MW_DEVICE void store_run(typename C::T* to, const float (&value)[C::run]) {
   }
 }
 
-// The outputs of a warp's `units` units of rows of w2 from `column` on. `row`: of x, the first of the lane's four, which
-// are 8 apart; `rows`: that exist from it on. A row's residual for the next run is on its way while the other rows of
-// this run are finished.
+// Writes the outputs of a warp's `units` units of rows of w2 from `column` on. `row`: the first of the lane's four rows
+// of x, which are 8 apart; `rows`: how many exist from it on. A row's residual for the next run is loaded while the
+// other rows of this run are finished.
 template <class C>
 MW_DEVICE void store_outputs(const Problem& args, float (&sum)[C::nblocks][2][2 * C::units2][4], int64_t row,
                              int rows, int column, int units) {

@@ -3,11 +3,11 @@
 // A block has some rows of x. Phase 1 multiplies them by the first factor, input block after input block, and writes
 // the intermediate t to shared memory sorted by output block; phase 2 multiplies each output block of t by its part of
 // the second factor. A thread then holds adjacent rows of w2 for all output blocks, which are adjacent outputs: neither
-// permutation moves anything. Where there are few rows, several blocks share them: each makes all of t and a part of
+// permutation moves any data. If there are few rows, several blocks share them: each computes all of t and a part of
 // the outputs.
 //
-// What a phase multiplies comes in chunks, some columns deep, through a ring of buffers that runs on from phase 1 into
-// phase 2 without a pause. A NaN in x stays in its row: rows never meet, and padding is zeros times zeros.
+// Both phases read chunks, some columns deep, from a ring of buffers that goes on from phase 1 to phase 2 without a
+// pause. A NaN in x stays in its row: rows never meet, and padding is zeros times zeros.
 #pragma once
 #include "linear/linear_chunks.cuh"
 #include "linear/linear_outputs.cuh"
@@ -159,9 +159,9 @@ size_t shared_bytes(const Problem& problem) {
   return sizeof(typename C::T) * (C::rows * pitch + static_cast<size_t>(problem.stages) * C::stage);
 }
 
-// How many blocks share the same rows: as many as make the last block end first, when all of them take turns on the
-// multiprocessors, and each block does all of phase 1 and its part of phase 2. One more must gain a twentieth, because
-// it also reads x and the first factor once more.
+// How many blocks share the same rows: the number with which the last block ends first, given that blocks take turns on
+// the multiprocessors and each does all of phase 1 and its part of phase 2. Another block must save a twentieth, since
+// it also reads x and the first factor again.
 template <class C>
 void choose_split(Problem& problem, int64_t row_tiles) {
   const int64_t resident = 1 + (problem.shared_limit - shared_bytes<C>(problem)) / (shared_bytes<C>(problem) + 1024);
@@ -231,7 +231,7 @@ inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>
 // Tile variants; each is valid for every shape unless shared memory is short.
 inline int monarch_linear_tiles() { return 4; }
 
-// nullptr, or why it cannot be: nothing is launched then.
+// Returns nullptr, or why nothing was launched.
 inline const char* monarch_linear_launch(DType dtype, int tile, const MonarchLinearArgs& args, Stream stream) {
   if (args.rows < 0 || args.p < 1 || args.c < 1 || args.s < 1) return "monarch_linear: a size is not positive";
   if (args.p % 8 != 0) return "monarch_linear: p must be a multiple of 8";

@@ -37,7 +37,7 @@ struct MonarchMlp {
         u(shared_memory()),
         ring(arguments, shared_memory() + 2 * MlpRows<C>::bytes) {}
 
-  // The copies of x are the oldest group, so whoever waits for the first stage has waited for x.
+  // The copies of x are the oldest group, so waiting for the first stage is waiting for x too.
   MW_DEVICE static MlpRows<C> copied_in(const MonarchMlpArgs& arguments) {
     MlpRows<C> rows(shared_memory());
     rows.copy_in(arguments);
@@ -209,7 +209,7 @@ MW_GLOBAL(C::threads, 1) monarch_mlp(const MonarchMlpArgs args) {
 
 // ---- launch ----
 
-// A build of fewer variants defines this; what is left out is refused like any other shape.
+// A build of fewer variants defines this; variants that are left out are refused like any unknown shape.
 #ifndef MW_MONARCH_MLP_BUILT
 #define MW_MONARCH_MLP_BUILT(T, nblocks, block_width, tile) true
 #endif
@@ -237,7 +237,7 @@ const char* monarch_mlp_launch_width(int tile, const MonarchMlpArgs& args, Strea
   }
 }
 
-// All variants of one type and nblocks: six of these, which a build may instantiate in separate files.
+// All variants of one type and nblocks; a build may instantiate these six in separate files.
 template <class T, int nblocks>
 const char* monarch_mlp_launch_blocks(int tile, const MonarchMlpArgs& args, Stream stream) {
   if constexpr (nblocks == 2) {
@@ -264,7 +264,7 @@ const char* monarch_mlp_launch_blocks(int tile, const MonarchMlpArgs& args, Stre
 
 inline int monarch_mlp_tiles() { return kMlpTiles; }
 
-// nullptr once launched (or where there are no rows), else why not.
+// Returns nullptr once launched (or if there are no rows), otherwise why nothing was launched.
 inline const char* monarch_mlp_launch(DType dtype, int tile, const MonarchMlpArgs& args, Stream stream) {
   const bool is_bf16 = dtype == DType::bf16;
   if (args.rows <= 0) return args.rows == 0 ? nullptr : "monarch_mlp: negative number of rows";

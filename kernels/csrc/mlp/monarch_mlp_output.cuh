@@ -1,4 +1,4 @@
-// The end of the fused Monarch MLP: from accumulators, block by block, to 16-byte runs of y with bias and residual.
+// The end of the fused Monarch MLP: turns accumulators, block by block, into 16-byte runs of y with bias and residual.
 //
 // Output u * NB + j is column u of block j. A unit is 16 rows x 8 columns of every block; the accumulators of one lane
 // hold columns 2t and 2t + 1 of two rows of each, which are NB/2 runs of 8 adjacent outputs once NB = 2 has traded
@@ -45,12 +45,12 @@ struct MlpOutput {
     }
   }
 
-  // The 8 values of a run, from the accumulator tiles c[j].
+  // Takes the 8 values of a run from the accumulator tiles c[j].
   MW_DEVICE static void gather(float (&values)[8], const Sums& c, int run) {
     MW_UNROLL
     for (int i = 0; i < 8; i++) {
       if constexpr (NB == 2) {
-        // The even lane keeps its upper row and takes the other's, the odd lane the row 8 below.
+        // The even lane keeps its upper row and takes the other's upper row; the odd lane does so with the row 8 below.
         const bool odd = lane() % 2 != 0;
         const float upper = c[i % 2][i / 2 % 2], lower = c[i % 2][2 + i / 2 % 2];
         const float theirs = shuffle_xor(odd ? upper : lower, 1);

@@ -1,4 +1,4 @@
-// The weights of the fused Monarch MLP on their way to the tensor cores: a ring of stages in shared memory.
+// The ring of stages in shared memory through which the weights of the fused Monarch MLP come.
 //
 // A stage has one slot a member, because each member of a team walks along its own part of every factor; the warps of
 // a member fill its slots. Weights lie in memory in the order in which they are used, so a copy is linear and the
@@ -9,7 +9,7 @@
 
 namespace mw {
 
-// What one lane holds of a 16x16 piece of weights: two B operands of mma.m16n8k16.
+// One lane's part of a 16x16 piece of weights: two B operands of mma.m16n8k16.
 struct alignas(16) WeightFragment {
   uint32_t r[4];
 };
@@ -74,7 +74,7 @@ struct MlpRing {
       if (chunks % copiers == 0 || i + copier() < chunks) copy_async_16(to + i * 16, source + i * 16, true);
   }
 
-  // Issues the copies of the next stage, in a group of their own even where nothing is left.
+  // Issues the copies of the next stage as one group, an empty one if nothing is left.
   MW_DEVICE void issue() {
     while (left == 0) next_part();
     left--;
@@ -96,7 +96,7 @@ struct MlpRing {
     filled = filled + stage_bytes == ring_bytes ? 0 : filled + stage_bytes;
   }
 
-  // The next stage; the one before it must be done with, because its slots are filled again.
+  // Moves on to the next stage; no warp may still read the previous one, because its slots are filled again.
   MW_DEVICE const char* acquire() {
     copy_async_wait<C::stages - 2>();  // sync: stage landed
     sync_block();                      // sync: stage shared

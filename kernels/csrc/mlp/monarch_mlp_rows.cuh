@@ -11,19 +11,19 @@ struct MlpRows {
   using T = typename C::T;
   static constexpr int NB = C::nblocks, Q = C::q, MT = C::m_tiles;
   static constexpr int bytes = C::rows * C::row_elements * 2;
-  // A operands of mma.m16n8k16: one block of a team's rows.
+  // One block of a team's rows as A operands of mma.m16n8k16.
   using Block = uint32_t[MT][C::steps][4];
 
   T* buffer;
 
   MW_DEVICE explicit MlpRows(char* memory) : buffer(reinterpret_cast<T*>(memory)) {}
 
-  // First of the 16 rows of a team's m16 tile, within the buffer.
+  // The first of the 16 rows of a team's m16 tile, within the buffer.
   MW_DEVICE static int tile_row(int m_tile) { return (C::team() * MT + m_tile) * 16; }
 
   // ---- in ----
 
-  // Asynchronous, one group; zeros beyond the last row and in the columns that pad a block.
+  // Starts copying rows, as one group; rows beyond the last one and columns that pad a block become zeros.
   MW_DEVICE void copy_in(const MonarchMlpArgs& args) {
     constexpr int block_chunks = Q / 8, row_chunks = NB * block_chunks;
     const int features = args.width / NB;
@@ -43,7 +43,7 @@ struct MlpRows {
     return value;
   }
 
-  // visit(two features, index of the first) for this lane's share of a row.
+  // Calls visit(two features, index of the first) for this lane's share of a row.
   template <class Visit>
   MW_DEVICE void for_pairs(int row, int features, Visit visit) {
     MW_UNROLL
@@ -58,7 +58,7 @@ struct MlpRows {
     }
   }
 
-  // LayerNorm of a row by one warp, in place; the mean is subtracted before squaring, as the definition does.
+  // Applies LayerNorm to a row with one warp, in place; the mean is subtracted before squaring, as in the definition.
   MW_DEVICE void normalise(int row, const MonarchMlpArgs& args) {
     const int features = args.width / NB;
     const auto width = static_cast<float>(args.width);

@@ -40,7 +40,7 @@ constexpr int kMlpTiles = 4;
 
 // Tile 0 is for few rows, 1 for devices with little shared memory, 2 for most, 3 for many rows.
 //
-// Two m16 tiles a warp halve what it reads of weights from shared memory for each product; above a block width of 96
+// With two m16 tiles, a warp reads half as many weights from shared memory for each product; above a block width of 96,
 // their sums do not fit in registers.
 constexpr MlpTile monarch_mlp_tile(int nblocks, int block_width, int tile) {
   const bool narrow = block_width <= 96;
@@ -69,7 +69,7 @@ constexpr int monarch_mlp_buffer_bytes(int nblocks, int block_width, MlpTile til
   return 2 * tile.rows() * monarch_mlp_row_elements(nblocks, block_width) * 2;
 }
 
-// Stages of the weight ring: as many (up to 4) as fit on the smallest kind of device on which two do.
+// Stages of the weight ring: as many, up to 4, as fit on the smallest kind of device that has room for two.
 constexpr int monarch_mlp_stages(int nblocks, int block_width, MlpTile tile) {
   constexpr int kSharedLimits[] = {99 * 1024, 163 * 1024, 227 * 1024};  // sm_86/89/120, sm_80, sm_90/100
   const int stage = tile.members * monarch_mlp_slot_bytes(nblocks, block_width);
@@ -89,7 +89,7 @@ constexpr int monarch_mlp_shared_bytes(int nblocks, int block_width, int tile) {
   return monarch_mlp_buffer_bytes(nblocks, block_width, shape) + ring;
 }
 
-// One variant, with everything that a kernel knows when it is compiled.
+// One variant: all compile-time constants of a kernel.
 template <class T_, int nblocks_, int q_, int tile_>
 struct MlpConfig {
   using T = T_;

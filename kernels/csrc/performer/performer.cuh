@@ -31,7 +31,7 @@ const char* launch_both(const PerformerArgs& args, Stream stream) {
   const dim3 summary_grid(static_cast<unsigned>(args.splits), images, S::slices);
   const char* error = launch<performer_summary<S>>(summary_grid, S::threads, S::shared_bytes, stream, args);
   if (error != nullptr) return error;
-  // As many blocks as the device holds at once, and no more than there are sets of rows.
+  // As many blocks as the device holds at once, but not more than there are sets of rows.
   constexpr int rows = O::warps * O::warp_rows;
   const int sets = (args.tokens + rows - 1) / rows;
   const int wanted = (args.multiprocessors * O::min_blocks + args.images - 1) / args.images;
@@ -80,11 +80,11 @@ inline bool misaligned(const void* pointer) { return reinterpret_cast<uintptr_t>
 
 }  // namespace performer
 
-// Tile variants, the default first: 0 for devices with kLargeShared, 1 for all, with fewer rows to a warp.
+// Tile variants, the default first: 0 is for devices with kLargeShared, 1 for all; it has fewer rows to a warp.
 inline int performer_tiles() { return 2; }
 
-// Into how many parts an image's keys are cut: enough blocks for the device, at least 128 tokens each, and at most 16
-// parts, because every block of the second launch adds them up.
+// The number of parts that an image's keys are split into: enough blocks for the device, at least 128 tokens each, and
+// at most 16 parts, because every block of the second launch adds them up.
 inline int performer_splits(int images, int tokens, int multiprocessors) {
   const int most = tokens / 128 < 16 ? tokens / 128 : 16;
   const int wanted = images < 1 ? 1 : (2 * multiprocessors + images - 1) / images;
@@ -92,18 +92,18 @@ inline int performer_splits(int images, int tokens, int multiprocessors) {
   return splits < 1 ? 1 : splits;
 }
 
-// Floats of the workspace: (images, splits, dim + 1, dim / 2).
+// Size of the workspace in floats: (images, splits, dim + 1, dim / 2).
 inline int64_t performer_workspace(int images, int dim, int splits) {
   return static_cast<int64_t>(images) * splits * (dim + 1) * (dim / 2);
 }
 
-// Numbers of `weights`.
+// Number of elements of `weights`.
 inline int64_t performer_weights(DType dtype, int dim, bool mlp) {
   const int terms = dtype == DType::bf16 ? performer::kTerms<bf16> : performer::kTerms<fp16>;
   return static_cast<int64_t>(dim) * (terms * (dim / 2) + (mlp ? 3 : 1) * dim);
 }
 
-// nullptr, or why it cannot be: nothing is launched then.
+// Returns nullptr, or why nothing was launched.
 inline const char* performer_launch(DType dtype, int tile, const PerformerArgs& args, Stream stream) {
   if (tile < 0 || tile >= performer_tiles()) return "performer: no such tile";
   if (args.tokens < 1 || args.tokens > 1 << 24) return "performer: 1 to 16777216 tokens";

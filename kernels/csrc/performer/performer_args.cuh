@@ -1,4 +1,4 @@
-// What the two launches of the performer attention share: arguments, the packed layout, exact splits of numbers.
+// Arguments, packed layout and exact splits of numbers that both launches of the performer attention use.
 #pragma once
 #include "primitives.cuh"
 
@@ -89,7 +89,7 @@ MW_DEVICE void exchange_middle(uint32_t (&word)[4]) {
   word[2] = second;
 }
 
-// Two floats as bf16, and what that leaves: 16 bits of each together. Features need bf16's range, they reach e^48.
+// Splits two floats into bf16 and a bf16 remainder, together 16 bits of each. Features reach e^48, hence bf16's range.
 MW_DEVICE void split(float low, float high, uint32_t& leading, uint32_t& rest) {
   leading = pack2<bf16>(low, high);
   float leading_low, leading_high;
@@ -102,7 +102,7 @@ MW_DEVICE float feature_offset(float square, float half_log2_features) {
   return fmaf(square, 0.5f * kLog2E, half_log2_features);
 }
 
-// The sum of two squares of a packed pair, added.
+// Adds the squares of a packed pair to a sum.
 template <class T>
 MW_DEVICE float add_squares(float sum, uint32_t pair) {
   float low, high;
@@ -110,11 +110,11 @@ MW_DEVICE float add_squares(float sum, uint32_t pair) {
   return fmaf(high, high, fmaf(low, low, sum));
 }
 
-// 0, of a count that is not negative, which the compiler does not know. What is computed with it is neither repeated
-// where it is used nor kept in registers until the same is wanted again.
+// Returns 0 for a count that is not negative, which the compiler does not know. So it neither repeats what is computed
+// with this where it is used nor keeps it in registers until the same is needed again.
 MW_DEVICE int hidden_zero(int count) { return count >> 31; }
 
-// Sum over the four lanes that share a row of an mma's result; the same in all four.
+// Returns, in all of them, the sum over the four lanes that share a row of an mma's result.
 MW_DEVICE float quad_sum(float value) {
   value += shuffle_xor(value, 1);
   return value + shuffle_xor(value, 2);

@@ -20,7 +20,7 @@ MW_DEVICE void split_pairs(uint32_t* word, const Floats& values) {
   }
 }
 
-// The partial sums of an image, added in their order, to shared memory as right operands: a bf16 and its remainder.
+// Adds the partial sums of an image in their order and stores them as right operands: a bf16 and its remainder.
 template <class C>
 MW_DEVICE void build_summary(uint32_t* fragments, const float* partial, int splits) {
   constexpr int quarters = C::features / 4, size = (C::dim + 1) * C::features;
@@ -123,7 +123,7 @@ MW_DEVICE void normalise(Operands<C>& y, const float (&sum)[C::row_tiles][C::col
   }
 }
 
-// x = v + parallel + proj(y), 32 columns at a time; what the next 32 add is on its way meanwhile.
+// x = v + parallel + proj(y), 32 columns at a time; what the next 32 need is loaded meanwhile.
 template <class C>
 MW_DEVICE void project(Accumulators<C>& x, const Operands<C>& y, const Weights<C>& weights, const Rows<C>& rows,
                        const typename C::T* values, const typename C::T* parallel, const float* bias) {
@@ -212,7 +212,7 @@ MW_DEVICE void add_mlp(Accumulators<C>& x, const Operands<C>& z, const Weights<C
   }
 }
 
-// One warp's rows, from queries to output; `first`: of the block's.
+// Computes one warp's rows from queries to output; `first` is the first row of the block.
 template <class C>
 MW_DEVICE void transform_rows(const PerformerArgs& args, int first, const Weights<C>& weights,
                               const uint32_t* summary, const float* biases) {
@@ -234,7 +234,7 @@ MW_DEVICE void transform_rows(const PerformerArgs& args, int first, const Weight
     add_bias<C>(x, biases + 2 * C::dim);
     add_mlp<C>(x, operand, weights, biases + C::dim);
   }
-  // The same rows, computed anew: width 192 has no register for them meanwhile.
+  // The same rows, computed again, since width 192 has no registers to keep them in.
   const Rows<C> again{first + (warp() ^ hidden_zero(args.tokens)) * C::warp_rows, args.tokens};
   store_rows<C>(static_cast<T*>(args.out) + before, again, x);
 }

@@ -1,7 +1,7 @@
 // Performer attention, second launch: a warp's rows of tokens between memory and registers, 16 bytes a lane.
 //
-// Of every 32 columns lane t of the four that share a row has 8t .. 8t+7 in memory. As operand or result of an mma
-// these are its four pairs, which belong 8 columns apart there: the packed weights are permuted for that.
+// Four lanes share a row. Of every 32 columns, lane t reads 8t .. 8t+7 from memory. An mma takes these as the lane's
+// four pairs, which belong to columns 8 apart there; the packed weights are permuted to match.
 #pragma once
 #include "performer/performer_weights.cuh"
 
@@ -14,12 +14,12 @@ struct Rows {
   int first, tokens;
 
   MW_DEVICE bool valid(int tile, int half) const { return first + at(tile, half) + lane() / 4 < tokens; }
-  // Of the lane's first row, and of its others from that: known when this is compiled, so they cost no register.
+  // Where the lane's first row is, and how far the others are from it: compile-time constants, which need no register.
   MW_DEVICE int64_t start(int stride) const { return int64_t{first + lane() / 4} * stride + lane() % 4 * 8; }
   static MW_DEVICE int at(int tile, int half) { return tile * 16 + half * 8; }
 };
 
-// Eight numbers, zeros where there is no such row.
+// Loads eight numbers, or zeros if there is no such row.
 MW_DEVICE void load_valid(uint32_t (&word)[4], const void* from, bool valid) {
   MW_UNROLL
   for (int i = 0; i < 4; i++) word[i] = 0;
@@ -33,7 +33,7 @@ using Operands = uint32_t[C::row_tiles][C::steps][4];
 
 // Queries as left operands, and each row's offset in the exponent.
 //
-// An operand mixes words of two loads. The compiler would keep them as loaded and mix them before every product.
+// An operand has words of two loads. The compiler would keep the loads and mix them again before every product.
 template <class C>
 MW_DEVICE void load_queries(Operands<C>& query, float (&offset)[C::row_tiles][2], const Rows<C>& rows,
                             const typename C::T* queries) {
@@ -59,7 +59,7 @@ MW_DEVICE void load_queries(Operands<C>& query, float (&offset)[C::row_tiles][2]
   }
 }
 
-// Of 32 columns the lane's 8, of each of its rows, as they are in memory.
+// The lane's 8 of 32 columns, for each of its rows, as they are in memory.
 template <class C>
 struct Columns {
   uint32_t word[C::row_tiles][2][4];
@@ -75,7 +75,7 @@ struct Columns {
     }
   }
 
-  // The pair that belongs into x[tile][4 * block + i], half 0 or 1.
+  // Returns the pair that belongs into x[tile][4 * block + i], half 0 or 1.
   MW_DEVICE Pair get(int tile, int half, int i) const {
     Pair pair;
     unpack2<typename C::T>(word[tile][half][i], pair.first, pair.second);
@@ -83,7 +83,7 @@ struct Columns {
   }
 };
 
-// The lane's pair of a bias, as `Columns` orders them.
+// Returns the lane's pair of a bias in the order of `Columns`.
 MW_DEVICE Pair bias_pair(const float* bias, int block, int i) {
   return *reinterpret_cast<const Pair*>(bias + block * 32 + lane() % 4 * 8 + 2 * i);
 }
@@ -98,7 +98,7 @@ MW_DEVICE void add_bias(Accumulators<C>& x, const float* bias) {
   }
 }
 
-// x, rounded once.
+// Writes x, rounded once.
 template <class C>
 MW_DEVICE void store_rows(typename C::T* out, const Rows<C>& rows, const Accumulators<C>& x) {
   auto* start = out + rows.start(C::dim);

@@ -9,7 +9,7 @@
 namespace mw {
 namespace performer {
 
-// `FeatureTiles`: of 16 features, a block's; `Groups`: warps that share them out by tokens, `Tokens` a stage each.
+// `FeatureTiles`: a block's tiles of 16 features; `Groups`: warps that split them by tokens, `Tokens` of a stage each.
 template <class Number, int Dim, int FeatureTiles, int Groups, int Tokens, int MinBlocks>
 struct SummaryTile {
   using T = Number;
@@ -39,7 +39,7 @@ struct Keys {
   int tokens;
 };
 
-// Starts copying the keys and values of a tile that begins at `token`; zeros past the last token.
+// Starts copying the keys and values of a tile that begins at `token`; tokens past the last one become zeros.
 template <class C>
 MW_DEVICE void copy_tile(typename C::T* stage, const Keys<C>& source, int token) {
   constexpr int chunks = C::dim / 8;
@@ -57,7 +57,7 @@ MW_DEVICE void copy_tile(typename C::T* stage, const Keys<C>& source, int token)
   copy_async_commit();
 }
 
-// Each token's offset in the exponent, four lanes a token; infinite past the last token, whose features are then 0.
+// Computes each token's offset in the exponent, four lanes a token; it is infinite past the last one: features 0.
 template <class C>
 MW_DEVICE void measure_keys(float* offsets, const typename C::T* keys, const Keys<C>& source, int token) {
   MW_ROLLED
@@ -85,7 +85,7 @@ struct FeatureRows {
   uint32_t held[C::held ? C::terms * C::steps : 1][4];
   const char* shared;
 
-  // `global`: of the block's first feature tile. Where it goes to shared memory, a barrier must follow.
+  // `global` points at the block's first feature tile. If it goes to shared memory, a barrier must follow.
   MW_DEVICE void load(const typename C::T* global, char* copy, int feature_tile) {
     if constexpr (C::held) {
       MW_UNROLL
@@ -166,13 +166,13 @@ MW_DEVICE void multiply_values(float (&sum)[C::dim / 8 + 1][4], const uint32_t (
       for (int i = 0; i < 2; i++) mma_16x8x16<bf16>(sum[d + i], leading, remainder[2 * i], remainder[2 * i + 1]);
     }
   }
-  // The values' column of ones, which gives the features' own sum.
+  // The column of ones beside the values, which gives the sum of the features themselves.
   const uint32_t ones = lane() / 4 == 0 ? pack2<bf16>(1.0f, 1.0f) : 0u;
   mma_16x8x16<bf16>(sum[C::dim / 8], leading, ones, ones);
   mma_16x8x16<bf16>(sum[C::dim / 8], rest, ones, ones);
 }
 
-// This warp's tokens of a tile.
+// Adds this warp's tokens of a tile.
 template <class C>
 MW_DEVICE void add_tile(float (&sum)[C::dim / 8 + 1][4], const FeatureRows<C>& features, const typename C::T* stage,
                         const float* offsets, int group) {
@@ -197,7 +197,7 @@ MW_DEVICE void add_tile(float (&sum)[C::dim / 8 + 1][4], const FeatureRows<C>& f
   }
 }
 
-// A warp's sums to shared memory: (dim + 1, features), the values' columns as rows.
+// Writes a warp's sums to shared memory: (dim + 1, features), the values' columns as rows.
 template <class C>
 MW_DEVICE void put_sums(float* to, const float (&sum)[C::dim / 8 + 1][4], int feature_tile) {
   float* column = to + feature_tile * 16 + lane() / 4;
@@ -211,7 +211,7 @@ MW_DEVICE void put_sums(float* to, const float (&sum)[C::dim / 8 + 1][4], int fe
   }
 }
 
-// The groups' sums, added in their order, to the workspace: (image, split, dim + 1, features).
+// Adds the groups' sums in their order and writes them to the workspace: (image, split, dim + 1, features).
 template <class C>
 MW_DEVICE void store_sums(float* to, const float* from) {
   constexpr int quarters = C::feature_tiles * 4;

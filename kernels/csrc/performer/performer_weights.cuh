@@ -5,8 +5,8 @@
 namespace mw {
 namespace performer {
 
-// `RowTiles`: of 16 rows, a warp's. `Stages`: 0 keeps all weights in shared memory, so that warps run on their own;
-// else they pass through a ring of that many pieces, and all warps of the block go in step.
+// `RowTiles`: a warp's tiles of 16 rows. `Stages`: with 0, all weights stay in shared memory, and no warp waits;
+// otherwise they pass through a ring of that many pieces, and all warps of the block go in step.
 template <class Number, int Dim, bool Mlp, int RowTiles, int Warps, int Stages, int MinBlocks>
 struct OutputTile {
   using T = Number;
@@ -29,7 +29,7 @@ struct OutputTile {
   static_assert(pieces % (stages == 0 ? 1 : stages) == 0);  // a pass over the pieces ends where the ring does
 };
 
-// Hands out the packed weights piece by piece, in order, over and over.
+// Hands out the packed weights piece by piece, in order, again and again.
 template <class C>
 struct Weights {
   const char* global;

@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 
 class Attention(nn.Module):
-    """Multi-head softmax attention: (B, N, in_dim) -> (B, N, dim). qkv is packed: q, k, v; then heads; then head dim.
+    """Multi-head softmax attention: (B, N, in_dim) -> (B, N, dim). Outputs of qkv are ordered by q, k, v, then by head.
 
     Args:
-        scale: of the products q k; head_dim^-0.5 when None.
-        value_skip: adds v to the output, where in_dim is not dim and the tokens themselves cannot be added.
+        scale: scale of the products q k; head_dim^-0.5 when None.
+        value_skip: add v to the output. Where in_dim is not dim, the tokens themselves cannot be added.
 
     Raises:
-        ValueError: a dim that the heads do not divide.
+        ValueError: dim is not divisible by num_heads.
     """
 
     def __init__(
@@ -50,10 +50,9 @@ class WindowAttention(Attention):
     """Attention within windows of the square grid that the tokens form: (B, N, in_dim) -> (B, N, dim).
 
     A grid whose side the window does not divide is padded with zeros, half of them (rounded down) above and to the
-    left. They are keys like any other token; there is no mask, and windows are not shifted.
+    left. Padding is a key like any other token: there is no mask, and windows are not shifted.
 
-    The published files hold the index of a relative position bias that the models do not have: a buffer that is kept
-    and never read.
+    The published files hold indices of relative positions, which the models never read; here they are a buffer.
     """
 
     relative_position_index: Tensor
@@ -79,11 +78,11 @@ class WindowAttention(Attention):
 
 
 def _relative_position_index(window: int) -> Tensor:
-    """Which of the (2 window - 1)^2 differences of position two tokens of a window have: int64 (window^2, window^2).
+    """Index of the difference of position of two tokens in a window, of (2 window - 1)^2: int64 (window^2, window^2).
 
     Source: Swin Transformer (arXiv 2103.14030), section 3.2.
     """
-    # On the CPU: what models without memory are built on would import torch's compiler for this arithmetic.
+    # On the CPU: on the meta device this arithmetic would import torch's compiler.
     steps = torch.arange(window, device="cpu")
     differences = steps[:, None] - steps + window - 1
     rows = differences.repeat_interleave(window, 0).repeat_interleave(window, 1)
@@ -94,13 +93,13 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
     """Softmax attention of (B, heads, N, head_dim)."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
         # For narrow heads PyTorch's CPU backward takes four times as long in bfloat16 as in float32.
-        with torch.autocast("cpu", enabled=False):  # which would cast them back
+        with torch.autocast("cpu", enabled=False):  # autocast would cast them back
             return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale).to(q.dtype)
     return F.scaled_dot_product_attention(q, k, v, scale=scale)
 
 
 class Mlp(nn.Module):
-    """fc2(GELU(fc1(x))), exact erf GELU; keys `fc1`, `fc2` as in timm."""
+    """MLP fc2(GELU(fc1(x))) with the exact (erf) GELU; keys `fc1`, `fc2` as in timm."""
 
     def __init__(self, dim: int, hidden_dim: int) -> None:
         super().__init__()
@@ -113,7 +112,7 @@ class Mlp(nn.Module):
 
 
 def init_linear(module: nn.Module) -> None:
-    """Truncated normal (0.02) for linears, as the published models train from; all else stays as torch has it."""
+    """Initialise a linear layer as the published models: truncated normal (0.02), zero bias. Other modules stay."""
     if isinstance(module, nn.Linear):
         nn.init.trunc_normal_(module.weight, std=0.02)
         if module.bias is not None:

@@ -1,6 +1,6 @@
-"""Moves between the two views of one feature map: tokens (B, N, C) and the square grid (B, C, h, w).
+"""Converts between the two views of one feature map: tokens (B, N, C) and the square grid (B, C, h, w).
 
-Both moves are free views when the grid is channels-last in memory: a grid in NHWC memory *is* its tokens.
+Both are free views when the grid is channels-last: a grid in NHWC memory *is* its tokens.
 """
 
 from math import isqrt

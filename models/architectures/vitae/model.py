@@ -1,4 +1,4 @@
-"""ViTAE v1: three stages of reduction and normal cells, mean pooling, a linear head.
+"""ViTAE v1 has three stages of reduction and normal cells, mean pooling and a linear head.
 
 Source: ViTAE (arXiv 2106.03348). Module names give the published state-dict keys: `layers.<stage>.RC...`,
 `layers.<stage>.NC.<i>...`, `fc_norm`, `head`.
@@ -38,14 +38,14 @@ class ViTAE(nn.Module):
     """ViTAE v1 classifier: normalised images (B, in_chans, H, W), H = W -> logits (B, num_classes).
 
     Args (lists are per stage):
-        img_size: side in pixels; only the `embedding` reduction is bound to it.
+        img_size: side in pixels; only the `embedding` reduction depends on it.
         reductions: kinds among `performer`, `performer_less`, `embedding`, `none`.
-        embed_dims, token_dims, downsample, kernel_sizes, dilations: of the reduction cells.
-        depths, num_heads, mlp_ratio, groups: of the normal cells.
+        embed_dims, token_dims, downsample, kernel_sizes, dilations: sizes of the reduction cells.
+        depths, num_heads, mlp_ratio, groups: sizes of the normal cells.
         shallow: normal cells of kind `transformer_shallow` with a class token and a final norm (Base and larger).
 
     Raises:
-        ValueError: lists of unequal length, unknown kinds, widths that do not divide.
+        ValueError: lists of unequal length, unknown kinds, or widths that do not divide.
     """
 
     def __init__(

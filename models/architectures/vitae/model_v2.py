@@ -1,4 +1,4 @@
-"""ViTAEv2: four stages of reduction and normal cells, the first two attending in windows; mean pooling, a linear head.
+"""ViTAEv2 has four stages of reduction and normal cells, the first two with window attention, and a linear head.
 
 Source: ViTAEv2 (arXiv 2202.10108). Module names give the published state-dict keys: `layers.<stage>.RC...`,
 `layers.<stage>.NC.<i>...`, `head`.
@@ -18,23 +18,23 @@ DOWNSAMPLE = (4, 2, 2, 2)
 KERNEL_SIZES = (7, 3, 3, 3)
 DILATIONS = ((1, 2, 3, 4), (1, 2, 3), (1, 2), (1, 2))
 WINDOW_SIZES = (7, 7, None, None)
-"""By stage; None attends over all tokens."""
+"""Window sizes by stage; None is attention over all tokens."""
 
 
 class ViTAEv2(nn.Module):
     """ViTAEv2 classifier: normalised images (B, in_chans, H, W), H = W -> logits (B, num_classes).
 
-    No tensor depends on the size: windows are padded, and one checkpoint serves every square image whose side the
-    two branches of the first cell halve alike, 4n or 4n - 1 px.
+    No tensor depends on the image size: one checkpoint serves every square image of 4n or 4n - 1 px, for which both
+    branches of the first cell give equally many tokens.
 
     Args (lists are per stage, of four):
         img_size: side in pixels that images are prepared for.
-        embed_dims, reduction_heads, reduction_groups: of the reduction cells.
-        token_dims: of both kinds of cells.
-        depths, num_heads, mlp_ratio, groups: of the normal cells.
+        embed_dims, reduction_heads, reduction_groups: sizes of the reduction cells.
+        token_dims: width of both kinds of cells.
+        depths, num_heads, mlp_ratio, groups: sizes of the normal cells.
 
     Raises:
-        ValueError: lists of another length, widths that do not divide, a side that is not of that form.
+        ValueError: lists of another length, widths that do not divide, or a side that is not 4n or 4n - 1.
     """
 
     def __init__(
@@ -91,6 +91,6 @@ class ViTAEv2(nn.Module):
 
 
 def _check_size(height: int, width: int) -> None:
-    """The pyramid's convolutions give floor((side + 1) / 4) rows, those of the branch ceil(side / 4)."""
+    """Refuse other sizes: the pyramid gives floor((side + 1) / 4) rows, the branch ceil(side / 4)."""
     if height != width or height % DOWNSAMPLE[0] in (1, 2) or height < 1:
         raise ValueError(f"image {height}x{width}: ViTAEv2 takes square images of 4n or 4n - 1 px")

@@ -1,4 +1,4 @@
-"""ViTAE's normal cell, v1 and v2: attention and a grouped-convolution branch in parallel, then an MLP.
+"""The normal cell of ViTAE v1 and v2: attention and a grouped-convolution branch in parallel, then an MLP.
 
 Source: ViTAE (arXiv 2106.03348), section 3.3; ViTAEv2 (arXiv 2202.10108). Both branches read the same un-normalised
 tokens; attention normalises them itself. State-dict keys are those of the published checkpoints.
@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from .attention import Attention, Mlp, WindowAttention
 from .grid import grid_to_tokens, tokens_to_grid
 
-# Normal cells and the final norm; reduction cells use 1e-5.
+# Eps of the norms in normal cells and of the final norm; reduction cells use 1e-5.
 NORMAL_NORM_EPS = 1e-6
 
 
@@ -35,8 +35,8 @@ class NormalCell(nn.Module):
         groups: groups of the branch's convolutions.
         shallow: the branch of kind `transformer_shallow` (Base and larger).
         class_token: the first token is the class token; the branch leaves it alone.
-        last_activation: SiLU after the branch's last convolution, as v1 has it (and v2 not).
-        window_size: attention within windows of that side; over all tokens when None.
+        last_activation: SiLU after the branch's last convolution, which v1 has and v2 has not.
+        window_size: side of the attention's windows; attention over all tokens when None.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""ViTAE's reduction cells, v1 and v2: pyramid reduction, attention and the parallel convolution branch.
+"""The reduction cells of ViTAE v1 and v2: pyramid reduction, attention and the parallel convolution branch.
 
 Source: ViTAE (arXiv 2106.03348), section 3.2: a ReductionCell embeds multi-scale context (PRM) and locality (PCM)
 while it lowers the resolution; ViTAEv2 (arXiv 2202.10108). State-dict keys are those of the published checkpoints.
@@ -14,14 +14,14 @@ from torch.nn import functional as F
 from .attention import Attention, Mlp, WindowAttention
 from .grid import grid_to_tokens
 
-# Every LayerNorm inside a reduction cell; the normal cells use 1e-6. Mixing them up moves the logits by 3e-4.
+# Eps of every LayerNorm in a reduction cell; normal cells use 1e-6. Mixing them up moves the logits by 3e-4.
 REDUCTION_NORM_EPS = 1e-5
 
 _PCM_STRIDES = {1: (1, 1, 1), 2: (2, 1, 1), 4: (2, 2, 1)}
 
 
 class PyramidReduction(nn.Module):
-    """PRM: one strided convolution per dilation, GELU, channels concatenated dilation-major.
+    """PRM: one strided convolution and GELU per dilation; the channels are concatenated, those of a dilation together.
 
     (B, C_in, H, W) -> tokens (B, h*w, len(dilations) * embed_dim), h = H / stride.
     """
@@ -30,7 +30,7 @@ class PyramidReduction(nn.Module):
         super().__init__()
         self.convs = nn.ModuleList()
         for dilation in dilations:
-            # ceil of what keeps h = H / stride for every dilation
+            # rounded up, so that h = H / stride for every dilation
             padding = -(-((kernel_size - 1) * dilation + 1 - stride) // 2)
             conv = nn.Conv2d(in_chans, embed_dim, kernel_size, stride, padding, dilation)
             self.convs.append(nn.Sequential(conv, nn.GELU()))
@@ -87,12 +87,12 @@ class PerformerAttention(nn.Module):
 
 
 class TokenTransformer(nn.Module):
-    """Softmax attention of tokens whose width it changes, and an MLP: (B, N, in_dim) -> (B, N, dim).
+    """Softmax attention that changes the width of tokens, and an MLP: (B, N, in_dim) -> (B, N, dim).
 
-    Nothing adds the tokens themselves, which are wider or narrower.
+    The tokens themselves are not added, since their width is another.
 
     Args:
-        attn: in_dim -> dim, with or without a value skip.
+        attn: attention in_dim -> dim, with or without a value skip.
     """
 
     def __init__(self, in_dim: int, dim: int, attn: Attention) -> None:
@@ -121,7 +121,7 @@ class PatchEmbedding(nn.Module):
 
 
 def _parallel_branch(in_chans: int, embed_dim: int, dim: int, downsample: int) -> nn.Sequential:
-    """PCM of a reduction cell: three 3x3 convolutions. No norm after the first, SiLU after the last (v1)."""
+    """PCM of a v1 reduction cell: three 3x3 convolutions, with no norm after the first and SiLU after the last."""
     a, b, c = _PCM_STRIDES[downsample]
     return nn.Sequential(
         nn.Conv2d(in_chans, embed_dim, 3, a, 1),
@@ -170,8 +170,8 @@ class TransformerReduction(nn.Module):
 
     Args:
         groups: groups of the branch's convolutions.
-        window_size: kind `window`, whose attention has a qkv bias and no value skip; kind `transformer` when None,
-            whose attention over all tokens is the other way round.
+        window_size: side of the windows of kind `window`, whose attention has a qkv bias and no value skip. None for
+            kind `transformer`, whose attention is over all tokens and has no qkv bias but a value skip.
     """
 
     def __init__(
@@ -202,7 +202,7 @@ class TransformerReduction(nn.Module):
 
 
 class PyramidOnlyReduction(nn.Module):
-    """Reduction cell kind `performer_less`: just the PRM, no attention, branch, norm or MLP."""
+    """Reduction cell kind `performer_less`: the PRM alone."""
 
     def __init__(
         self, in_chans: int, embed_dim: int, dim: int, downsample: int, kernel_size: int, dilations: Sequence[int]
@@ -235,6 +235,3 @@ class EmbeddingReduction(nn.Module):
             raise ValueError(f"image {tuple(grid.shape[-2:])}: this model takes {self.img_size}x{self.img_size} only")
         patches = self.PRM(grid)
         return torch.cat([self.cls_token.expand(patches.shape[0], -1, -1), patches], dim=1) + self.pos_embed
-
-
-__all__ = ["EmbeddingReduction", "PerformerReduction", "PyramidOnlyReduction", "TransformerReduction"]

@@ -1,14 +1,14 @@
-"""The published configurations: seven of ViTAE v1 as keyword arguments of `ViTAE`, three of ViTAEv2 of `ViTAEv2`.
+"""The published configurations, as keyword arguments: seven of ViTAE v1 for `ViTAE`, three of ViTAEv2 for `ViTAEv2`.
 
-Source: ViTAE (arXiv 2106.03348), table 1; ViTAEv2 (arXiv 2202.10108); and the published entry points, whose names
-these are in lower case.
+Source: ViTAE (arXiv 2106.03348), table 1; ViTAEv2 (arXiv 2202.10108); the names are those of the published entry
+points in lower case.
 """
 
 from typing import Any
 
 
 def _small(token_dim: int, embed_dim: int, depth: int, heads: int) -> dict[str, Any]:
-    """Tiny, 6M, 13M: two performer cells of width 64, then one stage of normal cells."""
+    """Arguments of Tiny, 6M, 13M: two performer cells of width 64, then one stage of normal cells."""
     return {
         "embed_dims": (64, 64, embed_dim),
         "token_dims": (64, 64, token_dim),
@@ -20,7 +20,7 @@ def _small(token_dim: int, embed_dim: int, depth: int, heads: int) -> dict[str, 
 
 
 def _large(dim: int, depth: int, heads: int) -> dict[str, Any]:
-    """Base, Large, Huge: a patch embedding, then normal cells of kind `transformer_shallow` at one width."""
+    """Arguments of Base, Large, Huge: a patch embedding, then normal cells of kind `transformer_shallow`."""
     return {
         "reductions": ("embedding", "none", "none"),
         "embed_dims": (dim, dim, dim),

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ...accounting import layer_accounts
-from ...layers.layer_spec import LayerSpec, linear_layer
+from ...layers.layer_spec import LayerSpec
+from ...layers.select import linear_layer
 from ...serving.pack import prepare_for_inference
 
 COSTS = ("parameters", "macs", "latency")

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from ...divergence import Divergence, answers, divergence
-from ...layers.layer_spec import LayerSpec, linear_layer
+from ...layers.layer_spec import LayerSpec
+from ...layers.select import linear_layer
 from ..projection.aware import RIDGE
 from ..projection.layer_fit import LayerFit, fit_layers
 from ..projection.parallel import each_on_one_thread

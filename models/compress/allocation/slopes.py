@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from ...layers.layer_spec import linear_layer
+from ...layers.select import linear_layer
 
 BATCH = 16
 """Images of one backward pass, which keeps the activations of all blocks."""

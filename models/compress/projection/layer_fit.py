@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...bundle.meta_init import on_meta
+from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
 from ...layers.butterfly import ButterflyShape
 from ...layers.layer_spec import LayerSpec

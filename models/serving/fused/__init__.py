@@ -1,1 +1,1 @@
-"""The fused forward: a loaded model taken apart into chains that the kernels run. Used where there is a GPU."""
+"""The fused forward for GPUs: a loaded model is taken apart into chains that the kernels run."""

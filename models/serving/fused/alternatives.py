@@ -1,6 +1,6 @@
-"""Chooses among a few ways to compute one part that is no chain, such as a convolution branch: right first, then fast.
+"""Chooses among a few ways to compute a part that is no chain, such as a convolution branch: right first, then fast.
 
-The same rules as the chains': every way is held against the plain one, measured at load, and remembered.
+The rules are those for chains: every way is compared with plain PyTorch, measured at load, and remembered.
 """
 
 import copy
@@ -29,10 +29,10 @@ class Alternative:
     """One way to compute a part.
 
     Args:
-        name: as an engine's: lower case, a tile variant ends in its number.
-        call: the work, on the part's inputs.
-        tensors: what it keeps on the device.
-        build_id: of the compiled code that it calls.
+        name: lower case; the name of a tile variant ends in its number.
+        call: computes the part from its inputs.
+        tensors: tensors that it keeps on the device.
+        build_id: build of the compiled code that it calls.
     """
 
     name: str
@@ -46,7 +46,8 @@ class Chosen:
     """The way that was chosen, and how.
 
     Args:
-        discarded: ways that were wrong or failed, in words.
+        seconds: time of one call; None where it was not measured.
+        discarded: ways that were wrong or failed, with the reason.
     """
 
     way: Alternative
@@ -56,16 +57,16 @@ class Chosen:
 
 
 class Bucketed(nn.Module):
-    """A part with a way for each batch bucket; a batch runs on that of the nearest bucket above.
+    """A part with a way for each batch bucket; a batch runs as the nearest bucket above does.
 
     Args:
-        ways: by batch size; at least one.
+        ways: ways by batch size; at least one.
     """
 
     def __init__(self, ways: Mapping[int, Alternative]) -> None:
         super().__init__()
         self.ways = dict(sorted(ways.items()))
-        # In plain sight of memory accounting.
+        # An attribute, so that memory accounting sees them.
         self.tensors = tuple({id(t): t for way in self.ways.values() for t in way.tensors}.values())
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
@@ -77,27 +78,27 @@ class Bucketed(nn.Module):
 
 
 class Part(Protocol):
-    """Something to compute in one of a few ways; its tensors are on the device, shared by all buckets."""
+    """A part of a model that can be computed in several ways; its tensors are on the device, shared by all buckets."""
 
     @property
     def kind(self) -> str:
-        """For the report: branch, performer."""
+        """Kind in the report: branch, performer."""
 
     def describe(self) -> str:
-        """Shapes, never values: parts of equal text cost the same."""
+        """Its shapes in words, without values: parts of equal text cost the same."""
 
     def refusal(self, problem: Problem) -> str | None:
-        """Why the compiled kernels do not take it; None when they do. Launches nothing."""
+        """Why the compiled kernels do not take it; None when they do. Nothing is launched."""
 
     def ways(self, problem: Problem) -> list[Alternative]:
-        """Preferred ones first; the last is plain PyTorch, which is believed."""
+        """The ways, preferred ones first; the last is plain PyTorch, the reference."""
 
     def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Random inputs, and what the part makes of them, computed in float32."""
+        """Random inputs, and the part's output for them, computed in float32."""
 
 
 def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen:
-    """The fastest right way to compute a part; without measuring, the first right one."""
+    """The fastest right way to compute a part; with tuning off, the first right one."""
     ways = part.ways(problem)
     if len(ways) == 1:
         return Chosen(ways[0], "untuned")
@@ -124,13 +125,13 @@ def _timed(part: Part, way: Alternative, inputs: Sequence[Tensor]) -> Timed:
 
 
 def _key(text: str, problem: Problem, ways: Sequence[Alternative]) -> str:
-    """What the measurement depends on."""
+    """Key of a measurement in the cache: everything it depends on."""
     names = ",".join(f"{way.name}={way.build_id}" for way in ways)
     return ";".join((text, problem.describe(), names, f"torch={torch.__version__}", f"cuda={torch.version.cuda}"))
 
 
 def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem: Problem, discarded: list[str]) -> bool:
-    """Whether a way gives what it should; where not, why goes to `discarded` and the log.
+    """Whether a way gives `want`; where it does not, the reason goes to `discarded` and the log.
 
     Raises:
         TuningError: the device no longer works.
@@ -147,10 +148,10 @@ def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem:
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensor, ...]:
-    """What a module keeps: parameters, and buffers where layers are packed."""
+    """A module's parameters and buffers; packed layers keep theirs in buffers."""
     return (*module.parameters(), *module.buffers())
 
 
 def exact_copy(module: nn.Module) -> nn.Module:
-    """The module in float32, its weights as they are rounded now."""
+    """A float32 copy of a module, with the weights as they are rounded."""
     return copy.deepcopy(module).float()

@@ -1,4 +1,4 @@
-"""A transformer block on compiled chains: one plan a batch bucket, the weights shared between them."""
+"""FusedBlock is a transformer block on compiled chains: one plan a batch bucket, with shared weights."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from ....kernels.tuning.tuner import bucket_of
 
 
 class BucketedChain(nn.Module):
-    """A chain with a plan for each batch bucket; a batch runs on that of the nearest bucket above.
+    """A chain with a plan for each batch bucket; a batch runs as the nearest bucket above does.
 
     It belongs to the device and dtype it was compiled for: moving the module does not move its weights.
 
     Args:
-        compiled: by batch size, ascending or not; at least one.
+        compiled: chains by batch size; at least one.
     """
 
     def __init__(self, compiled: Mapping[int, CompiledChain]) -> None:
@@ -22,12 +22,12 @@ class BucketedChain(nn.Module):
         if not compiled:
             raise ValueError("no compiled chain")
         self.compiled = dict(sorted(compiled.items()))
-        # In plain sight of memory accounting; buckets that chose alike hold the same tensors.
+        # An attribute, so that memory accounting sees them; buckets of equal plans share tensors.
         found = {id(tensor): tensor for chain in self.compiled.values() for tensor in chain.tensors}
         self.tensors = tuple(found.values())
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x (B, N, C) and what the chain adds -> (B, N, C). A batch above every bucket runs on the largest's plan."""
+        """x (B, N, C) and what the chain adds -> (B, N, C). Batches above the largest bucket run as that does."""
         largest = max(self.compiled)
         return self.compiled[bucket_of(min(len(x), largest), self.compiled)](x, residual)
 
@@ -39,8 +39,8 @@ class FusedBlock(nn.Module):
     """y = attention(x) + r, then y + mlp(y); r = x, or x + branch(x).
 
     Args:
-        attention, mlp: the two halves.
-        residual: r of x; None where r = x.
+        attention, mlp: chains of the two halves.
+        residual: computes r from x; None where r = x.
     """
 
     def __init__(self, attention: BucketedChain, mlp: BucketedChain, residual: nn.Module | None = None) -> None:

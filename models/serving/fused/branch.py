@@ -1,6 +1,6 @@
-"""The convolution branch of ViTAE's normal cell, added to the tokens it reads: what the attention half then adds.
+"""The convolution branch of ViTAE's normal cell, with the addition of the tokens that it reads.
 
-In torch the grid is a channels-last view of the tokens, so nothing is moved between the two layouts; where the
+In torch the grid is a channels-last view of the tokens, so nothing is moved between the two layouts. Where the
 compiled kernel takes the shapes, branch and addition are one launch.
 """
 
@@ -23,7 +23,7 @@ class BranchResidual(nn.Module):
     """x + PCM(x) over the patch tokens, x for the class token: (B, N, C) -> (B, N, C).
 
     Args:
-        branch: the PCM, batch norms folded.
+        branch: the PCM, with batch norms folded.
     """
 
     def __init__(self, branch: nn.Sequential, class_token: bool) -> None:
@@ -40,10 +40,10 @@ class BranchResidual(nn.Module):
 
 
 class BranchPart:
-    """The ways to compute a branch: three tiles of the compiled kernel, and torch.
+    """The ways to compute a branch: three tile variants of the compiled kernel, and torch.
 
     Args:
-        plain: on the device, in its dtype, channels-last.
+        plain: the branch on the device, in the model's dtype, channels-last.
     """
 
     kind = "branch"
@@ -82,7 +82,7 @@ class BranchPart:
         return (x,), exact_copy(self._plain)(x.float())
 
     def _fits(self, tile: int, problem: Problem) -> bool:
-        """Whether the tile's groups divide the branch's, and the device has shared memory for them."""
+        """Whether the tile's groups divide the branch's groups, and fit into shared memory."""
         if self._convs[0].groups % BLOCK_GROUPS[tile]:
             return False
         side = isqrt(problem.tokens - int(self._plain.class_token))
@@ -105,7 +105,7 @@ class BranchPart:
 
 
 def _other_steps(branch: nn.Sequential) -> str | None:
-    """Why the kernel does not compute this branch: its steps are conv, SiLU, conv, or three times conv, SiLU."""
+    """Why the kernel does not compute this branch: it computes conv, SiLU, conv, or three times conv, SiLU."""
     steps = [type(module) for module in branch if not isinstance(module, nn.Identity)]
     if steps in ([nn.Conv2d, nn.SiLU, nn.Conv2d], [nn.Conv2d, nn.SiLU] * 3):
         return None

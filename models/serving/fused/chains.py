@@ -1,6 +1,6 @@
 """Takes a transformer block apart into the chains that the kernels run, or says why it cannot.
 
-One rule a block type, in a table: a family that should be fused adds a line.
+RULES has one rule a block type: to fuse another family, add a line.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,17 +20,17 @@ from ..plain_mlp import PLAIN_MLPS, type_name
 
 
 class NotFusable(Exception):
-    """A block that its own forward must run; the message says why in a few words."""
+    """A block cannot be taken apart, and keeps its own forward; the message says why in a few words."""
 
 
 @dataclass(frozen=True)
 class BlockChains:
-    """What a block computes: y = attention(x) + r, then y + mlp(y).
+    """The chains of a block that computes y = attention(x) + r, then y + mlp(y).
 
     Args:
         attention: norm, qkv, attention, proj, add.
         mlp: norm, fc1, GELU, fc2, add.
-        cell: the ViTAE cell whose convolution branch belongs to r = x + branch(x); None where r = x.
+        cell: the ViTAE cell with the convolution branch of r = x + branch(x); None where r = x.
     """
 
     attention: Chain
@@ -42,10 +42,10 @@ Rule = Callable[[nn.Module], BlockChains]
 
 
 def take_apart(block: nn.Module) -> BlockChains | None:
-    """The chains of a block; None for a module that is none and does not look like one.
+    """The chains of a block; None for a module that does not look like a block.
 
     Raises:
-        NotFusable: a block of an unknown type, or with parts that a chain cannot hold.
+        NotFusable: the block's type is unknown, or a chain cannot hold one of its parts.
     """
     rule = RULES.get(type_name(block))
     if rule is not None:
@@ -104,21 +104,21 @@ def _own_block(block: nn.Module) -> BlockChains:
     )
 
 
-# Where timm keeps it, and where older ones did.
+# The class's place in current and older versions of timm.
 _TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")
 
 RULES: Mapping[str, Rule] = {
-    # By name, not by class: only timm_door imports timm.
+    # By name, not by class: only architectures/timm_models imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
     **{f"{block.__module__}.{block.__qualname__}": _own_block for block in (NormalCell, Block)},
 }
 
 
 def _parts(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
-    """A module's children under the names that a rule knows.
+    """A module's children by the names that a rule knows; None for those it has not.
 
     Raises:
-        NotFusable: it has one more, which would do something.
+        NotFusable: the module has another child.
     """
     children = dict(module.named_children())
     if unknown := sorted(children.keys() - set(names)):
@@ -127,14 +127,14 @@ def _parts(module: nn.Module, *names: str) -> dict[str, nn.Module | None]:
 
 
 def _check_idle(name: str, part: nn.Module | None) -> None:
-    """Raises NotFusable where a part does something in evaluation."""
+    """Raise NotFusable where a part does something in evaluation."""
     if part is None or isinstance(part, nn.Identity | nn.Dropout) or type(part).__name__ == "DropPath":
         return
     raise NotFusable(f"{name} is a {type(part).__name__}")
 
 
 def _norm(part: nn.Module | None) -> LayerNorm:
-    # timm's LayerNorm is a subclass that computes the same; others (RmsNorm) are not.
+    # timm's LayerNorm is a subclass that computes the same; its other norms (RmsNorm) do not.
     if not isinstance(part, nn.LayerNorm) or type(part).__name__ != "LayerNorm":
         raise NotFusable(f"a norm is a {type(part).__name__}")
     if part.weight is None or part.bias is None or len(part.normalized_shape) != 1:
@@ -161,7 +161,7 @@ def _linear(part: nn.Module | None) -> Linear:
 
 
 def _scaled(layer: Linear, scale: nn.Module | None) -> Linear:
-    """The layer with a LayerScale behind it folded in: y * gamma is a scaling of the weight's rows."""
+    """The layer with a following LayerScale folded in: y * gamma scales the rows of the weight."""
     gamma = getattr(scale, "gamma", None)
     if not isinstance(gamma, Tensor) or type(scale).__name__ != "LayerScale":
         _check_idle("layer scale", scale)

@@ -1,5 +1,4 @@
-"""What the compiled kernels are on a device: there or not and why, and how much shared memory a block may have; what
-makes kernels on this machine."""
+"""Finds out what the compiled kernels are on a device, and what can compile kernels on this machine."""
 
 from dataclasses import dataclass
 
@@ -13,13 +12,13 @@ from ....kernels.triton.linear import missing_for_triton
 
 @dataclass(frozen=True)
 class DeviceKernels:
-    """The compiled kernels, as the parts that call them one by one need to know them.
+    """The state of the compiled kernels on a device.
 
     Args:
-        status: one line, either way.
-        refusal: why they cannot be used; None when they can.
-        shared_limit: bytes of shared memory that a block may have.
-        build_id: of the library.
+        status: the state in one line.
+        refusal: why the kernels cannot be used; None when they can.
+        shared_limit: the most bytes of shared memory a thread block.
+        build_id: build of the library.
     """
 
     status: str
@@ -29,7 +28,7 @@ class DeviceKernels:
 
 
 def device_kernels(device: torch.device) -> DeviceKernels:
-    """Load the library if that has not happened; what it is on `device`."""
+    """Load the library if that has not happened, and describe it on `device`."""
     status = native_status(device)
     if not status.loaded:
         return DeviceKernels(str(status), str(status))
@@ -40,15 +39,16 @@ def device_kernels(device: torch.device) -> DeviceKernels:
 
 @dataclass(frozen=True)
 class KernelTools:
-    """The compiled kernels and what compiles kernels, whether or not there is a GPU.
+    """The library of compiled kernels and the compilers of this machine, whether or not there is a GPU.
 
     Args:
-        library: its file.
-        built: that is there.
-        archs: it holds code for; empty where it cannot be loaded.
-        library_error: why it cannot; None where it can.
-        triton_error: what Triton needs and is not there; None where it can compile.
-        nvcc: version of the compiler of the library; None where it cannot be built, for `nvcc_error`.
+        library: path of the library.
+        built: whether that file is there.
+        archs: GPU architectures that it has code for; empty where it cannot be loaded.
+        library_error: why it cannot be loaded; None where it can.
+        triton_error: what Triton lacks to compile; None where it lacks nothing.
+        nvcc: version of the compiler that builds the library; None where there is none.
+        nvcc_error: why there is none.
     """
 
     library: str
@@ -61,7 +61,7 @@ class KernelTools:
 
 
 def kernel_tools() -> KernelTools:
-    """Load the library if that has not happened, which needs no device; look for what compiles."""
+    """Load the library if that has not happened, which needs no device, and look for compilers."""
     path = library_path()
     archs: tuple[str, ...] = ()
     library_error = nvcc = None

@@ -1,6 +1,6 @@
-"""Makes a loaded model its own fused form: blocks on tuned chains, branches and performers on the compiled kernels.
+"""Turns a loaded model into its fused form: blocks on tuned chains, branches and performers on the compiled kernels.
 
-What no rule knows keeps its own forward; the report names it. The rest of the model takes the usual serving form.
+A block that no rule knows keeps its own forward, and the report names it. The rest of the model is packed as usual.
 """
 
 import logging
@@ -46,12 +46,12 @@ def fuse(
     Args:
         model: as `load_bundle` gives it: float32, on the CPU.
         image_size: side of its input, px.
-        batch_sizes: the buckets that plans are made for.
-        tuning: how plans are chosen; measured, and remembered by this process alone, when None.
+        batch_sizes: the batch buckets that plans are made for.
+        tuning: how plans are chosen; when None they are measured, and remembered by this process alone.
         kernels: the compiled kernels; those of `device` when None.
 
     Returns:
-        What became of it. The model then takes normalised images (B, 3, S, S) of `dtype` on `device`.
+        The report of what was fused. The model then takes normalised images (B, 3, S, S) of `dtype` on `device`.
 
     Raises:
         RuntimeError: the device no longer works.
@@ -72,7 +72,7 @@ def fuse(
 
 
 def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
-    """Give the children of a module their fused forms, and go on inside those that have none."""
+    """Replace the children of a module by their fused forms, and go on inside those that have none."""
     for name, child in list(parent.named_children()):
         count = tokens.get(child)
         fused = None if count is None else work.fuse(child, count)
@@ -84,7 +84,7 @@ def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing"
 
 @dataclass
 class _Fusing:
-    """One model on its way; gathers what the report says."""
+    """Fuses the modules of one model, and gathers what the report says."""
 
     device: torch.device
     dtype: torch.dtype
@@ -95,7 +95,7 @@ class _Fusing:
     fallbacks: list[Fallback] = field(default_factory=list)
 
     def fuse(self, module: nn.Module, tokens: int) -> nn.Module | None:
-        """What a module that gives so many tokens becomes; None where it stays."""
+        """The fused form of a module with `tokens` output tokens; None where it stays as it is."""
         if isinstance(module, PerformerReduction):
             return self._reduction(module, tokens)
         if isinstance(module, PyramidReduction):
@@ -140,7 +140,7 @@ class _Fusing:
             plan = chosen.chain.plan
             if chosen.source == "measured":  # the first starts take long: say what they do
                 logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
-            plans.append(_plan(problem, plan.bits, plan.engines, chosen.seconds, chosen.source))
+            plans.append(_plan(problem, plan.bits, plan.impls, chosen.seconds, chosen.source))
             refused.append(refusals(chain, problem, self.tuning.engines))
             for reason in chosen.discarded:
                 self._fall_back("engine", reason)
@@ -166,7 +166,7 @@ class _Fusing:
         return (Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes)
 
     def _count(self, part: PartReport) -> None:
-        """Equal parts are one row, the first one's: it was measured, the others found what it left."""
+        """Equal parts are one row of the report, that of the first: it was measured, the others found its plan."""
         key = (part.kind, part.shapes, part.tokens)
         found = self.parts.setdefault(key, replace(part, count=0))
         self.parts[key] = replace(found, count=found.count + 1)
@@ -177,7 +177,7 @@ class _Fusing:
             self.fallbacks.append(fallback)
 
     def _placed(self, module: Module) -> Module:
-        """The module on the device, in the form that it would have been served in."""
+        """The module in its usual serving form, on the device."""
         return cast(Module, prepare_for_inference(module, dtype=self.dtype).to(self.device))
 
 
@@ -187,13 +187,13 @@ def _plan(problem: Problem, cuts: str, engines: tuple[str, ...], seconds: float 
 
 
 def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
-    """Engines that refuse at every bucket."""
+    """The engines that refuse at every bucket, with the reason at the first."""
     first, *others = refused
     return {name: reason for name, reason in first.items() if all(name in other for other in others)}
 
 
 def _token_counts(model: nn.Module, image_size: int) -> dict[nn.Module, int]:
-    """Tokens that each module gives for one image; only modules that take part and give tokens (B, N, C)."""
+    """Number of output tokens for one image of each module that runs and gives tokens (B, N, C)."""
     counts: dict[nn.Module, int] = {}
 
     def note(module: nn.Module, _: Any, output: Any) -> None:

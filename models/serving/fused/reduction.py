@@ -1,4 +1,4 @@
-"""ViTAE's reduction cells in fewer launches: the pyramid; the performer attention, T2T-ViT's too, with what follows."""
+"""ViTAE's reduction cells in fewer launches: the pyramid, and the performer attention, which T2T-ViT has too."""
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
@@ -39,8 +39,8 @@ class FusedReduction(nn.Module):
     """Reduction cell kind `performer`: (B, C_in, H, W) -> tokens (B, N, dim).
 
     Args:
-        branch: the PCM, batch norms folded.
-        performer: of the pyramid's tokens and the branch's.
+        branch: the PCM, with batch norms folded.
+        performer: takes the tokens of the pyramid and of the branch.
     """
 
     def __init__(self, pyramid: FusedPyramid, branch: nn.Module, performer: nn.Module) -> None:
@@ -57,7 +57,7 @@ class PerformerPart:
     """The ways to compute a performer attention with its MLP: the compiled kernels, and torch.
 
     Args:
-        plain: on the device, in its dtype, its features' matrix in float32.
+        plain: the attention on the device, in the model's dtype, its matrix of features in float32.
     """
 
     kind = "performer"
@@ -97,7 +97,7 @@ class PerformerPart:
 
     @cached_property
     def _packed(self) -> PackedPerformer | str:
-        """What the kernels take; in words why they cannot, where that lies in the weights."""
+        """The weights as the kernels take them, or the reason why the kernels cannot take them."""
         cell = self._plain
         norm, (fc1, _, fc2) = cell.norm2, cast(tuple[nn.Linear, nn.Module, nn.Linear], tuple(cell.mlp))
         mlp = PerformerMlp(norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)

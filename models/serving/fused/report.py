@@ -1,4 +1,4 @@
-"""What became of a model when it was fused, as plain data: for the log, /v1/models and a metric."""
+"""FusionReport says what was fused in a model, as plain data for the log, /v1/models and a metric."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -7,7 +7,7 @@ from typing import Any, Literal
 Source = Literal["measured", "cached", "untuned"]
 
 FALLBACK_KINDS = ("library", "block", "engine")
-"""What can fall back: the compiled kernels are not there, a block runs its own forward, an engine gave wrong values."""
+"""Kinds of fallback: no compiled kernels, a block runs its own forward, an engine gave wrong values."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +15,10 @@ class PlanReport:
     """What runs a part of the model at one batch bucket.
 
     Args:
-        cuts: the segments as a bit string; empty for a part that is not a chain.
-        engines: of the segments, in order.
-        microseconds: of one call, when it was measured.
-        source: where the plan is from.
+        cuts: the chain's segments as a bit string; empty for a part that is not a chain.
+        engines: engines of the segments, in order.
+        microseconds: time of one call; None where it was not measured.
+        source: whether the plan was measured, remembered or neither.
     """
 
     batch: int
@@ -29,7 +29,7 @@ class PlanReport:
 
     @property
     def what(self) -> tuple[str, tuple[str, ...]]:
-        """The plan alone: equal where buckets run alike."""
+        """The plan without figures: equal where buckets run alike."""
         return self.cuts, self.engines
 
 
@@ -39,11 +39,11 @@ class PartReport:
 
     Args:
         kind: attention, mlp, branch, performer.
-        shapes: of its operators; parts of equal text share their plans.
-        tokens: N of an image.
-        count: how many of the model are like this.
-        plans: by batch bucket, ascending.
-        refused: engines made for it that run nothing of it, and why.
+        shapes: shapes of its operators in words; parts of equal text share their plans.
+        tokens: tokens of an image.
+        count: number of such parts in the model.
+        plans: plans by batch bucket, ascending.
+        refused: engines for such parts that run nothing of it, with the reason.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class PartReport:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that does not run as it was meant to."""
+    """A part that does not run as it was meant to."""
 
     kind: str
     reason: str
@@ -64,13 +64,13 @@ class Fallback:
 
 @dataclass(frozen=True)
 class FusionReport:
-    """What became of a model.
+    """What was fused in a model, and what was not.
 
     Args:
         native: the state of the native library, in words.
-        parts: what was fused.
-        fallbacks: what was not, or not as meant.
-        seconds: that fusing took, measuring included.
+        parts: the fused parts.
+        fallbacks: what was not fused, or not as meant.
+        seconds: time that fusing took, with its measurements.
     """
 
     native: str
@@ -90,7 +90,7 @@ class FusionReport:
 
     @property
     def fallback_counts(self) -> dict[str, int]:
-        """How many of each kind, zeros too."""
+        """Number of fallbacks of every kind."""
         return {kind: sum(one.kind == kind for one in self.fallbacks) for kind in FALLBACK_KINDS}
 
     def as_json(self) -> dict[str, Any]:
@@ -99,5 +99,5 @@ class FusionReport:
 
 
 def _engines(parts: Iterable[PartReport]) -> str:
-    """The engines of the largest bucket in each of the parts, those of equal plans once."""
+    """The engines of the largest bucket in each of the parts, each plan once."""
     return ", ".join(dict.fromkeys("+".join(part.plans[-1].engines) for part in parts))

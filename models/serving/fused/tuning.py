@@ -1,4 +1,4 @@
-"""How the parts of a model get their plans: measured and remembered, or taken as they come."""
+"""Chooses the plans of chains: measured and remembered, or without measuring."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ import torch
 
 from ....kernels.chain_ir import Problem
 from ....kernels.impls.all import all_impls
-from ....kernels.impls.base import OTHER_KIND, Engine
+from ....kernels.impls.base import OTHER_KIND, Impl
 from ....kernels.tuning.cache import TuningCache, device_cache
 from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.default_plan import untuned_chain
@@ -19,32 +19,32 @@ from ....kernels.tuning.tuner import cached_chain, tune_chain
 from .report import Source
 
 Mode = Literal["auto", "off", "force"]
-"""auto: what is not remembered is measured; off: nothing is measured; force: everything is, once a start."""
+"""auto: measure what is not remembered; off: measure nothing; force: measure everything once a start."""
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """How to choose, and among what.
+    """How to choose plans, and among which engines.
 
     Args:
-        cache: what was measured before.
-        engines: those of chains.
-        measure: seconds of a call; the device's own timer when None.
+        cache: earlier measurements.
+        engines: engines for chains.
+        measure: measures the seconds of a call; the device's timer when None.
     """
 
     mode: Mode = "auto"
     cache: TuningCache = field(default_factory=TuningCache)
-    engines: Sequence[Engine] = field(default_factory=all_impls)
+    engines: Sequence[Impl] = field(default_factory=all_impls)
     measure: Measure | None = None
 
 
 @dataclass(frozen=True)
 class ChosenChain:
-    """A chain made ready, and how it was chosen.
+    """A compiled chain, and how it was chosen.
 
     Args:
-        seconds: of one call when it was measured; None where it never was.
-        discarded: engines that were wrong or failed, in words.
+        seconds: time of one call when it was measured; None where it never was.
+        discarded: engines that were wrong or failed, with the reason.
     """
 
     chain: CompiledChain
@@ -54,7 +54,7 @@ class ChosenChain:
 
 
 class FreshCache(TuningCache):
-    """A cache that knows only what this process put in; the file keeps the rest and gets what is new."""
+    """A cache that gives back only what this process put in; the file keeps old entries and gets the new ones."""
 
     def __init__(self, path: Path | None = None) -> None:
         super().__init__(path)
@@ -75,11 +75,11 @@ def open_cache(device: torch.device, mode: Mode, folder: Path | None = None) -> 
 
 
 def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
-    """The plan of a chain on a problem, held against plain evaluation before it is believed.
+    """Choose the plan of a chain on a problem; it is compared with plain evaluation before it is taken.
 
     Raises:
-        TuningError: nothing runs the chain rightly, or the device no longer works.
-        ValueError: the same, where nothing was measured.
+        TuningError: no engine computes the chain rightly, or the device no longer works.
+        ValueError: no engine runs the chain, where nothing was measured.
     """
     if tuning.mode == "off":
         found = cached_chain(chain, problem, tuning.engines, tuning.cache)
@@ -87,12 +87,12 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
             return ChosenChain(untuned_chain(chain, problem, tuning.engines), "untuned")
         return ChosenChain(found.chain, "cached", found.seconds)
     tuned = tune_chain(chain, problem, tuning.engines, tuning.cache, tuning.measure)
-    discarded = tuple(f"{row.engine} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
+    discarded = tuple(f"{row.impl} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
     return ChosenChain(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
 
 
-def refusals(chain: Chain, problem: Problem, engines: Sequence[Engine]) -> dict[str, str]:
-    """Engines that are made for some segment of the chain and run none in any tile variant, and why."""
+def refusals(chain: Chain, problem: Problem, engines: Sequence[Impl]) -> dict[str, str]:
+    """Why engines that are made for a segment of the chain run none of its segments, by engine."""
     segments = [chain.segment(span) for span in every_span(len(chain))]
     told: dict[str, str] = {}
     runs: set[str] = set()

@@ -1,16 +1,16 @@
-"""One HTTP connection: uvicorn's, with limits to what a client may send and how long it may take."""
+"""One HTTP connection: uvicorn's, which here limits what a client may send and how long it may take."""
 
 from typing import Any, Literal, NoReturn
 
 import httptools
 
 from ...errors import ServiceError
-from ..disconnect import DISCONNECT_KEY, Disconnect
+from ...telemetry.context import DISCONNECT_KEY, Disconnect
 from .connection_table import ConnectionTable
 from .counted_protocol import REFUSAL_KEY, CountedProtocol
 from .request_head import check_headers, head_too_large, read_target
 
-# Requests sent ahead of their answers on one connection; each costs memory before anything is known of it.
+# A client may send so many requests ahead of their answers; each costs memory before anything is known of it.
 MAX_PIPELINED = 16
 
 Phase = Literal["none", "head", "body"]
@@ -23,26 +23,26 @@ class _Refused(Exception):
 
 
 class Connection(CountedProtocol):
-    """Limits for a request's head, and deadlines for head and body, which uvicorn has not.
+    """Limits the size of a request's head, and the time of its head and of its body; uvicorn does neither.
 
-    A request that comes whole costs no timer.
+    A request that comes in one piece costs no timer.
     """
 
-    def __init__(self, connections: ConnectionTable, **uvicorn: Any) -> None:
-        super().__init__(connections, **uvicorn)
-        self._limits = connections.limits
-        self._head_bytes = 0  # of an unfinished head, those of whole chunks
+    def __init__(self, table: ConnectionTable, **uvicorn: Any) -> None:
+        super().__init__(table, **uvicorn)
+        self._settings = table.settings
+        self._head_bytes = 0  # in whole chunks of an unfinished head
         self._trailers = 0
         self._refusal: ServiceError | None = None
         self._phase: Phase = "none"
         self._since = 0.0
         self._body_bytes = 0
-        self._next_step = 0  # bytes of a body at which it has made progress again
+        self._next_step = 0  # body bytes at which the body has made progress again
 
-    # What the transport calls.
+    # Called by the transport.
 
     def data_received(self, data: bytes) -> None:
-        if self._deaf:
+        if self._ignoring_input:
             return
         self._unset_keepalive_if_required()
         was_in_head = self._in_head
@@ -57,14 +57,14 @@ class Connection(CountedProtocol):
             return
         if self._in_head:
             self._head_bytes = self._head_bytes + len(data) if was_in_head else 0
-            if self._head_bytes > self._limits.max_header_bytes:
-                self._give_up(head_too_large(self._limits.max_header_bytes), "too_large")
+            if self._head_bytes > self._settings.max_header_bytes:
+                self._give_up(head_too_large(self._settings.max_header_bytes), "too_large")
                 return
         else:
             self._body_bytes += len(data)
         self._set_deadline()
 
-    # What the parser calls.
+    # Called by the parser.
 
     def on_message_begin(self) -> None:
         self._in_head = True
@@ -72,14 +72,14 @@ class Connection(CountedProtocol):
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._in_head:  # after a chunked body: nobody vouches for it, so it does not count as a header
+        if not self._in_head:  # a trailer, after a chunked body: it does not count as a header
             self._trailers += 1
-            if self._trailers > self._limits.max_headers:
-                self._refuse(ServiceError("headers_too_large", f"more than {self._limits.max_headers} trailers"))
+            if self._trailers > self._settings.max_headers:
+                self._refuse(ServiceError("headers_too_large", f"more than {self._settings.max_headers} trailers"))
             return
-        if len(self.headers) >= self._limits.max_headers:
+        if len(self.headers) >= self._settings.max_headers:
             self._refuse(
-                ServiceError("headers_too_large", f"more headers than the limit of {self._limits.max_headers}")
+                ServiceError("headers_too_large", f"more headers than the limit of {self._settings.max_headers}")
             )
         super().on_header(name, value)
 
@@ -88,7 +88,7 @@ class Connection(CountedProtocol):
         if len(self.pipeline) >= MAX_PIPELINED or version not in _VERSIONS:
             raise _Refused
         try:
-            check_headers(self.url, self.headers, version, self._limits.max_header_bytes)
+            check_headers(self.url, self.headers, version, self._settings.max_header_bytes)
             self.url, host = read_target(self.parser.get_method(), self.url)
         except ServiceError as error:
             self._refuse(error)
@@ -98,72 +98,71 @@ class Connection(CountedProtocol):
         super().on_headers_complete()
         self._in_head = False
         self._body_bytes = 0
-        self._next_step = self._limits.body_bytes_per_second
+        self._next_step = self._settings.body_min_bytes_per_second
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
-        if self._busy:
-            self._books.served(self)
-        # uvicorn stops reading at a large piece of a body until the app asks for more, which it never does after the
-        # last one: nobody would see the client leave.
+        if self._answering:
+            self._table.mark_busy(self)
+        # After a large piece of a body uvicorn does not read until the app asks for more. After the last piece the app
+        # never does, so nobody would see the client leave.
         if not self.pipeline:
             self.flow.resume_reading()
 
-    # Ours.
-
     def _set_deadline(self) -> None:
-        """Give what is still to come its time, once for a head and once for a body."""
-        if self._in_head or not self._busy:
+        """Set a timer for what is still to come: one for a head, one for a body."""
+        if self._in_head or not self._answering:
             phase: Phase = "head"
         else:
             phase = "body" if self.cycle.more_body else "none"
         if phase == self._phase:
             if phase == "body" and self._body_bytes >= self._next_step and self._owes_body:
-                self._next_step = self._body_bytes + self._limits.body_bytes_per_second
-                self._books.progressed(self)
+                self._next_step = self._body_bytes + self._settings.body_min_bytes_per_second
+                self._table.mark_steady(self)
             return
         self._phase = phase
         if phase == "body":
-            self._book()
+            self._update_table()
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
         if phase != "none":
             self._since = self.loop.time()
-            self._wait(self._limits.header_seconds if phase == "head" else self._limits.body_seconds)
+            settings = self._settings
+            self._set_timer((settings.header_timeout_ms if phase == "head" else settings.body_timeout_ms) / 1e3)
 
-    def _wait(self, seconds: float) -> None:
-        self._deadline = self.loop.call_later(seconds, self._late)
+    def _set_timer(self, seconds: float) -> None:
+        self._deadline = self.loop.call_later(seconds, self._deadline_passed)
 
-    def _late(self) -> None:
-        """The time for a head or a body is over."""
-        limits = self._limits
-        if self._phase == "body" and self._busy and self.cycle.more_body:
-            allowed = limits.body_seconds + self._body_bytes / limits.body_bytes_per_second
+    def _deadline_passed(self) -> None:
+        """End a connection whose head or body is late."""
+        settings = self._settings
+        if self._phase == "body" and self._answering and self.cycle.more_body:
+            allowed = settings.body_timeout_ms / 1e3 + self._body_bytes / settings.body_min_bytes_per_second
             rest = self._since + allowed - self.loop.time()
-            if rest > 0 or self.flow.read_paused:  # the latter is our fault
-                self._wait(max(rest, 1.0))
+            if rest > 0 or self.flow.read_paused:  # paused: the delay is ours
+                self._set_timer(max(rest, 1.0))
                 return
             text = (
                 f"{self._body_bytes} bytes of the body came within {allowed:.1f} s; the limit is "
-                f"{limits.body_seconds:g} s and {limits.body_bytes_per_second} bytes a second"
+                f"{settings.body_timeout_ms / 1e3:g} s and {settings.body_min_bytes_per_second} bytes a second"
             )
             self._give_up(ServiceError("request_timeout", text, close=True), "body_timeout")
-        elif self._busy:  # a head behind a request that we have not answered yet
-            self._wait(limits.header_seconds)
+        elif self._answering:  # a head behind a request that we have not answered yet
+            self._set_timer(settings.header_timeout_ms / 1e3)
         elif self._in_head:
-            text = f"the headers did not come within {limits.header_seconds:g} s"
+            text = f"the headers did not come within {settings.header_timeout_ms / 1e3:g} s"
             self._give_up(ServiceError("request_timeout", text, close=True), "head_timeout")
-        else:  # the rest of a body that nobody wants, or blank lines
-            self._books.count_closed("head_timeout")
+        else:  # the rest of a body that is not read, or blank lines
+            self._table.count_closed("head_timeout")
             self._close()
 
     def _stay_with_http(self) -> None:
-        """Answer a request for another protocol in this one, as the last on this connection.
+        """Answer a request that asks to change the protocol in HTTP/1.1, as the last on this connection.
 
-        The parser takes what follows such a head to be of the other protocol, so there is no body.
+        The parser takes what follows such a head for the other protocol, so that no body can be read.
         """
-        self._deaf = True
+        self._ignoring_input = True
         self.cycle.keep_alive = False
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
@@ -175,13 +174,13 @@ class Connection(CountedProtocol):
         raise _Refused
 
     def _give_up(self, error: ServiceError, reason: str) -> None:
-        """Read no more of this connection; whoever can still be answered is."""
-        self._books.count_closed(reason)
-        if self._busy:
-            self._break_off(error)
+        """Read no more of this connection; answer the requests that can still be answered."""
+        self._table.count_closed(reason)
+        if self._answering:
+            self._fail_request(error)
         elif self.cycle is not None and self.cycle.more_body and not self._in_head:
             self._close()  # it has its answer already
         else:
-            self._stop_listening()
-            self._books.count_refused(error)
-            self._say(error)
+            self._ignore_input()
+            self._table.count_refused(error)
+            self._respond(error)

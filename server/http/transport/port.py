@@ -1,4 +1,4 @@
-"""A port that speaks HTTP: uvicorn on a socket that is there, with connections of ours, over TLS where asked for."""
+"""Serves an app over HTTP or HTTPS on a socket that is bound already: uvicorn with our own connections."""
 
 import asyncio
 import contextlib
@@ -19,21 +19,21 @@ from .sockets import BACKLOG
 
 
 class HttpPort(uvicorn.Server):
-    """Serves one app. Signals are left to whoever runs it.
+    """Serves one app. It handles no signals.
 
     Args:
-        connections: its books.
-        tls: None: plain HTTP.
-        uvicorn_config: more of what `uvicorn.Config` takes.
+        table: counts the port's connections.
+        tls: None is plain HTTP.
+        uvicorn_config: further arguments of `uvicorn.Config`.
     """
 
-    def __init__(self, app: FastAPI, connections: ConnectionTable, tls: Tls | None, **uvicorn_config: Any) -> None:
-        self._connections, self._tls = connections, tls
+    def __init__(self, app: FastAPI, table: ConnectionTable, tls: Tls | None, **uvicorn_config: Any) -> None:
+        self._table, self._tls = table, tls
         super().__init__(
             uvicorn.Config(
                 app,
                 loop="uvloop",
-                http=cast(type[asyncio.Protocol], functools.partial(Connection, connections)),
+                http=cast(type[asyncio.Protocol], functools.partial(Connection, table)),
                 ws="none",
                 access_log=False,
                 proxy_headers=False,
@@ -45,26 +45,26 @@ class HttpPort(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are not this port's."""
+        """Leave signals alone, which uvicorn would handle."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's own for sockets that are there, but connections count from their accept on."""
+        """Start as uvicorn does on given sockets, but with connections that count from their accept on."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(uvicorn.config.STARTUP_FAILURE)
         loop = asyncio.get_running_loop()
         self.servers = [
-            await loop.create_server(self._accepted, sock=listener, backlog=BACKLOG) for listener in sockets or []
+            await loop.create_server(self._make_protocol, sock=listener, backlog=BACKLOG) for listener in sockets or []
         ]
         self.started = True
 
-    def _accepted(self) -> asyncio.Protocol:
-        """What begins to speak with a client that has connected."""
+    def _make_protocol(self) -> asyncio.Protocol:
+        """What talks to a client that has connected."""
         if self._tls is None:
-            return self._speaking()
-        return Handshake(self._connections, self._tls, self.server_state.connections, self._speaking)
+            return self._make_connection()
+        return Handshake(self._table, self._tls, self.server_state.connections, self._make_connection)
 
-    def _speaking(self) -> Connection:
+    def _make_connection(self) -> Connection:
         make = cast(Callable[..., Connection], self.config.http_protocol_class)
         return make(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)

@@ -1,4 +1,4 @@
-"""What the head of a request may say: its size, its target, its Host (RFC 9110 and 9112)."""
+"""Checks the head of a request: its size, its target, its Host (RFC 9110 and 9112)."""
 
 import re
 from functools import lru_cache
@@ -8,7 +8,7 @@ from ...errors import ServiceError
 
 Headers = list[tuple[bytes, bytes]]
 
-# A name has 253 at most, a port 6; what is longer is not even looked at.
+# The name of a host has 253 bytes at most, `:` and a port 6; a longer value is not even parsed.
 MAX_HOST_BYTES = 260
 
 _PORT = rb"(?::(?:[0-5]?\d{1,4}|6[0-4]\d{3}|65[0-4]\d\d|655[0-2]\d|6553[0-5])?)?"
@@ -21,15 +21,15 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def head_too_large(limit: int) -> ServiceError:
-    """The refusal of a head of more bytes than that."""
+    """The error of a head that is longer than the limit."""
     return ServiceError("headers_too_large", f"target and headers have more bytes than the limit of {limit}")
 
 
 def check_headers(target: bytes, headers: Headers, version: str, max_bytes: int) -> None:
-    """Check how large a head is, and whether it says one host.
+    """Check the size of a head, and that it names one host.
 
     Args:
-        version: of HTTP; 1.0 need not say any.
+        version: HTTP's; 1.0 may name none.
 
     Raises:
         ServiceError: `headers_too_large`, `bad_request`.
@@ -49,10 +49,10 @@ def check_headers(target: bytes, headers: Headers, version: str, max_bytes: int)
 
 
 def read_target(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
-    """What a request is for.
+    """Read the target of a request.
 
     Returns:
-        its path and query, or `*`; and the host, where the target says it in place of the header.
+        its path and query, or `*`; and the host, where the target and not the header names it.
 
     Raises:
         ServiceError: `bad_request`.
@@ -83,7 +83,7 @@ def _is_host(value: bytes) -> bool:
 
 
 def _check_escapes(target: bytes) -> None:
-    """What is decoded is UTF-8 and has no control characters: nothing behind us shall have to bear anything else."""
+    """Check that the decoded target is UTF-8 without control characters, so that no layer behind has to."""
     try:
         text = unquote_to_bytes(target).decode()
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""The sockets a server listens on, and the files it may have open for what comes through them."""
+"""Opens and closes the sockets a server listens on, and makes sure of enough files for its connections."""
 
 import contextlib
 import ctypes
@@ -13,14 +13,13 @@ logger = logging.getLogger("milkweed.serve")
 
 BACKLOG = 2048
 
-# Files that are open beside the connections: models, caches, logs, the other ports, connections on their way out.
+# So many files may be open beside the connections: models, caches, logs, other ports, connections on their way out.
 OTHER_FILES = 256
-
 
 _SO_ATTACH_FILTER = 26  # of Linux
 
-# Classic BPF, which here sees a segment from its TCP header on; the flags are byte 13 of that. Dropped is what has SYN
-# and not ACK. It needs no privilege. Accepted sockets inherit it, and never get such a segment.
+# Classic BPF, which needs no privilege and sees a segment from its TCP header on; byte 13 of that has the flags. A
+# segment with SYN and without ACK is dropped. Accepted sockets inherit the filter, and never get such a segment.
 _DROP_SYN = (
     (0x30, 0, 0, 13),  # load the byte
     (0x54, 0, 0, 0x12),  # and it with SYN | ACK
@@ -40,7 +39,7 @@ def listen(host: str, port: int, what: str = "port") -> socket.socket:
     """A bound, listening socket that nobody accepts from yet.
 
     Args:
-        what: the port is for, in the error.
+        what: the error's word for the port.
 
     Raises:
         PortError: names the address and what is wrong with it.
@@ -55,21 +54,21 @@ def listen(host: str, port: int, what: str = "port") -> socket.socket:
 
 
 def url_of(listener: socket.socket, tls: bool) -> str:
-    """Where a service answers that listens there."""
+    """The URL of a service that listens there."""
     host, port = listener.getsockname()[:2]
     scheme = "https" if tls else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def reason_of(error: OSError) -> str:
-    """The system's words for an error; socket.create_server adds its own, getaddrinfo has its own numbers."""
+    """The system's text of an error: socket.create_server adds to it, and getaddrinfo has numbers of its own."""
     if error.errno is None or isinstance(error, socket.gaierror):
         return error.strerror or str(error)
     return os.strerror(error.errno)
 
 
 def files_for(connections: int) -> int:
-    """How many files are open at most where so many connections are."""
+    """How many files a server with so many connections may open."""
     return connections + OTHER_FILES
 
 
@@ -77,8 +76,8 @@ def allow_files(connections: int) -> int:
     """Let the process have a file for each connection, as far as it may decide that itself.
 
     Returns:
-        for how many connections there are files. One more than that could be neither accepted nor refused, and whoever
-        else opens a file would fail.
+        the number of connections that there are files for. One more could be neither accepted nor refused, and nothing
+        else could open a file.
     """
     wanted = files_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -94,11 +93,13 @@ def allow_files(connections: int) -> int:
 
 
 def drop_newcomers(listener: socket.socket) -> bool:
-    """Have the kernel drop whoever begins to connect from now on, as if it had not heard it: it is tried again a second
-    later, by when the port is closed or another server has it. Who has begun goes on, and can be accepted.
+    """Have the kernel drop new attempts to connect as if they were lost on the way.
+
+    A client tries again a second later, when the port is closed or another server has it. Connections that are half
+    made go on, and can be accepted.
 
     Returns:
-        False where the kernel does not do that.
+        False where the kernel cannot do that.
     """
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *step) for step in _DROP_SYN))
     try:
@@ -110,9 +111,9 @@ def drop_newcomers(listener: socket.socket) -> bool:
 
 
 def accept_all(listener: socket.socket) -> list[socket.socket]:
-    """The connections that wait to be accepted; closing the listener would reset them."""
+    """Accept the connections that wait; closing the listener would reset them."""
     listener.setblocking(False)
-    listener.listen(0)  # from here on the kernel takes hardly anybody in: who comes between now and the close is reset
+    listener.listen(0)  # from now on the kernel takes hardly anybody in; those it does are reset by the close
     accepted = []
     with contextlib.suppress(OSError):  # nobody waits any more, or no file is left to accept into
         while True:

@@ -1,4 +1,4 @@
-"""A made machine: no GPU, everything installed."""
+"""Fixtures for the checks of `milkweed doctor`: a machine without a GPU that has every package."""
 
 from typing import Any
 

@@ -1,14 +1,13 @@
-"""`milkweed doctor`: rows, sentences and exit codes."""
+"""Tests the rows, sentences and exit codes of `milkweed doctor`."""
 
 import io
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-Milkweed = Callable[..., Any]
+from ...support.command import Milkweed
 
 FREE = ("--port", "0", "--metrics-port", "0")
 
@@ -17,7 +16,7 @@ def rows(ran: Any) -> dict[tuple[str, str], dict[str, str]]:
     return {(row["part"], row["name"]): row for row in ran.document["findings"]}
 
 
-def test_a_machine_that_serves(milkweed: Milkweed, bundle: Path) -> None:
+def test_doctor_passes_a_machine_that_serves(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu", "--json")
     assert ran.code == 0
     assert ran.document["serves"] is True
@@ -47,20 +46,22 @@ def test_wrong_settings_are_broken_and_the_machine_is_told_all_the_same(
     assert rows(ran)["settings", "variable"]["text"].startswith("MILKWEED_TYPO: there is no such setting")
 
 
-def test_files_that_settings_name_are_looked_at(milkweed: Milkweed) -> None:
+def test_doctor_reads_the_files_that_settings_name(milkweed: Milkweed) -> None:
     ran = milkweed("doctor", *FREE, "--tls-cert", "/no/such.pem", "--json")
     assert ran.code == 1
     assert "/no/such.pem" in rows(ran)["settings", "settings"]["text"]
 
 
-def test_a_locale_of_few_characters(milkweed: Milkweed, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_prints_in_a_locale_of_few_characters(
+    milkweed: Milkweed, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
     assert milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu").err == ""
     assert b"\\u2192 milkweed inspect" in out.getvalue()
 
 
-def test_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
+def test_doctor_prints_a_table_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu")
     lines = ran.out.splitlines()
     assert [line for line in lines if line.strip() and not line.startswith(" ")][:5] == [

@@ -1,4 +1,4 @@
-"""What each check makes of machines that are not this one."""
+"""Tests what each check finds on machines that are not this one."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_a_low_memory_limit_is_a_warning_by_what_requests_may_hold(facts: System
     assert by_name(machine_findings(low, modest))["memory"].status == "ok"
 
 
-def test_files_and_shared_memory(facts: SystemInfo) -> None:
+def test_few_files_and_little_shared_memory_are_warnings(facts: SystemInfo) -> None:
     small = replace(facts, files=1024, shm_free=64 << 20)
     found = by_name(machine_findings(small, Settings()))
     assert found["open files"].status == found["/dev/shm"].status == "warning"
@@ -68,7 +68,7 @@ def test_no_gpu_is_nothing_wrong(facts: SystemInfo) -> None:
     assert found["nvcc"].text.endswith("no nvcc: install the CUDA toolkit")
 
 
-def test_a_gpu_without_a_driver_and_with_a_wrong_one(facts: SystemInfo) -> None:
+def test_a_gpu_without_a_driver_or_with_a_wrong_one_is_a_warning(facts: SystemInfo) -> None:
     bare = by_name(gpu_findings(replace(facts, gpus_on_bus=2)))["driver"]
     assert (bare.status, bare.fix) == ("warning", "install NVIDIA's driver; in a container: docker run --gpus all ...")
     assert "2 NVIDIA GPU(s) on the bus" in bare.text
@@ -98,14 +98,14 @@ def test_a_library_that_does_not_load_is_broken_where_a_gpu_would_use_it(
     assert found["cuda:0"].text == "H100, 80 GB, compute capability 9.0, native kernels fit"
 
 
-def test_an_old_gpu_is_said_to_be_one(facts: SystemInfo) -> None:
+def test_an_old_gpu_is_a_warning(facts: SystemInfo) -> None:
     old = replace(H100, name="V100", capability=(7, 0))
     found = by_name(gpu_findings(replace(facts, gpus=(old,), driver="580.1")))["cuda:0"]
     assert (found.status, "need 8.0" in found.text) == ("warning", True)
 
 
 @pytest.mark.parametrize("with_gpu", [False, True])
-def test_no_dali(facts: SystemInfo, with_gpu: bool) -> None:
+def test_dali_is_missing_only_where_a_gpu_is(facts: SystemInfo, with_gpu: bool) -> None:
     lacking = {name: version for name, version in facts.packages.items() if "dali" not in name}
     machine = replace(facts, packages=lacking, gpus=(H100,) if with_gpu else ())
     found = by_name(package_findings(machine, Settings()))["dali"]

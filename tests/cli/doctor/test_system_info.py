@@ -1,4 +1,4 @@
-"""What the machine says of itself, read from made files and a torch that refuses."""
+"""Tests how facts about the machine are read, from made files and a torch that refuses."""
 
 import socket
 from pathlib import Path
@@ -16,8 +16,8 @@ from milkweed.inference.device import usable_cores
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
 from milkweed.server.http.transport.sockets import PortError
-from milkweed.server.telemetry import container_memory as container
 from milkweed.server.telemetry import nvml
+from milkweed.server.telemetry.system_metrics import container_memory
 
 
 def test_the_cpu_is_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -56,12 +56,14 @@ def test_torchs_own_words_say_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatc
     assert gather().cuda_error == "this PyTorch is built without CUDA"
 
 
-def test_the_containers_limit_and_the_drivers_version(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_gather_reads_the_containers_limit_and_the_drivers_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     for name, text in (("memory.max", "1000000000"), ("memory.current", "5"), ("memory.stat", "inactive_file 1")):
         (tmp_path / name).write_text(text)
-    monkeypatch.setattr(module, "container_memory", lambda: container.container_memory(tmp_path))
-    monkeypatch.setattr(nvml, "_library", lambda: None)
-    monkeypatch.setattr(nvml, "_MODULE_VERSION", tmp_path / "version")
+    monkeypatch.setattr(module, "container_memory", lambda: container_memory(tmp_path))
+    monkeypatch.setattr(nvml, "library", lambda: None)
+    monkeypatch.setattr(nvml, "MODULE_VERSION", tmp_path / "version")
     assert (gather().memory_limit, gather().driver) == (10**9, None)
     (tmp_path / "version").write_text("580.65.06\n")
     assert gather().driver == "580.65.06"
@@ -122,11 +124,12 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.cli.bundle_args import demo_bundle
-    from milkweed.inference.build import build_pipeline
-    from milkweed.models import load_bundle
+    from milkweed.inference.open import InferenceOptions, open_model
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
-    pipeline = build_pipeline(*load_bundle(demo_bundle()), device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    pipeline = open_model(
+        demo_bundle(), InferenceOptions(device="cpu", dtype="auto", lanes=3, decode_threads=5)
+    ).pipeline
     assert found["numbers"].text.startswith(str(pipeline.dtype).removeprefix("torch."))
     assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
     sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"

@@ -1,36 +1,26 @@
-"""`milkweed compress` with images: calibration, budgets, recovery; what is skipped, refused, and survives a kill."""
+"""Tests `milkweed compress` with images: calibration, budgets, recovery, skipped images, refusals, a killed run."""
 
 import os
 import signal
 import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from milkweed.cli.progress import Steps
+from milkweed.cli.progress import job_progress
 from milkweed.models import load_bundle, read_config
 from milkweed.models.report import read_report
 
-Milkweed = Callable[..., Any]
-Refused = Callable[..., str]
+from ...support.command import MILKWEED, Milkweed, Refused
 
-MILKWEED = (sys.executable, "-c", "import sys; from milkweed.cli import main; sys.exit(main())")
 WAIT_SECONDS = 120
 QUICK = ("--device", "cpu", "--layers", "mlp,qkv")
 
 
-@pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing, which takes longer than all else here."""
-    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
-
-
-def test_unlabelled_images_with_one_that_cannot_be_read(
+def test_compress_skips_an_image_that_cannot_be_read(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
     ran = milkweed("compress", colour_bundle, tmp_path / "out", *QUICK, "--calibration", loose_photos)
@@ -55,7 +45,7 @@ def test_unlabelled_images_with_one_that_cannot_be_read(
 
 
 @pytest.mark.usefixtures("no_page")
-def test_labelled_images_tell_accuracy(
+def test_compress_measures_accuracy_on_labelled_images(
     milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -79,7 +69,7 @@ def test_labelled_images_tell_accuracy(
 
 
 @pytest.mark.usefixtures("no_page")
-def test_a_budget(
+def test_compress_meets_a_budget(
     milkweed: Milkweed, refused: Refused, colour_bundle: Path, colour_photos: Path, tmp_path: Path
 ) -> None:
     out, fixed = tmp_path / "out", (*QUICK, "--calibration", colour_photos, "--refinements", 1)
@@ -110,7 +100,7 @@ def test_a_budget(
         (("--calibration-images", "0"), "invalid value for '--calibration-images': 0: must be at least 1"),
     ],
 )
-def test_wrong_usage(
+def test_wrong_options_are_refused(
     refused: Refused, colour_bundle: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert refused("compress", colour_bundle, tmp_path / "out", *arguments, code=2).startswith(message)
@@ -131,7 +121,7 @@ def test_wrong_usage(
         (("--recover", "{loose}", "--recover-amp", "int8"), "amp 'int8' must be one of"),
     ],
 )
-def test_refusals(
+def test_compress_refuses_what_cannot_be_done(
     refused: Refused, colour_bundle: Path, loose_photos: Path, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     places = {"out": tmp_path / "out", "few": tmp_path / "few", "none": tmp_path / "none", "loose": loose_photos}
@@ -195,15 +185,15 @@ def test_steps_are_shown_one_after_the_other(
 
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with Steps("compress") as steps:
-        steps("calibrating", 1, 4)
+    with job_progress("compress: ", units={"fitting": "layers"}) as told:
+        told.step("calibrating", 1, 4)
         now[0] = 11.0
-        steps("calibrating", 2, 4)
-        steps("fitting", 0, 10)  # begins now: its rate and time left are its own
+        told.step("calibrating", 2, 4)
+        told.step("fitting", 0, 10)  # begins now: its rate and time left are its own
         now[0] = 22.0
-        steps("fitting", 5, 10)
-        steps("calibrating", 1, 1)
+        told.step("fitting", 5, 10)
+        told.step("calibrating", 1, 1)
     assert capsys.readouterr().err.splitlines() == [
         "milkweed: compress: calibrating: 2 of 4 done, 0.2 done/s, 11 s left",
-        "milkweed: compress: fitting: 5 of 10 done, 0.5 done/s, 11 s left",
+        "milkweed: compress: fitting: 5 of 10 layers, 0.5 layers/s, 11 s left",
     ]

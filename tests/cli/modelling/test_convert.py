@@ -1,10 +1,8 @@
-"""`milkweed convert`, and what other commands and a server say of a bundle in fewer bits."""
+"""Tests `milkweed convert`, and what other commands and a server say of a bundle in fewer bits."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,18 +14,12 @@ from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
-Milkweed = Callable[..., Any]
-Refused = Callable[..., str]
+from ...support.command import Milkweed, Refused
+
 CPU = ("--device", "cpu")
 
 
-@pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing, which takes longer than all else here."""
-    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
-
-
-def test_labelled_images_tell_accuracy_before_and_after(
+def test_convert_measures_accuracy_before_and_after(
     milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -56,7 +48,7 @@ def test_labelled_images_tell_accuracy_before_and_after(
     assert "warning" not in lines
 
 
-def test_images_without_labels_one_of_which_cannot_be_read(
+def test_convert_measures_on_images_without_labels(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -73,7 +65,7 @@ def test_images_without_labels_one_of_which_cannot_be_read(
     assert "measured  4 images: KL " in ran.out
 
 
-def test_without_images_it_says_that_nothing_was_measured(
+def test_convert_without_images_measures_nothing_and_says_so(
     milkweed: Milkweed, colour_bundle: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -132,7 +124,9 @@ def test_inspect_and_the_server_count_the_bytes_there_are(milkweed: Milkweed, bu
 
 
 @pytest.mark.usefixtures("no_page")
-def test_other_commands_read_it_and_write_float32(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
+def test_other_commands_read_a_converted_bundle_and_write_float32(
+    milkweed: Milkweed, bundle: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     assert milkweed("convert", bundle, out, "--storage", "float16", *CPU).code == 0
     assert milkweed("densify", out, tmp_path / "dense").code == 0
@@ -189,7 +183,7 @@ def test_a_recovered_model_is_measured_as_it_is_stored(
         (("--storage", "int8", "--evaluate", "{out}"), 1, "DATA {out}: no such folder"),
     ],
 )
-def test_refusals(
+def test_convert_refuses_what_cannot_be_done(
     milkweed: Milkweed,
     colour_bundle: Path,
     loose_photos: Path,
@@ -209,7 +203,7 @@ def test_refusals(
     assert not places["out"].exists()
 
 
-def test_a_weight_outside_float16(refused: Refused, colour_bundle: Path, tmp_path: Path) -> None:
+def test_convert_refuses_a_weight_outside_float16(refused: Refused, colour_bundle: Path, tmp_path: Path) -> None:
     model, config = load_bundle(colour_bundle)
     model.get_parameter("blocks.0.attn.proj.weight")[0, 0] = 1e6
     save_bundle(tmp_path / "large", model, config)
@@ -218,7 +212,9 @@ def test_a_weight_outside_float16(refused: Refused, colour_bundle: Path, tmp_pat
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_is_taken(refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path) -> None:
+def test_convert_replaces_a_bundle_only_by_force(
+    refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "out"
     shutil.copytree(colour_bundle, out)
     said = refused("convert", colour_bundle, out, "--storage", "bfloat16")
@@ -228,7 +224,9 @@ def test_a_place_that_is_taken(refused: Refused, milkweed: Milkweed, colour_bund
 
 
 @pytest.mark.parametrize("command", ["convert", "inspect", "densify"])
-def test_a_file_cut_short(refused: Refused, milkweed: Milkweed, bundle: Path, tmp_path: Path, command: str) -> None:
+def test_truncated_converted_bundles_are_refused(
+    refused: Refused, milkweed: Milkweed, bundle: Path, tmp_path: Path, command: str
+) -> None:
     broken = tmp_path / "broken"
     assert milkweed("convert", bundle, broken, "--storage", "int8", *CPU).code == 0
     file = broken / "model.safetensors"
@@ -239,7 +237,7 @@ def test_a_file_cut_short(refused: Refused, milkweed: Milkweed, bundle: Path, tm
     assert not (tmp_path / "out").exists()
 
 
-def test_a_format_to_come(refused: Refused, bundle: Path, tmp_path: Path) -> None:
+def test_convert_refuses_a_newer_format(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     newer = tmp_path / "newer"
     shutil.copytree(bundle, newer)
     config = newer / "config.json"
@@ -255,7 +253,7 @@ def test_a_format_to_come(refused: Refused, bundle: Path, tmp_path: Path) -> Non
         ("model.safetensors", "is int8 with scales, as in a bundle of milkweed"),
     ],
 )
-def test_a_converted_bundle_is_no_checkpoint(
+def test_import_refuses_a_converted_bundle(
     refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path, of: str, message: str
 ) -> None:
     out = tmp_path / "out"

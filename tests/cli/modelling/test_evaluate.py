@@ -1,27 +1,28 @@
-"""`milkweed evaluate`: layouts of data, known answers, agreement with the pipeline, figures on record."""
+"""Tests `milkweed evaluate`: layouts of data, known answers, agreement with the pipeline, recorded figures."""
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from milkweed.inference.build import build_pipeline
+from milkweed.inference.open import open_model
 from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import Predictions
-from milkweed.jobs.dataset import DataError, labelled_images, read_image
+from milkweed.jobs.dataset import DataError, labelled_images, read_image, spaced
 from milkweed.jobs.evaluate import evaluate
 from milkweed.loaders.errors import InputError
 from milkweed.models import Label, load_bundle
+
+from ...support.command import Milkweed, Refused
 
 TINY = 1 << 20
 
 
 @pytest.fixture(scope="module")
 def pipeline(bundle: Path) -> Any:
-    pipeline = build_pipeline(*load_bundle(bundle))
+    pipeline = open_model(bundle).pipeline
     yield pipeline
     pipeline.close()
 
@@ -49,7 +50,7 @@ def data(tmp_path: Path, images: list[bytes], answers: list[tuple[int, ...]], la
     return root
 
 
-def test_known_answers(milkweed: Callable[..., Any], bundle: Path, data: Path) -> None:
+def test_evaluate_counts_known_answers(milkweed: Milkweed, bundle: Path, data: Path) -> None:
     ran = milkweed("evaluate", bundle, data, "--json")
     assert (ran.code, ran.err) == (0, "")
     document = ran.document
@@ -62,7 +63,7 @@ def test_known_answers(milkweed: Callable[..., Any], bundle: Path, data: Path) -
     assert json.loads((bundle / "config.json").read_text())["metrics"] == {"top1": 12.5}
 
 
-def test_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:
+def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:
     samples = labelled_images(data, labels).samples
     outcomes = pipeline.classify([sample.path.read_bytes() for sample in samples], 5)
     best = [outcome.index[0] for outcome in outcomes if isinstance(outcome, Predictions)]
@@ -72,16 +73,14 @@ def test_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, 
         assert (result.correct1, result.images) == (want, 12)
 
 
-def test_text_for_a_person(milkweed: Callable[..., Any], bundle: Path, data: Path) -> None:
+def test_evaluate_prints_a_text_for_a_person(milkweed: Milkweed, bundle: Path, data: Path) -> None:
     ran = milkweed("evaluate", bundle, data, "--batch-size", 3)
     assert ran.code == 0
     assert "top-1     41.67 % (5)" in ran.out
     assert "top-5     75.00 % (9)" in ran.out
 
 
-def test_unreadable_images_are_named_counted_and_skipped(
-    milkweed: Callable[..., Any], bundle: Path, data: Path
-) -> None:
+def test_unreadable_images_are_named_counted_and_skipped(milkweed: Milkweed, bundle: Path, data: Path) -> None:
     folder = next(iter(sorted(data.iterdir())))
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     (folder / "notes.txt").write_text("not an image by name")
@@ -96,7 +95,7 @@ def test_unreadable_images_are_named_counted_and_skipped(
     assert document["correct1"] == 5
 
 
-def test_no_readable_image_is_a_failure(milkweed: Callable[..., Any], bundle: Path, tmp_path: Path) -> None:
+def test_evaluate_fails_without_a_readable_image(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "n00").mkdir()
     (tmp_path / "n00" / "a.png").write_bytes(b"nothing")
     ran = milkweed("evaluate", bundle, tmp_path, "--json")
@@ -104,14 +103,14 @@ def test_no_readable_image_is_a_failure(milkweed: Callable[..., Any], bundle: Pa
     assert ran.err.splitlines()[-1] == f"milkweed: error: DATA {tmp_path}: none of 1 images could be read"
 
 
-def test_limit_takes_evenly_spaced_images(bundle: Path, data: Path, labels: Any) -> None:
+def test_spaced_takes_evenly_spaced_images(bundle: Path, data: Path, labels: Any) -> None:
     found = labelled_images(data, labels)
-    assert found.limited(4) == tuple(found.samples[place] for place in (0, 3, 6, 9))
-    assert found.limited(12) == found.limited(13) == found.samples
+    assert spaced(found.samples, 4) == [found.samples[place] for place in (0, 3, 6, 9)]
+    assert spaced(found.samples, 12) == spaced(found.samples, 13) == found.samples
 
 
 def test_record_goes_into_the_config_and_leaves_the_version(
-    milkweed: Callable[..., Any], bundle: Path, data: Path, tmp_path: Path
+    milkweed: Milkweed, bundle: Path, data: Path, tmp_path: Path
 ) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(bundle, copy)
@@ -159,7 +158,7 @@ def test_a_text_of_two_classes_is_refused(tmp_path: Path, labels: Any) -> None:
         labelled_images(_put(tmp_path, "Crane/a.png"), labels)
 
 
-def test_files_begin_with_the_id(tmp_path: Path, labels: Any) -> None:
+def test_labelled_files_begin_with_the_id(tmp_path: Path, labels: Any) -> None:
     ids = (*labels, Label("n00_b", "longer"))
     root = _put(tmp_path, "n00_red_fox.JPEG", "n00_b_x.png", "n03-7.png", "n05.png", "list.txt")
     found = labelled_images(root, ids)
@@ -192,21 +191,21 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path: Path, labels: A
         (("n00/empty.txt", "n00_a.png"), "1 folders, but no image in any of them"),
     ],
 )
-def test_data_that_fits_nothing(
-    refused: Callable[..., str], bundle: Path, tmp_path: Path, names: tuple[str, ...], message: str
+def test_evaluate_refuses_data_that_fits_no_label(
+    refused: Refused, bundle: Path, tmp_path: Path, names: tuple[str, ...], message: str
 ) -> None:
     root = tmp_path / "data"
     root.mkdir()
     assert f"DATA {_put(root, *names)}: {message}" in refused("evaluate", bundle, root)
 
 
-def test_data_that_is_no_folder(refused: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
+def test_evaluate_refuses_data_that_is_no_folder(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     assert refused("evaluate", bundle, tmp_path / "no") == f"DATA {tmp_path / 'no'}: no such folder"
     _put(tmp_path, "file")
     assert refused("evaluate", bundle, tmp_path / "file") == f"DATA {tmp_path / 'file'}: is a file, not a folder"
 
 
-def test_a_large_file_is_not_read(tmp_path: Path) -> None:
+def test_read_image_reads_no_file_that_is_too_large(tmp_path: Path) -> None:
     path = _put(tmp_path, "a.png") / "a.png"
     assert read_image(path, 1) == b"x"
     outcome = read_image(path, 0)

@@ -1,8 +1,6 @@
-"""`milkweed export`: what it writes and says, and what it refuses."""
+"""Tests what `milkweed export` writes and prints, and what it refuses."""
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import onnx
 import pytest
@@ -10,8 +8,7 @@ import pytest
 from milkweed.models import ExportError, read_config
 from milkweed.models.onnx import export as export_module
 
-Milkweed = Callable[..., Any]
-Refused = Callable[..., str]
+from ...support.command import Milkweed, Refused
 
 
 def test_export_writes_a_file_and_says_what_it_is(

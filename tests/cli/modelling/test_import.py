@@ -1,4 +1,4 @@
-"""`milkweed import`: what it takes, and one clear line with exit code 1 for everything it cannot."""
+"""Tests what `milkweed import` takes, and the one clear line for everything that it cannot take."""
 
 import json
 import os
@@ -13,13 +13,15 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from milkweed.models import create_model, load_bundle
-from milkweed.models.layers.layer_spec import replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
+
+from ...support.command import Refused
 
 ARCH = "deit_tiny_patch16_224"
 TINY = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 4, "num_heads": 4}
 FLYS = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
 
-Refused = Callable[..., str]
 State = dict[str, Tensor]
 
 
@@ -43,7 +45,7 @@ def imports(tmp_path: Path, refused: Refused) -> Callable[..., str]:
     return call
 
 
-def test_arguments_and_images_may_be_given(milkweed: Any, tmp_path: Path, state: State) -> None:
+def test_import_takes_arguments_and_preprocessing(milkweed: Any, tmp_path: Path, state: State) -> None:
     torch.save(state, tmp_path / "w.pth")
     (tmp_path / "images.json").write_text('{"mean": [0.5, 0.5, 0.5], "crop_pct": 1.0}')
     arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--preprocess", tmp_path / "images.json")
@@ -66,7 +68,7 @@ def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) ->
     torch.manual_seed(0)
     model = create_model("vit_small_patch16_224", num_classes=3, **FLYS)
     names = select_linears(model, ["mlp"])
-    replace_linears(model, structures_for(model, names, "monarch", nblocks=16))
+    replace_linears(model, layer_specs_for(model, names, "monarch", nblocks=16))
     weights = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": weights, "pytorch-lightning_version": "1.6.0"}, tmp_path / "last.ckpt")
     ran = milkweed("import", tmp_path / "last.ckpt", tmp_path / "out")
@@ -80,7 +82,7 @@ def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) ->
     assert len(config.structure) == 16
 
 
-def test_the_wrong_family(refused: Refused, tmp_path: Path, bundle: Path) -> None:
+def test_import_refuses_the_wrong_family(refused: Refused, tmp_path: Path, bundle: Path) -> None:
     path = bundle / "model.safetensors"  # of a ViTAE
     said = refused("import", path, tmp_path / "out", "--arch", ARCH)
     assert "this looks like a ViTAE v1 of depths (0, 0, 2), width 32: vitae_basic with arch_args" in said
@@ -88,7 +90,7 @@ def test_the_wrong_family(refused: Refused, tmp_path: Path, bundle: Path) -> Non
     assert "first missing cls_token" in said
 
 
-def test_a_part_of_a_checkpoint(imports: Callable[..., str], state: State) -> None:
+def test_import_refuses_a_part_of_a_checkpoint(imports: Callable[..., str], state: State) -> None:
     half = {key: tensor for key, tensor in state.items() if not key.startswith(("blocks.2.", "blocks.3.", "norm."))}
     said = imports(half)
     assert said == (
@@ -98,7 +100,9 @@ def test_a_part_of_a_checkpoint(imports: Callable[..., str], state: State) -> No
 
 
 @pytest.mark.parametrize("head", ["head_dist", "aux_head"])
-def test_further_heads(milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path, head: str) -> None:
+def test_import_refuses_further_heads(
+    milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path, head: str
+) -> None:
     both = {**state, f"{head}.weight": torch.zeros(3, 32), f"{head}.bias": torch.zeros(3)}
     assert f"56 keys expected, 58 found, 56 in common; first unexpected '{head}.weight'" in imports(both)
     more = milkweed(
@@ -107,7 +111,7 @@ def test_further_heads(milkweed: Any, imports: Callable[..., str], state: State,
     assert f"it has a further head, {head}, which {ARCH} has not" in more.err
 
 
-def test_other_classes(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+def test_import_refuses_another_number_of_classes(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
     assert imports(state, "--num-classes", 1000) == "the classifier has 3 classes, num_classes is 1000"
     labels = tmp_path / "labels.txt"
     labels.write_text("cat\ndog\n")
@@ -122,7 +126,9 @@ def test_other_classes(imports: Callable[..., str], state: State, tmp_path: Path
     )
 
 
-def test_images_of_another_size(milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+def test_import_refuses_another_image_size(
+    milkweed: Any, imports: Callable[..., str], state: State, tmp_path: Path
+) -> None:
     said = imports({**state, "pos_embed": torch.zeros(1, 26, 32)})
     assert "first of another shape pos_embed [1, 26, 32], not [1, 17, 32]" in said
     arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--debug")
@@ -139,7 +145,7 @@ class Payload:
         return os.system, (f"touch {self.target}",)
 
 
-def test_a_pickle_with_a_payload(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
+def test_import_runs_no_pickle_payload(imports: Callable[..., str], state: State, tmp_path: Path) -> None:
     said = imports({"state_dict": state, "args": Payload(tmp_path / "pwned")})  # type: ignore[dict-item]
     assert said == (
         "holds posix.system, which is not weights: refused, nothing in the file was run "
@@ -159,7 +165,9 @@ def test_a_pickle_with_a_payload(imports: Callable[..., str], state: State, tmp_
         (lambda data: data[:8] + b"}" + data[9:], "not JSON: "),
     ],
 )
-def test_corrupt_safetensors(refused: Refused, tmp_path: Path, state: State, spoil: Any, message: str) -> None:
+def test_import_refuses_corrupt_safetensors(
+    refused: Refused, tmp_path: Path, state: State, spoil: Any, message: str
+) -> None:
     path = tmp_path / "w.safetensors"
     save_file(state, path)
     path.write_bytes(spoil(path.read_bytes()))
@@ -168,7 +176,7 @@ def test_corrupt_safetensors(refused: Refused, tmp_path: Path, state: State, spo
     assert message in said
 
 
-def test_a_bundle_is_no_checkpoint(refused: Refused, bundle: Path, tmp_path: Path) -> None:
+def test_import_refuses_a_bundle(refused: Refused, bundle: Path, tmp_path: Path) -> None:
     assert refused("import", bundle, tmp_path / "out") == f"checkpoint {bundle}: is a bundle of milkweed already"
 
 
@@ -180,7 +188,7 @@ def test_what_keys_do_not_tell_must_be_named(refused: Refused, state: State, tmp
     )
 
 
-def test_a_name_without_a_network(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_import_of_a_name_needs_a_network(refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     said = refused("import", f"timm:{ARCH}", tmp_path / "out")

@@ -1,4 +1,4 @@
-"""`milkweed train`: what it writes, what it starts from, going on after an interruption, and what it refuses."""
+"""Tests `milkweed train`: what it writes, what it starts from, an interrupted run, and what it refuses."""
 
 import json
 import os
@@ -10,12 +10,15 @@ import pytest
 import torch
 
 from milkweed.cli.options import json_object
-from milkweed.jobs.dataset import DataError, class_labels, find_images
+from milkweed.jobs.dataset import DataError, class_labels, image_files
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import project_layer
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.report import read_report
 from milkweed.models.training import accuracy
+
+from ...support.command import Milkweed, Refused
 
 VIT = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 1, "num_heads": 2}
 COLOURS = ("blue", "green", "red")
@@ -35,13 +38,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
-def no_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave out the drawing, which takes longer than the training here."""
-    monkeypatch.setattr("milkweed.models.report.page.render_page", lambda report: report.version)
-
-
-@pytest.fixture
-def train(milkweed: Callable[..., Any], photos: Path, tmp_path: Path) -> Callable[..., Any]:
+def train(milkweed: Milkweed, photos: Path, tmp_path: Path) -> Callable[..., Any]:
     """Train on the photos, 27 of them, measured on the other 9, from scratch unless `--from` is given."""
 
     def call(name: str, *more: object) -> Any:
@@ -53,7 +50,7 @@ def train(milkweed: Callable[..., Any], photos: Path, tmp_path: Path) -> Callabl
     return call
 
 
-def test_a_bundle_that_knows_colours(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_train_writes_a_bundle_that_knows_colours(train: Callable[..., Any], tmp_path: Path) -> None:
     ran = train("colours", "--epochs", 8, "--json")
     assert ran.code == 0, ran.err
     document = ran.document
@@ -125,7 +122,7 @@ def test_s2d_is_the_plain_run_then_dense(train: Callable[..., Any], tmp_path: Pa
 
 
 @pytest.mark.usefixtures("no_page")
-def test_from_a_bundle_by_projection(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_train_goes_on_from_a_projected_bundle(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("dense", "--epochs", 3, "--structure", "dense").code == 0
     ran = train("d2s", "--from", tmp_path / "dense", "--structure", "monarch", "--nblocks", 2, "--epochs", 1)
     assert ran.code == 0, ran.err
@@ -133,7 +130,7 @@ def test_from_a_bundle_by_projection(train: Callable[..., Any], tmp_path: Path) 
     assert report is not None
     assert report.before is not None
     model, config = load_bundle(tmp_path / "dense")
-    for name, layer in monarch_structure(model, select_linears(model, ["mlp"]), 2).items():
+    for name, layer in layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=2).items():
         project_layer(model, name, layer)
     assert report.input_version == config.version
     assert report.before.top1 == accuracy(model, _held_out(report, tmp_path, config))["top1"]
@@ -148,13 +145,13 @@ def _held_out(report: Any, tmp_path: Path, config: Any) -> Any:
     from milkweed.loaders.preprocess.spec import PreprocessSpec
 
     root = next(path for path in tmp_path.parent.glob("colours*") if path.name == report.data[0].folder)
-    samples = [(sample.path, sample.target) for sample in labelled_images(root, config.labels).samples]
+    samples = labelled_images(root, config.labels).samples
     chosen = [samples[place] for place in sorted(epoch_order(0, 0, 36)[:9].tolist())]
     return PreparedImages(chosen, PreprocessSpec.from_dict(config.preprocess), 4)
 
 
 @pytest.mark.usefixtures("no_page")
-def test_distilled_from_a_teacher_with_a_new_head(train: Callable[..., Any], tmp_path: Path) -> None:
+def test_train_distils_from_a_teacher_with_a_new_head(train: Callable[..., Any], tmp_path: Path) -> None:
     assert train("teacher", "--epochs", 6).code == 0
     bundle = tmp_path / "teacher"
     assert train("student", "--epochs", 2, "--distill", bundle, "--hard-share", 0).code == 0
@@ -204,31 +201,33 @@ def test_unreadable_images_are_named(train: Callable[..., Any], photos: Path, tm
     ],
 )
 @pytest.mark.usefixtures("no_page")
-def test_refusals(train: Callable[..., Any], tmp_path: Path, more: list[str], message: str) -> None:
+def test_train_refuses_what_cannot_be_done(
+    train: Callable[..., Any], tmp_path: Path, more: list[str], message: str
+) -> None:
     ran = train("out", *more)
     assert ran.code in (1, 2)
     assert message in ran.err
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_there_is_not_replaced(refused: Callable[..., str], dense_bundle: Path, photos: Path) -> None:
+def test_train_replaces_no_bundle(refused: Refused, dense_bundle: Path, photos: Path) -> None:
     assert "exists already" in refused("train", dense_bundle, "--data", photos, "--arch", "vit_tiny_patch16_224")
 
 
-def test_a_folder_says_its_classes_and_images(photos: Path, tmp_path: Path) -> None:
+def test_class_labels_and_image_files_read_a_folder(photos: Path, tmp_path: Path) -> None:
     assert [(label.id, label.label) for label in class_labels(photos)] == [(name, name) for name in sorted(COLOURS)]
     (tmp_path / "notes.txt").write_text("no image")
     (tmp_path / "loose.png").write_bytes((photos / "red" / "0.png").read_bytes())
     (tmp_path / "deep" / "er").mkdir(parents=True)
     (tmp_path / "deep" / "er" / "b.JPG").write_bytes(b"")
-    assert find_images(tmp_path) == ((tmp_path / "deep" / "er" / "b.JPG", tmp_path / "loose.png"), 1)
+    assert image_files(tmp_path) == [tmp_path / "deep" / "er" / "b.JPG", tmp_path / "loose.png"]
     with pytest.raises(DataError, match="1 folders with images, training needs one for each class"):
         class_labels(tmp_path)
     with pytest.raises(DataError, match="no such folder"):
-        find_images(tmp_path / "nowhere")
+        image_files(tmp_path / "nowhere")
 
 
-def test_objects_come_from_text_or_a_file(tmp_path: Path) -> None:
+def test_json_object_reads_text_or_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text('{"depth": 3}')
     assert json_object("--x", str(tmp_path / "a.json")) == json_object("--x", ' {"depth": 3}') == {"depth": 3}
     assert json_object("--x", None) == {}

@@ -1,14 +1,12 @@
-"""`milkweed classify` of numpy arrays: one image, or those along a batch axis by their places."""
+"""Tests `milkweed classify` of numpy arrays: one image, or several along a batch axis."""
 
 import io
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
 
-Milkweed = Callable[..., Any]
+from ...support.command import Milkweed
 
 
 def test_classify_takes_arrays_apart(milkweed: Milkweed, bundle: Path, images: list[bytes], tmp_path: Path) -> None:

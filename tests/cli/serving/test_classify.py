@@ -1,11 +1,10 @@
-"""`milkweed classify`: what may be asked about, and the files of answers that can be gone on with."""
+"""Tests `milkweed classify`: which images it finds, and files of answers that can be resumed."""
 
 import csv
 import io
 import json
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,7 @@ from milkweed.cli.serving import classify as command
 from milkweed.cli.serving.classify_output import AnswerFile
 from milkweed.client import Answer, Prediction
 
-Milkweed = Callable[..., Any]
-Refused = Callable[..., str]
+from ...support.command import Milkweed, Refused
 
 
 @pytest.fixture
@@ -93,7 +91,7 @@ def test_a_file_has_what_stdout_would(
 
 @pytest.mark.parametrize("kind", ["ndjson", "csv"])
 @pytest.mark.parametrize("tear", [0, 30, 400])
-def test_a_torn_file_is_gone_on_with(
+def test_resume_completes_a_torn_file(
     milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, opened: list[str], kind: str, tear: int
 ) -> None:
     """Cut anywhere, it ends as if nothing had happened; only what was lost is asked about again."""
@@ -113,7 +111,7 @@ def test_a_torn_file_is_gone_on_with(
     assert len(opened) == 8 - kept
 
 
-def test_names_may_hold_anything(
+def test_names_of_images_may_hold_any_bytes(
     milkweed: Milkweed, bundle: Path, images: list[bytes], tmp_path: Path, opened: list[str]
 ) -> None:
     root = tmp_path / "odd"
@@ -198,7 +196,7 @@ def test_answers_of_another_model_are_told(
     assert (before.split()[0], after.split()[0]) == ("tiny", "dense")
 
 
-def test_patterns_lists_and_stdin(
+def test_images_come_from_patterns_lists_and_stdin(
     milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def asked(*arguments: object, stdin: bytes = b"") -> list[str]:
@@ -232,7 +230,7 @@ def test_resume_with_nothing_left_opens_nothing(milkweed: Milkweed, bundle: Path
     assert out.read_bytes() == content
 
 
-def test_what_is_refused(refused: Refused, bundle: Path, photos: Path, tmp_path: Path) -> None:
+def test_classify_refuses_what_cannot_be_done(refused: Refused, bundle: Path, photos: Path, tmp_path: Path) -> None:
     ask = ("classify", "--model", bundle, photos)
     (tmp_path / "a.csv").write_text("image,label\nx,y\n")
     (tmp_path / "a.ndjson").write_text('{"image": "x"}\n')

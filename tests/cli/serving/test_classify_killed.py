@@ -1,20 +1,19 @@
-"""`milkweed classify` ended in the middle and gone on with, against a server whose answers are known."""
+"""Tests `milkweed classify` ended in the middle and resumed, against a server whose answers are known."""
 
 import asyncio
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from ...sdk.client.answering import answers, images_of, refusal
+from ...support.command import MILKWEED
 from ...support.fake_server import Answering, Fake, fake_server
 
-MILKWEED = (sys.executable, "-P", "-c", "import sys; from milkweed.cli import main; sys.exit(main())")
 WAIT_SECONDS = 60
 COUNT = 100
 
@@ -49,7 +48,7 @@ def answering(most: int, served: list[Fake], refused: bytes = b"") -> Answering:
 
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT], ids=["killed", "interrupted"])
 @pytest.mark.parametrize("suffix", ["ndjson", "csv"])
-def test_an_ended_run_is_gone_on_with(files: Path, tmp_path: Path, end: signal.Signals, suffix: str) -> None:
+def test_resume_completes_a_run_that_was_ended(files: Path, tmp_path: Path, end: signal.Signals, suffix: str) -> None:
     out = tmp_path / f"out.{suffix}"
     served: list[Fake] = []
     with fake_server(answering(40, served)) as fake:

@@ -1,7 +1,6 @@
-"""`milkweed config` and `milkweed keys`: what is in force and why, all that is wrong, files that can be fed back."""
+"""Tests `milkweed config` and `milkweed keys`: settings in force, all that is wrong, files that can be read back."""
 
 import tomllib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import load_settings
 from milkweed.server.security.keys import hash_key, key_block, parse_keys
 
-Milkweed = Callable[..., Any]
+from ...support.command import Milkweed, Refused
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def test_check_tells_contradictions_and_wrong_files(milkweed: Milkweed, tmp_path
     assert "mw_secret" not in ran.err
 
 
-def test_check_of_what_is_right(
+def test_check_accepts_what_is_right(
     milkweed: Milkweed, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     keys = tmp_path / "keys.toml"
@@ -117,5 +116,5 @@ def test_a_new_key_is_an_entry_and_a_secret(milkweed: Milkweed) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "a b", "-a", "ü", "a" * 65, 'a"'])
-def test_a_name_that_cannot_be(refused: Callable[..., str], name: str) -> None:
+def test_keys_new_refuses_a_name_that_cannot_be(refused: Refused, name: str) -> None:
     assert refused("keys", "new", "--", name, code=2).startswith(f"NAME {name!r}: must be")

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.telemetry.container_memory import container_memory
+from milkweed.server.telemetry.system_metrics import container_memory
 
 from ..test_prometheus import RECORDS, RULES, Selector, parse
 from .dashboards import Grafana, filled

@@ -205,7 +205,7 @@ def plain() -> Iterator[TestClient]:
     """The server without Ray, with the same model."""
     app = create_app(Settings(decode_threads=1, lanes=1, threads_per_lane=1), named_bundles([]))
     with TestClient(app) as client:
-        app.state.service.engines.prepared.result(START_SECONDS)
+        app.state.service.prepared.result(START_SECONDS)
         end = time.monotonic() + 10
         while client.get("/readyz").status_code != 200:
             assert time.monotonic() < end

@@ -1,4 +1,4 @@
-"""What the tests of emulated kernels share: modes, limits of the error, and tensors between guards."""
+"""Modes, error limits and tensors between guards for the tests of emulated kernels."""
 
 import math
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 MODES = range(4)
-"""Of the emulator: copies land at once or late, warps in turn or one ahead."""
+"""Modes of the emulator: copies land at once or late, and warps run in turn or one runs ahead."""
 
 DTYPES = (torch.bfloat16, torch.float16)
 TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
-"""Of the relative error (Frobenius) against float64 on the same rounded inputs."""
+"""Largest relative error (Frobenius) against float64 on the same rounded inputs."""
 
 GUARD = 256
 """Numbers around a tensor: NaN before the launch, untouched after it."""

@@ -173,7 +173,7 @@ def test_result_is_the_branch(kernel: Kernel, case: Problem, dtype: torch.dtype)
 
 
 @pytest.mark.parametrize("side", [24, 32])
-def test_larger_grids(kernel: Kernel, side: int) -> None:
+def test_larger_grids_give_the_branch(kernel: Kernel, side: int) -> None:
     problem = Problem(1, side, 4, 8)
     convs, (tokens, residual) = problem.convs(), problem.inputs()
     out = kernel(tokens, pack_conv_branch(convs, problem.dtype), residual, problem, tile=2)
@@ -237,18 +237,15 @@ def test_refusals_come_before_the_launch(kernel: Kernel) -> None:
         needed = shared_bytes(tile, problem.side, problem.hidden)
         assert not refused(tile=tile, shared_limit=needed)
         assert refused(tile=tile, shared_limit=needed - 1)
-    assert refused(tile=len(TILES))
-    assert refused(tile=-1)
+    assert all(refused(tile=tile) for tile in (-1, len(TILES)))
     assert kernel.library.mw_conv_branch_tiles() == len(TILES)
     out = guarded(problem.shape, problem.dtype)
     assert "aligned" in str(kernel.refusal(tokens.flatten()[1:], packed, None, out, problem))
+    assert kernel.refusal(tokens, packed, None, out, Problem(0, 5, 8, 8)) is None
     few = Problem(1, 5, 4, 8)
-    few_packed, (few_tokens, _) = pack_conv_branch(few.convs(), few.dtype), few.inputs()
-    few_out = guarded(few.shape, few.dtype)
-    assert "divide" in str(kernel.refusal(few_tokens, few_packed, None, few_out, few, tile=0))
-    assert kernel.refusal(few_tokens, few_packed, None, few_out, few, tile=1) is None
-    nothing = Problem(0, 5, 8, 8)
-    assert kernel.refusal(tokens, packed, None, out, nothing) is None
+    few_given = few.inputs()[0], pack_conv_branch(few.convs(), few.dtype), None, guarded(few.shape, few.dtype), few
+    assert "divide" in str(kernel.refusal(*few_given, tile=0))
+    assert kernel.refusal(*few_given, tile=1) is None
 
 
 def test_refusals_name_what_is_wrong() -> None:

@@ -186,18 +186,18 @@ FULL = [
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
-def test_quick_shapes(quick: ctypes.CDLL, case: Case) -> None:
+def test_quick_shapes_give_the_mlp(quick: ctypes.CDLL, case: Case) -> None:
     check(quick, case, mode=case.rows % 4)
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("case", SMALL, ids=str)
-def test_small_shapes_in_every_mode(quick: ctypes.CDLL, case: Case, mode: int) -> None:
+def test_small_shapes_give_the_mlp_in_every_mode(quick: ctypes.CDLL, case: Case, mode: int) -> None:
     check(quick, case, mode)
 
 
 @pytest.mark.parametrize(("nblocks", "width", "hidden", "tiles"), FULL)
-def test_every_shape(
+def test_every_shape_gives_the_mlp(
     emulated: Build, every_shape: bool, nblocks: int, width: int, hidden: int, tiles: tuple[int, ...]
 ) -> None:
     if not every_shape:

@@ -144,7 +144,9 @@ def test_splitting_a_head_over_blocks_changes_nothing(kernel: Kernel, multiproce
 
 
 @pytest.mark.parametrize("published", [(8, 197, 3, 64), (4, 197, 6, 64), (2, 197, 12, 64), (2, 196, 4, 64)])
-def test_published_shapes(kernel: Kernel, every_shape: bool, published: tuple[int, int, int, int]) -> None:
+def test_published_shapes_give_attention(
+    kernel: Kernel, every_shape: bool, published: tuple[int, int, int, int]
+) -> None:
     """ViT-T, DeiT-T; ViT-S; ViT-B; ViTAE-T, T2T-7."""
     if not every_shape:
         pytest.skip("MILKWEED_EMULATE=full runs it")
@@ -157,7 +159,7 @@ def test_published_shapes(kernel: Kernel, every_shape: bool, published: tuple[in
 
 
 @pytest.mark.parametrize("scale", [0.01, 3.0])
-def test_scale_and_large_scores(kernel: Kernel, scale: float) -> None:
+def test_scale_is_applied_and_large_scores_do_not_overflow(kernel: Kernel, scale: float) -> None:
     """With a scale of 3 scores reach hundreds: the softmax is nearly one-hot and must not overflow."""
     problem = Problem(1, 50, 2, 64, torch.float16)
     qkv = problem.qkv() * 2

@@ -1,4 +1,4 @@
-"""The CUDA kernels as engines: what they take, what they say when not, and their CPU implementations' values."""
+"""The CUDA kernels as impls: what they take, what they say when not, and their CPU implementations' values."""
 
 from types import SimpleNamespace
 
@@ -9,14 +9,14 @@ from torch import Tensor
 from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Problem, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
-from milkweed.kernels.impls.native import native_engines
-from milkweed.kernels.impls.triton import triton_engines
+from milkweed.kernels.impls.native import native_impls
+from milkweed.kernels.impls.triton import triton_impls
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.default_plan import PREFERRED, untuned_plan
 from milkweed.kernels.tuning.tuner import tune_chain
 
 CPU = torch.device("cpu")
-ENGINES = {engine.name: engine for engine in native_engines(on_cpu=True)}
+IMPLS = {impl.name: impl for impl in native_impls(on_cpu=True)}
 TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 
 
@@ -58,18 +58,18 @@ def test_every_segment_gives_the_values(kernel: str, dtype: torch.dtype) -> None
         x = torch.randn(2, 19, chain.widths[0], generator=torch.Generator().manual_seed(6)).to(dtype)
         residual = torch.randn(2, 19, chain.widths[-1], generator=torch.Generator().manual_seed(7)).to(dtype)
         want = evaluate(segment, x.double(), residual.double())
-        for name, engine in ENGINES.items():
+        for name, impl in IMPLS.items():
             if not name.startswith(kernel):
                 continue
-            assert engine.refuses(segment, problem) is None
-            got = engine.build(segment, problem)(x, residual)
+            assert impl.refuses(segment, problem) is None
+            got = impl.build(segment, problem)(x, residual)
             assert got.dtype == dtype
             assert (got.double() - want).norm() <= TOLERANCE[dtype] * want.norm(), (name, chain.describe())
 
 
 def test_tile_variants_share_their_weights() -> None:
     problem = Problem(CPU, torch.bfloat16, 2, 19)
-    runners = [engine.build(MLP, problem) for name, engine in ENGINES.items() if name.startswith("native_mlp")]
+    runners = [impl.build(MLP, problem) for name, impl in IMPLS.items() if name.startswith("native_mlp")]
     assert len(runners) == 4
     assert len({tuple(map(id, runner.tensors)) for runner in runners}) == 1
 
@@ -91,7 +91,7 @@ def test_tile_variants_share_their_weights() -> None:
     ],
 )
 def test_what_they_do_not_take_they_name(name: str, segment: list[Operator], dtype: torch.dtype, reason: str) -> None:
-    refusal = ENGINES[name].refuses(segment, Problem(CPU, dtype, 2, 19))
+    refusal = IMPLS[name].refuses(segment, Problem(CPU, dtype, 2, 19))
     assert refusal is not None
     assert reason in refusal
 
@@ -99,9 +99,9 @@ def test_what_they_do_not_take_they_name(name: str, segment: list[Operator], dty
 def test_without_the_library_they_refuse_with_its_reason() -> None:
     problem = Problem(CPU, torch.bfloat16, 2, 19)
     refusals = {
-        engine.refuses(segment, problem)
-        for engine in all_impls()
-        if engine.name.startswith("native_")
+        impl.refuses(segment, problem)
+        for impl in all_impls()
+        if impl.name.startswith("native_")
         for segments in SEGMENTS.values()
         for segment in segments
     } - {OTHER_KIND}
@@ -115,26 +115,26 @@ def test_the_tuner_takes_them_where_they_are_fastest() -> None:
     def measure(call: object) -> float:
         return 1.0 if "0:5 native_mlp" in str(call) or str(call).startswith("plan 0b0000 native") else 2.0
 
-    engines = [*ENGINES.values(), *(e for e in all_impls() if not e.name.startswith("native_"))]
-    tuned = tune_chain(Chain(MLP), Problem(CPU, torch.bfloat16, 2, 19), engines, measure=measure)
+    impls = [*IMPLS.values(), *(e for e in all_impls() if not e.name.startswith("native_"))]
+    tuned = tune_chain(Chain(MLP), Problem(CPU, torch.bfloat16, 2, 19), impls, measure=measure)
     assert str(tuned.plan) == "0b0000 native_mlp:2"
     assert tuned.discarded == 0
 
 
 def test_an_untuned_plan_takes_one_launch_for_an_mlp_and_two_for_a_wide_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PREFERRED, "cpu", PREFERRED["cuda"])
-    others = [engine for engine in all_impls() if not engine.name.startswith(("native_", "triton"))]
-    engines = [*others, *triton_engines(on_cpu=True), *ENGINES.values()]
+    others = [impl for impl in all_impls() if not impl.name.startswith(("native_", "triton"))]
+    impls = [*others, *triton_impls(on_cpu=True), *IMPLS.values()]
     problem = Problem(CPU, torch.bfloat16, 2, 19)
-    assert str(untuned_plan(Chain(MLP), problem, engines)) == "0b0000 native_mlp:2"
+    assert str(untuned_plan(Chain(MLP), problem, impls)) == "0b0000 native_mlp:2"
     norm = LayerNorm(normal(768, seed=1), normal(768, seed=2), 1e-6)
     wide = Chain([norm, monarch(768, 1024), Gelu(), monarch(1024, 768), Add()])
-    assert str(untuned_plan(wide, problem, engines)) == "0b0101 torch | native_linear:0 | native_linear:0"
-    without = [engine for engine in engines if not engine.name.startswith("native_")]
+    assert str(untuned_plan(wide, problem, impls)) == "0b0101 torch | native_linear:0 | native_linear:0"
+    without = [impl for impl in impls if not impl.name.startswith("native_")]
     assert str(untuned_plan(wide, problem, without)) == "0b0001 torch | triton_mlp:0"
     attention = Chain([NORM, Dense(normal(192, 64, seed=8), None), Attention(2, 32, 0.2), monarch(64, 64), Add()])
     plan = "0b0111 torch | dense | native_attention:0 | native_linear:0"
-    assert str(untuned_plan(attention, problem, engines)) == plan
+    assert str(untuned_plan(attention, problem, impls)) == plan
 
 
 def test_a_tile_that_a_device_has_no_room_for_is_refused_before_it_is_packed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,15 +144,11 @@ def test_a_tile_that_a_device_has_no_room_for_is_refused_before_it_is_packed(mon
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda of: device)
     problem = Problem(torch.device("cuda"), torch.bfloat16, 1, 197)
     chain = (monarch(384, 1536), Gelu(), monarch(1536, 384))
-    reasons = {
-        engine.name: engine.refuses(chain, problem)
-        for engine in native_engines()
-        if engine.name.startswith("native_mlp")
-    }
+    reasons = {impl.name: impl.refuses(chain, problem) for impl in native_impls() if impl.name.startswith("native_mlp")}
     assert reasons["native_mlp:1"] is None
     assert reasons["native_mlp:3"] == ("fused MLP: tile 3 needs 225536 bytes of shared memory, the device has 101376")
     device.shared_memory_per_block_optin = 227 * 1024
-    assert next(e for e in native_engines() if e.name == "native_mlp:3").refuses(chain, problem) is None
+    assert next(e for e in native_impls() if e.name == "native_mlp:3").refuses(chain, problem) is None
     narrow = (monarch(192, 768), Gelu(), monarch(768, 192))
-    missing = next(e for e in native_engines() if e.name == "native_mlp:1").refuses(narrow, problem)
+    missing = next(e for e in native_impls() if e.name == "native_mlp:1").refuses(narrow, problem)
     assert missing == "fused MLP: no tile 1 for nblocks 4 and block width 48"

@@ -5,6 +5,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -65,7 +66,7 @@ STAMP = LibraryStamp("", "", ("80", "86", "90a", "120a", "compute_90"), "13.0", 
         ((12, 1), "compute_90"),
     ],
 )
-def test_which_code_a_device_runs(capability: tuple[int, int], arch: str | None) -> None:
+def test_a_device_runs_the_code_of_its_architecture_or_older(capability: tuple[int, int], arch: str | None) -> None:
     assert STAMP.arch_for(capability) == arch
 
 
@@ -88,13 +89,20 @@ def test_the_library_is_built_from_every_source() -> None:
         assert {source.name, f"{source.stem}.cuh", "primitives.cuh", "tensor_checks.h"} <= found
 
 
-def test_the_source_hash_is_of_names_and_contents(tmp_path: Path) -> None:
+def test_the_wheel_has_every_source() -> None:
+    project = tomllib.loads((SOURCES.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["milkweed.kernels"]
+    assert set(source_files()) <= {path for pattern in patterns for path in SOURCES.parent.glob(pattern)}
+
+
+def test_the_source_hash_is_of_paths_and_contents(tmp_path: Path) -> None:
     (tmp_path / "a.cu").write_text("1")
     (tmp_path / "notes.md").write_text("not a source")
     before = source_hash(tmp_path)
     (tmp_path / "notes.md").unlink()
     assert source_hash(tmp_path) == before
-    (tmp_path / "a.cu").rename(tmp_path / "b.cu")
+    (tmp_path / "linear").mkdir()
+    (tmp_path / "a.cu").rename(tmp_path / "linear" / "a.cu")
     assert source_hash(tmp_path) != before
 
 

@@ -125,7 +125,7 @@ def test_an_operator_computes_its_function_on_a_cpu(name: str, dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_opcheck(name: str) -> None:
+def test_every_operator_passes_opcheck(name: str) -> None:
     call = case(name)
     torch.library.opcheck(call.op, call.arguments)
     # Every optional tensor left out.

@@ -1,4 +1,4 @@
-"""Monarch layers on Triton, all but the kernels: layout, operators, tiles, engines, and what they refuse."""
+"""Monarch layers on Triton, all but the kernels: layout, operators, tiles, impls, and what they refuse."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from milkweed.kernels.blocked import Activation
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, Monarch, Problem, evaluate
 from milkweed.kernels.impls.base import OTHER_KIND
-from milkweed.kernels.impls.triton import TritonLinear, TritonMlp, triton_engines
+from milkweed.kernels.impls.triton import TritonLinear, TritonMlp, triton_impls
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.shapes import MonarchShape
 from milkweed.kernels.triton import linear as triton_module
@@ -193,11 +193,11 @@ def test_triton_is_not_imported_before_it_launches() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
         "import torch\n"
-        "from milkweed.kernels.impls.triton import triton_engines\n"
+        "from milkweed.kernels.impls.triton import triton_impls\n"
         "from milkweed.kernels.triton.layout import sort_layer\n"
         "from milkweed.kernels.triton.linear import triton_linear\n"
         "layer = sort_layer(torch.ones(2, 8, 8), torch.ones(2, 8, 8), None, 16, torch.float32)\n"
-        "print(len(triton_engines()), float(triton_linear(torch.ones(1, 16), layer)[0, 0]))\n"
+        "print(len(triton_impls()), float(triton_linear(torch.ones(1, 16), layer)[0, 0]))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.split() == [str(2 * len(VARIANTS)), "64.0"], done.stderr
@@ -260,33 +260,33 @@ def test_tiles_are_refused_where_they_make_no_sense() -> None:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-def test_engines_give_the_chain(bias: bool) -> None:
+def test_impls_give_the_chain(bias: bool) -> None:
     problem = Problem(CPU, torch.float32, 2, 5)
     fc1, fc2 = monarch(4, 8, 6, 4, 24, bias=bias), monarch(4, 8, 24, 4, 6, seed=1)
     x, hidden = torch.randn(2, 5, 24), torch.randn(2, 5, 96)
-    for engine, segment, residual in (
+    for impl, segment, residual in (
         (TritonLinear(0, on_cpu=True), [fc1], None),
         (TritonLinear(0, on_cpu=True), [fc1, Gelu()], None),
         (TritonLinear(0, on_cpu=True), [fc1, Add()], hidden),
         (TritonMlp(0, on_cpu=True), [fc1, Gelu(), fc2], None),
         (TritonMlp(0, on_cpu=True), [fc1, Gelu(), fc2, Add()], x),
     ):
-        assert engine.refuses(segment, problem) is None
-        runner = engine.build(segment, problem)
+        assert impl.refuses(segment, problem) is None
+        runner = impl.build(segment, problem)
         got = runner(x, residual)
         torch.testing.assert_close(got, evaluate(segment, x, residual), rtol=1e-4, atol=1e-5)
-        assert runner.tensors[0] is engine.build(segment, replace(problem, batch=9)).tensors[0]
+        assert runner.tensors[0] is impl.build(segment, replace(problem, batch=9)).tensors[0]
 
 
-def test_engines_say_what_they_are_not_for() -> None:
+def test_impls_say_what_they_are_not_for() -> None:
     problem = Problem(CPU, torch.float32, 2, 5)
     layer = monarch(4, 8, 6, 4, 6)
     dense = Dense(torch.zeros(24, 24), None)
-    engines = triton_engines()
-    assert len({engine.name for engine in engines}) == len(engines) == 2 * len(VARIANTS)
-    for engine in engines:
-        assert engine.refuses([dense], problem) == OTHER_KIND
-        assert engine.refuses([Gelu()], problem) == OTHER_KIND
-        segment = [layer] if isinstance(engine, TritonLinear) else [layer, Gelu(), layer]
-        assert "device is cpu" in str(engine.refuses(segment, problem))
-        assert engine.refuses([layer, layer], problem) == OTHER_KIND
+    impls = triton_impls()
+    assert len({impl.name for impl in impls}) == len(impls) == 2 * len(VARIANTS)
+    for impl in impls:
+        assert impl.refuses([dense], problem) == OTHER_KIND
+        assert impl.refuses([Gelu()], problem) == OTHER_KIND
+        segment = [layer] if isinstance(impl, TritonLinear) else [layer, Gelu(), layer]
+        assert "device is cpu" in str(impl.refuses(segment, problem))
+        assert impl.refuses([layer, layer], problem) == OTHER_KIND

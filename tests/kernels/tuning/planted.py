@@ -1,4 +1,4 @@
-"""Engines of planted speeds and a chain for them: what the tuner is tried on."""
+"""Impls of planted speeds and a chain for them: what the tuner is tried on."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from milkweed.kernels.chain_ir import Add, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, kinds
-from milkweed.kernels.impls.base import OTHER_KIND, Engine, Runner
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.feature_major import FeatureMajorEngine
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.base import OTHER_KIND, Impl, Runner
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.feature_major import FeatureMajorImpl
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.plan import Plan, Span
 from milkweed.kernels.tuning.timing import Measure
@@ -37,7 +37,7 @@ def mlp(scale: float = 1.0) -> Chain:
 
 @dataclass(frozen=True)
 class Planted:
-    """An engine for one kind of segment that does whatever the test wants with the right result."""
+    """An impl for one kind of segment that does whatever the test wants with the right result."""
 
     name: str
     takes: tuple[str, ...] = ("monarch", "gelu", "monarch", "add")
@@ -49,30 +49,28 @@ class Planted:
         return self.reason if kinds(segment) == self.takes else OTHER_KIND
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
-        whole = EagerEngine().build(segment, problem)
+        whole = EagerImpl().build(segment, problem)
         more = Packed([torch.zeros(self.keeps)])
         return Runner(lambda x, residual: self.spoil(whole(x, residual), x, residual), (*whole.packed, more))
 
 
 def prices(**seconds: float) -> Measure:
-    """A timer: an engine's price for a segment, `torch` by the operator; 1 where none is given. A plan's is the sum."""
+    """A timer: an impl's price for a segment, `torch` by the operator; 1 where none is given. A plan's is the sum."""
 
-    def price(engine: str, span: Span) -> float:
-        return seconds.get(engine, 1.0) * (span[1] - span[0] if engine == "torch" else 1)
+    def price(impl: str, span: Span) -> float:
+        return seconds.get(impl, 1.0) * (span[1] - span[0] if impl == "torch" else 1)
 
     def measure(call: object) -> float:
-        what, _, engine = str(call).partition(" ")
+        what, _, impl = str(call).partition(" ")
         if what == "plan":
-            bits, _, engines = engine.partition(" ")
-            plan = Plan.from_json({"cuts": bits, "engines": engines.split(" | ")})
-            return sum(map(price, plan.engines, plan.spans))
+            bits, _, impls = impl.partition(" ")
+            plan = Plan.from_json({"cuts": bits, "engines": impls.split(" | ")})
+            return sum(map(price, plan.impls, plan.spans))
         start, end = map(int, what.split(":"))
-        return price(engine, (start, end))
+        return price(impl, (start, end))
 
     return measure
 
 
-def tune(engines: Sequence[Engine], measure: Measure, **more: Any) -> TunedChain:
-    return tune_chain(
-        mlp(), PROBLEM, [*engines, DenseEngine(), FeatureMajorEngine(), EagerEngine()], measure=measure, **more
-    )
+def tune(impls: Sequence[Impl], measure: Measure, **more: Any) -> TunedChain:
+    return tune_chain(mlp(), PROBLEM, [*impls, DenseImpl(), FeatureMajorImpl(), EagerImpl()], measure=measure, **more)

@@ -176,7 +176,7 @@ def test_a_gpu_s_file_has_its_name_and_capability(monkeypatch: pytest.MonkeyPatc
     assert device_file_name(torch.device("cuda:0")) == "nvidia-h200-pcie-sm90.json"
 
 
-def test_where_the_cache_is() -> None:
+def test_the_cache_is_where_the_user_keeps_caches() -> None:
     assert user_folder({"XDG_CACHE_HOME": "/y", "HOME": "/z"}) == Path("/y/milkweed/tune")
     assert user_folder({"XDG_CACHE_HOME": "relative", "HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
     assert user_folder({"HOME": "/z"}) == Path("/z/.cache/milkweed/tune")

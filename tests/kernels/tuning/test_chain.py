@@ -1,4 +1,4 @@
-"""Chains: every way to cut them gives the plain evaluation's values, on every engine that takes a segment."""
+"""Chains: every way to cut them gives the plain evaluation's values, on every impl that takes a segment."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -9,13 +9,13 @@ from torch import Tensor
 
 from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate
 from milkweed.kernels.impls.all import all_impls
-from milkweed.kernels.impls.base import OTHER_KIND, Engine
+from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.tuning.chain import Chain, compile_plan
 from milkweed.kernels.tuning.default_plan import untuned_plan
 from milkweed.kernels.tuning.plan import Plan, spans_of
 
 CPU = torch.device("cpu")
-ENGINES = all_impls()
+IMPLS = all_impls()
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -53,12 +53,12 @@ CHAINS = {"mlp": mlp(), "mixed_mlp": mixed_mlp(), "attention": attention()}
 
 
 def takers(chain: Chain, span: tuple[int, int], problem: Problem) -> list[str]:
-    return [e.name for e in ENGINES if e.refuses(chain.segment(span), problem) is None]
+    return [e.name for e in IMPLS if e.refuses(chain.segment(span), problem) is None]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", CHAINS)
-def test_every_segmentation_on_every_engine_gives_the_values(name: str, dtype: torch.dtype) -> None:
+def test_every_segmentation_on_every_impl_gives_the_values(name: str, dtype: torch.dtype) -> None:
     chain = CHAINS[name]
     problem = Problem(CPU, dtype, 2, 5)
     x, residual = (normal(2, 5, chain.widths[0], seed=seed) for seed in (8, 9))
@@ -67,12 +67,12 @@ def test_every_segmentation_on_every_engine_gives_the_values(name: str, dtype: t
     used = set()
     for cuts in range(1 << (len(chain) - 1)):
         spans = spans_of(cuts, len(chain))
-        for engines in product(*(takers(chain, span, problem) for span in spans)):
-            compiled = compile_plan(chain, Plan(len(chain), cuts, engines), problem, ENGINES)
+        for impls in product(*(takers(chain, span, problem) for span in spans)):
+            compiled = compile_plan(chain, Plan(len(chain), cuts, impls), problem, IMPLS)
             got = compiled(x.to(dtype), residual.to(dtype))
             assert got.dtype == dtype
             assert (got - want).norm() <= tolerance * want.norm(), compiled.plan
-            used |= set(engines)
+            used |= set(impls)
     assert used >= {"torch", "dense", "batched", "feature_major"}
 
 
@@ -83,16 +83,16 @@ def test_low_precision_stays_near(name: str, dtype: torch.dtype) -> None:
     problem = Problem(CPU, dtype, 2, 5)
     x, residual = (normal(2, 5, chain.widths[0], seed=seed) for seed in (8, 9))
     want = evaluate(chain.operators, x, residual)
-    for engines in ("torch",), ("dense", "torch"), ("feature_major", "dense", "torch"):
-        plan = untuned_plan(chain, problem, [e for e in ENGINES if e.name in {*engines, "dense"}])
-        got = compile_plan(chain, plan, problem, ENGINES)(x.to(dtype), residual.to(dtype)).double()
+    for impls in ("torch",), ("dense", "torch"), ("feature_major", "dense", "torch"):
+        plan = untuned_plan(chain, problem, [e for e in IMPLS if e.name in {*impls, "dense"}])
+        got = compile_plan(chain, plan, problem, IMPLS)(x.to(dtype), residual.to(dtype)).double()
         assert (got - want).norm() <= 1e-2 * want.norm(), plan
 
 
 def test_inputs_are_left_as_they_are_and_any_batch_runs() -> None:
     for chain in CHAINS.values():
         problem = Problem(CPU, torch.float32, 4, 5)
-        compiled = compile_plan(chain, untuned_plan(chain, problem, ENGINES), problem, ENGINES)
+        compiled = compile_plan(chain, untuned_plan(chain, problem, IMPLS), problem, IMPLS)
         for batch in (1, 3):
             x, residual = (normal(batch, 5, chain.widths[0], seed=seed).float() for seed in (8, 9))
             before = x.clone(), residual.clone()
@@ -106,7 +106,7 @@ def test_inputs_are_left_as_they_are_and_any_batch_runs() -> None:
 def test_nan_in_one_image_stays_there() -> None:
     chain = CHAINS["attention"]
     problem = Problem(CPU, torch.float32, 3, 5)
-    compiled = compile_plan(chain, untuned_plan(chain, problem, ENGINES), problem, ENGINES)
+    compiled = compile_plan(chain, untuned_plan(chain, problem, IMPLS), problem, IMPLS)
     x = normal(3, 5, 12, seed=8).float()
     clean = compiled(x, x)
     x[1, 2, 3] = float("nan")
@@ -118,8 +118,8 @@ def test_nan_in_one_image_stays_there() -> None:
 def test_compiled_chains_of_one_layer_share_their_weights() -> None:
     chain = CHAINS["mlp"]
     small, large = (Problem(CPU, torch.float32, batch, 5) for batch in (1, 8))
-    plan = untuned_plan(chain, small, ENGINES)
-    one, other = (compile_plan(chain, plan, problem, ENGINES) for problem in (small, large))
+    plan = untuned_plan(chain, small, IMPLS)
+    one, other = (compile_plan(chain, plan, problem, IMPLS) for problem in (small, large))
     assert [id(t) for t in one.tensors] == [id(t) for t in other.tensors]
     # Factors with the first bias as one more column; norm weight and bias.
     packed = 2 * 7 * 7 + 2 * 11 * 8 + 2 * 7 * 11 + 2 * 7 * 7 + 2 * 13
@@ -127,32 +127,32 @@ def test_compiled_chains_of_one_layer_share_their_weights() -> None:
 
 
 def test_an_untuned_plan_prefers_by_device() -> None:
-    def plan(chain: Chain, device: str, engines: Sequence[Engine] = ENGINES) -> str:
-        return str(untuned_plan(chain, Problem(torch.device(device), torch.float32, 2, 5), engines))
+    def plan(chain: Chain, device: str, impls: Sequence[Impl] = IMPLS) -> str:
+        return str(untuned_plan(chain, Problem(torch.device(device), torch.float32, 2, 5), impls))
 
     assert plan(CHAINS["mlp"], "cpu") == "0b0001 torch | feature_major"
     assert plan(CHAINS["mixed_mlp"], "cpu") == "0b0101 torch | dense | feature_major"
     assert plan(CHAINS["attention"], "cpu") == "0b0111 torch | dense | torch | feature_major"
     assert plan(CHAINS["mlp"], "xpu") == "0b0101 torch | dense | dense"
-    with pytest.raises(ValueError, match=r"no engine runs norm\(13,1e-06\)"):
-        plan(CHAINS["mlp"], "cpu", [e for e in ENGINES if e.name == "dense"])
+    with pytest.raises(ValueError, match=r"no impl runs norm\(13,1e-06\)"):
+        plan(CHAINS["mlp"], "cpu", [e for e in IMPLS if e.name == "dense"])
 
 
 def test_plans_that_do_not_fit_are_named() -> None:
     chain, problem = CHAINS["mlp"], Problem(CPU, torch.float32, 2, 5)
     for plan, message in (
         (Plan(4, 0, ("torch",)), "is of 4 operators, the chain has 5"),
-        (Plan(5, 0, ("cublas",)), r"cublas cannot run norm.*add: no such engine here"),
+        (Plan(5, 0, ("cublas",)), r"cublas cannot run norm.*add: no such impl here"),
         (Plan(5, 0, ("dense",)), f"dense cannot run .*: {OTHER_KIND}"),
         (Plan(5, 0, ("sdpa_flash",)), "sdpa_flash cannot run"),
     ):
         with pytest.raises(ValueError, match=message):
-            compile_plan(chain, plan, problem, ENGINES)
+            compile_plan(chain, plan, problem, IMPLS)
 
 
 def test_inputs_that_do_not_fit_are_named() -> None:
     chain, problem = CHAINS["mlp"], Problem(CPU, torch.float32, 2, 5)
-    compiled = compile_plan(chain, Plan(5, 0, ("torch",)), problem, ENGINES)
+    compiled = compile_plan(chain, Plan(5, 0, ("torch",)), problem, IMPLS)
     for x in (torch.zeros(2, 5, 12), torch.zeros(5, 13), torch.zeros(2, 5, 13, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"the chain takes \(B, N, 13\) of torch.float32"):
             compiled(x)

@@ -32,10 +32,10 @@ def test_spans_and_json_give_the_plan_back(drawn: tuple[int, int]) -> None:
     assert Plan.from_json(plan.as_json()) == plan
 
 
-@pytest.mark.parametrize(("length", "cuts", "engines"), [(0, 0, ()), (3, 4, ("a",)), (3, -1, ("a",)), (3, 1, ("a",))])
-def test_plans_that_cannot_be_are_refused(length: int, cuts: int, engines: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(("length", "cuts", "impls"), [(0, 0, ()), (3, 4, ("a",)), (3, -1, ("a",)), (3, 1, ("a",))])
+def test_plans_that_cannot_be_are_refused(length: int, cuts: int, impls: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"places|segments"):
-        Plan(length, cuts, engines)
+        Plan(length, cuts, impls)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_plans_that_cannot_be_are_refused(length: int, cuts: int, engines: tuple
     ],
 )
 def test_json_that_is_no_plan_is_refused(value: object) -> None:
-    with pytest.raises(ValueError, match=r"not a plan|engines for|invalid literal"):
+    with pytest.raises(ValueError, match=r"not a plan|impls for|invalid literal"):
         Plan.from_json(value)
 
 

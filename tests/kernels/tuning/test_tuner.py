@@ -11,9 +11,9 @@ from torch import Tensor
 from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.feature_major import FeatureMajorEngine
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.feature_major import FeatureMajorImpl
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.cache_key import tuning_key
 from milkweed.kernels.tuning.chain import Chain
@@ -50,7 +50,7 @@ def test_every_candidate_is_measured_once_and_the_finalists_as_a_whole() -> None
     tuned = tune([], measure)
     segments = [call for call in calls if not call.startswith("plan")]
     assert len(segments) == len(set(segments)) == 13 + 4 + 6  # torch on all but single layers, dense, feature-major
-    assert {row.engine for row in tuned.rows} == {"torch", "dense", "feature_major"}
+    assert {row.impl for row in tuned.rows} == {"torch", "dense", "feature_major"}
     plans = [call for call in calls if call.startswith("plan")]
     assert plans[: len(plans) // 2] == plans[: len(plans) // 2 - 1 : -1]  # in turns, forth and back
     assert 3 <= len(tuned.trials) == len(plans) // 2
@@ -72,11 +72,11 @@ def test_the_whole_plan_decides_not_the_sum_of_its_parts() -> None:
 @pytest.mark.parametrize(("heavy_seconds", "chosen"), [(0.99, "light"), (0.97, "heavy")])
 def test_within_two_percent_fewer_bytes_are_preferred(heavy_seconds: float, chosen: str) -> None:
     whole = kinds(mlp().operators)
-    engines = [Planted("heavy", whole, keeps=1000), Planted("light", whole)]
+    impls = [Planted("heavy", whole, keeps=1000), Planted("light", whole)]
     measure = prices(heavy=heavy_seconds, light=1.0, torch=9.0, dense=9.0, feature_major=9.0)
-    tuned = tune(engines, measure)
-    assert tuned.plan.engines == (chosen,)
-    assert {trial.plan.engines for trial in tuned.trials} >= {("heavy",)}
+    tuned = tune(impls, measure)
+    assert tuned.plan.impls == (chosen,)
+    assert {trial.plan.impls for trial in tuned.trials} >= {("heavy",)}
 
 
 def spoilers() -> dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]:
@@ -110,13 +110,13 @@ def spoilers() -> dict[str, Callable[[Tensor, Tensor, Tensor | None], Tensor]]:
 
 
 @pytest.mark.parametrize("what", spoilers())
-def test_a_wrong_engine_is_discarded_logged_and_counted(what: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wrong_impl_is_discarded_logged_and_counted(what: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "milkweed.tuner"):
         tuned = tune([Planted("wrong", spoil=spoilers()[what])], prices(wrong=1e-6))
-    assert "wrong" not in tuned.plan.engines
+    assert "wrong" not in tuned.plan.impls
     assert tuned.discarded == 1
     (row,) = (row for row in tuned.rows if row.discarded)
-    assert row.engine == "wrong"
+    assert row.impl == "wrong"
     assert row.refused
     assert row.seconds is None
     (record,) = caplog.records
@@ -125,8 +125,8 @@ def test_a_wrong_engine_is_discarded_logged_and_counted(what: str, caplog: pytes
 
 
 def test_a_branch_too_small_to_see_beside_the_residual_is_seen() -> None:
-    engines = [Planted("wrong", spoil=spoilers()["no branch"]), DenseEngine(), EagerEngine()]
-    tuned = tune_chain(mlp(scale=1e-6), PROBLEM, engines, measure=prices(wrong=1e-6))
+    impls = [Planted("wrong", spoil=spoilers()["no branch"]), DenseImpl(), EagerImpl()]
+    tuned = tune_chain(mlp(scale=1e-6), PROBLEM, impls, measure=prices(wrong=1e-6))
     assert tuned.discarded == 1
 
 
@@ -136,7 +136,7 @@ def test_a_launch_that_fails_is_a_refusal_that_shows(caplog: pytest.LogCaptureFi
 
     with caplog.at_level(logging.INFO, "milkweed.tuner"):
         tuned = tune([Planted("large", spoil=fail), Planted("absent", reason="not built")], prices(large=0.1))
-    refused = {row.engine: row.refused for row in tuned.rows if row.refused}
+    refused = {row.impl: row.refused for row in tuned.rows if row.refused}
     assert refused == {
         "large": "RuntimeError: this tile needs more shared memory than the device has",
         "absent": "not built",
@@ -157,7 +157,7 @@ def test_what_was_right_alone_and_is_wrong_in_the_whole_is_discarded() -> None:
         return y if calls["count"] == 1 else y * 2
 
     tuned = tune([Planted("fickle", spoil=sometimes)], prices(fickle=1e-6))
-    assert "fickle" not in tuned.plan.engines
+    assert "fickle" not in tuned.plan.impls
     assert tuned.discarded >= 1
 
 
@@ -204,7 +204,7 @@ def test_the_cache_saves_measuring_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("entry", "complaint"),
     [
-        ({"cuts": "0b0001", "engines": ["torch", "gone"], "seconds": 1.0}, "no such engine here"),
+        ({"cuts": "0b0001", "engines": ["torch", "gone"], "seconds": 1.0}, "no such impl here"),
         ({"cuts": "0b0000", "engines": ["dense"], "seconds": 1.0}, OTHER_KIND),
         ({"cuts": "0b01", "engines": ["torch", "torch"], "seconds": 1.0}, "is of 3 operators"),
         ({"cuts": "0b0000", "engines": ["torch"]}, "seconds"),
@@ -216,43 +216,43 @@ def test_a_cached_plan_that_cannot_be_used_is_measured_again(
     entry: object, complaint: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     cache = TuningCache()
-    engines = [Planted("wrong", spoil=spoilers()["one row"]), DenseEngine(), FeatureMajorEngine(), EagerEngine()]
-    key = tuning_key(mlp(), PROBLEM, engines)
+    impls = [Planted("wrong", spoil=spoilers()["one row"]), DenseImpl(), FeatureMajorImpl(), EagerImpl()]
+    key = tuning_key(mlp(), PROBLEM, impls)
     cache.put(key, entry)
-    tuned = tune_chain(mlp(), PROBLEM, engines, cache, prices(feature_major=0.1))
+    tuned = tune_chain(mlp(), PROBLEM, impls, cache, prices(feature_major=0.1))
     assert not tuned.cached
     assert complaint in caplog.records[0].getMessage()
     assert cache.get(key)["engines"] == ["torch", "feature_major"]
 
 
-def test_the_key_is_shapes_versions_and_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    engines = [DenseEngine(), EagerEngine()]
-    key = tuning_key(mlp(), PROBLEM, engines)
-    assert key == tuning_key(mlp(scale=2), PROBLEM, engines[::-1])
+def test_the_key_is_shapes_versions_and_impls(monkeypatch: pytest.MonkeyPatch) -> None:
+    impls = [DenseImpl(), EagerImpl()]
+    key = tuning_key(mlp(), PROBLEM, impls)
+    assert key == tuning_key(mlp(scale=2), PROBLEM, impls[::-1])
     assert torch.__version__ in key
     other = [
-        tuning_key(Chain(mlp().operators[1:]), PROBLEM, engines),
-        tuning_key(mlp(), Problem(CPU, torch.float32, 4, 5), engines),
-        tuning_key(mlp(), Problem(CPU, torch.bfloat16, 3, 5), engines),
-        tuning_key(mlp(), PROBLEM, engines[:1]),
-        tuning_key(mlp(), PROBLEM, [*engines, Planted("x")]),
+        tuning_key(Chain(mlp().operators[1:]), PROBLEM, impls),
+        tuning_key(mlp(), Problem(CPU, torch.float32, 4, 5), impls),
+        tuning_key(mlp(), Problem(CPU, torch.bfloat16, 3, 5), impls),
+        tuning_key(mlp(), PROBLEM, impls[:1]),
+        tuning_key(mlp(), PROBLEM, [*impls, Planted("x")]),
     ]
     monkeypatch.setattr("milkweed.kernels.tuning.cache_key._versions", lambda: ("torch=9",))
-    other.append(tuning_key(mlp(), PROBLEM, engines))
+    other.append(tuning_key(mlp(), PROBLEM, impls))
     assert len({key, *other}) == 1 + len(other)
 
 
-def test_an_untuned_chain_does_without_an_engine_that_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_untuned_chain_does_without_an_impl_that_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
     wrong = Planted("feature_major", spoil=spoilers()["one nan"])
-    engines = [wrong, DenseEngine(), EagerEngine()]
-    compiled = untuned_chain(mlp(), PROBLEM, engines)
+    impls = [wrong, DenseImpl(), EagerImpl()]
+    compiled = untuned_chain(mlp(), PROBLEM, impls)
     assert str(compiled.plan) == "0b0101 torch | dense | dense"
     assert "trying without feature_major" in caplog.text
-    with pytest.raises(ValueError, match="no engine runs"):
+    with pytest.raises(ValueError, match="no impl runs"):
         untuned_chain(mlp(), PROBLEM, [Planted("torch", kinds(mlp().operators), spoilers()["zeros"])])
 
 
-def test_buckets() -> None:
+def test_a_batch_goes_to_the_smallest_bucket_that_holds_it() -> None:
     assert batch_buckets(1) == (1,)
     assert batch_buckets(8) == (1, 2, 4, 8)
     assert batch_buckets(12) == (1, 2, 4, 8, 12)
@@ -280,7 +280,7 @@ def test_on_a_gpu_what_is_chosen_is_right_and_not_slower_than_plain(dtype: torch
     ):
         tuned = tune_chain(chain, problem, all_impls())
         assert tuned.discarded == 0, report(tuned.rows, tuned.trials)
-        plain = [t.seconds for t in tuned.trials if set(t.plan.engines) <= {"torch", "dense"}]
+        plain = [t.seconds for t in tuned.trials if set(t.plan.impls) <= {"torch", "dense"}]
         assert tuned.seconds <= TIE * min(plain)
         x, residual = (normal(4, 197, 192, seed=seed).to(device, dtype) for seed in (8, 9))
         want = evaluate(chain.operators, x.double(), residual.double())

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from milkweed.loaders.dataset.augmentation import Augmentation
-from milkweed.loaders.dataset.counter_rng import draw_uniform, epoch_order
+from milkweed.loaders.dataset.counter_rng import epoch_order, random_uniform
 from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.training import Sample, TrainingImages
 from milkweed.loaders.decode.cpu import CpuLoader
@@ -89,7 +89,7 @@ def test_pad_moves_and_flips_the_image(samples: list[Sample]) -> None:
     seen = set()
     for epoch in range(30):
         ((moved, _),) = source.batches(epoch, 0)
-        flip, top, left = draw_uniform(5, epoch, np.array([0]), 3)[0]
+        flip, top, left = random_uniform(5, epoch, np.array([0]), 3)[0]
         wanted = padded[:, int(top * 5) : int(top * 5) + 16, int(left * 5) : int(left * 5) + 16]
         wanted = wanted.flip(2) if flip < 0.5 else wanted
         torch.testing.assert_close(moved[0], wanted, rtol=0, atol=1e-6)
@@ -98,16 +98,16 @@ def test_pad_moves_and_flips_the_image(samples: list[Sample]) -> None:
     assert {top for _, top, _ in seen} == {left for _, _, left in seen} == {0, 1, 2, 3, 4}
 
 
-def test_draws_are_uniform_and_unrelated() -> None:
-    draws = draw_uniform(1, 2, np.arange(20_000), 3)
-    assert draws.min() >= 0
-    assert draws.max() < 1
-    counts = np.histogram(draws[:, 1], bins=20, range=(0, 1))[0]
+def test_numbers_are_uniform_and_unrelated() -> None:
+    numbers = random_uniform(1, 2, np.arange(20_000), 3)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    counts = np.histogram(numbers[:, 1], bins=20, range=(0, 1))[0]
     assert abs(counts - 1000).max() < 150
-    assert abs(np.corrcoef(draws.T) - np.eye(3)).max() < 0.03
-    assert abs(np.corrcoef(draws[:-1, 0], draws[1:, 0])[0, 1]) < 0.03
-    assert abs(np.corrcoef(draws[:, 0], draw_uniform(1, 3, np.arange(20_000), 3)[:, 0])[0, 1]) < 0.03
-    assert np.array_equal(draw_uniform(1, 2, np.array([7]), 3)[0], draws[7])
+    assert abs(np.corrcoef(numbers.T) - np.eye(3)).max() < 0.03
+    assert abs(np.corrcoef(numbers[:-1, 0], numbers[1:, 0])[0, 1]) < 0.03
+    assert abs(np.corrcoef(numbers[:, 0], random_uniform(1, 3, np.arange(20_000), 3)[:, 0])[0, 1]) < 0.03
+    assert np.array_equal(random_uniform(1, 2, np.array([7]), 3)[0], numbers[7])
 
 
 @pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
@@ -128,7 +128,7 @@ def test_unreadable_images_are_named_and_replaced(samples: list[Sample], tmp_pat
     assert prepared.skipped.keys() == {broken, missing}
 
 
-def test_refusals(samples: list[Sample], tmp_path: Path) -> None:
+def test_settings_that_cannot_work_are_refused(samples: list[Sample], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="none of 1 images can be read"):
         TrainingImages([(tmp_path / "none.png", 0)], SPEC, NOTHING, batch_size=1)
     with pytest.raises(ValueError, match="batch_size 5 cannot be shared by 2 processes evenly"):

@@ -144,13 +144,13 @@ def test_small_images_stay_in_the_calling_thread(picture, encoded, monkeypatch):
     bodies += [b"\xff\xd8\xff\xe0 no image", encoded(small, "PNG")[:-30]]
     infos = [*map(validate, bodies[:-2]), None, validate(encoded(small, "PNG"))]
     reference = PillowLoader(spec).load(bodies, infos)
-    load_one, threads = CpuLoader._load_one, dict[bytes, str]()
+    load_one, threads = CpuLoader.load_one, dict[bytes, str]()
 
     def noted(self, data, *rest):
         threads[data] = threading.current_thread().name
         load_one(self, data, *rest)
 
-    monkeypatch.setattr(CpuLoader, "_load_one", noted)
+    monkeypatch.setattr(CpuLoader, "load_one", noted)
     found = CpuLoader(spec, num_threads=2).load(bodies, infos)
     here = {bodies.index(body) for body, name in threads.items() if name == threading.current_thread().name}
     assert here == {0, 2, 4, 9}  # a WebP of that size decodes for longer than a hand-over takes
@@ -169,7 +169,7 @@ def test_threads_run_torch_single_threaded_and_leave_others_alone():
     torch.set_num_threads(2)
     try:
         loader = CpuLoader(SPEC, num_threads=2)
-        inside = [loader._pool.submit(torch.get_num_threads).result() for _ in range(4)]
+        inside = loader.spread(lambda _: torch.get_num_threads(), range(4))
         outside: list[int] = []
         thread = threading.Thread(target=lambda: outside.append(torch.get_num_threads()))
         thread.start()

@@ -186,9 +186,8 @@ def test_batches_keep_to_their_limits(picture, encoded, monkeypatch: pytest.Monk
     bodies.append(encoded(picture(1200, 300), "JPEG"))
     assert len(small.load(bodies).ok) == 6
     assert runs == [3, 2, 1]
-    small._max_pixels = 10**9
     runs.clear()
-    assert len(small.load(bodies).ok) == 6
+    assert len(DaliLoader(SPEC, max_batch=4, max_batch_pixels=10**9).load(bodies).ok) == 6
     assert runs == [4, 2]
     assert small.load([]).pixels.shape == (0, 3, 224, 224)
 
@@ -201,7 +200,7 @@ def test_without_a_gpu_its_graph_is_refused_but_can_be_made():
         DaliGraph(SPEC, batch_size=4, device="gpu", hw_decoder_load=0.65)
     graph = DaliGraph(SPEC, batch_size=4, hw_decoder_load=0.65)
     graph.device = "gpu"  # of no device: enough to check operators and arguments
-    written = graph._defined().serialize()
+    written = graph.define().serialize()
     assert b"hw_decoder_load" in written
     assert b"jpeg_fancy_upsampling" in written
 
@@ -223,7 +222,7 @@ def test_without_dali_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
 
 def test_memory_stays_where_it_is_over_300_rebuilds(loader, picture, encoded):
     body = damaged(encoded(picture(64, 64), "JPEG"))
-    graph = loader._graph
+    graph = loader.graph
     slot = slot_of(SPEC, 0, body, validate(body))
 
     def fail(times: int) -> None:

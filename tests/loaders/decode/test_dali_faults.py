@@ -45,7 +45,7 @@ def test_any_error_of_a_run_costs_a_rebuild_and_no_image(loader, good, caplog):
     wanted = loader.load(good).pixels
     for error in (RuntimeError("CUDA error\nillegal address"), MemoryError(), TypeError(f"bad {good[0]!r}")):
         before = loader.health.rebuilds
-        loader._graph._pipeline = Broken(error)
+        loader.graph.pipeline = Broken(error)
         result = loader.load(good)
         assert not result.errors
         # the fast loader found nothing wrong, so its pixels answer
@@ -59,19 +59,19 @@ def test_any_error_of_a_run_costs_a_rebuild_and_no_image(loader, good, caplog):
 
 
 def test_a_graph_that_cannot_be_built_anew_is_trouble_until_it_can(loader, good, monkeypatch):
-    build = DaliGraph._build
+    build = DaliGraph.build
 
     def refuse(graph: DaliGraph) -> Any:
         raise LoaderError("DALI cannot be built for the cpu: no memory")
 
-    loader._graph._pipeline = Broken(RuntimeError("lost"))
-    monkeypatch.setattr(DaliGraph, "_build", refuse)
+    loader.graph.pipeline = Broken(RuntimeError("lost"))
+    monkeypatch.setattr(DaliGraph, "build", refuse)
     wanted = CpuLoader(SPEC).load(good).pixels
     assert torch.equal(loader.load(good).pixels, wanted)
     assert loader.health.trouble is None  # once may be chance
     assert torch.equal(loader.load(good).pixels, wanted)
     assert loader.health.trouble == "DALI cannot be built for the cpu: no memory"
-    monkeypatch.setattr(DaliGraph, "_build", build)
+    monkeypatch.setattr(DaliGraph, "build", build)
     assert loader.load(good).decoders == ["dali"] * 4
     assert loader.health.trouble is None
 
@@ -96,7 +96,7 @@ def test_where_dali_alone_refuses_the_fast_loader_answers(loader, good, monkeypa
     def lose_twice(graph: DaliGraph, bodies: Any, regions: Any) -> Any:
         calls.append(len(bodies))
         if len(calls) == 2:
-            graph._pipeline = Broken(RuntimeError("again"))
+            graph.pipeline = Broken(RuntimeError("again"))
         return run(graph, bodies, regions)
 
     monkeypatch.setattr(DaliGraph, "run", lose_twice)
@@ -117,13 +117,13 @@ def test_who_keeps_breaking_batches_is_decoded_strictly(loader, good):
     assert result.decoders == ["cpu", "dali", "dali"]
     assert {index: error.code for index, error in result.errors.items()} == {0: "undecodable"}
     health = loader.health
-    assert (health.rebuilds, health.suspects, health.suspect_images) == (rebuilds, 1, 2)
+    assert (health.rebuilds, health.quarantined_sources, health.quarantined_images) == (rebuilds, 1, 2)
 
 
-def test_what_dali_would_not_get_makes_nobody_a_suspect(loader, good):
+def test_bodies_that_dali_would_not_get_put_nobody_in_quarantine(loader, good):
     for _ in range(5):
         loader.load([good[0][:200], good[0][:-20], b"GIF89a nothing"], sources=["bob"] * 3)
-    assert loader.health.suspects == 0
+    assert loader.health.quarantined_sources == 0
     assert loader.load(good, sources=["bob"] * 4).decoders == ["dali"] * 4
 
 

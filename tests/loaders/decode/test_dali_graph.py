@@ -64,6 +64,6 @@ def test_a_dtype_that_is_none_is_named():
 def test_the_gpu_graph_has_its_hints(slots):
     graph = DaliGraph(SPEC, batch_size=4, hw_decoder_load=0.65, dtype=torch.float16)
     graph.device = "gpu"  # of no device: enough to make and write it
-    written = graph._defined().serialize()
+    written = graph.define().serialize()
     for argument in (b"device_memory_padding", b"preallocate_width_hint", b"hw_decoder_load", b"mixed"):
         assert argument in written

@@ -1,4 +1,4 @@
-"""The dearest bodies that the guard lets through cost this process at most 1 s CPU and 300 MB each.
+"""The most expensive bodies that validation lets through cost this process at most 1 s CPU and 300 MB each.
 
 What the children of the sandbox may cost is in sandbox/test_bombs.py.
 """
@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-# The limits are set for 1 s where they were measured (loaders/headers/limits.py); machines are slower and loaded, and what
-# a missing limit costs is 5 to 50 s.
+# The limits are set for 1 s where they were measured (loaders/headers/limits.py); machines are slower and loaded, and
+# what a missing limit costs is 5 to 50 s.
 MAX_CPU_SECONDS = 3.0
 MAX_RSS_MB = 300
 

@@ -1,4 +1,4 @@
-"""The guard: format from the bytes, limits named, broken headers refused, hostile ones cheap."""
+"""Header validation tells the format by the bytes, names limits, refuses broken headers, and is cheap."""
 
 import struct
 import time
@@ -50,7 +50,7 @@ def refusal_code(body: bytes) -> str | None:
 
 
 @pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
-def test_inspect_tells_format_and_size(format, picture, encoded):
+def test_validate_returns_format_and_size(format, picture, encoded):
     info = validate(encoded(picture(37, 23), format), EVERY)
     size = (0, 0) if format in SANDBOXED else (37, 23)  # only a sandbox reads those headers
     assert (info.format, info.width, info.height, info.frames, info.orientation) == (format, *size, 1, 1)
@@ -58,7 +58,7 @@ def test_inspect_tells_format_and_size(format, picture, encoded):
 
 
 @pytest.mark.parametrize("format", FORMATS + OPT_IN_FORMATS)
-def test_inspect_survives_every_cut(format, picture, encoded):
+def test_validate_survives_every_cut(format, picture, encoded):
     body = encoded(picture(9, 7), format)
     for end in range(1, len(body), 1 if len(body) < 1500 else 7):
         assert refusal_code(body[:end]) in (None, "unsupported_format", "undecodable"), end
@@ -85,7 +85,7 @@ def test_inspect_survives_every_cut(format, picture, encoded):
         (png(5, 5)[:-4], "undecodable"),
     ],
 )
-def test_inspect_refuses(body, code):
+def test_validate_refuses_what_it_should(body, code):
     assert refusal(body).code == code
 
 

@@ -26,5 +26,5 @@ def refusal(sandbox: Sandbox, body: bytes) -> InputError:
 
 
 def pid_of_the_idle_one(sandbox: Sandbox) -> int:
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     return child.process.pid

@@ -1,7 +1,4 @@
-"""Bodies that are made to be expensive cost the parent little and a child no more than its limits.
-
-The most expensive pictures within the limits are decoded.
-"""
+"""Expensive bodies cost the parent little and a child no more than its limits; pictures within them are decoded."""
 
 import resource
 import struct
@@ -284,7 +281,7 @@ def cost(body: bytes) -> tuple[str, float, float]:
 
 
 @pytest.mark.parametrize("name", DECODED)
-def test_the_dearest_pictures_within_the_limits_are_decoded(name: str) -> None:
+def test_the_most_expensive_pictures_within_the_limits_are_decoded(name: str) -> None:
     said, cpu_seconds, memory = cost(DECODED[name]())
     print(f"{name}: {said}, {cpu_seconds:.2f} s, {memory:.0f} MB")
     assert said == "ok"

@@ -46,7 +46,7 @@ def test_a_child_that_is_killed_costs_its_image_alone(
 
 def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body: bytes) -> None:
     first = crop(sandbox, body)
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     child.process.kill()
     child.process.wait(10)
     assert crop(sandbox, body) == first
@@ -56,7 +56,7 @@ def test_a_child_that_died_while_it_waited_costs_no_image(sandbox: Sandbox, body
 def test_a_child_that_hangs_is_killed(body: bytes) -> None:
     sandbox = Sandbox(answer_seconds=10)
     first = crop(sandbox, body)
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     os.kill(child.process.pid, signal.SIGSTOP)
     sandbox.answer_seconds = 0.2
     assert refusal(sandbox, body).message == "TIFF cannot be decoded: no answer within 0.2 s"
@@ -145,7 +145,7 @@ def test_answers_that_are_none_are_a_death(
         "TIFF cannot be decoded: its decoder crashed",
     )
     assert sandbox.images == {"died": 1}
-    assert not sandbox._idle
+    assert not sandbox.idle
     assert crop(sandbox, body)
     sandbox.close()
 
@@ -159,7 +159,7 @@ def test_what_a_child_says_is_held_against_the_limits(
         monkeypatch.setattr(child_module, "__file__", talker(tmp_path, parts, after="sys.stdin.read()"))
         assert refusal(sandbox, body).code == code
         assert not sandbox.deaths
-        sandbox._idle.pop().end()
+        sandbox.idle.pop().end()
     sandbox.close()
 
 

@@ -25,7 +25,7 @@ from .asking import SPEC, Encoded, Picture, crop, pid_of_the_idle_one, refusal
 
 
 def test_a_child_is_started_when_needed_and_then_kept(sandbox: Sandbox, body: bytes) -> None:
-    assert not sandbox._idle
+    assert not sandbox.idle
     first = crop(sandbox, body)
     pid = pid_of_the_idle_one(sandbox)
     assert crop(sandbox, body) == first
@@ -58,7 +58,7 @@ def test_loaders_take_a_crop_in_place_of_the_image(
 def test_loaders_that_were_given_none_end_their_own(body: bytes) -> None:
     for loader in (CpuLoader(SPEC), PillowLoader(SPEC)):
         assert loader.load([body]).ok == [0]
-        (child,) = loader._sandbox._idle
+        (child,) = loader.sandbox.idle
         loader.close()
         assert child.process.returncode == -signal.SIGKILL
 
@@ -157,10 +157,10 @@ def test_many_threads_at_once(sandbox: Sandbox, picture: Picture, encoded: Encod
     formats = ("TIFF", "GIF", "BMP", "PPM", "AVIF")
     bodies = [encoded(picture(50 + seed, 60, seed), formats[seed % 5]) for seed in range(40)]
     wanted = [crop(sandbox, body) for body in bodies]
-    assert len(sandbox._idle) == 1
+    assert len(sandbox.idle) == 1
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(lambda body: crop(sandbox, body), bodies)) == wanted
-    assert 1 < len(sandbox._idle) <= 8
+    assert 1 < len(sandbox.idle) <= 8
     assert (sandbox.images, sandbox.deaths) == ({"ok": 80}, {})
 
 
@@ -189,17 +189,17 @@ def test_a_fork_has_children_of_its_own(sandbox: Sandbox, body: bytes) -> None:
 def test_closing_ends_all_children(body: bytes) -> None:
     sandbox = Sandbox()
     crop(sandbox, body)
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     sandbox.close()
     assert child.process.returncode == -signal.SIGKILL
     assert crop(sandbox, body)  # as a thread would that was late
-    assert not sandbox._idle
+    assert not sandbox.idle
 
 
 def test_children_end_with_a_sandbox_that_nobody_has_any_more(body: bytes) -> None:
     sandbox = Sandbox()
     crop(sandbox, body)
-    (child,) = sandbox._idle
+    (child,) = sandbox.idle
     del sandbox
     assert child.process.returncode == -signal.SIGKILL
 
@@ -208,7 +208,7 @@ def test_it_can_be_sent_to_another_process(body: bytes) -> None:
     sandbox = Sandbox(Limits(max_pixels=6300), 1 << 26, 3.5, 4.5)
     wanted = crop(sandbox, body)
     sent = pickle.loads(pickle.dumps(sandbox))
-    assert not sent._idle
+    assert not sent.idle
     assert (sent.limits, sent.memory_bytes) == (Limits(max_pixels=6300), 1 << 26)
     assert (sent.cpu_seconds, sent.answer_seconds) == (3.5, 4.5)
     assert crop(sent, body) == wanted

@@ -1,4 +1,4 @@
-"""Every published model that weights were made up for, against what the original code gives with them."""
+"""Every published architecture gives the logits of the original code, for generated weights."""
 
 import json
 from functools import partial
@@ -37,7 +37,7 @@ def build(name: str, fill: ModuleType) -> nn.Module:
     return model
 
 
-def test_nothing_on_record_is_left_out(shared: Path, golden: dict[str, np.ndarray]) -> None:
+def test_every_recorded_model_is_compared(shared: Path, golden: dict[str, np.ndarray]) -> None:
     assert sorted(RECORDED) == sorted(name.removesuffix("__fp64") for name in golden if name.endswith("__fp64"))
     keys = [path.name.removesuffix("_keys.json") for path in (shared / "golden" / "keys").iterdir()]
     assert sorted([*RECORDED, *BY_CELL]) == sorted(keys)

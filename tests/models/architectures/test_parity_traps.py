@@ -1,4 +1,4 @@
-"""Parity with the original code sees what one gets wrong: each known trap is planted, and the logits are off."""
+"""The parity tests find known mistakes: each is planted, and the logits must be off."""
 
 import copy
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The registry builds the published architectures: keys, shapes, dtypes; and refuses unknown names."""
+"""The registry builds the published architectures with their keys, shapes and dtypes, and refuses unknown names."""
 
 import json
 import subprocess

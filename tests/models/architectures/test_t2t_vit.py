@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import create_model, default_preprocess
 from milkweed.models.architectures.t2t_vit import sinusoid
-from milkweed.models.bundle.meta_init import on_meta
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 TINY: dict[str, Any] = {"num_classes": 5, "img_size": 32, "embed_dim": 16, "depth": 1, "num_heads": 2}
 
@@ -28,7 +28,7 @@ def test_positions_are_the_sinusoid_and_frozen() -> None:
     assert frozen == {"pos_embed", *attentions}
 
 
-def test_a_model_without_memory_has_none_for_its_positions() -> None:
+def test_positions_of_a_meta_model_are_meta() -> None:
     with on_meta():
         model = create_model("t2t_vit_7", **TINY)
     assert all(parameter.is_meta for parameter in model.parameters())
@@ -48,7 +48,7 @@ def test_tokens_are_overlapping_patches() -> None:
     assert torch.equal(seen[0][0, 8 * row + column, 98:], patch.flatten())
 
 
-def test_sizes_are_multiples_of_16_and_the_models_own() -> None:
+def test_sizes_must_be_multiples_of_16_and_the_models_own() -> None:
     assert default_preprocess("t2t_vit_7", img_size=64)["size"] == 64
     with torch.inference_mode():
         assert create_model("t2t_vit_t_14", **{**TINY, "img_size": 64})(torch.zeros(2, 3, 64, 64)).shape == (2, 5)
@@ -65,4 +65,4 @@ def test_the_forward_can_be_recorded(arch: str) -> None:
     model = create_model(arch, **TINY)
     image = torch.randn(2, 3, 32, 32)
     with torch.inference_mode():
-        assert torch.equal(traced(model, (2, 3, 32, 32))(image), model(image))
+        assert torch.equal(torchscript_forward(model, (2, 3, 32, 32))(image), model(image))

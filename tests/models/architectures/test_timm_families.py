@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.bench.tables.timm_models import examine, row_of, text_of
-from milkweed.models.architectures import timm_models as timm_door
+from milkweed.models.architectures import timm_models
+from milkweed.models.architectures.meta_init import built_on_meta
 from milkweed.models.architectures.registry import classifier_layers, create_model, default_preprocess, list_models
 from milkweed.models.architectures.summary import linears_outside
 from milkweed.models.bundle.bundle import load_bundle, save_bundle
 from milkweed.models.bundle.config import BundleConfig
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.meta_init import built_on_meta
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
-from milkweed.models.layers.layer_spec import LayerSpec, monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedMlp, fold_batch_norms, prepare_for_inference
 from milkweed.models.training import densified
 
@@ -67,12 +68,11 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
     torch.manual_seed(0)
     model = create_model(name, num_classes=5, **SAMPLES[name])
     linears = linears_outside(model, classifier_layers(name))
-    structure = {
-        layer: structure
-        for layer, linear in linears.items()
-        for structure in monarch_structure(model, [layer], min(2, linear.in_features, linear.out_features)).values()
-    }
-    replace_linears(model, structure)
+    specs: dict[str, LayerSpec] = {}
+    for layer, linear in linears.items():
+        nblocks = min(2, linear.in_features, linear.out_features)
+        specs |= layer_specs_for(model, [layer], nblocks=nblocks)
+    replace_linears(model, specs)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1 and "bias" not in name and "temperature" not in name:
@@ -83,7 +83,7 @@ def build(name: str) -> tuple[nn.Module, dict[str, LayerSpec]]:
             if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
                 nn.init.uniform_(module.running_mean, -0.3, 0.3)  # type: ignore[arg-type]
                 nn.init.uniform_(module.running_var, 0.5, 2)  # type: ignore[arg-type]
-    return model, structure
+    return model, specs
 
 
 def relative(got: Tensor, want: Tensor) -> float:
@@ -92,13 +92,13 @@ def relative(got: Tensor, want: Tensor) -> float:
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_path: Path) -> None:
-    model, structure = build(name)
+    model, specs = build(name)
     size = SAMPLES[name].get("img_size", 64)
     images = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
     config = BundleConfig(
         arch=name,
         arch_args={"num_classes": 5, **SAMPLES[name]},
-        structure=structure,
+        structure=specs,
         preprocess={**default_preprocess(name), "size": size},
         provenance={},
         metrics={},
@@ -114,27 +114,27 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
         dense = densified(copy.deepcopy(model))
         assert relative(dense(images), logits) < 1e-5
         # That the layers matter: other weights in one of them, another answer.
-        first = next(module for name, module in model.named_modules() if name in structure)
+        first = next(module for name, module in model.named_modules() if name in specs)
         first.blkdiag1.mul_(2)  # type: ignore[operator, union-attr]
         assert relative(model(images), logits) > 1e-4
-    assert not [name for name in structure if not isinstance(dense.get_submodule(name), nn.Linear)]
+    assert not [name for name in specs if not isinstance(dense.get_submodule(name), nn.Linear)]
 
 
-def test_the_record_is_of_this_timm_and_says_what_there_is() -> None:
-    record = json.loads(timm_door.RECORD.read_text())
-    assert text_of(record) == timm_door.RECORD.read_text()
-    assert set(record["models"]) == set(timm_door.recorded_timm_models())
+def test_the_record_lists_the_models_of_the_installed_timm() -> None:
+    record = json.loads(timm_models.RECORD.read_text())
+    assert text_of(record) == timm_models.RECORD.read_text()
+    assert set(record["models"]) == set(timm_models.recorded_timm_models())
     assert set(SAMPLES) <= set(list_models())
     if record["timm"] == timm.__version__:
         assert len(record["models"]) + sum(record["left_out"].values()) == len(timm.list_models())
-        assert timm_door.list_timm_models() == list(record["models"])
+        assert timm_models.list_timm_models() == list(record["models"])
 
 
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "xcit_nano_12_p16_224", "swin_tiny_patch4_window7_224"])
-def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
+def test_a_row_of_the_record_is_that_of_the_built_model(name: str) -> None:
     found = examine(name)
     assert not isinstance(found, str)
-    assert json.loads(timm_door.RECORD.read_text())["models"][name] == row_of(found)
+    assert json.loads(timm_models.RECORD.read_text())["models"][name] == row_of(found)
 
 
 @pytest.mark.parametrize(
@@ -147,16 +147,16 @@ def test_a_row_of_the_record_is_what_the_model_shows(name: str) -> None:
         ("vit_base_patch16_sapiens2", "take no square pictures"),
     ],
 )
-def test_what_is_left_out_says_why(name: str, reason: str) -> None:
+def test_models_left_out_of_the_record_have_a_reason(name: str, reason: str) -> None:
     if not timm.models.is_model(name):
         pytest.skip(f"this timm has no {name}")
     assert examine(name) == reason
-    assert name not in timm_door.recorded_timm_models()
+    assert name not in timm_models.recorded_timm_models()
     with pytest.raises(ValueError, match=f"unknown architecture '{name}'"):
         create_model(name)
 
 
-def test_buffers_that_no_file_holds_are_those_of_a_model_with_weights() -> None:
+def test_buffers_outside_the_state_dict_have_their_values() -> None:
     for name in ("swin_tiny_patch4_window7_224", "eva02_tiny_patch14_224", "beit_base_patch16_224", "gcvit_xxtiny"):
         whole = create_model(name, num_classes=5, **SAMPLES[name])
         empty = built_on_meta(lambda name=name: create_model(name, num_classes=5, **SAMPLES[name]))  # type: ignore[misc]
@@ -173,7 +173,7 @@ def test_a_layer_whose_weight_is_read_by_its_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"layers 'qkv' selects nothing replaceable: the block of blocks.0.attn.qkv"):
         select_linears(model, ["qkv"])
     with pytest.raises(ValueError, match=r"layer 'blocks.0.attn.qkv' cannot be replaced: the block around it reads"):
-        monarch_structure(model, ["blocks.0.attn.qkv"])
+        layer_specs_for(model, ["blocks.0.attn.qkv"])
 
 
 @pytest.mark.parametrize(
@@ -193,14 +193,14 @@ def test_roles_name_the_layers_of_blocks(name: str, counts: dict[str, int]) -> N
     assert {role: len(select_linears(model, [role])) for role in counts} == counts
 
 
-def test_a_module_that_only_looks_like_an_mlp_is_not_taken_for_one() -> None:
+def test_a_module_that_only_looks_like_an_mlp_is_not_packed() -> None:
     """A gated MLP has fc1, act and fc2 too, and halves what is between."""
     torch.manual_seed(0)
     gated = nn.Sequential(timm.layers.GluMlp(64, 128, act_layer=nn.GELU))
     known: Any = {"0.fc1": None, "0.fc2": None}  # statistics, of which only the names matter here
     assert arrangeable_mlps(gated, known, 2) == []
     assert arrangeable_mlps(nn.Sequential(timm.layers.Mlp(64, 128)), known, 2) == ["0"]
-    replace_linears(gated, monarch_structure(gated, list(known), 2))
+    replace_linears(gated, layer_specs_for(gated, list(known), nblocks=2))
     tokens = torch.randn(3, 5, 64)
     with torch.inference_mode():
         want = gated(tokens)

@@ -1,4 +1,4 @@
-"""ViTAEv2: windows of any grid by their definition, sizes, the buffers nobody reads, and planted mistakes."""
+"""ViTAEv2: windows of any grid by their definition, image sizes, the unused buffer, and planted mistakes."""
 
 import re
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from milkweed.models.architectures.registry import create_model, default_preprocess
 from milkweed.models.architectures.vitae.attention import WindowAttention
 from milkweed.models.importing.fitting import fit_checkpoint
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 from ..tiny import TINY_VITAE_V2
 
@@ -71,7 +71,7 @@ def test_every_square_size_runs_with_the_same_tensors() -> None:
     assert default_preprocess("vitaev2_s", img_size=44)["size"] == 44
 
 
-def test_what_is_not_square_or_does_not_halve_is_refused() -> None:
+def test_images_that_are_not_square_or_do_not_halve_are_refused() -> None:
     model = tiny()
     for height, width in ((32, 36), (33, 33), (34, 34)):
         with pytest.raises(ValueError, match=f"image {height}x{width}: ViTAEv2 takes square images of 4n or 4n - 1 px"):
@@ -123,4 +123,4 @@ def test_the_forward_can_be_recorded() -> None:
     model = tiny()
     image = torch.randn(2, 3, 44, 44)
     with torch.inference_mode():
-        assert torch.equal(traced(model, (2, 3, 44, 44))(image), model(image))
+        assert torch.equal(torchscript_forward(model, (2, 3, 44, 44))(image), model(image))

@@ -18,12 +18,12 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle import bundle
 from milkweed.models.bundle.durable import exchange
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.layer_spec import layer_specs_of
 
 
 def build(config: BundleConfig) -> torch.nn.Module:
     torch.manual_seed(1)
-    return create_model(config.arch, structure=config.structure, **config.arch_args)
+    return create_model(config.arch, layer_specs=config.structure, **config.arch_args)
 
 
 def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_config: BundleConfig) -> None:
@@ -32,7 +32,7 @@ def test_round_trip_gives_the_same_model_to_the_bit(tiny_bundle: Path, tiny_conf
     states = original.state_dict(), model.state_dict()
     assert list(states[0]) == list(states[1])
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-    assert layer_spec_of(model) == tiny_config.structure
+    assert layer_specs_of(model) == tiny_config.structure
     assert not model.training
     assert not any(p.requires_grad for p in model.parameters())
     image = torch.randn(1, 3, 32, 32)
@@ -49,7 +49,7 @@ def test_config_comes_back_whole(tiny_bundle: Path, tiny_config: BundleConfig) -
     assert config.bytes_on_disk == sum(file.stat().st_size for file in tiny_bundle.iterdir())
 
 
-def test_files_and_version_are_what_the_interface_says(tiny_bundle: Path) -> None:
+def test_files_and_version_follow_the_format(tiny_bundle: Path) -> None:
     document = json.loads((tiny_bundle / "config.json").read_text())
     for name in ("model.safetensors", "labels.json"):
         assert document["files"][name] == hashlib.sha256((tiny_bundle / name).read_bytes()).hexdigest()
@@ -75,7 +75,7 @@ def test_other_libraries_read_the_weights_under_original_keys(tiny_bundle: Path,
     assert {"layers.1.NC.0.mlp.fc1.blkdiag1", "layers.1.NC.0.mlp.fc1.bias"} <= set(tensors)
 
 
-def test_version_names_the_weights(tiny_bundle: Path, tiny_config: BundleConfig, tmp_path: Path) -> None:
+def test_the_version_depends_on_the_weights(tiny_bundle: Path, tiny_config: BundleConfig, tmp_path: Path) -> None:
     model = build(tiny_config)
     version = read_config(tiny_bundle).version
     again = save_bundle(tmp_path / "again", model, replace(tiny_config, metrics={"top1": 0.9}))
@@ -151,7 +151,7 @@ def test_paths_that_are_not_there_are_not_exchanged(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_text() == "1"
 
 
-def test_what_is_no_bundle_is_never_replaced(tmp_path: Path, tiny_config: BundleConfig) -> None:
+def test_anything_but_a_bundle_is_never_replaced(tmp_path: Path, tiny_config: BundleConfig) -> None:
     (tmp_path / "precious").mkdir()
     (tmp_path / "precious" / "config.json").write_text("{}")
     (tmp_path / "file").write_text("x")
@@ -170,7 +170,7 @@ def test_a_failed_save_leaves_nothing(tmp_path: Path, tiny_config: BundleConfig)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_does_not_fit_its_config_is_not_saved(tmp_path: Path, tiny_config: BundleConfig) -> None:
+def test_a_model_that_does_not_fit_its_config_is_not_saved(tmp_path: Path, tiny_config: BundleConfig) -> None:
     model = build(tiny_config)
     for config, message in (
         (replace(tiny_config, labels=tiny_config.labels[:4]), "4 labels, the model has 5 classes"),
@@ -185,7 +185,7 @@ def test_what_does_not_fit_its_config_is_not_saved(tmp_path: Path, tiny_config: 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_views_are_saved_without_what_they_look_into(tmp_path: Path, tiny_config: BundleConfig) -> None:
+def test_views_are_saved_without_the_rest_of_their_storage(tmp_path: Path, tiny_config: BundleConfig) -> None:
     model = build(tiny_config)
     weight = model.get_submodule("head").weight
     model.get_submodule("head").weight = torch.nn.Parameter(torch.cat([weight.detach(), torch.ones(999, 16)])[:5])

@@ -1,4 +1,4 @@
-"""Files that lie beside a bundle's own: written with it, no part of its version, and no others than reports."""
+"""Extra files of a bundle are written with it, are no part of its version, and can only be reports."""
 
 import json
 from pathlib import Path
@@ -16,7 +16,7 @@ FILES = {"report.html": b"<!doctype html>", "report.json": b"{}"}
 @pytest.fixture
 def model(tiny_config: BundleConfig) -> nn.Module:
     torch.manual_seed(1)
-    return create_model(tiny_config.arch, structure=tiny_config.structure, **tiny_config.arch_args)
+    return create_model(tiny_config.arch, layer_specs=tiny_config.structure, **tiny_config.arch_args)
 
 
 def test_extras_lie_beside_and_change_nothing(

@@ -1,4 +1,4 @@
-"""Golden images: a bundle remembers its answers, and a model that gives others is found."""
+"""A bundle holds its model's answers to golden images, and other answers are refused."""
 
 import json
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_images_are_always_the_same_and_fill_the_range():
     assert len({float(plane.sum()) for plane in images.flatten(0, 1)}) > 1
 
 
-def test_a_bundle_remembers_and_its_model_answers_so(bundle: Path):
+def test_a_saved_bundle_has_its_models_golden_answers(bundle: Path):
     model, config = load_bundle(bundle)
     assert config.golden == json.loads((bundle / "config.json").read_text())["golden"]
     wanted = answers(model)
@@ -60,7 +60,7 @@ def test_a_bundle_remembers_and_its_model_answers_so(bundle: Path):
     check_golden(config.golden, answers(model, torch.bfloat16), torch.bfloat16)
 
 
-def test_another_model_is_found(bundle: Path):
+def test_another_models_answers_are_refused(bundle: Path):
     model, config = load_bundle(bundle)
     with torch.no_grad():
         model.blocks[1].mlp.fc1.weight.mul_(0.5)
@@ -82,7 +82,7 @@ def test_saving_leaves_the_mode_and_refuses_nan(tmp_path: Path, model: torch.nn.
     assert not (tmp_path / "nan").exists()
 
 
-def test_bundles_of_earlier_versions_have_none(bundle: Path):
+def test_bundles_without_golden_answers_load(bundle: Path):
     document = json.loads((bundle / "config.json").read_text())
     del document["golden"]
     (bundle / "config.json").write_text(json.dumps(document))
@@ -101,7 +101,7 @@ def test_bundles_of_earlier_versions_have_none(bundle: Path):
         {"index": "x", "probability": [[0.5], [0.1]]},
     ],
 )
-def test_records_that_cannot_be_are_refused(bundle: Path, golden: dict[str, object]):
+def test_bad_golden_records_are_refused(bundle: Path, golden: dict[str, object]):
     document = json.loads((bundle / "config.json").read_text())
     (bundle / "config.json").write_text(json.dumps({**document, "golden": golden}))
     with pytest.raises(BundleError, match=r"bundle .*config.json: golden"):

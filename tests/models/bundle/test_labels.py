@@ -13,7 +13,7 @@ def written(tmp_path: Path, name: str, text: str) -> Path:
     return tmp_path / name
 
 
-def test_the_imagenet_file(shared: Path) -> None:
+def test_the_imagenet_labels_are_read(shared: Path) -> None:
     labels = read_labels(shared / "data" / "imagenet_classes.tsv")
     assert len(labels) == 1000
     assert labels[0] == Label("n01440764", "tench")
@@ -30,12 +30,12 @@ def test_the_imagenet_file(shared: Path) -> None:
         ("x.TSV", "\ufeff0\ta\tan ant\n1\tb\ta bee\n"),
     ],
 )
-def test_forms_with_ids(tmp_path: Path, name: str, text: str) -> None:
+def test_label_files_with_ids_are_read(tmp_path: Path, name: str, text: str) -> None:
     assert read_labels(written(tmp_path, name, text)) == (Label("a", "an ant"), Label("b", "a bee"))
 
 
 @pytest.mark.parametrize(("name", "text"), [("x.txt", "an ant\na bee\n"), ("x.json", '["an ant", "a bee"]')])
-def test_forms_without_ids_use_the_index(tmp_path: Path, name: str, text: str) -> None:
+def test_label_files_without_ids_use_the_index(tmp_path: Path, name: str, text: str) -> None:
     assert read_labels(written(tmp_path, name, text)) == (Label("0", "an ant"), Label("1", "a bee"))
 
 
@@ -63,7 +63,7 @@ def test_wrong_files_are_refused_by_line(tmp_path: Path, name: str, text: str, m
     assert message in str(caught.value)
 
 
-def test_missing_and_binary_files(tmp_path: Path) -> None:
+def test_missing_and_binary_label_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot read labels"):
         read_labels(tmp_path / "nowhere.txt")
     (tmp_path / "x.txt").write_bytes(b"ok\n\xff\xfe")

@@ -1,4 +1,4 @@
-"""Bundles whose files hold weights in fewer bits: what is written, what a reader gets, and what is refused."""
+"""Bundles with weights in fewer bits: what is written, what a reader gets, and what is refused."""
 
 import hashlib
 import json
@@ -16,9 +16,11 @@ from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.golden import golden_record
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.storage import as_stored, quantised, storable_weights, stored_tensors
+from milkweed.models.bundle.storage import as_stored, storable_weights, stored_tensors
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.int8 import quantised
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 
 from ..tiny import KIND_OPTIONS
 
@@ -31,7 +33,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
     torch.manual_seed(0)
     model = create_model(ARCH, num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     with torch.no_grad():
         for parameter in model.parameters():
             nn.init.normal_(parameter, std=0.3)
@@ -40,7 +42,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str = "monarch") -> tuple[nn.Module, Bu
     config = BundleConfig(
         arch=ARCH,
         arch_args={"num_classes": 3, **tiny_vit},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess=default_preprocess(ARCH, **tiny_vit),
         labels=default_labels(3),
     )
@@ -77,7 +79,7 @@ def test_int8_is_off_by_half_a_step_at_most(shape: tuple[int, ...]) -> None:
     assert bool((values.reshape(rows.shape).abs().amax(1) == 127).all())
 
 
-def test_int8_of_rows_without_weights_or_with_tiny_ones() -> None:
+def test_int8_of_rows_of_zeros_or_tiny_weights() -> None:
     weight = torch.tensor([[0.0, 0.0], [1e-44, -1e-44], [1e-38, 3e-39], [3e38, -1e38]])
     values, scale = quantised(weight)
     assert bool((scale.float() > 0).all())
@@ -86,7 +88,7 @@ def test_int8_of_rows_without_weights_or_with_tiny_ones() -> None:
     assert values[0].tolist() == [0, 0]
 
 
-def test_what_was_int8_becomes_the_same_int8() -> None:
+def test_expanded_int8_weights_become_the_same_int8_again() -> None:
     weight = torch.randn(64, 50, generator=torch.Generator().manual_seed(3)) * torch.logspace(-5, 5, 64)[:, None]
     values, scale = quantised(weight)
     for scales in (torch.bfloat16, torch.float32):
@@ -126,7 +128,7 @@ def test_a_reader_gets_the_rounded_model(tmp_path: Path, tiny_vit: dict[str, Any
     assert read.golden == golden_record(loaded, 32) != golden_record(model, 32)
 
 
-def test_the_file_is_as_small_as_it_says(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_the_file_is_as_small_as_its_precision_allows(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model, config = tiny(tiny_vit)
     weights = sum(model.get_parameter(key).numel() for keys in storable_weights(model).values() for key in keys)
     whole = save_bundle(tmp_path / "float32", model, config)
@@ -141,7 +143,7 @@ def test_the_file_is_as_small_as_it_says(tmp_path: Path, tiny_vit: dict[str, Any
         assert config.bytes_on_disk == sum(file.stat().st_size for file in (tmp_path / name).iterdir())
 
 
-def test_the_version_tells_storages_apart(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_the_version_differs_between_storages(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model, config = tiny(tiny_vit)
     versions = [saved(tmp_path / name, model, config, name).version for name in ("bfloat16", "float16", "int8")]
     versions.append(save_bundle(tmp_path / "float32", model, config).version)
@@ -152,7 +154,7 @@ def test_the_version_tells_storages_apart(tmp_path: Path, tiny_vit: dict[str, An
     assert save_bundle(tmp_path / "third", loaded, read, storage=read.storage).version == versions[2]
 
 
-def test_a_float32_bundle_is_what_it_always_was(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_a_float32_bundle_has_no_storage_member(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model, config = tiny(tiny_vit)
     saved(tmp_path / "int8", model, config, "int8")
     loaded, read = load_bundle(tmp_path / "int8")
@@ -165,7 +167,7 @@ def test_a_float32_bundle_is_what_it_always_was(tmp_path: Path, tiny_vit: dict[s
     }
 
 
-def test_some_layers_alone(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_storage_can_be_set_for_some_layers_alone(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model, config = tiny(tiny_vit)
     storage = {FC1: "int8", "head": "bfloat16"}
     save_bundle(tmp_path / "b", model, config, storage=storage)
@@ -192,7 +194,7 @@ def test_some_layers_alone(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
         (float("inf"), "float16", "blocks.1.mlp.fc2.blkdiag1 holds a number that is not finite"),
     ],
 )
-def test_what_a_precision_cannot_hold(
+def test_weights_that_a_precision_cannot_hold_are_refused(
     tmp_path: Path, tiny_vit: dict[str, Any], value: float, precision: str, message: str
 ) -> None:
     model, config = tiny(tiny_vit)
@@ -203,7 +205,7 @@ def test_what_a_precision_cannot_hold(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_layer_that_there_is_not(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_storage_of_an_unknown_layer_is_refused(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model, config = tiny(tiny_vit)
     for name in ("blocks.9.mlp.fc1", "norm", "blocks.0.mlp.fc1.blkdiag1"):
         with pytest.raises(BundleError, match=f"storage: '{name}' is no linear, convolution or structured layer"):
@@ -245,7 +247,7 @@ def refuse(bundle: Path, message: str) -> None:
         (lambda d: d["storage"].update({f"x{i}": "int8" for i in range(10_001)}), "config.json: storage: 100"),
     ],
 )
-def test_a_config_that_says_otherwise(int8_bundle: Path, change: Change, message: str) -> None:
+def test_a_config_with_another_storage_is_refused(int8_bundle: Path, change: Change, message: str) -> None:
     document = json.loads((int8_bundle / "config.json").read_text())
     change(document)
     (int8_bundle / "config.json").write_text(json.dumps(document))
@@ -269,7 +271,7 @@ def test_a_config_that_says_otherwise(int8_bundle: Path, change: Change, message
         (lambda t: t.update({"head.bias_scale": torch.ones(1)}), "key 'head.bias_scale' is not one of the model's"),
     ],
 )
-def test_tensors_that_are_none(int8_bundle: Path, change: Tensors, message: str) -> None:
+def test_bad_scales_are_refused(int8_bundle: Path, change: Tensors, message: str) -> None:
     file = int8_bundle / "model.safetensors"
     tensors = load_file(file)
     change(tensors)
@@ -280,7 +282,7 @@ def test_tensors_that_are_none(int8_bundle: Path, change: Tensors, message: str)
     refuse(int8_bundle, f"model.safetensors: {message}")
 
 
-def test_what_a_file_must_hold_is_known_without_memory(tiny_vit: dict[str, Any]) -> None:
+def test_stored_tensors_of_a_meta_model_have_the_files_shapes(tiny_vit: dict[str, Any]) -> None:
     model, _ = tiny(tiny_vit)
     storage = dict.fromkeys(storable_weights(model), "int8")
     real, empty = stored_tensors(model, storage), stored_tensors(model.to("meta"), storage)

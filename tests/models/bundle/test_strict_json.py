@@ -1,4 +1,4 @@
-"""What JSON of others may hold: nothing that could not be said again."""
+"""Strict JSON takes plain values, and refuses what could not be written again."""
 
 import json
 
@@ -27,14 +27,14 @@ def nested(depth: int) -> bytes:
         (f'{{"{"k" * 9999}": 1, "{"k" * 9999}": 1}}', r"key 'k+\.\.\. appears twice"),
     ],
 )
-def test_what_could_not_be_said_again_is_refused_in_a_line(text: str, message: str) -> None:
+def test_json_that_could_not_be_written_again_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse_json(f'{{"a": [{text}]}}'.encode())
     assert type(caught.value) is ValueError
     assert len(str(caught.value)) < 200
 
 
-def test_depth_is_the_documents_alone() -> None:
+def test_json_nested_too_deep_is_refused() -> None:
     assert parse_json(nested(MAX_JSON_DEPTH)) == json.loads(nested(MAX_JSON_DEPTH))
     assert parse_json(b"[" * MAX_JSON_DEPTH + b"]" * MAX_JSON_DEPTH) is not None
     for text in (nested(MAX_JSON_DEPTH + 1), nested(900), b"[" * 100_000):
@@ -42,13 +42,13 @@ def test_depth_is_the_documents_alone() -> None:
             parse_json(text)
 
 
-def test_what_is_plain_comes_back() -> None:
+def test_plain_json_is_parsed() -> None:
     value = {"ä€😀": [0, -1, 2**63, 10**308, 1.5e-300, 1e308, True, None, "x\n", {}, []]}
     for write in (canonical_json, readable_json):
         assert parse_json(write(value)) == value
 
 
-def test_many_keys_are_looked_at_once_each() -> None:
+def test_many_keys_are_parsed_in_linear_time() -> None:
     compared = 0
 
     class Key(str):

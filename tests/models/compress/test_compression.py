@@ -13,7 +13,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress import CompressReport, CompressRequest, densify_layer
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
-from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.layer_spec import layer_specs_of
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.report import LayerRow, read_report
 
@@ -124,7 +124,7 @@ def test_densifying_computes_the_same(tmp_path: Path, dense: Path) -> None:
     )
     report = densify_model(tmp_path / "m", tmp_path / "d")
     monarch, again = load_bundle(tmp_path / "m")[0], load_bundle(tmp_path / "d")[0]
-    assert layer_spec_of(again) == {}
+    assert layer_specs_of(again) == {}
     assert len(report.layers) == 8
     assert (logits(monarch) - logits(again)).abs().max() <= 1e-5
     assert report.parameters_after == sum(p.numel() for p in load_bundle(dense)[0].parameters())

@@ -10,12 +10,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from milkweed.models import compress_model, load_bundle, read_config
-from milkweed.models.bundle.storage import as_stored, quantised, storable_weights
+from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress import CalibrationData, CompressRequest
 from milkweed.models.compress.conversion import convert_model
 from milkweed.models.compress.measured import Measuring, measured_change
 from milkweed.models.compress.quantisation import INT8_LIMIT, choose_storage, int8_errors
 from milkweed.models.divergence import answers, diverge
+from milkweed.models.layers.int8 import quantised
 from milkweed.models.report import DataUse, read_report
 
 ARCH = "deit_tiny_patch16_224"

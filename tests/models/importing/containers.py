@@ -1,4 +1,4 @@
-"""Checkpoints in the layouts that other programs write, with anything else inside them."""
+"""Writes checkpoints in the layouts of other programs, with any payload inside."""
 
 import argparse
 import json

@@ -10,7 +10,7 @@ import pytest
 
 from milkweed.models import Label
 from milkweed.models.errors import CheckpointError
-from milkweed.models.importing.card import ModelInfo, read_card
+from milkweed.models.importing.card import ModelCard, read_card
 
 from .containers import CONFIG
 
@@ -30,21 +30,21 @@ def changed(tmp_path: Path) -> Write:
     return write
 
 
-def test_a_card_of_timm(changed: Write) -> None:
+def test_read_card_reads_timms_config(changed: Write) -> None:
     card = read_card(changed(lambda d: None))
     assert (card.arch, card.arch_args, card.notes) == ("deit_tiny_patch16_224", CONFIG["model_args"], ())
     assert card.preprocess["size"] == 32
     assert card.labels == (Label("n01", "cat"), Label("n02", "dog"), Label("n03", "n03"))
 
 
-def test_an_older_card_has_everything_side_by_side(changed: Write) -> None:
+def test_read_card_reads_the_older_flat_config(changed: Write) -> None:
     card = read_card(changed(lambda d: d.update(d.pop("pretrained_cfg"))))
     assert card == read_card(changed(lambda d: None))
 
 
-def test_a_card_may_say_little(changed: Write) -> None:
+def test_a_card_may_hold_the_architecture_alone(changed: Write) -> None:
     path = changed(lambda d: (d.clear(), d.update(architecture="vit_tiny_patch16_224", pretrained_cfg={})))
-    assert read_card(path) == ModelInfo("vit_tiny_patch16_224")
+    assert read_card(path) == ModelCard("vit_tiny_patch16_224")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_a_card_may_say_little(changed: Write) -> None:
         ),
     ],
 )
-def test_what_no_loader_does_is_noted(changed: Write, change: Any, note: str) -> None:
+def test_preprocessing_that_no_loader_does_is_noted(changed: Write, change: Any, note: str) -> None:
     assert note in read_card(changed(change)).notes[0]
 
 
@@ -84,14 +84,14 @@ def test_what_no_loader_does_is_noted(changed: Write, change: Any, note: str) ->
         (lambda d: d.update(label_names=[{}]), "unhashable"),
     ],
 )
-def test_cards_that_cannot_be_followed(changed: Write, change: Any, message: str) -> None:
+def test_bad_cards_are_refused(changed: Write, change: Any, message: str) -> None:
     path = changed(change)
     with pytest.raises(CheckpointError, match=r"^[^\n]*config\.json: [^\n]*$") as caught:
         read_card(path)
     assert message in str(caught.value)
 
 
-def test_no_json(tmp_path: Path) -> None:
+def test_a_card_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(CheckpointError, match=r"config\.json: not JSON"):
         read_card(tmp_path / "config.json")

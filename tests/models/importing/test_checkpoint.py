@@ -139,7 +139,7 @@ def test_a_whole_pickled_model_and_a_plain_pickle_are_refused(tmp_path: Path) ->
     assert not (tmp_path / "pwned").exists()
 
 
-def test_missing_files_folders_and_other_formats(tmp_path: Path) -> None:
+def test_missing_files_and_other_formats_are_refused(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere.pth", "no such file")
     refuse(tmp_path / "deit_tiny", "no such file; the weights that timm publishes are fetched as timm:deit_tiny")
     refuse(tmp_path, "a folder with none of model.safetensors, model.safetensors.index.json, pytorch_model.bin, ")
@@ -159,14 +159,14 @@ def test_missing_files_folders_and_other_formats(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("keep", [3, 20, 300, -30])
 @pytest.mark.parametrize("legacy", [False, True])
-def test_truncated_files(tmp_path: Path, keep: int, legacy: bool) -> None:
+def test_truncated_files_are_refused(tmp_path: Path, keep: int, legacy: bool) -> None:
     path = saved(tmp_path / "x.pth", WEIGHTS, _use_new_zipfile_serialization=not legacy)
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"^[^\n]*$"):
         read_checkpoint(path)
 
 
-def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
+def test_a_truncated_safetensors_file_is_refused(tmp_path: Path) -> None:
     save_file(WEIGHTS, tmp_path / "x.safetensors")
     (tmp_path / "x.safetensors").write_bytes((tmp_path / "x.safetensors").read_bytes()[:-4])
     refuse(tmp_path / "x.safetensors", "truncated: the header describes 36 bytes of tensors, the file holds 32")
@@ -182,7 +182,7 @@ def test_a_truncated_safetensors_file(tmp_path: Path) -> None:
         (torch.zeros(2), "holds a Tensor, not a dict of weights"),
     ],
 )
-def test_files_without_weights(tmp_path: Path, document: Any, message: str) -> None:
+def test_files_without_weights_are_refused(tmp_path: Path, document: Any, message: str) -> None:
     refuse(saved(tmp_path / "x.pth", document), message)
 
 

@@ -62,7 +62,7 @@ def test_every_container_gives_the_models_logits(
     assert len(report.info.sha256) == 64
 
 
-def test_what_is_said_of_a_container(tmp_path: Path, state: dict[str, Tensor]) -> None:
+def test_the_info_of_a_container_has_layout_and_notes(tmp_path: Path, state: dict[str, Tensor]) -> None:
     said = {}
     for kind, write in containers.CONTAINERS.items():
         said[kind] = read_checkpoint(write(tmp_path, state, None))[1]
@@ -140,7 +140,7 @@ def test_no_function_can_be_named(tmp_path: Path, name: str) -> None:
         read_checkpoint(rewritten(tmp_path / "x.pth", "data.pkl", called))
 
 
-def test_what_stands_in_for_an_object_keeps_and_does_nothing(tmp_path: Path) -> None:
+def test_a_stand_in_for_an_object_keeps_and_does_nothing(tmp_path: Path) -> None:
     """An allowed name may be called with anything: it is a stand-in, not what it names."""
     torch.save({"a": torch.zeros(1)}, tmp_path / "x.pth")
     target = str(tmp_path / "made").encode()
@@ -167,7 +167,7 @@ def test_programs_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "pwned").exists()
 
 
-def test_a_hugging_face_folder_says_what_it_is(tmp_path: Path, state: dict[str, Tensor]) -> None:
+def test_a_hugging_face_folder_is_imported_as_its_config_says(tmp_path: Path, state: dict[str, Tensor]) -> None:
     path = containers.hugging_face(tmp_path, state, None)
     config = import_checkpoint(path, None, tmp_path / "b").config
     assert config.arch == ARCH
@@ -207,7 +207,7 @@ def spoil(path: Path, change: Any) -> None:
         ),
     ],
 )
-def test_shards_that_do_not_follow_their_index(
+def test_shards_that_do_not_follow_their_index_are_refused(
     tmp_path: Path, state: dict[str, Tensor], change: Any, message: str
 ) -> None:
     path = containers.shards(tmp_path, state, None)
@@ -231,7 +231,9 @@ def test_shards_that_do_not_follow_their_index(
         ([], "gone", "its file latest names 'gone', which is no folder in it"),
     ],
 )
-def test_deepspeed_folders_without_the_whole_model(tmp_path: Path, files: list[str], latest: str, message: str) -> None:
+def test_deepspeed_folders_without_the_whole_model_are_refused(
+    tmp_path: Path, files: list[str], latest: str, message: str
+) -> None:
     (tmp_path / "t").mkdir()
     (tmp_path / "latest").write_text(latest)
     for name in files:
@@ -241,19 +243,19 @@ def test_deepspeed_folders_without_the_whole_model(tmp_path: Path, files: list[s
     assert message in str(caught.value)
 
 
-def test_the_folder_of_a_deepspeed_step_alone(tmp_path: Path, state: dict[str, Tensor]) -> None:
+def test_the_folder_of_a_single_deepspeed_step_is_read(tmp_path: Path, state: dict[str, Tensor]) -> None:
     path = containers.deepspeed(tmp_path, state, None)
     assert read_checkpoint(path / "checkpoint")[1].container == "DeepSpeed folder, torch zip"
 
 
-def test_a_bundle_and_a_folder_of_something_else(tmp_path: Path, tiny_bundle: Path) -> None:
+def test_a_bundle_and_a_folder_of_something_else_are_refused(tmp_path: Path, tiny_bundle: Path) -> None:
     with pytest.raises(CheckpointError, match="is a bundle of milkweed already"):
         read_checkpoint(tiny_bundle)
     with pytest.raises(CheckpointError, match="a folder with none of model"):
         read_checkpoint(tmp_path)
 
 
-def test_the_weights_of_an_int8_bundle_mean_nothing_alone(tmp_path: Path, tiny_bundle: Path) -> None:
+def test_the_weights_of_an_int8_bundle_alone_are_refused(tmp_path: Path, tiny_bundle: Path) -> None:
     loaded, config = load_bundle(tiny_bundle)
     layer = next(iter(storable_weights(loaded)))
     save_bundle(tmp_path / "int8", loaded, config, storage={layer: "int8"})

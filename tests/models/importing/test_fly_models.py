@@ -1,4 +1,4 @@
-"""Whole models of HazyResearch/fly, in the Lightning checkpoints it writes, answer as they do there."""
+"""Whole models of HazyResearch/fly, in its Lightning checkpoints, give the logits that fly gives."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +72,7 @@ def meta_state(arch: str, **arch_args: Any) -> dict[str, Tensor]:
         return create_model(arch, **arch_args).state_dict()
 
 
-def test_flys_vits_are_recognised_with_what_keys_do_not_show() -> None:
+def test_flys_vits_are_recognised_with_arguments_that_keys_do_not_show() -> None:
     """768 wide and 8 deep is the older ViT-S: its eps and heads are known, whether or not q, k and v are separate."""
     small = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
     for separate in ({}, {"separate_qkv": True}):
@@ -92,7 +92,7 @@ def test_flys_vits_are_recognised_with_what_keys_do_not_show() -> None:
 
 def test_parameters_are_those_that_fly_counts() -> None:
     """Of its dense ViT-S (48.75 M) and ViT-B (86.57 M), and of their MLPs with Monarch layers of four blocks."""
-    from milkweed.models import select_linears, structures_for
+    from milkweed.models import layer_specs_for, select_linears
 
     small = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}
     wanted = {"mlp": 29.88, "mlp,qkv": 22.80}
@@ -100,6 +100,6 @@ def test_parameters_are_those_that_fly_counts() -> None:
         model = create_model("vit_small_patch16_224", **small, separate_qkv=True)
         assert round(sum(p.numel() for p in model.parameters()) / 1e6, 2) == 48.75
         for layers, millions in wanted.items():
-            structure = structures_for(model, select_linears(model, layers.split(",")))
-            counted = create_model("vit_small_patch16_224", **small, separate_qkv=True, structure=structure)
+            specs = layer_specs_for(model, select_linears(model, layers.split(",")))
+            counted = create_model("vit_small_patch16_224", **small, separate_qkv=True, layer_specs=specs)
             assert round(sum(p.numel() for p in counted.parameters()) / 1e6, 2) == millions

@@ -1,4 +1,4 @@
-"""Structured layers of other codes compute here what they compute there."""
+"""Structured layers of other codebases compute the same after their conversion."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from milkweed.kernels import monarch_to_dense
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.foreign_layers import native_layers
-from milkweed.models.importing.structure_keys import structures_in
+from milkweed.models.importing.layer_specs import layer_specs_in
+from milkweed.models.layers.layer_spec import layer_spec_of
 
 SHUFFLED = "blockdiag_32_64_nb4_shuffle"
 """Nothing in its tensors tells it from one that does not shuffle."""
@@ -38,8 +39,8 @@ def load(state: dict[str, Tensor], in_features: int, out_features: int) -> tuple
     """The layer that a file's tensors describe, with their values, and what is said of it."""
     model = nn.ModuleDict({"fc": nn.Linear(in_features, out_features, bias="bias" in state or "b" in state)})
     state, notes = native_layers("x", model, {f"fc.{key}": tensor for key, tensor in state.items()})
-    structure = structures_in("x", model, state)
-    layer = structure["fc"].build(dtype=torch.float64) if structure else model["fc"].double()
+    specs = layer_specs_in("x", model, state)
+    layer = specs["fc"].build(dtype=torch.float64) if specs else model["fc"].double()
     own = {key.removeprefix("fc."): tensor for key, tensor in state.items() if not key.endswith("layout")}
     layer.load_state_dict(own, strict=True)
     return layer.requires_grad_(False), notes
@@ -54,7 +55,7 @@ def close(got: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_layer_of_fly(shared: Path, case: str) -> None:
+def test_every_layer_of_fly_is_converted_exactly(shared: Path, case: str) -> None:
     with np.load(shared / "golden" / "fly_pixelfly.npz") as data:
         arrays = {
             key.removeprefix(f"{case}/"): torch.from_numpy(data[key]) for key in data if key.startswith(f"{case}/")
@@ -62,8 +63,8 @@ def test_every_layer_of_fly(shared: Path, case: str) -> None:
     state = {key.removeprefix("sd."): tensor for key, tensor in arrays.items() if key.startswith("sd.")}
     layer, _ = load(state, arrays["x"].shape[-1], arrays["y"].shape[-1])
     kind, options = CASES[case]
-    assert layer.structure.kind == kind
-    assert {name: layer.structure.options[name] for name in options} == options
+    assert layer.kind == kind
+    assert {name: layer_spec_of(layer).options[name] for name in options} == options
     if case == SHUFFLED:
         layer.shuffle = True
     close(layer(arrays["x"]), arrays["y"])
@@ -74,13 +75,13 @@ def test_fly_golden_cases_are_all_there(shared: Path) -> None:
         assert {key.partition("/")[0] for key in data} - {"layout"} == CASES.keys()
 
 
-def test_a_block_diagonal_matrix_beside_a_low_rank_one() -> None:
+def test_a_block_diagonal_matrix_beside_a_low_rank_one_is_converted() -> None:
     torch.manual_seed(0)
     weight, thin1, thin2, bias = random(4, 16, 6), random(3, 24), random(64, 3), random(64)
     gate = {"gate.weight": random(1, 24), "gate.bias": random(1)}
     low_rank = {"low_rank.lr_weight1": thin1, "low_rank.lr_weight2": thin2}
     layer, notes = load({"bias": bias, "sparse.weight": weight, **low_rank, **gate}, 24, 64)
-    assert layer.structure.weight_count == weight.numel() + thin1.numel() + thin2.numel() + 25
+    assert layer.weight_count == weight.numel() + thin1.numel() + thin2.numel() + 25
     assert notes == ["1 layers in the form of a block-diagonal and a low-rank matrix"]
     x = random(5, 24)
     g = torch.sigmoid(x @ gate["gate.weight"].T + gate["gate.bias"])
@@ -88,7 +89,7 @@ def test_a_block_diagonal_matrix_beside_a_low_rank_one() -> None:
 
 
 @pytest.mark.parametrize("shape", ["triton", "huggingface"])
-def test_the_other_backends_of_block_sparse_layers(shape: str) -> None:
+def test_block_sparse_layers_of_other_backends_are_converted(shape: str) -> None:
     torch.manual_seed(0)
     layout, blocks = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]]), random(8, 4, 4)
     weight = blocks[None] if shape == "triton" else blocks.transpose(1, 2).reshape(32, 4)
@@ -100,7 +101,7 @@ def test_the_other_backends_of_block_sparse_layers(shape: str) -> None:
 
 
 @pytest.mark.parametrize(("in_features", "out_features"), [(24, 40), (30, 50), (7, 9)])
-def test_a_monarch_matrix_beside_a_low_rank_one(in_features: int, out_features: int) -> None:
+def test_a_monarch_matrix_beside_a_low_rank_one_is_converted(in_features: int, out_features: int) -> None:
     torch.manual_seed(0)
     p, s = -(-in_features // 4), -(-out_features // 4)
     w1, w2 = random(4, p, p), random(4, s, p)
@@ -112,11 +113,11 @@ def test_a_monarch_matrix_beside_a_low_rank_one(in_features: int, out_features: 
     close(layer(x), (x @ dense.T + x @ low_rank["low_rank.lr_weight1"].T @ low_rank["low_rank.lr_weight2"].T) / 2)
 
 
-def test_blasts_monarch_matrices_of_any_rank() -> None:
+def test_blasts_monarch_matrices_of_any_rank_are_converted() -> None:
     torch.manual_seed(0)
     w1, w2, bias = random(4, 12, 6), random(4, 8, 12), random(32)  # rank 3 a sub-block, fly would have 6/4
     layer, notes = load({"w1": w1, "w2": w2, "bias": bias}, 24, 32)
-    assert (layer.structure.kind, layer.structure.rank) == ("monarch", 3)
+    assert (layer.kind, layer.rank) == ("monarch", 3)
     assert notes == ["1 layers in the form of BLAST's Monarch matrices"]
     x = random(5, 24)
     blocks = torch.einsum("kqp,bkp->bkq", w1, x.view(5, 4, 6)).flatten(1)
@@ -125,7 +126,7 @@ def test_blasts_monarch_matrices_of_any_rank() -> None:
 
 
 @pytest.mark.parametrize(("K", "J"), [(4, 4), (3, 6)])
-def test_flys_butterfly_of_any_blocks(K: int, J: int) -> None:
+def test_flys_butterfly_of_any_blocks_is_converted(K: int, J: int) -> None:
     """Rows of w1 lie block by block of w2 there, rank by rank here; other numbers of blocks become a dense layer."""
     torch.manual_seed(0)
     b1, p, s = 2, 24 // K, 5
@@ -138,12 +139,12 @@ def test_flys_butterfly_of_any_blocks(K: int, J: int) -> None:
     assert ("are dense now" in notes[0]) == (K != J)
 
 
-def test_compute_better_spents_monarch_and_btt() -> None:
+def test_compute_better_spents_monarch_and_btt_are_converted() -> None:
     torch.manual_seed(0)
     w1, w2, bias = random(4, 6, 6), random(4, 10, 6), random(40)
     layer, _ = load({"op_params.0": w1, "op_params.1": w2, "b": bias}, 24, 40)
     x = random(3, 24)
-    assert layer.structure.kind == "monarch"
+    assert layer.kind == "monarch"
     close(layer(x), F.linear(x, monarch_to_dense(w1, w2, 40, 24), bias))
     m0, m1, n0, n1, r = 4, 6, 5, 8, 2
     first, second = random(m1, m0, n0 * r), random(n0, m1 * r, n1)
@@ -174,7 +175,7 @@ def test_compute_better_spents_monarch_and_btt() -> None:
         ),
     ],
 )
-def test_tensors_of_no_such_layer_are_refused(state: dict[str, Any], name: str) -> None:
+def test_tensors_that_fit_no_known_form_are_refused(state: dict[str, Any], name: str) -> None:
     tensors = {key: torch.ones(shape) for key, shape in state.items()}
     with pytest.raises(CheckpointError, match=r"^x: fc\.[^\n]*$") as caught:
         load(tensors, 16, 16)

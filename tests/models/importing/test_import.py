@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from milkweed.models import Label, create_model, import_checkpoint, load_bundle, read_labels
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.families import detect_family
-from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 
 
 def logits(model: nn.Module, size: int = 32) -> Tensor:
@@ -38,7 +39,7 @@ def custom(tiny_vitae: dict[str, Any]) -> Callable[[], nn.Module]:
     return lambda: create_model("vitae_basic", num_classes=4, **tiny_vitae)
 
 
-def test_published_container_to_bundle(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
+def test_a_published_container_becomes_a_bundle(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
     model = custom()
     path = published(tmp_path / "best.pth.tar", model.state_dict())
     report = import_checkpoint(path, "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
@@ -69,7 +70,7 @@ def test_vitae_tiny_is_recognised_and_keeps_its_random_features(tmp_path: Path) 
     assert config.preprocess["crop_pct"] == 0.9
 
 
-def test_deit_tiny_weights(tmp_path: Path, shared: Path) -> None:
+def test_deit_tiny_weights_are_imported(tmp_path: Path, shared: Path) -> None:
     import timm
 
     file = shared / "weights" / "deit_tiny_patch16_224.safetensors"
@@ -85,23 +86,23 @@ def test_deit_tiny_weights(tmp_path: Path, shared: Path) -> None:
 
 
 @pytest.mark.parametrize(("nblocks", "rank"), [(2, None), (4, None), (3, None), (2, 3), (1, 2)])
-def test_monarch_layers_in_the_checkpoint_become_structure(
+def test_monarch_layers_of_a_checkpoint_become_layer_specs(
     tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any], nblocks: int, rank: int | None
 ) -> None:
     model = custom()
-    structure = monarch_structure(model, select_linears(model, ["mlp", "qkv"]), nblocks, rank)
-    replace_linears(model, structure)
+    specs = layer_specs_for(model, select_linears(model, ["mlp", "qkv"]), nblocks=nblocks, rank=rank)
+    replace_linears(model, specs)
     path = published(tmp_path / "x.pth", model.state_dict())
     report = import_checkpoint(path, "vitae_basic", tmp_path / "b", arch_args=tiny_vitae)
     loaded, config = load_bundle(tmp_path / "b")
     assert torch.equal(logits(loaded), logits(model))
-    assert {name: layer.nblocks for name, layer in config.structure.items()} == dict.fromkeys(structure, nblocks)
+    assert {name: layer.nblocks for name, layer in config.structure.items()} == dict.fromkeys(specs, nblocks)
     assert "6 Monarch layers in the checkpoint" in report.notes
 
 
-def test_monarch_factors_of_no_layer_are_refused(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
+def test_monarch_factors_that_fit_no_layer_are_refused(tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]) -> None:
     model = custom()
-    replace_linears(model, monarch_structure(model, ["layers.1.NC.0.mlp.fc1"], 2))
+    replace_linears(model, layer_specs_for(model, ["layers.1.NC.0.mlp.fc1"], nblocks=2))
     state = model.state_dict()
     state["layers.1.NC.0.mlp.fc1.blkdiag2"] = torch.zeros(2, 17, 8)
     torch.save(state, tmp_path / "x.pth")
@@ -129,7 +130,7 @@ def test_the_name_in_the_file_decides_where_keys_do_not(tmp_path: Path, arch: st
 
 
 @pytest.mark.parametrize("name", ["mixer_s16_224", "resnet50", 7, "../x"])
-def test_a_name_in_the_file_that_its_keys_deny_decides_nothing(tmp_path: Path, name: object) -> None:
+def test_a_name_in_the_file_that_its_keys_contradict_is_ignored(tmp_path: Path, name: object) -> None:
     state = create_model("deit_tiny_patch16_224", num_classes=3).state_dict()
     torch.save({"arch": name, "state_dict": state}, tmp_path / "x.pth.tar")
     with pytest.raises(CheckpointError, match="fits vit_tiny_patch16_224 and deit_tiny_patch16_224, which differ only"):

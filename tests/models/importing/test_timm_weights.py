@@ -1,4 +1,4 @@
-"""timm: names are fetched where there is a network, and explained where there is none."""
+"""Weights that timm publishes are fetched by name; without a network the error explains what to do."""
 
 import json
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_a_name_becomes_a_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ("nothing", "timm publishes no weights of that name"),
     ],
 )
-def test_names_without_weights(name: str, message: str) -> None:
+def test_names_without_published_weights_are_refused(name: str, message: str) -> None:
     with pytest.raises(CheckpointError) as caught:
         fetch_timm_weights(name)
     assert message in str(caught.value)
@@ -70,7 +70,7 @@ def test_an_architecture_that_is_not_built_is_not_fetched(tmp_path: Path, monkey
     assert not asked
 
 
-def test_without_a_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_the_error_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(CheckpointError) as caught:
@@ -83,7 +83,7 @@ def test_without_a_network_one_sentence_says_so(tmp_path: Path, monkeypatch: pyt
     assert "\n" not in said
 
 
-def test_a_repository_without_safetensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_repository_without_safetensors_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text(json.dumps(containers.CONFIG))
     published(monkeypatch, tmp_path)
     with pytest.raises(CheckpointError, match=rf"huggingface\.co/{REPOSITORY} has no model\.safetensors"):

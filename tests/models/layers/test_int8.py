@@ -13,9 +13,10 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress.quantisation import choose_storage
-from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedLowRank, PackedMlp, prepare_for_inference
-from milkweed.models.serving.torchscript import traced
+from milkweed.models.serving.torchscript import torchscript_forward
 
 from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2
 
@@ -25,7 +26,7 @@ def rounded(tiny_vit: dict[str, Any], kind: str, bias: bool = True) -> tuple[nn.
     torch.manual_seed(0)
     model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
     if kind != "dense":
-        replace_linears(model, structures_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), kind, **KIND_OPTIONS[kind]))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     if not bias:
@@ -42,14 +43,16 @@ def images(dtype: torch.dtype = torch.float32) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["dense", *KINDS])
-def test_the_same_bits_as_expanded_on_loading(tiny_vit: dict[str, Any], kind: str, dtype: torch.dtype) -> None:
+def test_int8_layers_give_the_same_bits_as_weights_expanded_on_loading(
+    tiny_vit: dict[str, Any], kind: str, dtype: torch.dtype
+) -> None:
     model, layers = rounded(tiny_vit, kind)
     expanded = prepare_for_inference(copy.deepcopy(model), dtype=dtype)
     held = prepare_for_inference(model, dtype=dtype, int8_layers=layers)
     with torch.inference_mode():
         want = expanded(images(dtype))
         assert torch.equal(held(images(dtype)), want)
-        forward = traced(held, (2, 3, 32, 32), dtype)
+        forward = torchscript_forward(held, (2, 3, 32, 32), dtype)
         assert torch.equal(forward(images(dtype)), want)
 
 
@@ -81,7 +84,7 @@ def test_layers_that_are_not_int8_stay_as_they_are(tiny_vit: dict[str, Any]) -> 
         assert torch.equal(held(images()), expanded(images()))
 
 
-def test_low_rank_layers_are_held(tiny_vit: dict[str, Any]) -> None:
+def test_low_rank_layers_stay_int8(tiny_vit: dict[str, Any]) -> None:
     model, layers = rounded(tiny_vit, "lowrank")
     held = prepare_for_inference(model, int8_layers=layers)
     thin = next(module for module in held.modules() if isinstance(module, PackedLowRank))
@@ -90,7 +93,7 @@ def test_low_rank_layers_are_held(tiny_vit: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_convolutions_with_a_folded_norm(tiny_vitae: dict[str, Any], dtype: torch.dtype) -> None:
+def test_convolutions_with_a_folded_norm_stay_int8(tiny_vitae: dict[str, Any], dtype: torch.dtype) -> None:
     """Folding scales each filter: the int8 values stay, and the scales take it up, in float32 whatever the dtype."""
     torch.manual_seed(0)
     model = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
@@ -149,19 +152,19 @@ KEPT = {"BEiT": {"blocks.0.attn.qkv": None, "blocks.1.attn.qkv": None}}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_bundle_of_each_family(tmp_path: Path, tiny_vitae: dict[str, Any], family: str) -> None:
+def test_an_int8_bundle_of_each_family_is_served(tmp_path: Path, tiny_vitae: dict[str, Any], family: str) -> None:
     """Every layer of it is tried, stored and read as int8, and served as if it had been expanded."""
     arch, args, kind, layers, options = FAMILIES[family]
     args = args or tiny_vitae
     torch.manual_seed(0)
     model = create_model(arch, num_classes=3, **args)
     if layers:
-        replace_linears(model, structures_for(model, select_linears(model, layers), kind, **options))
+        replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **options))
     model = model.eval().requires_grad_(False)
     config = BundleConfig(
         arch=arch,
         arch_args={"num_classes": 3, **args},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess=default_preprocess(arch, **args),
         labels=default_labels(3),
     )

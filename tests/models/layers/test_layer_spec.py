@@ -10,14 +10,9 @@ from torch import nn
 
 from milkweed.models.accounting import parameter_count
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import (
-    LayerSpec,
-    layer_spec_of,
-    monarch_structure,
-    replace_linears,
-    select_linears,
-)
+from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, layer_specs_of, replace_linears
 from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.select import select_linears
 
 VARIANTS = [
     "ViTAE_basic_Tiny",
@@ -37,7 +32,7 @@ SCOPES = {"mlp": ["mlp"], "mlp_attn": ["mlp", "qkv", "proj"], "all_but_head": ["
 def compressed(arch: str, layers: list[str], nblocks: int) -> nn.Module:
     with torch.device("meta"):
         model = create_model(arch)
-        return replace_linears(model, monarch_structure(model, select_linears(model, layers), nblocks))
+        return replace_linears(model, layer_specs_for(model, select_linears(model, layers), nblocks=nblocks))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -85,12 +80,12 @@ def test_a_selector_that_finds_nothing_is_refused(layers: str) -> None:
     assert repr(layers) in str(caught.value)
 
 
-def test_selecting_what_is_monarch_already_says_so() -> None:
+def test_selecting_monarch_layers_again_is_refused() -> None:
     with pytest.raises(ValueError, match="is a Monarch layer already"):
         select_linears(compressed("deit_tiny_patch16_224", ["mlp"], 4), ["mlp"])
 
 
-def test_layer_structure_round_trips_through_json() -> None:
+def test_a_layer_spec_round_trips_through_json() -> None:
     layer = LayerSpec("monarch", 70, 50, nblocks=4, rank=3, bias=False)
     assert LayerSpec.from_dict(json.loads(json.dumps(layer.to_dict()))) == layer
     assert layer.weight_count == sum(p.numel() for p in layer.build().parameters())
@@ -113,7 +108,7 @@ def test_layer_structure_round_trips_through_json() -> None:
         ({"extra": 1}, "must have bias, in_features"),
     ],
 )
-def test_bad_structures_are_refused(change: dict[str, Any], message: str) -> None:
+def test_bad_layer_specs_are_refused(change: dict[str, Any], message: str) -> None:
     good = {"kind": "monarch", "in_features": 8, "out_features": 16, "nblocks": 4, "rank": None, "bias": True}
     LayerSpec.from_dict(good)
     with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
@@ -121,17 +116,17 @@ def test_bad_structures_are_refused(change: dict[str, Any], message: str) -> Non
     assert message in str(caught.value)
 
 
-def test_replacing_builds_the_described_layers_and_nothing_else() -> None:
+def test_replace_linears_builds_the_specified_layers_and_nothing_else() -> None:
     model = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 6, bias=False)).double().train()
     kept = model[0]
-    structure = {"2": LayerSpec("monarch", 12, 6, nblocks=2, rank=1, bias=False)}
-    assert replace_linears(model, structure) is model
+    specs = {"2": LayerSpec("monarch", 12, 6, nblocks=2, rank=1, bias=False)}
+    assert replace_linears(model, specs) is model
     assert model[0] is kept
     layer = model[2]
     assert isinstance(layer, MonarchLinear)
     assert (layer.nblocks, layer.rank, layer.bias, layer.blkdiag1.dtype) == (2, 1, None, torch.float64)
     assert layer.training
-    assert layer_spec_of(model) == structure
+    assert layer_specs_of(model) == specs
 
 
 @pytest.mark.parametrize(
@@ -147,11 +142,9 @@ def test_replacing_builds_the_described_layers_and_nothing_else() -> None:
         ("7", LayerSpec("monarch", 8, 12), "no such layer"),
     ],
 )
-def test_a_structure_that_does_not_fit_is_refused_and_changes_nothing(
-    name: str, layer: LayerSpec, message: str
-) -> None:
+def test_a_spec_that_does_not_fit_is_refused_and_changes_nothing(name: str, layer: LayerSpec, message: str) -> None:
     model = nn.Sequential(nn.Linear(8, 12), nn.GELU(), nn.Linear(12, 6))
     with pytest.raises(ValueError, match="layer") as caught:
         replace_linears(model, {"2": LayerSpec("monarch", 12, 6, nblocks=2), name: layer})
     assert message in str(caught.value)
-    assert layer_spec_of(model) == {}
+    assert layer_specs_of(model) == {}

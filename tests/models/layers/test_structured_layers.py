@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from milkweed.models.layers.blockdiag import BlockdiagLinear
 from milkweed.models.layers.butterfly import ButterflyShape, Gathering
-from milkweed.models.layers.layer_spec import LayerSpec
+from milkweed.models.layers.layer_spec import LayerSpec, layer_spec_of
 from milkweed.models.layers.lowrank import LowRankLinear
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.pixelfly import FlatButterfly, PixelflyLinear
@@ -38,7 +38,7 @@ LAYERS: list[StructuredLinear] = [
         36, 60, rank=2, block_size=6, butterfly_size=3, n_factors=0, gating=False
     ),  # block-diagonal, and low rank
 ]
-IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer.structure.rank}" for layer in LAYERS]
+IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer_spec_of(layer).rank}" for layer in LAYERS]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def state_of(golden: Arrays, case: str) -> dict[str, Tensor]:
 def filled(layer: nn.Module) -> nn.Module:
     """A copy in float64 with weights that every mistake would show in."""
     torch.manual_seed(0)
-    twin = layer.structure.build(dtype=torch.float64)
+    twin = layer_spec_of(layer).build(dtype=torch.float64)
     for parameter in twin.parameters():
         nn.init.normal_(parameter)
     return twin
@@ -66,7 +66,7 @@ def filled(layer: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("case", CASES)
 @torch.no_grad()
 def test_a_layer_computes_what_flys_does(golden: Arrays, case: str) -> None:
-    layer = CASES[case].structure.build(dtype=torch.float64)
+    layer = layer_spec_of(CASES[case]).build(dtype=torch.float64)
     layer.load_state_dict(state_of(golden, case), strict=True)
     x, want = torch.from_numpy(golden[f"{case}/x"]), torch.from_numpy(golden[f"{case}/y"])
     torch.testing.assert_close(layer(x), want, rtol=1e-12, atol=1e-12)
@@ -144,25 +144,25 @@ def test_gradients_are_those_of_the_dense_equivalent(layer: StructuredLinear) ->
 
 
 @pytest.mark.parametrize("layer", [*LAYERS, *CASES.values()])
-def test_a_layer_says_what_it_is(layer: StructuredLinear) -> None:
-    structure = layer.structure
-    assert structure.kind == layer.kind
-    assert LayerSpec.from_dict(structure.to_dict()) == structure
-    twin = structure.build(dtype=torch.float64)
+def test_a_layer_spec_builds_the_same_layer_again(layer: StructuredLinear) -> None:
+    spec = layer_spec_of(layer)
+    assert spec.kind == layer.kind
+    assert LayerSpec.from_dict(spec.to_dict()) == spec
+    twin = spec.build(dtype=torch.float64)
     assert type(twin) is type(layer)
     assert {key: tuple(tensor.shape) for key, tensor in twin.state_dict().items()} == {
         key: tuple(tensor.shape) for key, tensor in layer.state_dict().items()
     }
     assert next(iter(layer.state_dict())) == "bias"
-    assert structure.weight_count == layer.weight_count
+    assert spec.weight_count == layer.weight_count
     assert layer.weight_count == sum(p.numel() for p in layer.parameters()) - layer.out_features
-    assert structure.weight_shapes() == {
+    assert spec.weight_shapes() == {
         key: tuple(tensor.shape) for key, tensor in layer.state_dict().items() if key != "bias"
     }
 
 
 @pytest.mark.parametrize("layer", [LAYERS[0], LAYERS[1]])
-def test_kernels_get_the_factors_of_what_is_a_monarch_matrix(layer: StructuredLinear) -> None:
+def test_only_monarch_and_low_rank_layers_have_monarch_factors(layer: StructuredLinear) -> None:
     factors = layer.monarch_factors()
     assert factors is not None
     as_monarch = MonarchLinear(layer.in_features, layer.out_features, nblocks=len(factors[0]), rank=None)
@@ -206,7 +206,7 @@ def test_initial_values_are_flys() -> None:
 
 @pytest.mark.parametrize("layer", [CASES["fbbflylr_32_64_r8_gate"], LAYERS[3]])
 def test_bfloat16_autocast_trains(layer: StructuredLinear) -> None:
-    twin = layer.structure.build()
+    twin = layer_spec_of(layer).build()
     x = torch.randn(6, layer.in_features)
     with torch.autocast("cpu", torch.bfloat16):
         y = twin(x)

@@ -1,4 +1,4 @@
-"""Models whose weights let every mistake show, and what their exported files compute."""
+"""Makes models in whose logits every mistake shows, and compares exported files with them."""
 
 from pathlib import Path
 from typing import Any
@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model
-from milkweed.models.layers.layer_spec import replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.onnx.session import OnnxSession
 
 SIZE = 32
@@ -18,7 +19,7 @@ def made(arch: str, arguments: dict[str, Any], *, monarch: bool = False) -> nn.M
     torch.manual_seed(0)
     model = create_model(arch, num_classes=7, **arguments)
     if monarch:
-        replace_linears(model, structures_for(model, select_linears(model, ["[!h]*"]), "monarch", nblocks=4))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["[!h]*"]), "monarch", nblocks=4))
     return weighted(model)
 
 

@@ -1,4 +1,4 @@
-"""What a file says of itself, smaller numbers, and what is refused."""
+"""Exported files: metadata, operations, smaller dtypes, separate weights, and refusals."""
 
 import copy
 import errno
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from milkweed.models import BundleConfig, Label, export_bundle, load_bundle, save_bundle
 from milkweed.models.errors import ExportError
-from milkweed.models.layers.layer_spec import layer_spec_of
+from milkweed.models.layers.layer_spec import layer_specs_of
 from milkweed.models.onnx import export as export_module
 from milkweed.models.onnx import file as file_module
 from milkweed.models.onnx.export import write_verified
@@ -47,7 +47,7 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = BundleConfig(
         arch="vitae_basic",
         arch_args={"num_classes": 7, **PERFORMER},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess={
             "size": 32,
             "crop_pct": 0.875,
@@ -69,7 +69,7 @@ def exported(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_a_file_says_how_its_images_are_prepared_and_what_it_is(bundle: Path, exported: Path) -> None:
+def test_a_files_metadata_has_preprocessing_labels_and_version(bundle: Path, exported: Path) -> None:
     _, config = load_bundle(bundle)
     proto = onnx.load(str(exported))
     said = {entry.key: entry.value for entry in proto.metadata_props}
@@ -85,7 +85,7 @@ def test_a_file_says_how_its_images_are_prepared_and_what_it_is(bundle: Path, ex
     assert verified["against"].startswith("torch ")
 
 
-def test_a_file_is_plain_and_takes_batches_of_any_size(exported: Path) -> None:
+def test_a_file_has_plain_operations_and_takes_any_batch_size(exported: Path) -> None:
     proto = onnx.load(str(exported))
     assert [(each.domain, each.version) for each in proto.opset_import] == [("", 20)]
     [images], [logits] = proto.graph.input, proto.graph.output
@@ -98,7 +98,7 @@ def test_a_file_is_plain_and_takes_batches_of_any_size(exported: Path) -> None:
     assert not {node.domain for node in proto.graph.node} - {""}
 
 
-def test_a_file_says_nothing_of_the_machine_it_was_made_on(exported: Path) -> None:
+def test_a_file_holds_nothing_of_the_machine_it_was_made_on(exported: Path) -> None:
     data = exported.read_bytes()
     assert b"torch/" not in data
     assert str(Path(__file__).parents[3]).encode() not in data
@@ -106,7 +106,7 @@ def test_a_file_says_nothing_of_the_machine_it_was_made_on(exported: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_smaller_numbers(bundle: Path, exported: Path, tmp_path: Path, dtype: str) -> None:
+def test_smaller_dtypes_make_smaller_files(bundle: Path, exported: Path, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "model.onnx"
     report = export_bundle(bundle, file, dtype=dtype)
     assert 0 < report.verified.error <= report.verified.limit
@@ -138,7 +138,7 @@ def recorded(bundle: Path, exported: Path, monkeypatch: pytest.MonkeyPatch) -> A
 
 
 @pytest.mark.usefixtures("recorded")
-def test_weights_too_many_for_one_file_lie_beside_it(
+def test_weights_too_large_for_one_file_lie_beside_it(
     bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, weights = tmp_path / "model.onnx", tmp_path / "model.onnx.data"
@@ -163,7 +163,7 @@ class Nearly(nn.Module):
         return rows / (rows * 0 + 1e-8) * 1.000001
 
 
-def test_what_is_nearly_nothing_is_kept(tmp_path: Path) -> None:
+def test_tiny_constants_are_kept(tmp_path: Path) -> None:
     write_verified(Nearly(), tmp_path / "model.onnx", 8)
 
 
@@ -178,7 +178,7 @@ class Windows(nn.Module):
         return three.view_as(five).flatten(1)
 
 
-def test_attention_over_any_axes(tmp_path: Path) -> None:
+def test_attention_of_three_and_five_axes_is_exported(tmp_path: Path) -> None:
     write_verified(Windows(), tmp_path / "model.onnx", 8)
     images = noise()[..., :8, :8]
     assert max(differences(Windows(), tmp_path / "model.onnx", images)) <= 1e-5
@@ -238,7 +238,7 @@ class AnyBatch(nn.Module):
         return out
 
 
-def test_what_computes_something_else_is_not_written(bundle: Path, tmp_path: Path, recorded: Any) -> None:
+def test_an_export_that_computes_something_else_is_not_written(bundle: Path, tmp_path: Path, recorded: Any) -> None:
     head = next(each for each in recorded.graph.initializer if tuple(each.dims) == (7, 8))
     head.raw_data = (torch.frombuffer(bytearray(head.raw_data), dtype=torch.float32) * 1.01).numpy().tobytes()
     line = r"^bundle .*tiny: cannot be exported as ONNX: .* off by .* more than the 0.0001 of float32$"
@@ -261,7 +261,7 @@ def test_a_file_that_is_there_is_replaced_only_on_demand(bundle: Path, exported:
     assert list(tmp_path.iterdir()) == [weights]
 
 
-def test_what_cannot_be_is_refused_before_any_work(bundle: Path, tmp_path: Path) -> None:
+def test_bad_arguments_are_refused_before_any_work(bundle: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^dtype 'int4': must be one of float32, float16, bfloat16$"):
         export_bundle(bundle, tmp_path / "model.onnx", dtype="int4")
     (tmp_path / "file").touch()
@@ -292,7 +292,7 @@ def test_a_missing_package_is_named(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_file_that_is_no_model_is_one_line(tmp_path: Path) -> None:
+def test_a_file_that_is_no_model_gives_an_error_of_one_line(tmp_path: Path) -> None:
     (tmp_path / "x.onnx").write_bytes(b"no model")
     with pytest.raises(ExportError, match="ONNX Runtime cannot load the model") as caught:
         OnnxSession(tmp_path / "x.onnx")

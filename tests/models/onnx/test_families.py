@@ -12,9 +12,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 from milkweed.models import create_model
+from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, own_architectures
-from milkweed.models.bundle.meta_init import on_meta
-from milkweed.models.layers.layer_spec import layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.layers.layer_spec import layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.onnx.export import write_verified
 from milkweed.models.onnx.file import contents
 
@@ -94,7 +95,7 @@ def test_every_family_computes_what_torch_does(family: str, written: Written, re
     assert max(differences(model, file, request.getfixturevalue("photos"))) <= 1e-4
 
 
-def test_no_family_is_left_out() -> None:
+def test_every_own_architecture_is_exported() -> None:
     tested = {type(create_model(arch, **arguments)) for arch, arguments in FAMILIES.values()}
     with on_meta():
         own = {type(create_model(arch)): arch for arch in set(own_architectures()) - {CUSTOM_VITAE}}
@@ -106,8 +107,8 @@ def test_every_kind_of_layer_computes_what_torch_does(tmp_path: Path) -> None:
         torch.manual_seed(0)
         vit = create_model("deit_tiny_patch16_224", num_classes=7, **VIT)
         for layer, kind in {"qkv": "lowrank", "proj": "blockdiag", "mlp": "pixelfly"}.items():
-            replace_linears(vit, structures_for(vit, select_linears(vit, [layer]), kind, **KIND_OPTIONS[kind]))
-        assert {layer.kind for layer in layer_spec_of(vit).values()} == set(KINDS)
+            replace_linears(vit, layer_specs_for(vit, select_linears(vit, [layer]), kind, **KIND_OPTIONS[kind]))
+        assert {layer.kind for layer in layer_specs_of(vit).values()} == set(KINDS)
         return weighted(vit)
 
     file = tmp_path / "model.onnx"

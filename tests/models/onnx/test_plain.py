@@ -45,7 +45,7 @@ class Factors:
         Factors(1, 6, 10, 1, 9),  # low rank
     ],
 )
-def test_folded_factors_are_the_matrix(factors: Factors) -> None:
+def test_folded_factors_multiply_to_the_matrix(factors: Factors) -> None:
     w1, w2 = factors.tensors
     x = torch.randn(3, 5, factors.K * factors.p, dtype=NUMBERS)
     layer = PlainMonarch(pack_monarch(w1, w2))
@@ -61,7 +61,7 @@ def test_even_ranks_need_no_zeros() -> None:
 
 @pytest.mark.parametrize("layer", [(30, 50), (50, 30), (32, 64)])
 @pytest.mark.parametrize("bias", [True, False])
-def test_padded_widths_and_biases(layer: tuple[int, int], bias: bool) -> None:
+def test_padded_widths_and_biases_compute_the_same(layer: tuple[int, int], bias: bool) -> None:
     torch.manual_seed(0)
     monarch = MonarchLinear(*layer, bias=bias, nblocks=4, dtype=NUMBERS)
     plain = PlainMonarch(
@@ -73,7 +73,7 @@ def test_padded_widths_and_biases(layer: tuple[int, int], bias: bool) -> None:
 
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize(("width", "out", "nblocks"), [(32, 64, 4), (30, 50, 4), (48, 12, 3), (64, 64, 8)])
-def test_block_diagonal_layers(width: int, out: int, nblocks: int, shuffle: bool) -> None:
+def test_block_diagonal_layers_compute_the_same(width: int, out: int, nblocks: int, shuffle: bool) -> None:
     torch.manual_seed(0)
     layer = BlockdiagLinear(width, out, nblocks=nblocks, shuffle=shuffle, dtype=NUMBERS)
     plain = PlainBlockdiag(layer)

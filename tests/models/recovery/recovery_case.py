@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.recovery import RecoveryPlan, recover
 from milkweed.models.training import TensorSource
 
@@ -61,7 +62,7 @@ def make_case() -> Case:
                 parameter.mul_(40 if name == "head.weight" else 8)
     dense.requires_grad_(False)
     compressed = copy.deepcopy(dense)
-    for name, layer in monarch_structure(compressed, select_linears(compressed, ["mlp"]), nblocks=4).items():
+    for name, layer in layer_specs_for(compressed, select_linears(compressed, ["mlp"]), nblocks=4).items():
         project_layer(compressed, name, layer)
     generator = torch.Generator().manual_seed(1)
     images = torch.randn(40, 3, 16, 16, generator=generator)

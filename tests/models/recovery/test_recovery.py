@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
 from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
 
@@ -189,7 +190,7 @@ def test_batch_statistics_and_random_features_stay(
     dense = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
     compressed = create_model("vitae_basic", num_classes=5, **tiny_vitae).eval().requires_grad_(False)
     compressed.load_state_dict(dense.state_dict())
-    for name, layer in monarch_structure(compressed, select_linears(compressed, ["mlp"]), nblocks=2).items():
+    for name, layer in layer_specs_for(compressed, select_linears(compressed, ["mlp"]), nblocks=2).items():
         project_layer(compressed, name, layer)
     before = weights(compressed)
     images = torch.randn(12, 3, 32, 32)

@@ -1,4 +1,4 @@
-"""The bucket logic of the captured forward, with a capture that is a plain call; the real one is in test_fused_gpu."""
+"""CudaGraphForward chooses and fills buckets; the capture here is a plain call, fused/test_gpu.py has a real one."""
 
 import logging
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.models.serving.cuda_graph import Captured, ForwardFunction, GraphedForward, batch_buckets
+from milkweed.models.serving.cuda_graph import Captured, CudaGraphForward, ForwardFunction
 
 CPU = torch.device("cpu")
 SHAPE = (3, 2, 2)
@@ -19,7 +19,7 @@ def forward(images: Tensor) -> Tensor:
 
 
 class Recorded:
-    """A capture that computes on replay what the forward computes, into one place, as a graph does."""
+    """A capture whose replay calls the forward and writes into the same memory each time, as a graph does."""
 
     def __init__(self, wrong_at: int = 0, fail_at: int = 0) -> None:
         self.captured: list[int] = []
@@ -42,9 +42,9 @@ class Recorded:
         return Captured(images, result, replay)
 
 
-def graphed(sizes: tuple[int, ...], capture: Recorded) -> GraphedForward:
-    made = GraphedForward(forward, device=CPU, image_shape=SHAPE, batch_sizes=sizes, capture=capture)
-    capture.replayed.clear()  # those of the check at capture
+def graphed(sizes: tuple[int, ...], capture: Recorded) -> CudaGraphForward:
+    made = CudaGraphForward(forward, device=CPU, image_shape=SHAPE, batch_sizes=sizes, capture=capture)
+    capture.replayed.clear()  # leave out the check after the capture
     return made
 
 
@@ -79,7 +79,7 @@ def test_buckets_are_captured_once_largest_first_on_one_input() -> None:
     assert run.summary == "CUDA graphs for batches of 1, 2, 4"
 
 
-def test_results_are_the_callers_own_and_old_images_do_not_show() -> None:
+def test_results_are_fresh_and_hold_no_rows_of_earlier_batches() -> None:
     run = graphed((4,), Recorded())
     first, second = images(4), images(3)
     kept = run(first)
@@ -89,7 +89,7 @@ def test_results_are_the_callers_own_and_old_images_do_not_show() -> None:
 
 
 @pytest.mark.parametrize("capture", [Recorded(fail_at=2), Recorded(wrong_at=2)], ids=["capture fails", "replay lies"])
-def test_one_bucket_that_cannot_be_trusted_ends_all_graphs_visibly(
+def test_one_bad_bucket_turns_all_graphs_off_and_is_reported(
     capture: Recorded, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING):
@@ -106,22 +106,15 @@ def test_one_bucket_that_cannot_be_trusted_ends_all_graphs_visibly(
     assert run.summary == f"no CUDA graphs ({run.reason})"
 
 
-def test_a_forward_that_fails_fails() -> None:
+def test_an_error_of_the_forward_is_raised() -> None:
     def broken(_: Tensor) -> Tensor:
         raise ValueError("not a matter of graphs")
 
     with pytest.raises(ValueError, match="not a matter of graphs"):
-        GraphedForward(broken, device=CPU, image_shape=SHAPE, batch_sizes=(1,), capture=Recorded())
+        CudaGraphForward(broken, device=CPU, image_shape=SHAPE, batch_sizes=(1,), capture=Recorded())
 
 
 @pytest.mark.parametrize("sizes", [(), (0, 1)])
-def test_buckets_that_cannot_be_are_refused(sizes: tuple[int, ...]) -> None:
+def test_bad_bucket_sizes_are_refused(sizes: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="expected at least one, all above 0"):
         graphed(sizes, Recorded())
-
-
-@pytest.mark.parametrize(
-    ("largest", "buckets"), [(1, (1,)), (2, (1, 2)), (6, (1, 2, 4, 6)), (64, (1, 2, 4, 8, 16, 32, 64))]
-)
-def test_buckets_are_powers_of_two_and_the_largest_batch(largest: int, buckets: tuple[int, ...]) -> None:
-    assert batch_buckets(largest) == buckets

@@ -38,7 +38,7 @@ def small_model() -> ViTAE:
     return model.eval()
 
 
-def test_float32_is_the_same_function() -> None:
+def test_the_float32_serving_form_is_the_same_function() -> None:
     model = small_model()
     x = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""The recorded forward: the model's bits, its own weights, nothing kept, and no record where there can be none."""
+"""A TorchScript forward gives the model's bits with its own weights, keeps no weights, and falls back to Python."""
 
 import gc
 import logging
@@ -11,17 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model, replace_linears
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
-from milkweed.models.serving import torchscript as traced_module
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
+from milkweed.models.serving import torchscript
 from milkweed.models.serving.pack import prepare_for_inference
-from milkweed.models.serving.torchscript import TracedForward, TraceError, traced
+from milkweed.models.serving.torchscript import TorchScriptError, TorchScriptForward, torchscript_forward
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 11}
 
 
 @pytest.fixture(autouse=True)
-def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(traced_module, "_SKELETONS", {})
+def _no_known_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torchscript, "_SCRIPTS", {})
 
 
 @pytest.fixture(name="records")
@@ -55,22 +56,22 @@ def same(forward: Any, model: nn.Module, x: Tensor) -> bool:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("nblocks", [0, 2])
 @pytest.mark.parametrize("arch", ["deit_tiny_patch16_224", "vitae_basic"])
-def test_equal_bits_for_every_family(
+def test_the_graph_gives_equal_bits_for_every_family(
     arch: str, nblocks: int, dtype: torch.dtype, tiny_vit: dict[str, Any], tiny_vitae: dict[str, Any]
 ) -> None:
     torch.manual_seed(0)
     model = create_model(arch, num_classes=5, **(tiny_vitae if "vitae" in arch else tiny_vit))
     if nblocks:
-        replace_linears(model, monarch_structure(model, select_linears(model, ["mlp"]), nblocks=nblocks))
+        replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=nblocks))
     prepare_for_inference(model, dtype=dtype)
-    forward = traced(model, (2, 3, 32, 32), dtype)
+    forward = torchscript_forward(model, (2, 3, 32, 32), dtype)
     for seed in range(3):
         assert same(forward, model, images(2, seed).to(dtype))
 
 
-def test_threads_run_it_at_the_same_time() -> None:
+def test_threads_run_the_graph_at_the_same_time() -> None:
     model = vit()
-    forward = traced(model, (3, 3, 32, 32))
+    forward = torchscript_forward(model, (3, 3, 32, 32))
     wrong: list[int] = []
 
     def lane(seed: int) -> None:
@@ -86,9 +87,9 @@ def test_threads_run_it_at_the_same_time() -> None:
     assert not wrong
 
 
-def test_a_model_of_known_structure_is_not_recorded_again_and_has_its_own_weights(records: list[nn.Module]) -> None:
+def test_a_second_model_of_a_kind_takes_the_known_graph_with_its_own_weights(records: list[nn.Module]) -> None:
     first, second = vit(0), vit(1)
-    forwards = [traced(model, (3, 3, 32, 32)) for model in (first, second)]
+    forwards = [torchscript_forward(model, (3, 3, 32, 32)) for model in (first, second)]
     assert records == [first]
     assert same(forwards[0], first, images())
     assert same(forwards[1], second, images())
@@ -96,14 +97,14 @@ def test_a_model_of_known_structure_is_not_recorded_again_and_has_its_own_weight
     with torch.no_grad():
         next(first.parameters()).add_(1.0)  # the weights are shared, not copied
     assert same(forwards[0], first, images())
-    traced(first, (2, 3, 32, 32))
+    torchscript_forward(first, (2, 3, 32, 32))
     assert len(records) == 2  # another shape is another graph
 
 
-def test_nothing_of_a_model_is_kept() -> None:
+def test_no_weights_of_a_model_are_kept() -> None:
     model = vit()
     held = [weakref.ref(each) for each in (model, *model.parameters())]
-    forward = traced(model, (3, 3, 32, 32))
+    forward = torchscript_forward(model, (3, 3, 32, 32))
     del model
     gc.collect()
     assert all(each() is not None for each in held[1:])
@@ -113,7 +114,7 @@ def test_nothing_of_a_model_is_kept() -> None:
 
 
 class Scaled(nn.Module):
-    """Its scale is in no tensor and in no description of it."""
+    """A module whose scale is neither in a tensor nor in its repr."""
 
     def __init__(self, scale: float) -> None:
         super().__init__()
@@ -124,23 +125,23 @@ class Scaled(nn.Module):
         return self.linear(x) * self.scale
 
 
-def test_what_the_structure_does_not_show_is_found_out(records: list[nn.Module]) -> None:
+def test_a_difference_that_the_key_does_not_show_is_found(records: list[nn.Module]) -> None:
     for scale in (1.0, 3.0):
         model = Scaled(scale).eval()
-        forward = traced(model, (2, 4))
+        forward = torchscript_forward(model, (2, 4))
         assert same(forward, model, torch.randn(2, 4))
     assert len(records) == 2
 
 
 class Choosing(nn.Module):
-    """Does what the values say."""
+    """A module whose path depends on the values."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x + 1 if x.flatten()[0] > 0 else x - 1
 
 
 class Tuple(nn.Module):
-    """Gives something that is no tensor."""
+    """A module whose result is no tensor."""
 
     def forward(self, x: Tensor) -> Any:
         return x, object()
@@ -158,13 +159,13 @@ class InPython(nn.Module):
 
 
 @pytest.mark.parametrize("model", [Choosing(), Tuple(), InPython()], ids=["values", "types", "python"])
-def test_what_cannot_be_recorded_runs_as_it_is(model: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forward_that_cannot_be_recorded_runs_in_python(model: nn.Module, caplog: pytest.LogCaptureFixture) -> None:
     shape = (2, 4)
-    with pytest.raises(TraceError) as caught:
-        traced(model, shape)
+    with pytest.raises(TorchScriptError) as caught:
+        torchscript_forward(model, shape)
     assert "\n" not in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        forward = TracedForward(model, shape)
+        forward = TorchScriptForward(model, shape)
     assert forward.reason == str(caught.value)
     assert forward.summary == f"forward in Python: {caught.value}"
     assert [record.message for record in caplog.records] == ["the forward runs in Python"]
@@ -173,8 +174,8 @@ def test_what_cannot_be_recorded_runs_as_it_is(model: nn.Module, caplog: pytest.
         assert same(forward, model, x)
 
 
-def test_what_was_recorded_says_so() -> None:
-    forward = TracedForward(vit(), (3, 3, 32, 32))
+def test_a_recorded_forward_has_no_reason() -> None:
+    forward = TorchScriptForward(vit(), (3, 3, 32, 32))
     assert forward.reason is None
     assert forward.summary == "forward without Python"
     assert same(forward, vit(), images())

@@ -9,7 +9,8 @@ from torch import nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.safetensors_file import write_tensors
-from milkweed.models.layers.layer_spec import monarch_structure, replace_linears, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.training import Classification, Processes, Recipe, TensorSource, accuracy, densified, train_model
 from milkweed.models.training.parallel import joined
 
@@ -20,7 +21,7 @@ def start() -> nn.Module:
     torch.manual_seed(0)
     shape = {"img_size": 16, "patch_size": 8, "embed_dim": 16, "depth": 2, "num_heads": 2}
     model = create_model("vit_tiny_patch16_224", num_classes=3, **shape)
-    return replace_linears(model, monarch_structure(model, select_linears(model, ["mlp"]), nblocks=2))
+    return replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=2))
 
 
 def train(processes: Processes, state: Path | None) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Answers of a made-up server: every image's class is told by its bytes, so that order and loss are seen."""
+"""The answers of a made-up server: every image's class is told by its bytes, so that order and loss are seen."""
 
 import email
 import json

@@ -1,4 +1,4 @@
-"""Both clients behind one face."""
+"""The fixture `call` runs a test with both clients."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The clients against a server on a real socket whose every answer is known."""
+"""Tests the clients against a server on a real socket whose every answer is known."""
 
 import asyncio
 import io
@@ -35,7 +35,7 @@ def test_one_image_goes_raw_and_comes_back_typed(call: Call) -> None:
     assert 6000 < told_ms(head) <= 7000
 
 
-def test_the_key_of_the_environment(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_comes_from_the_environment(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKWEED_API_KEY", "k2")
     with fake_server(saying(answers([b"dog"]))) as fake:
         call(url(fake), "classify", b"dog")
@@ -139,7 +139,7 @@ def test_requests_at_once_are_bounded_and_answers_are_in_order(call: Call) -> No
         response(307, "", "Location: http://127.0.0.1:1/"),
     ],
 )
-def test_what_is_no_answer_of_milkweeds_is_said_so(said: bytes) -> None:
+def test_an_answer_that_is_not_milkweeds_is_a_bad_answer(said: bytes) -> None:
     with fake_server(saying(said)) as fake, Client(url(fake)) as client, pytest.raises(BadAnswer) as caught:
         client.classify(b"dog")
     assert caught.value.status == int(said[9:12])
@@ -193,7 +193,7 @@ def test_a_closed_client_says_so() -> None:
             client.classify(b"0")
 
 
-def test_models_and_ready(call: Call) -> None:
+def test_models_and_ready_read_the_servers_answers(call: Call) -> None:
     about = {"name": "a", "version": "v", "arch": "x", "num_classes": 3, "default": True, "lanes": "2"}
     with fake_server(saying(response(200, json.dumps({"models": [about], "aliases": []})))) as fake:
         (model,) = call(url(fake), "models")
@@ -211,7 +211,7 @@ def test_models_and_ready(call: Call) -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ftp://x", "localhost:8000", "http://", "http://x:99999", ""])
-def test_what_is_no_address_is_refused(wrong: str) -> None:
+def test_a_wrong_address_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{wrong}: must be http://HOST")):
         Client(wrong)
 
@@ -241,7 +241,7 @@ def test_wrong_arguments_name_the_value() -> None:
 
 
 def test_every_code_of_the_servers_has_a_class_and_its_status() -> None:
-    assert {code: kind.status for code, kind in client_errors.KINDS.items()} == {
+    assert {code: kind.status for code, kind in client_errors.ERROR_CODES.items()} == {
         code: kind.status for code, kind in server_errors.ERROR_CODES.items()
     }
     limited = client_errors.make_error("rate_limited", "slow down", retry_after=2.0)

@@ -1,4 +1,4 @@
-"""What callers give as images: pixels from memory give what their file gives through the server's loader."""
+"""Tests what callers give as images: pixels from memory give what their file gives through the server's loader."""
 
 import io
 import subprocess
@@ -75,7 +75,7 @@ FILES: dict[str, Callable[[], bytes]] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_pillow_image_is_its_file(name: str, pixels: Any) -> None:
+def test_a_pillow_image_gives_what_its_file_gives(name: str, pixels: Any) -> None:
     file = FILES[name]()
     opened = Image.open(io.BytesIO(file))
     assert torch.equal(pixels(encode(opened)), pixels(file))
@@ -90,7 +90,7 @@ def test_pixels_that_are_too_many_for_an_array_go_as_png(pixels: Any, monkeypatc
 
 
 @pytest.mark.parametrize("size", [(1, 1), (40, 30), (1000, 3), (999, 7)])
-def test_the_array_of_a_picture_is_numpys(size: tuple[int, int]) -> None:
+def test_the_npy_of_a_picture_is_what_numpy_writes(size: tuple[int, int]) -> None:
     image = picture("RGB", size)
     encoded = encode(image)
     assert np.array_equal(np.load(io.BytesIO(encoded)), np.asarray(image))
@@ -99,7 +99,7 @@ def test_the_array_of_a_picture_is_numpys(size: tuple[int, int]) -> None:
     assert encoded == out.getvalue()
 
 
-def test_the_sample_photographs(shared: Path) -> None:
+def test_the_sample_photographs_give_what_their_files_give(shared: Path) -> None:
     """Twenty real JPEGs as pixels, to the bit what the server makes of their files."""
     loader = CpuLoader(PreprocessSpec.from_dict({**SPEC, "size": 64}))
     paths = sorted((shared / "data" / "imagenet-sample").iterdir())[::25]
@@ -108,7 +108,7 @@ def test_the_sample_photographs(shared: Path) -> None:
     loader.close()
 
 
-def test_arrays(pixels: Any) -> None:
+def test_arrays_give_what_their_images_give(pixels: Any) -> None:
     image = picture("RGB")
     array = np.asarray(image)
     want = pixels(saved(image, "PNG"))
@@ -130,7 +130,7 @@ def test_bytes_paths_and_files_are_read_as_they_are(tmp_path: Path) -> None:
     assert not any(map(images.is_one, ([b""], (), iter([b""]))))
 
 
-def test_what_is_no_image(tmp_path: Path) -> None:
+def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageRefused, match="unreadable: cannot be read: Is a directory"):
         encode(tmp_path)
     torn = Image.open(io.BytesIO(saved(picture("RGB", (400, 300)), "JPEG")[:3000]))
@@ -160,7 +160,7 @@ def test_batches_are_bounded_by_images_and_bytes() -> None:
     assert list(in_batches([], 3, 4)) == []
 
 
-def test_nothing_heavy_is_imported() -> None:
+def test_the_client_imports_nothing_heavy() -> None:
     code = (
         "import sys, milkweed, milkweed.client; assert milkweed.load; "
         "names = set(sys.modules); heavy = {'torch', 'numpy', 'PIL', 'pydantic', 'typer', 'fastapi'} & names; "

@@ -1,4 +1,4 @@
-"""What the clients wait for, how often they ask again, and where they stop: the fake server says when."""
+"""Tests what the clients wait for, how often they try again, and where they stop, by the words of a fake server."""
 
 import asyncio
 import time
@@ -77,7 +77,7 @@ def test_refusals_that_do_not_say_when_are_followed_so_many_times(call: Call) ->
         (418, "teapot", MilkweedError),
     ],
 )
-def test_what_asking_again_would_not_change_is_asked_once(
+def test_an_error_that_would_come_again_is_not_retried(
     call: Call, status: int, code: str, kind: type[MilkweedError]
 ) -> None:
     with fake_server(saying(refusal(status, code))) as fake, pytest.raises(MilkweedError) as caught:
@@ -95,7 +95,7 @@ def test_a_server_is_told_no_more_than_it_takes(call: Call, seconds: float) -> N
     assert told_ms(fake.heads[0]) == 300_000
 
 
-def test_nobody_there(call: Call) -> None:
+def test_no_server_is_no_answer(call: Call) -> None:
     with fake_server(saying(b"")) as fake:
         pass
     with pytest.raises(NoAnswer, match=f"no answer from {url(fake)}/classify: "):

@@ -21,7 +21,7 @@ async def test_the_admins_key_alone_and_on_the_event_loop(
     keys.write_text(key_block("admin", "key") + key_block("camera", "other"))
     threads: list[int] = []
     async with running(settings={"api_keys": str(keys)}) as app:
-        gate = app.app.state.gate
+        gate = app.app.state.auth
         identify = gate.identify
         monkeypatch.setattr(
             gate, "identify", lambda headers: (threads.append(threading.get_ident()), identify(headers))[1]

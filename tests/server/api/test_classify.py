@@ -9,9 +9,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from milkweed.server.config.settings import Settings
-from milkweed.server.repository.served_model import ServedModel
-
 from ...support import server_parts
 from ...support.bodies import as_json, files
 
@@ -188,7 +185,7 @@ async def test_requests_of_one_moment_share_a_batch(running: Any) -> None:
         others = [
             asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=s))) for s in range(5)
         ]
-        await server_parts.until(lambda: app.service.batcher.depth == 5)
+        await server_parts.until(lambda: app.service.scheduler.depth == 5)
         app.model.gate.set()
         answers = await asyncio.gather(first, *others)
         assert app.model.sizes == [1, 5]
@@ -198,11 +195,10 @@ async def test_requests_of_one_moment_share_a_batch(running: Any) -> None:
 
 
 def test_many_labels_are_not_listed() -> None:
-    limits = server_parts.image_limits(Settings())
     told = {}
     for classes in (100, 101):
-        pipeline = server_parts.make_pipeline(server_parts.HeldModel(classes))
-        model = ServedModel.of("held", server_parts.make_config(classes), pipeline, limits, 8)
+        pipeline = server_parts.make_pipeline(server_parts.HeldModel(classes), classes=classes)
+        model = server_parts.served_model("held", pipeline)
         told[classes] = model.describe()["labels"]
         pipeline.close()
     assert told[100] is not None

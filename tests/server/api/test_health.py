@@ -24,7 +24,7 @@ async def test_probes_over_a_life(running: Any) -> None:
     async with running(wait=False, open_gate=gate) as app:
         assert await probes(app) == (200, 503, 503)
         gate.set()
-        await asyncio.wrap_future(app.service.engines.prepared)
+        await asyncio.wrap_future(app.service.prepared)
         assert await probes(app) == (200, 200, 200)
         app.service.begin_drain()
         assert await probes(app) == (200, 503, 200)
@@ -37,7 +37,7 @@ async def test_probes_over_a_life(running: Any) -> None:
 async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
     async with running(wait=False, open_error=ValueError("bundle x: bad hash")) as app:
         with pytest.raises(ValueError, match="bad hash"):
-            await asyncio.wrap_future(app.service.engines.prepared)
+            await asyncio.wrap_future(app.service.prepared)
         assert await probes(app) == (503, 503, 503)
         assert (await app.client.get("/v1/models")).json() == {"models": [], "aliases": []}
 

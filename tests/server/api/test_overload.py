@@ -20,7 +20,7 @@ async def test_full_queue_is_503_with_retry_after(running: Any) -> None:
         first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         await server_parts.entered(app.model)
         waiting = [asyncio.create_task(app.client.post("/classify", content=server_parts.encoded())) for _ in range(2)]
-        await server_parts.until(lambda: app.service.batcher.depth == 2)
+        await server_parts.until(lambda: app.service.scheduler.depth == 2)
         async with server_parts.one_reason(app, "overloaded"):
             refused = await app.client.post("/classify", content=server_parts.encoded())
         server_parts.check_error(refused, 503, "overloaded", "2 images wait", "limit 2")
@@ -37,13 +37,13 @@ async def test_bodies_in_memory_are_bounded(running: Any) -> None:
     async with running(settings=settings) as app:
         app.model.gate.clear()
         held = [asyncio.create_task(app.client.post("/classify", content=image)) for _ in range(1500 // len(image))]
-        await server_parts.until(lambda: app.service.held.total == len(held) * len(image))
+        await server_parts.until(lambda: app.service.body_budget.total == len(held) * len(image))
         async with server_parts.one_reason(app, "overloaded"):
             refused = await app.client.post("/classify", content=image)
         server_parts.check_error(refused, 503, "overloaded", "1500")
         app.model.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
@@ -57,7 +57,7 @@ async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
                 "/classify", content=server_parts.encoded(), headers={"X-Request-Timeout-Ms": "500"}
             )
         server_parts.check_error(late, 504, "deadline", "500 ms")
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert app.value("images_total", model="held", outcome="expired") == 1
         app.model.gate.set()
         assert (await first).status_code == 200
@@ -83,10 +83,10 @@ async def test_client_that_leaves_is_dropped_before_the_device(running: Any) -> 
 
         scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
         gone = asyncio.create_task(app.app(scope, receive, send))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         leave.set()
         await gone
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert app.value("requests_cancelled_total", stage="wait") == 1
         assert app.value("images_total", model="held", outcome="cancelled") == 1
         app.model.gate.set()
@@ -110,7 +110,7 @@ async def test_client_that_leaves_in_its_body_is_counted(running: Any) -> None:
         scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
         await app.app(scope, receive, send)
         assert app.value("requests_cancelled_total", stage="receive") == 1
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Any) -> None:
@@ -132,7 +132,7 @@ async def test_unknown_exception_is_500_with_the_request_id_alone(
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
-    monkeypatch.setattr("milkweed.server.api.classify.images_in", fail)
+    monkeypatch.setattr("milkweed.server.api.classify.encoded_images", fail)
     async with running() as app, server_parts.one_reason(app, "internal"):
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers={"X-Request-ID": "me-1"})
     server_parts.check_error(answer, 500, "internal")
@@ -150,7 +150,7 @@ async def test_not_ready_while_models_load(running: Any) -> None:
         server_parts.check_error(early, 503, "not_ready", "loading")
         assert int(early.headers["retry-after"]) >= 1
         gate.set()
-        await asyncio.wrap_future(app.service.engines.prepared)
+        await asyncio.wrap_future(app.service.prepared)
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
 
 
@@ -161,7 +161,7 @@ async def test_draining_refuses_new_and_finishes_old(running: Any) -> None:
         await server_parts.entered(app.model)
         app.service.begin_drain()
         graced = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         app.service.stop_accepting()
         async with server_parts.one_reason(app, "draining"):
             new = await app.client.post("/classify", content=server_parts.encoded())
@@ -179,11 +179,11 @@ async def test_end_of_the_drain_answers_what_is_left(running: Any) -> None:
         stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         await server_parts.entered(app.model)
         waiting = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         app.service.abandon()
         for answer in await asyncio.gather(stuck, waiting):
             server_parts.check_error(answer, 503, "draining")
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
 
 
 async def test_what_is_late_before_it_is_read_is_refused_at_once(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ async def test_a_request_that_is_refused_whole_has_its_status(running: Any) -> N
         first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         await server_parts.entered(app.model)
         waiting = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         async with server_parts.one_reason(app, "overloaded"):
             refused = await app.client.post("/classify", files=files(2), headers=LINES)
         server_parts.check_error(refused, 503, "overloaded")
@@ -122,7 +122,7 @@ async def test_the_deadline_ends_a_stream_with_an_error_for_each_image_left(runn
         *found, last = lines(answer.text)
         assert {line["error"]["code"] for line in found} == {"deadline"}
         assert (len(found), last["images"], last["succeeded"]) == (3, 3, 0)
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert app.value("images_total", model="held", outcome="expired") == 3
         app.model.gate.set()
 
@@ -152,7 +152,7 @@ async def test_the_end_of_the_drain_ends_streams(running: Any) -> None:
         app.model.gate.clear()
         task = asyncio.create_task(app.client.post("/classify", files=files(3), headers=LINES))
         await server_parts.entered(app.model)
-        await server_parts.until(lambda: app.service.batcher.depth == 2)
+        await server_parts.until(lambda: app.service.scheduler.depth == 2)
         app.service.abandon()
         *found, last = lines((await task).text)
         assert {line["error"]["code"] for line in found} == {"draining"}
@@ -183,7 +183,7 @@ async def test_a_reader_that_leaves_is_noticed(running: Any, monkeypatch: Any) -
         await server_parts.entered(app.model)
         leave.set()
         await task
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert app.value("images_total", model="held", outcome="cancelled") == 3
         assert app.value("requests_cancelled_total", stage="wait") == 1
         app.model.gate.set()

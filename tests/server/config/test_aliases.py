@@ -29,7 +29,7 @@ def refused(answer: httpx.Response, status: int, code: str, *words: str) -> None
         assert word in error["message"]
 
 
-def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aliases_read_the_same_from_every_source_and_spelling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = {"production": "deit@3", "canary": "deit"}
     assert load_settings({"aliases": "production=deit@3, canary=deit"}).aliases == expected
     file = tmp_path / "milkweed.toml"
@@ -52,7 +52,7 @@ def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: py
         ('{"a"', "not JSON"),
     ],
 )
-def test_a_setting_that_cannot_be_is_one_line(text: str, word: str) -> None:
+def test_an_invalid_alias_setting_is_refused_in_one_line(text: str, word: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"aliases": text})
     assert str(caught.value).startswith("--aliases = ")
@@ -69,7 +69,7 @@ def test_a_setting_that_cannot_be_is_one_line(text: str, word: str) -> None:
         ({"production": "canary", "canary": "deit"}, "alias production -> canary: no model 'canary'"),
     ],
 )
-async def test_an_alias_that_cannot_be_stops_the_start(
+async def test_an_alias_that_fits_no_model_stops_the_start(
     tmp_path: Path, put: Put, aliases: dict[str, str], words: str
 ) -> None:
     put("deit/1")
@@ -80,7 +80,7 @@ async def test_an_alias_that_cannot_be_stops_the_start(
     assert words in str(caught.value)
 
 
-async def test_an_alias_answers_with_what_it_stands_for_in_every_protocol(tmp_path: Path, put: Put) -> None:
+async def test_an_alias_answers_as_its_target_in_every_protocol(tmp_path: Path, put: Put) -> None:
     versions = {str(number): put(f"deit/{number}", seed=number) for number in (1, 2, 3)}
     aliases = {"production": "deit@1", "canary": f"deit@{versions['3']}", "latest": "deit"}
     async with serving(tmp_path, aliases=aliases) as app:
@@ -111,7 +111,7 @@ async def test_an_alias_answers_with_what_it_stands_for_in_every_protocol(tmp_pa
         assert (await app.admin.get("/v1/aliases")).json() == {"aliases": listed}
 
 
-async def test_a_version_beside_an_alias_must_be_the_one_it_pins(tmp_path: Path, put: Put) -> None:
+async def test_a_request_for_an_alias_and_another_version_is_refused(tmp_path: Path, put: Put) -> None:
     one, two = put("deit/1"), put("deit/2", seed=1)
     async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1", "latest": "deit"}) as app:
         for said in ("1", one):
@@ -124,7 +124,7 @@ async def test_a_version_beside_an_alias_must_be_the_one_it_pins(tmp_path: Path,
         assert await app.version("latest", **{"X-Model-Version": "1"}) == one
 
 
-async def test_the_admin_api_sets_moves_and_deletes(tmp_path: Path, put: Put) -> None:
+async def test_the_admin_api_sets_moves_and_deletes_aliases(tmp_path: Path, put: Put) -> None:
     one, two = put("deit/1"), put("deit/2", seed=1)
     async with serving(tmp_path, keep_versions=2) as app:
         refused(await app.ask("production"), 404, "unknown_model")
@@ -163,28 +163,33 @@ async def test_nothing_leaves_an_alias_dangling(tmp_path: Path, put: Put) -> Non
         refused(await app.admin.post("/v1/models/vit/unload"), 409, "conflict", "alias other stands for vit")
         # A version that came does not push out the pinned one; one that is gone from the folder stays as well.
         three = put("deit/3", seed=3)
-        assert await app.service.watch.look() == [f"serves deit/3 ({three})"]
+        assert await app.service.poller.poll() == [f"serves deit/3 ({three})"]
         assert await app.version("deit") == three
         assert await app.version("production") == one
         shutil.rmtree(tmp_path / "deit" / "1")
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("serves deit/1 on: alias production stands for deit@1")
-        assert await app.service.watch.look() == []  # said once
+        assert await app.service.poller.poll() == []  # said once
         # Another bundle in place of the one whose hash an alias names is refused, and what serves goes on.
         put("vit", seed=4)
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed vit: alias hash stands for")
         assert await app.version("vit") == vit
         # A new model may not have an alias's name.
         put("production", seed=5)
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed production: model production: an alias has this name")
         assert await app.version("production") == one
+
         # Pointed elsewhere, what it held is let go.
-        held = len(app.service.rollout._by_key)
+        def ready(version: str) -> float | None:
+            labels = {"model": "deit", "version": version}
+            return app.service.metrics.registry.get_sample_value("milkweed_model_ready", labels)
+
+        assert ready(one) == 1
         assert (await point(app, "production", "deit")).status_code == 200
-        await app.service.rollout.settled()
-        assert len(app.service.rollout._by_key) == held - 1
+        await app.service.lifecycle.settled()
+        assert (ready(one), ready(three)) == (None, 1)
         refused(await app.ask("deit", **{"X-Model-Version": "1"}), 404, "unknown_model")
 
 
@@ -194,13 +199,13 @@ async def test_aliases_need_no_repository(tmp_path: Path, put: Put) -> None:
     async with app.router.lifespan_context(app), clients_of(app) as both:
         infer = await both.client.get("/v2/models/production")
         assert infer.status_code in (200, 503)  # 503 while it loads, never unknown
-        await asyncio.wrap_future(app.state.service.engines.prepared)
+        await asyncio.wrap_future(app.state.service.prepared)
         assert await both.version("production") == version
         assert (await point(both, "canary", "deit")).status_code == 200
         assert await both.version("canary") == version
 
 
-async def test_switching_under_load_loses_no_request_and_mixes_no_answers(tmp_path: Path, put: Put) -> None:
+async def test_moving_an_alias_under_load_loses_no_request_and_mixes_no_answers(tmp_path: Path, put: Put) -> None:
     versions = [put("deit/1"), put("deit/2", seed=1)]
     async with serving(tmp_path, keep_versions=2, aliases={"production": "deit@1"}) as app:
         alone = {
@@ -228,6 +233,6 @@ async def test_switching_under_load_loses_no_request_and_mixes_no_answers(tmp_pa
         assert min(counts) >= 8, counts
 
 
-def test_a_target_is_spelled_as_it_is_read() -> None:
+def test_a_target_prints_as_it_was_parsed() -> None:
     for text in ("deit", "deit@3", "a.b_c@0f0f"):
         assert str(AliasTarget.parse(text)) == text

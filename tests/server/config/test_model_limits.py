@@ -3,7 +3,6 @@
 import asyncio
 import logging
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -19,7 +18,9 @@ pytestmark = pytest.mark.anyio
 LIMITS = {"deit": {"max_queue_images": 64, "top_k": 1}, "v1.vit": {"timeout_ms": 500}}
 
 
-def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_limits_read_the_same_from_every_source_and_spelling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "milkweed.toml"
     file.write_text(
         '[model_limits.deit]\nmax_queue_images = 64\ntop_k = 1\n[model_limits."v1.vit"]\ntimeout_ms = 500\n'
@@ -37,7 +38,7 @@ def test_every_form_of_the_setting_says_the_same(tmp_path: Path, monkeypatch: py
     assert load_settings({}, file) == found[0]
 
 
-def test_settings_of_a_model_are_the_services_but_for_its_limits() -> None:
+def test_settings_of_a_model_differ_only_in_its_limits() -> None:
     settings = Settings(model_limits=LIMITS, top_k=3)
     assert settings.of("other") is settings
     deit, vit = settings.of("deit"), settings.of("v1.vit")
@@ -62,7 +63,7 @@ def test_settings_of_a_model_are_the_services_but_for_its_limits() -> None:
         ),
     ],
 )
-def test_a_limit_that_cannot_be_is_one_line(text: str, words: str) -> None:
+def test_an_invalid_limit_is_refused_in_one_line(text: str, words: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"model_limits": text})
     assert words in str(caught.value)
@@ -70,8 +71,8 @@ def test_a_limit_that_cannot_be_is_one_line(text: str, words: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-async def test_a_name_that_no_model_has_stops_the_start_unless_a_repository_may_bring_it(
-    running: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_limits_of_an_unknown_model_stop_the_start_unless_a_repository_may_bring_it(
+    running: server_parts.Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"model_limits": {"none": {"top_k": 1}, "held": {"top_k": 1}}}
     with pytest.raises(ValueError, match="model_limits names none: no such model is served; there are: held"):
@@ -85,7 +86,7 @@ async def test_a_name_that_no_model_has_stops_the_start_unless_a_repository_may_
     ]
 
 
-async def test_defaults_of_a_model_hold_in_every_protocol(running: Any) -> None:
+async def test_defaults_of_a_model_hold_in_every_protocol(running: server_parts.Start) -> None:
     limits = {"other": {"top_k": 2, "max_images_per_request": 2, "timeout_ms": 9000, "max_batch_size": 4}}
     async with running(settings={"model_limits": limits, "top_k": 3}, names=("held", "other")) as app:
         image = server_parts.encoded()
@@ -111,7 +112,7 @@ async def test_defaults_of_a_model_hold_in_every_protocol(running: Any) -> None:
         assert {name: int(each["string_value"]) for name, each in config.items()} == listed["other"]["limits"]
 
 
-async def test_the_deadline_of_a_model_counts_where_a_request_says_nothing(running: Any) -> None:
+async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: server_parts.Start) -> None:
     async with running(settings={"model_limits": {"other": {"timeout_ms": 500}}}, names=("held", "other")) as app:
         image, raw = server_parts.encoded(), {"inference-header-content-length": "0"}
         app.models["other"].gate.clear()
@@ -121,7 +122,7 @@ async def test_the_deadline_of_a_model_counts_where_a_request_says_nothing(runni
             assert late.status_code == 503 or "500 ms" in late.text
 
 
-async def test_a_flooded_model_keeps_nobody_elses_requests_out(running: Any) -> None:
+async def test_a_flood_of_one_model_leaves_room_for_others(running: server_parts.Start) -> None:
     limits = {"flood": {"max_queue_images": 4, "max_batch_size": 1}}
     settings = {"model_limits": limits, "max_queue_images": 12, "max_images_per_request": 4, "max_batch_size": 4}
     async with running(settings=settings, names=("flood", "calm")) as app:
@@ -143,7 +144,7 @@ async def test_a_flooded_model_keeps_nobody_elses_requests_out(running: Any) -> 
         server_parts.check_error(bulk, 503, "overloaded", "bulk limit 2 of this model")
         # As many places as the flood has not are for the others, and all are taken.
         calm = [asyncio.create_task(ask("calm", seed)) for seed in range(8)]
-        await server_parts.until(lambda: app.service.batcher.depth == 12)
+        await server_parts.until(lambda: app.service.scheduler.depth == 12)
         server_parts.check_error(await ask("calm", 9), 503, "overloaded", "12 images wait", "limit 12")
         app.models["flood"].gate.set()
         answers = [await task for task in (first, *flood, *calm)]
@@ -152,7 +153,7 @@ async def test_a_flooded_model_keeps_nobody_elses_requests_out(running: Any) -> 
         assert (await ask("flood", 40)).status_code == 200
 
 
-async def test_without_a_limit_of_its_own_the_flood_takes_every_place(running: Any) -> None:
+async def test_a_flood_without_a_limit_of_its_own_takes_all_room(running: server_parts.Start) -> None:
     """What the limit is for: the same flood without one keeps the other model out."""
     settings = {"max_queue_images": 8, "max_images_per_request": 4, "max_batch_size": 1}
     async with running(settings=settings, names=("flood", "calm")) as app:
@@ -165,7 +166,7 @@ async def test_without_a_limit_of_its_own_the_flood_takes_every_place(running: A
         ask = [flood(0)]
         await server_parts.entered(app.models["flood"])  # of the others the device takes none
         ask += [flood(seed) for seed in range(1, 9)]
-        await server_parts.until(lambda: app.service.batcher.depth == 8)
+        await server_parts.until(lambda: app.service.scheduler.depth == 8)
         answer = await app.client.post("/classify", params={"model": "calm"}, content=server_parts.encoded())
         server_parts.check_error(answer, 503, "overloaded", "8 images wait")
         app.models["flood"].gate.set()

@@ -3,8 +3,7 @@
 import pytest
 
 from milkweed.loaders.headers.info import FORMATS
-from milkweed.server.config.image_limits import image_limits
-from milkweed.server.config.settings import Settings
+from milkweed.server.config.settings import Settings, image_limits
 from milkweed.server.config.sources import SettingsError, load_settings
 
 
@@ -16,7 +15,7 @@ def test_settings_are_frozen_and_described() -> None:
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:7", "cuda:all", "cuda:0,cuda:1", "cpu,cpu,cpu"])
-def test_devices_that_can_be(device: str) -> None:
+def test_valid_devices_are_accepted(device: str) -> None:
     assert load_settings({"device": device}).device == device
 
 
@@ -32,7 +31,7 @@ def test_devices_that_can_be(device: str) -> None:
         ("cuda:1,cuda:01", "names cuda:1 twice"),
     ],
 )
-def test_devices_that_cannot_be_are_one_line(device: str, words: str) -> None:
+def test_invalid_devices_are_refused_in_one_line(device: str, words: str) -> None:
     with pytest.raises(SettingsError, match=words) as caught:
         load_settings({"device": device})
     assert "\n" not in str(caught.value)
@@ -40,13 +39,13 @@ def test_devices_that_cannot_be_are_one_line(device: str, words: str) -> None:
 
 
 @pytest.mark.parametrize("formats", ["jpeg", "png,jpeg2000", "jpeg,png,webp,npy,bmp,tiff,ppm,gif,avif,jpeg2000"])
-def test_formats_that_can_be(formats: str) -> None:
+def test_valid_formats_become_image_limits(formats: str) -> None:
     limits = image_limits(load_settings({"formats": formats}))
     assert sorted(limits.formats) == sorted(formats.upper().split(","))
 
 
 @pytest.mark.parametrize("formats", ["", "jpg", "jpeg,", ",png", "jpeg, png", "JPEG", "all", "jpeg;png"])
-def test_formats_that_cannot_be_are_one_line_with_the_list(formats: str) -> None:
+def test_invalid_formats_are_refused_in_one_line_with_the_list(formats: str) -> None:
     with pytest.raises(SettingsError, match="--formats") as caught:
         load_settings({"formats": formats})
     assert "\n" not in str(caught.value)
@@ -67,7 +66,7 @@ def test_bytes_may_have_a_unit(text: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["12.5", "-5MB", "1e9", "64 potatoes", "MB", "", "2TiB"])
-def test_bytes_that_cannot_be_are_one_line(text: str) -> None:
+def test_invalid_bytes_are_refused_in_one_line(text: str) -> None:
     with pytest.raises(SettingsError, match="--cache-bytes") as caught:
         load_settings({"cache_bytes": text})
     assert "\n" not in str(caught.value)

@@ -32,7 +32,7 @@ def test_flags_beat_environment_beats_file_beats_default(tmp_path: Path, monkeyp
         ({}, {}, "port = ", ("milkweed.toml is not TOML",)),
     ],
 )
-def test_bad_value_is_one_line_with_place_value_and_limit(
+def test_a_bad_value_is_refused_in_one_line_with_source_value_and_limit(
     flags: dict[str, object],
     environment: dict[str, str],
     toml: str,
@@ -52,6 +52,6 @@ def test_bad_value_is_one_line_with_place_value_and_limit(
         assert word in message
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"gone\.toml: No such file"):
         load_settings({}, tmp_path / "gone.toml")

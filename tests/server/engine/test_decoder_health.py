@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from milkweed.loaders.base import LoaderHealth
-from milkweed.server.api.classify import caller_of
 
 from ...support import server_parts
 
@@ -68,5 +67,3 @@ async def test_the_loader_hears_who_sent_an_image(running: Any) -> None:
         loader.load = listening
         await app.client.post("/classify", content=server_parts.encoded())
     assert heard == ["127.0.0.1"]  # what httpx says of itself
-    assert caller_of({"type": "http"}) is None
-    assert caller_of({"type": "http", "client": ("2001:db8::1", 4711)}) == "2001:db8::1"

@@ -72,16 +72,16 @@ async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Any) 
         leaving = app.service.models["other"]
         tasks = await one_in_each(app, first, second)
         first.gate.set()
-        taking_out = asyncio.create_task(app.service.rollout.take_out("other"))
+        taking_out = asyncio.create_task(app.service.lifecycle.unload("other"))
         await server_parts.until(lambda: others[0].closed == 1)
         await asyncio.sleep(0.05)  # the other engine is in a forward: a wait for what must not happen
         assert others[1].closed == 0
         assert not taking_out.done()
-        assert leaving.key in app.service.batcher._lines
+        assert leaving.key in app.service.scheduler.models
         second.gate.set()
         assert await taking_out == (leaving,)
         assert others[1].closed == 1
-        assert leaving.key not in app.service.rollout._by_key
+        assert leaving.key not in app.service.loaded
         assert await statuses(tasks) == {200: 2}
 
 
@@ -99,25 +99,25 @@ async def test_reloads_under_load_lose_nothing_and_close_everything(running: Any
         held = []
         for number in range(6):
             held += both(app)
-            await app.service.rollout.bring_in("held", Path("x"), str(number))
+            await app.service.lifecycle.load("held", Path("x"), str(number))
         stop.set()
         await asyncio.gather(*clients)
-        await app.service.rollout.settled()
+        await app.service.lifecycle.settled()
         assert set(answers) == {200}
         assert [each.closed for each in held] == [1] * 12
         assert sum(sum(each.sizes) for each in held) > 0
-        for engine in app.service.engines.each:
-            assert len(engine._pipelines) == 1
-        assert len(app.service.batcher._lines) == len(app.service.rollout._holders) == 1
+        for engine in app.service.engines.engines:
+            assert len(engine.models) == 1
+        assert len(app.service.scheduler.models) == len(app.service.loaded) == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
 async def test_nothing_holds_what_served_first(running: Any, device: str) -> None:
     async with running(settings={**TWO, "device": device}) as app:
-        held = [weakref.ref(pipeline) for pipeline in app.service.models["held"].pipelines]
+        held = [weakref.ref(pipeline) for pipeline in app.service.models["held"].pipelines.values()]
         assert (await post(app)).status_code == 200
-        await app.service.rollout.bring_in("held", Path("x"), "2")
-        await app.service.rollout.settled()
+        await app.service.lifecycle.load("held", Path("x"), "2")
+        await app.service.lifecycle.settled()
         await post(app)  # the engine's last look at it is over
         gc.collect()
         assert [each() for each in held] == [None] * len(device.split(","))

@@ -10,7 +10,7 @@ import onnx
 import pytest
 import torch
 
-from milkweed.inference import backend as engine_choice
+from milkweed.inference import backend
 from milkweed.inference.backend import BackendError, choose_backend
 from milkweed.models.onnx import session as session_module
 from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
@@ -26,15 +26,15 @@ def missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def unexportable(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        said = "some warning\nmilkweed: error: bundle colours: cannot be exported as ONNX: it branches\n"
+        said = "some warning\nbundle colours: cannot be exported as ONNX: it branches\n"
         return subprocess.CompletedProcess(command, 1, "", said)
 
-    monkeypatch.setattr(engine_choice.subprocess, "run", fail)
+    monkeypatch.setattr(backend.subprocess, "run", fail)
 
 
 def killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        engine_choice.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, "", "")
+        backend.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, "", "")
     )
 
 
@@ -42,28 +42,28 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(command: list[str], **_: Any) -> None:
         raise subprocess.TimeoutExpired(command, 900)
 
-    monkeypatch.setattr(engine_choice.subprocess, "run", fail)
+    monkeypatch.setattr(backend.subprocess, "run", fail)
 
 
 def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(engine_choice.tempfile, "TemporaryDirectory", fail)
+    monkeypatch.setattr(backend.tempfile, "TemporaryDirectory", fail)
 
 
 def broken(monkeypatch: pytest.MonkeyPatch) -> None:
     """Installed, but it cannot be loaded."""
-    monkeypatch.setattr(engine_choice, "_export", lambda *_: 1)
+    monkeypatch.setattr(backend, "_export", lambda *_: 1)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(engine_choice, "runtime_version", lambda: "1.0")
+    monkeypatch.setattr(backend, "runtime_version", lambda: "1.0")
 
 
 def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(bundle: Path, version: str, file: Path) -> int:
         return file.write_bytes(b"no model")
 
-    monkeypatch.setattr(engine_choice, "_export", write)
+    monkeypatch.setattr(backend, "_export", write)
 
 
 def failing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> None:
     def write(bundle: Path, version: str, file: Path) -> int:
         return file.write_bytes(model.SerializeToString())
 
-    monkeypatch.setattr(engine_choice, "_export", write)
+    monkeypatch.setattr(backend, "_export", write)
 
 
 def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     def another(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(command, 0, '{"version": "000000000000", "weight_bytes": 1}', "")
 
-    monkeypatch.setattr(engine_choice.subprocess, "run", another)
+    monkeypatch.setattr(backend.subprocess, "run", another)
 
 
 @pytest.mark.parametrize(
@@ -112,22 +112,23 @@ def test_what_onnx_runtime_cannot_do_fails_the_start_or_is_told(
     assert "\n" not in str(caught.value)
     assert not caplog.records
     model = open_model("colours", colour_bundle, Settings(device="cpu", engine="auto"))
-    assert model.pipeline.engine.name == "torch"
+    assert model.pipeline.backend.name == "torch"
     [record] = [each for each in caplog.records if each.name == "milkweed.engine_choice"]
     assert record.levelno == logging.WARNING
-    assert model.pipeline.engine.reason in record.message
+    assert model.pipeline.backend.reason in record.message
     model.pipeline.close()
 
 
 def test_what_torch_alone_computes() -> None:
-    pipeline = server_parts.make_pipeline(server_parts.HeldModel())
+    forward = server_parts.make_pipeline(server_parts.HeldModel()).forward_stage
     for device, dtype, words in (
         (torch.device("cuda:0"), torch.float32, "the model is on cuda:0"),
         (torch.device("cpu"), torch.bfloat16, "bfloat16"),
     ):
-        pipeline.device, pipeline.dtype = device, dtype
+        forward.device, forward.dtype = device, dtype
         with pytest.raises(BackendError, match=f"engine onnxruntime: .*{words}"):
-            choose_backend(pipeline, Path("x"), "", "onnxruntime", (1,))
-        choose_backend(pipeline, Path("x"), "", "auto", (1,))
-        assert pipeline.engine.name == "torch"
-        assert words in pipeline.engine.reason
+            choose_backend(forward, Path("x"), "", "onnxruntime")
+        chosen, choice = choose_backend(forward, Path("x"), "", "auto")
+        assert chosen is forward
+        assert choice.name == "torch"
+        assert words in choice.reason

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.engine.engine import MOST_FAILURES, MOST_RESTARTS
+from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
 from ...support import server_parts
 from ...support.held_engines import TWO, both, one_in_each, post, statuses
@@ -44,9 +44,9 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
         second.load_failure = SystemExit("again")
         answers: Counter[int] = Counter()
         async with asyncio.timeout(20):
-            while not app.service.engines.each[1].ended:
+            while not app.service.engines.engines[1].ended:
                 answers[(await post(app)).status_code] += 1
-        assert answers[500] == MOST_RESTARTS + 1 == len(second.sizes)
+        assert answers[500] == MAX_RESTARTS + 1 == len(second.sizes)
         await server_parts.until(lambda: second.closed == 1)  # its memory is back
         assert await statuses([post(app, seed) for seed in range(20)]) == {200: 20}
         live, ready = await app.client.get("/livez"), await app.client.get("/readyz")
@@ -55,12 +55,12 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
         assert [app.value("engine_up", device=name) for name in ("cpu:0", "cpu:1")] == [1, 0]
         # models still come and go
         old = app.service.models["held"]
-        await app.service.rollout.bring_in("held", Path("x"), "2")
+        await app.service.lifecycle.load("held", Path("x"), "2")
         async with asyncio.timeout(10):
-            await app.service.rollout.settled()
+            await app.service.lifecycle.settled()
         assert (first.closed, second.closed) == (1, 1)
-        assert old.key not in app.service.batcher._lines
-        assert list(app.service.models["held"].replicas) == [0]
+        assert old.key not in app.service.scheduler.models
+        assert list(app.service.models["held"].pipelines) == [0]
         assert (await post(app)).status_code == 200
 
 
@@ -81,16 +81,16 @@ async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(r
         first, second = both(app)
         second.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
         async with asyncio.timeout(20):
-            while not app.service.engines.each[1].ended:
+            while not app.service.engines.engines[1].ended:
                 await post(app)
-        assert len(second.sizes) == MOST_FAILURES
+        assert len(second.sizes) == MAX_FAILURES
         assert await statuses([post(app, seed) for seed in range(20)]) == {200: 20}
         assert [(await app.client.get(path)).status_code for path in ("/livez", "/readyz")] == [503, 200]
         first.failure = RuntimeError("this one too")  # the last one goes on trying
         assert await statuses([post(app) for _ in range(1)]) == {500: 1}
-        for _ in range(2 * MOST_FAILURES):
+        for _ in range(2 * MAX_FAILURES):
             await post(app)
-        assert not app.service.engines.each[0].ended
+        assert not app.service.engines.engines[0].ended
         first.failure = None
         assert (await post(app)).status_code == 200
 
@@ -100,7 +100,7 @@ async def test_a_hanging_device_is_told_and_the_other_serves(running: Any) -> No
         first, second = both(app)
         tasks = await one_in_each(app, first, second)
         first.gate.set()
-        await server_parts.until(lambda: not app.service.engines.each[1].alive)
+        await server_parts.until(lambda: not app.service.engines.engines[1].alive)
         live, ready = await app.client.get("/livez"), await app.client.get("/readyz")
         assert (live.status_code, ready.status_code) == (503, 200)
         assert "cpu:1" in live.json()["error"]["message"]

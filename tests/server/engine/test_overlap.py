@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.engine.engine import MOST_FAILURES, MOST_RESTARTS
+from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
 from ...support import server_parts
 
@@ -85,12 +85,12 @@ async def test_what_is_decoded_ahead_is_bounded(running: Any) -> None:
         await server_parts.entered(app.model)
         loader.gate.clear()
         tasks += [post(app, seed) for seed in range(20)]
-        await server_parts.until(lambda: app.service.batcher.depth + sum(loader.sizes) == 21)
+        await server_parts.until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 21)
         loader.gate.set()
         await server_parts.until(lambda: sum(loader.sizes) >= 1 + 4)
         await asyncio.sleep(0.05)  # nothing more comes: a wait for what must not happen
         assert sum(loader.sizes) <= 1 + 4 + 3  # one short of full, and then a whole batch
-        assert app.service.batcher.depth >= 13
+        assert app.service.scheduler.depth >= 13
         app.model.gate.set()
         assert {(await task).status_code for task in tasks} == {200}
         assert max(app.model.sizes) <= 4
@@ -131,11 +131,11 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
     async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
         loader.failure = SystemExit("again")
-        answers = [await post(app) for _ in range(MOST_RESTARTS)]
+        answers = [await post(app) for _ in range(MAX_RESTARTS)]
         assert {answer.status_code for answer in answers} == {500}
         loader.gate.clear()
         tasks = [post(app, seed) for seed in range(12)]
-        await server_parts.until(lambda: len(app.service._tickets) == 12)
+        await server_parts.until(lambda: len(app.service._requests) == 12)
         loader.gate.set()
         assert {(await task).status_code for task in tasks} <= {500, 503}
         await server_parts.until(lambda: app.service.engines.ended)
@@ -147,7 +147,7 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
 async def test_a_device_that_fails_every_batch_is_not_alive(running: Any) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
-        for _ in range(MOST_FAILURES):
+        for _ in range(MAX_FAILURES):
             assert (await app.client.get("/livez")).status_code == 200
             assert (await post(app)).status_code == 500
         assert (await app.client.get("/livez")).status_code == 503
@@ -211,7 +211,7 @@ async def test_stopping_answers_what_is_decoded_and_what_waits(running: Any) -> 
         tasks = [post(app)]
         await server_parts.entered(app.model)
         tasks += [post(app, seed) for seed in range(9)]
-        await server_parts.until(lambda: len(app.service._tickets) == 10)
+        await server_parts.until(lambda: len(app.service._requests) == 10)
         stopping = asyncio.create_task(app.service.stop())
         await asyncio.sleep(0.02)
         app.model.gate.set()

@@ -23,27 +23,27 @@ def batch_seconds(images: int, speed: float) -> float:
 
 
 class Rig:
-    """A batcher of one model on devices of these speeds, whose costs are known, and a clock that is set."""
+    """A scheduler of one model on devices of these speeds, whose costs are known, and a clock that is set."""
 
     def __init__(self, speeds: tuple[float, ...], queue: int = 10_000) -> None:
         self.now = 100.0
         self.speeds = speeds
-        self.batcher = Scheduler(max_queue_images=queue, engines=len(speeds), clock=lambda: self.now)
+        self.scheduler = Scheduler(max_queue_images=queue, engines=len(speeds), clock=lambda: self.now)
         self.costs = [CostModel((), MOST) for _ in speeds]
         for costs, speed in zip(self.costs, speeds, strict=True):
             for size in (1, 2, 4, MOST):
                 costs.observe(size, batch_seconds(size, speed))
-        self.batcher.add_model("a", max_batch_pixels=10**9, costs=self.costs)
+        self.scheduler.add_model("a", max_batch_pixels=10**9, costs=self.costs)
 
-    def ticket(self, images: int = 1, within: float = 100.0) -> Request:
+    def request(self, images: int = 1, within: float = 100.0) -> Request:
         waiter: Future[None] = Future()
         made = Request("a", 5, self.now + within, waiter, images)
-        self.batcher.submit(made, [(place, b"x", INFO) for place in range(images)])
+        self.scheduler.submit(made, [(place, b"x", INFO) for place in range(images)])
         return made
 
     def collect(self, engine: int) -> Batch | None:
         """What an engine gets, if anything."""
-        return self.batcher.collect(lambda: not (self.batcher.depth or self.batcher._removing), engine)
+        return self.scheduler.next_batch(engine, lambda: not (self.scheduler.depth or self.scheduler._removing))
 
 
 def test_work_that_is_shared_is_over_when_every_engine_has_done_its_part():
@@ -66,12 +66,12 @@ def test_work_that_is_shared_is_over_when_every_engine_has_done_its_part():
 def test_an_engine_that_is_idle_tries_whatever_comes(engines: int):
     rig = Rig((1.0,) * engines)
     for engine in range(engines):
-        rig.ticket(1, within=0.001)
+        rig.request(1, within=0.001)
         assert rig.collect(engine) is not None
     with pytest.raises(ServiceError, match="would take"):
-        rig.ticket(1, within=0.001)
-    rig.batcher.done(engines - 1)
-    rig.ticket(1, within=0.001)
+        rig.request(1, within=0.001)
+    rig.scheduler.batch_done(engines - 1)
+    rig.request(1, within=0.001)
 
 
 @pytest.mark.parametrize("engines", [1, 2, 3, 4])
@@ -79,56 +79,56 @@ def test_a_promise_spreads_what_waits_over_the_engines_that_are_alive(engines: i
     rig = Rig((1.0,) * engines)
     full = batch_seconds(MOST, 1.0)
     for engine in range(engines):
-        rig.ticket(MOST)
+        rig.request(MOST)
         assert rig.collect(engine) is not None
     for _ in range(6 * engines):
-        rig.ticket(MOST)
-    assert rig.batcher.wait_seconds() == pytest.approx(7 * full)
-    promised = rig.ticket(MOST).foretold
+        rig.request(MOST)
+    assert rig.scheduler.wait_seconds() == pytest.approx(7 * full)
+    promised = rig.request(MOST).expected_finish
     assert promised is not None
     assert promised - rig.now == pytest.approx(full * (1 + 6 + 1))  # what runs, what waits, its own
     if engines > 1:
-        rig.batcher.leave(0)
+        rig.scheduler.remove_engine(0)
         waits = (6 * engines + 1) * full
-        assert rig.batcher.wait_seconds() == pytest.approx(full + waits / (engines - 1))
+        assert rig.scheduler.wait_seconds() == pytest.approx(full + waits / (engines - 1))
 
 
 def test_an_engine_that_is_overdue_counts_for_less_and_less():
     rig = Rig((1.0, 1.0))
     full = batch_seconds(MOST, 1.0)
     for engine in range(2):
-        rig.ticket(MOST)
+        rig.request(MOST)
         assert rig.collect(engine) is not None
     rig.now += full
-    rig.batcher.done(1)
+    rig.scheduler.batch_done(1)
     for _ in range(10):
-        rig.ticket(MOST)
-    soon = rig.batcher.wait_seconds()
+        rig.request(MOST)
+    soon = rig.scheduler.wait_seconds()
     assert soon == pytest.approx(5 * full)
     rig.now += 20 * full  # engine 0 hangs: all of it falls on engine 1
-    assert rig.batcher.wait_seconds() == pytest.approx(10 * full)
+    assert rig.scheduler.wait_seconds() == pytest.approx(10 * full)
 
 
 def test_a_batch_goes_to_who_has_least_in_hand():
     rig = Rig((1.0, 1.0))
-    rig.ticket()
+    rig.request()
     assert rig.collect(0) is not None  # engine 0 is busy, and asks for more: it decodes ahead
     taken: list[int] = []
 
     def work(engine: int) -> None:
-        batch = rig.batcher.collect(engine=engine)
+        batch = rig.scheduler.next_batch(engine)
         if batch is not None and batch.items:
-            taken.append(batch.engine)
+            taken.append(batch.engine_id)
 
     threads = [threading.Thread(target=work, args=(engine,)) for engine in (0, 1)]
     for thread in threads:
         thread.start()
-    while not all(seat.waiting for seat in rig.batcher._seats):
+    while not all(slot.waiting for slot in rig.scheduler._engines):
         pass
-    rig.ticket()
+    rig.request()
     threads[1].join(10)
     assert taken == [1]
-    rig.ticket()  # both are busy now, engine 0 alone waits
+    rig.request()  # both are busy now, engine 0 alone waits
     threads[0].join(10)
     assert taken == [1, 0]
 
@@ -136,17 +136,17 @@ def test_a_batch_goes_to_who_has_least_in_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_nothing_waits_for_ever_while_engines_come_and_go(seed: int):
     """Threads that collect at random, some busy while they ask for more: each image comes out, once."""
-    batcher = Scheduler(max_queue_images=10_000, engines=3)
-    batcher.add_model("a", max_batch_pixels=10**9, costs=[CostModel((), 4)] * 3)
+    scheduler = Scheduler(max_queue_images=10_000, engines=3)
+    scheduler.add_model("a", max_batch_pixels=10**9, costs=[CostModel((), 4)] * 3)
     taken: list[int] = []
 
     def work(engine: int) -> None:
         draw, hand = Random(10 * seed + engine), 0
-        while (batch := batcher.collect(engine=engine)) is not None:
+        while (batch := scheduler.next_batch(engine)) is not None:
             taken.append(len(batch.items))
             hand += 1
             while hand and draw.random() < 0.6:
-                batcher.done(engine)
+                scheduler.batch_done(engine)
                 hand -= 1
 
     threads = [threading.Thread(target=work, args=(engine,)) for engine in range(3)]
@@ -156,15 +156,17 @@ def test_nothing_waits_for_ever_while_engines_come_and_go(seed: int):
     sent = 0
     for _ in range(400):
         images = draw.randint(1, 9)
-        batcher.submit(Request("a", 5, 1e12, Future[None](), images), [(place, b"x", INFO) for place in range(images)])
+        scheduler.submit(
+            Request("a", 5, 1e12, Future[None](), images), [(place, b"x", INFO) for place in range(images)]
+        )
         sent += images
     waited = threading.Event()
     for _ in range(1000):
-        if not batcher.depth:
+        if not scheduler.depth:
             break
         waited.wait(0.01)
-    assert batcher.depth == 0  # though nothing else comes that could wake anybody
-    batcher.close()
+    assert scheduler.depth == 0  # though nothing else comes that could wake anybody
+    scheduler.close()
     for thread in threads:
         thread.join(10)
     assert not any(thread.is_alive() for thread in threads)
@@ -174,31 +176,31 @@ def test_nothing_waits_for_ever_while_engines_come_and_go(seed: int):
 @pytest.mark.parametrize("engines", [1, 2, 3, 4])
 def test_a_model_has_gone_once_every_engine_has_heard_of_it(engines: int):
     rig = Rig((1.0,) * engines)
-    rig.ticket(2)
-    rig.batcher.remove_model("a")
+    rig.request(2)
+    rig.scheduler.remove_model("a")
     batch = rig.collect(0)
     assert batch is not None
     assert len(batch.items) == 2  # what was accepted is computed first
     for engine in range(engines):
-        assert "a" in rig.batcher._lines
+        assert "a" in rig.scheduler.models
         told = rig.collect(engine)
         assert told is not None
         assert (told.model, told.release, told.items) == ("a", REMOVED, [])
-    assert not rig.batcher._lines
-    assert not rig.batcher._removing
+    assert not rig.scheduler.models
+    assert not rig.scheduler._removing
 
 
 def test_an_engine_that_has_gone_need_not_hear_of_it():
     rig = Rig((1.0, 1.0))
-    rig.batcher.remove_model("a")
+    rig.scheduler.remove_model("a")
     assert rig.collect(0) is not None
-    assert rig.batcher._lines
-    rig.batcher.leave(1)
-    assert not rig.batcher._lines
-    rig.batcher.leave(0)
-    rig.batcher.add_model("b", max_batch_pixels=1, costs=rig.costs)
-    rig.batcher.remove_model("b")
-    assert not rig.batcher._lines
+    assert rig.scheduler.models
+    rig.scheduler.remove_engine(1)
+    assert not rig.scheduler.models
+    rig.scheduler.remove_engine(0)
+    rig.scheduler.add_model("b", max_batch_pixels=1, costs=rig.costs)
+    rig.scheduler.remove_model("b")
+    assert not rig.scheduler.models
 
 
 @pytest.mark.parametrize("speeds", [(1.0,), (1.0, 1.0), (1.0, 2.0, 0.5), (1.0, 1.0, 4.0, 0.7)])
@@ -219,7 +221,7 @@ def test_what_is_accepted_is_in_time_and_no_capacity_is_lost(speeds: tuple[float
             arrival += draw.expovariate(load * capacity)
             sent += 1
             try:
-                rig.ticket(1, within)
+                rig.request(1, within)
             except ServiceError:
                 refused += 1
         elif ends:
@@ -228,13 +230,13 @@ def test_what_is_accepted_is_in_time_and_no_capacity_is_lost(speeds: tuple[float
             assert done is not None
             running[engine] = None
             _, began, batch = done
-            rig.batcher.done(engine)
+            rig.scheduler.batch_done(engine)
             rig.costs[engine].observe(len(batch.items), rig.now - began)
             for item in batch.items:
-                if item.ticket.foretold is not None:
-                    rig.costs[engine].observe_promise(rig.now - item.ticket.foretold)
-                in_time += rig.now <= item.ticket.deadline
-                late += rig.now > item.ticket.deadline
+                if item.request.expected_finish is not None:
+                    rig.costs[engine].observe_lateness(rig.now - item.request.expected_finish)
+                in_time += rig.now <= item.request.deadline
+                late += rig.now > item.request.deadline
         else:
             break
         idle = [engine for engine, each in enumerate(running) if each is None]

@@ -9,14 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from milkweed.server.http.body import (
+from milkweed.server.http.body import PIECE_BYTES, read_body
+from milkweed.server.http.body_budget import (
     LARGE_BYTES,
     LARGE_PAUSE_SECONDS,
     MOST_PAUSE_SECONDS,
     PAUSE_SECONDS,
-    PIECE_BYTES,
     BodyBudget,
-    read_body,
 )
 from milkweed.server.service.submit import check_image
 
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json", "array"])
-async def test_images_are_counted_while_their_body_is_there_too(running: Any, form: str) -> None:
+async def test_images_are_counted_while_their_body_is_there_too(running: server_parts.Start, form: str) -> None:
     """Bodies of all forms but one exist twice for a moment, and counted once."""
     image = server_parts.encoded()
     array = io.BytesIO()
@@ -44,10 +43,10 @@ async def test_images_are_counted_while_their_body_is_there_too(running: Any, fo
         size = int(answer.request.headers["content-length"])
         assert answer.status_code == 200
         assert most() == max(size if form == "raw" else 2 * size, len(answer.content))
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
-async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> None:
+async def test_an_answer_is_not_thrown_away_for_want_of_room(running: server_parts.Start) -> None:
     image = server_parts.encoded()
     limit = max(len(image), 1024)
     settings = {"max_held_bytes": limit, "max_body_bytes": limit, "max_image_bytes": limit}
@@ -55,13 +54,13 @@ async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Any) -> No
         app.model.gate.clear()
         asked = asyncio.create_task(app.client.post("/classify?top_k=7", content=image))
         await server_parts.entered(app.model)
-        app.service.held.add(limit)  # others come meanwhile
+        app.service.body_budget.add(limit)  # others come meanwhile
         app.model.gate.set()
         assert (await asked).status_code == 200
-        assert app.service.held.total == limit
+        assert app.service.body_budget.total == limit
 
 
-async def test_metrics_are_told_while_all_parsers_are_busy(running: Any) -> None:
+async def test_metrics_answer_while_all_parsers_are_busy(running: server_parts.Start) -> None:
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
@@ -75,7 +74,9 @@ async def test_metrics_are_told_while_all_parsers_are_busy(running: Any) -> None
             busy.set()
 
 
-async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_raw_body_of_any_size_leaves_the_loop_free(
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
     monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 100)
     seen: list[str] = []
@@ -92,7 +93,7 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Any, monkeyp
 
 @pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
 async def test_scores_of_one_answer_have_a_limit(
-    running: Any, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
 ) -> None:
     """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
     monkeypatch.setattr("milkweed.server.service.params.MAX_SCORES", 10)
@@ -111,7 +112,7 @@ async def test_scores_of_one_answer_have_a_limit(
 
 
 @pytest.mark.parametrize(("pieces", "turns"), [(1, 0), (4, 3)])
-async def test_a_large_body_gives_way_after_each_of_its_pieces(pieces: int, turns: int) -> None:
+async def test_a_large_body_gives_way_after_each_piece(pieces: int, turns: int) -> None:
     """One that comes as fast as it is read would keep the event loop from everybody else until it is there."""
     chunk, seen = bytes(PIECE_BYTES // 16), 0
     chunks = 16 * pieces - 1
@@ -125,21 +126,21 @@ async def test_a_large_body_gives_way_after_each_of_its_pieces(pieces: int, turn
             loop.call_soon(others.append, seen)
         return {"type": "http.request", "body": chunk, "more_body": seen < chunks}
 
-    with BodyBudget(1 << 30).hold() as hold:
-        assert await read_body(receive, None, 1 << 30, hold) == chunk * chunks
+    with BodyBudget(1 << 30).lease() as lease:
+        assert await read_body(receive, None, 1 << 30, lease) == chunk * chunks
     assert len(others) == turns
 
 
 async def test_a_large_body_waits_longer_where_the_loop_is_busy() -> None:
-    held, loop = BodyBudget(1), asyncio.get_running_loop()
+    budget, loop = BodyBudget(1), asyncio.get_running_loop()
     loop.call_later(PAUSE_SECONDS / 2, time.sleep, MOST_PAUSE_SECONDS)  # it wakes up behind somebody who takes long
     began = loop.time()
-    await held.give_way(1)
+    await budget.give_way(1)
     assert loop.time() - began >= 2 * MOST_PAUSE_SECONDS
 
 
 async def test_a_body_larger_than_a_photograph_waits_longer_for_others() -> None:
-    held = BodyBudget(1)
+    budget = BodyBudget(1)
     asked: list[float] = []
     sleep = asyncio.sleep
 
@@ -147,12 +148,12 @@ async def test_a_body_larger_than_a_photograph_waits_longer_for_others() -> None
         asked.append(seconds)
         await sleep(0)
 
-    with pytest.MonkeyPatch.context() as patch, held.hold():
+    with pytest.MonkeyPatch.context() as patch, budget.lease():
         patch.setattr(asyncio, "sleep", watched)
-        await held.give_way(LARGE_BYTES + 1)
-        with held.hold():
-            await held.give_way(LARGE_BYTES)
-            await held.give_way(LARGE_BYTES + 1)
-        await held.give_way(LARGE_BYTES + 1)
+        await budget.give_way(LARGE_BYTES + 1)
+        with budget.lease():
+            await budget.give_way(LARGE_BYTES)
+            await budget.give_way(LARGE_BYTES + 1)
+        await budget.give_way(LARGE_BYTES + 1)
     pauses = [seconds for seconds in asked if seconds in (PAUSE_SECONDS, LARGE_PAUSE_SECONDS)]
     assert pauses == [PAUSE_SECONDS, PAUSE_SECONDS, LARGE_PAUSE_SECONDS, PAUSE_SECONDS]

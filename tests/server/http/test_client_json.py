@@ -31,7 +31,7 @@ class Body(Struct):
         (b'{"images": []} x', "the body is not JSON"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(text: bytes, words: str) -> None:
+def test_errors_of_json_are_one_line(text: bytes, words: str) -> None:
     with pytest.raises(ServiceError) as error:
         decoded(text, Body, "the body")
     assert error.value.code == "bad_request"
@@ -63,7 +63,7 @@ def test_nothing_is_made_of_elements_beyond_the_limit(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)), b"\xfb\xff\xfe" * 1000])
-def test_base64_of_every_encoder(data: bytes) -> None:
+def test_base64_is_read_as_every_encoder_escapes_it(data: bytes) -> None:
     text = base64.b64encode(data).decode()
     for written in (
         json.dumps(text),
@@ -76,7 +76,7 @@ def test_base64_of_every_encoder(data: bytes) -> None:
 @pytest.mark.parametrize(
     "text", ["7", "{}", '"A"', '"AAA"', '"AA=A"', '"AA A"', '"ü"', '"\\n"', '"AAAA\\nAAAA"', '"-_-_"']
 )
-def test_what_is_no_base64(text: str) -> None:
+def test_text_that_is_not_base64_is_refused(text: str) -> None:
     with pytest.raises(ValueError):  # noqa: PT011 (its words are the library's)
         from_base64(Raw(text.encode()))
 

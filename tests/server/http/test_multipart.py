@@ -19,7 +19,7 @@ def split(body: bytes, boundary: bytes = b"xx", max_parts: int = 64) -> list[byt
 
 
 @given(st.lists(st.binary(max_size=300), min_size=1, max_size=6), st.sampled_from(["xx", "-", "a b'c", "--"]))
-def test_gives_back_what_httpx_encodes(files: list[bytes], boundary: str) -> None:
+def test_parts_are_what_httpx_encoded(files: list[bytes], boundary: str) -> None:
     if any(f"--{boundary}".encode() in data for data in files):
         return  # an encoder must choose another boundary then
     request = httpx.Request(
@@ -58,7 +58,7 @@ def test_delimiter_like_data_stays_in_its_part() -> None:
 
 @pytest.mark.parametrize("step", [1, 3, 7, 64])
 def test_delimiters_are_found_wherever_a_step_of_the_search_ends(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
-    monkeypatch.setattr(multipart, "_SEARCHED_BYTES", step)
+    monkeypatch.setattr(multipart, "SEARCHED_BYTES", step)
     for size in range(12):
         body = b"--xx\r\n" + PART + b"a" * size + b"\r\n--xx\r\n" + PART + b"b\r\n--xx--"
         assert split(body) == [b"a" * size, b"b"]
@@ -115,7 +115,7 @@ def test_more_files_than_the_limit_are_refused() -> None:
     ],
     ids=["empty", "no headers", "text"],
 )
-def test_parts_that_are_no_files_have_a_limit_too(part: bytes) -> None:
+def test_parts_that_are_not_files_have_a_limit(part: bytes) -> None:
     """Sixty megabytes of empty ones took 6.7 s."""
     file = b"--xx\r\n" + PART + b"data\r\n"
     assert split(part * MAX_FIELDS + file + b"--xx--", max_parts=1) == [b"data"]

@@ -40,11 +40,11 @@ def as_json(*parts: bytes) -> bytes:
         (b"application/json; charset=utf-8", "json"),
     ],
 )
-def test_content_type_tells_the_form(content_type: bytes | None, form: str) -> None:
+def test_content_type_tells_the_kind_of_body(content_type: bytes | None, form: str) -> None:
     assert payload_kind({} if content_type is None else {b"content-type": content_type}) == form
 
 
-def test_other_types_are_refused_with_those_that_are_not() -> None:
+def test_other_types_are_refused_with_a_list_of_the_accepted() -> None:
     with pytest.raises(ServiceError) as caught:
         payload_kind({b"content-type": b"application/x-numpy"})
     assert caught.value.code == "unsupported_format"
@@ -53,7 +53,7 @@ def test_other_types_are_refused_with_those_that_are_not() -> None:
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json"])
 @pytest.mark.parametrize("array", [np.arange(4 * 60).reshape(4, 5, 4, 3).astype("u1"), np.ones((3, 3, 8, 8), "<f2")])
-def test_an_array_of_several_is_as_many_images(form: str, array: np.ndarray) -> None:
+def test_an_array_of_several_images_is_split(form: str, array: np.ndarray) -> None:
     body = {"raw": npy, "multipart": lambda a: multipart(npy(a)), "json": lambda a: as_json(npy(a))}[form](array)
     images = encoded_images(body, form, BOUNDARY, max_images=len(array))  # type: ignore[arg-type]
     assert len(images) == len(array)
@@ -73,14 +73,14 @@ def test_a_batch_of_one_is_one_image(form: str) -> None:
     assert encoded_images(body, form, b"", max_images=1) == [npy(picture)]  # type: ignore[arg-type]
 
 
-def test_order_is_kept_among_others() -> None:
+def test_images_of_arrays_stand_in_order_among_others() -> None:
     pictures = np.arange(2 * 48).reshape(2, 4, 4, 3).astype("u1")
     parts = [b"first", npy(pictures), npy(pictures[0]), b"", npy(np.zeros((0, 4, 4, 3), "u1"))]
     images = encoded_images(multipart(*parts), "multipart", BOUNDARY, max_images=6)
     assert images == [b"first", npy(pictures[0]), npy(pictures[1]), npy(pictures[0]), b"", parts[-1]]
 
 
-def test_an_entry_that_is_no_image_keeps_its_place() -> None:
+def test_an_entry_that_is_not_base64_keeps_its_place() -> None:
     pictures = np.zeros((2, 4, 4, 3), "u1")
     document = {"images": ["!", base64.b64encode(npy(pictures)).decode(), 7]}
     images = encoded_images(json.dumps(document).encode(), "json", b"", max_images=4)

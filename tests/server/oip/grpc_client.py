@@ -46,7 +46,7 @@ class Client:
 @asynccontextmanager
 async def calling(app: Any) -> AsyncIterator[Client]:
     """A client of an app, whose gRPC server runs."""
-    server = GrpcServer(app.service, app.app.state.gate, app.app.state.tracer)
+    server = GrpcServer(app.service, app.app.state.auth, app.app.state.tracer)
     client = Client(await server.start())
     try:
         yield client

@@ -28,7 +28,7 @@ async def test_answers_are_those_of_classify(running: Any, oip: SimpleNamespace)
         assert app.value("grpc_request_duration_seconds_count", method="ModelInfer", code="OK") == 2
         assert app.value("request_stage_duration_seconds_count", model="held", stage="forward") == 3
         assert app.value("images_total", model="held", outcome="ok") == 6
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
     for answer in (raw, by_contents):
         oip.check_answer(arrays(answer, oip), classified)
         assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)

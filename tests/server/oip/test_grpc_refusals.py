@@ -58,7 +58,7 @@ async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
             await client.ask("ModelMetadata", b"\xff")
         async with refused("UNIMPLEMENTED"):
             await client.start("ModelStreamInfer", b"")
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_faults_say_nothing_but_that_they_are_ours(running: Any) -> None:
@@ -74,13 +74,13 @@ async def test_limits_of_a_message(running: Any) -> None:
     async with running(settings=limits) as app, calling(app) as client:
         async with refused("RESOURCE_EXHAUSTED", "2048"):
             await client.ask("ModelInfer", client.infer(bytes(3000)))
-        app.service.held.add(50_000)
+        app.service.body_budget.add(50_000)
         typed = client.infer(server_parts.encoded())
         typed.inputs[0].contents.bytes_contents.append(bytes(1500))
         del typed.raw_input_contents[:]
         async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
             await client.ask("ModelInfer", typed)
-        app.service.held.add(-50_000)
+        app.service.body_budget.add(-50_000)
         async with refused("UNIMPLEMENTED", "gzip"):
             await client.ask("ModelInfer", client.infer(server_parts.encoded()), compression=grpc.Compression.Gzip)
 
@@ -92,7 +92,7 @@ async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running
         first = client.start("ModelInfer", client.infer(server_parts.encoded()))
         await server_parts.entered(app.model)
         second = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.batcher.depth < 1:
+        while app.service.scheduler.depth < 1:
             await asyncio.sleep(0.001)
         async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
             await client.ask("ModelInfer", client.infer(server_parts.encoded()))
@@ -126,21 +126,21 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Any) -> No
         async with server_parts.one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
                 await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=0.5)
-            while app.service.batcher.depth:
+            while app.service.scheduler.depth:
                 await asyncio.sleep(0.001)
             while not app.value("requests_rejected_total", reason="deadline"):
                 await asyncio.sleep(0.001)
         leaving = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.batcher.depth < 1:
+        while app.service.scheduler.depth < 1:
             await asyncio.sleep(0.001)
         leaving.cancel()
-        while app.service.batcher.depth:
+        while app.service.scheduler.depth:
             await asyncio.sleep(0.001)
         while not app.value("requests_cancelled_total", stage="wait"):
             await asyncio.sleep(0.001)
         app.model.gate.set()
         await first
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
@@ -165,7 +165,7 @@ async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
 async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
     async with running(settings=settings()) as app, calling(app):
         app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
-        second = GrpcServer(app.service, app.app.state.gate)
+        second = GrpcServer(app.service, app.app.state.auth)
         with pytest.raises(GrpcError, match="cannot listen on"):
             await second.start()
 
@@ -185,4 +185,4 @@ async def test_no_random_message_is_our_fault(running: Any) -> None:
                 known = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.NOT_FOUND)
                 assert error.code() in known, (cut, error)  # noqa: PT017 (it may also be answered)
         assert app.value("requests_rejected_total", reason="internal") == 0
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0

@@ -87,12 +87,12 @@ async def test_bodies_in_memory_are_bounded(running: Any, oip: SimpleNamespace) 
         app.model.gate.clear()
         first = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
         await server_parts.entered(app.model)
-        assert app.service.held.total > len(body)  # the parsed JSON is counted too
+        assert app.service.body_budget.total > len(body)  # the parsed JSON is counted too
         async with server_parts.one_reason(app, "overloaded"):
             oip.check_refusal(await app.client.post(oip.url, content=body + bytes(3000), headers=headers), 503, "4000")
         app.model.gate.set()
         assert (await first).status_code == 200
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 @pytest.mark.parametrize("header", [True, False])
@@ -107,7 +107,7 @@ async def test_deadline_of_header_or_parameter_is_504(running: Any, oip: SimpleN
         await server_parts.calm(app)
         async with server_parts.one_reason(app, "deadline"):
             oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 504, f"{HELD_MS} ms")
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         app.model.gate.set()
         assert (await first).status_code == 200
 
@@ -146,7 +146,7 @@ async def test_full_queue_and_draining_say_so(running: Any, oip: SimpleNamespace
         first = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
         await server_parts.entered(app.model)
         second = asyncio.create_task(app.client.post(oip.url, content=body, headers=headers))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         async with server_parts.one_reason(app, "overloaded"):
             refused = await app.client.post(oip.url, content=body, headers=headers)
         oip.check_refusal(refused, 503)
@@ -179,10 +179,10 @@ async def test_client_that_leaves_is_dropped(running: Any, oip: SimpleNamespace)
         pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
         scope = {"type": "http", "method": "POST", "path": oip.url, "query_string": b"", "headers": pairs}
         gone = asyncio.create_task(app.app(scope, receive, send))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         leave.set()
         await gone
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert app.value("requests_cancelled_total", stage="wait") == 1
         app.model.gate.set()
         await first

@@ -63,7 +63,7 @@ async def test_probes_follow_the_service(running: Any) -> None:
             early = await app.client.get("/v2/models/held")
         assert (early.status_code, early.json()) == (503, {"error": "the models are loading"})
         gate.set()
-        await asyncio.wrap_future(app.service.engines.prepared)
+        await asyncio.wrap_future(app.service.prepared)
         assert await statuses() == [200, 200, 200]
         assert (await app.client.get("/v2/health/live")).json() == {"live": True}
         assert (await app.client.get("/v2/models/held/ready")).json() == {"name": "held", "ready": True}

@@ -18,13 +18,7 @@ UNEXPECTED = "device cuda:1: model held cannot be opened: an unexpected error, t
 
 
 def held(settings: Settings) -> Any:
-    return server_parts.ServedModel.of(
-        "held",
-        server_parts.make_config(),
-        server_parts.make_pipeline(server_parts.HeldModel()),
-        server_parts.image_limits(settings),
-        8,
-    )
+    return server_parts.served_model("held", server_parts.make_pipeline(server_parts.HeldModel()), settings)
 
 
 @pytest.mark.parametrize(
@@ -83,9 +77,7 @@ def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
     def open_held(name: str, path: Path, settings: Settings) -> Any:
         pipeline = server_parts.make_pipeline(server_parts.HeldModel())
         pipeline.dtype = next(numbers)
-        return server_parts.ServedModel.of(
-            name, server_parts.make_config(), pipeline, server_parts.image_limits(settings), 8
-        )
+        return server_parts.served_model(name, pipeline, settings)
 
     with pytest.raises(DeviceError, match="cuda:0 in bfloat16, cuda:1 in float32: set --dtype"):
         open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from milkweed.inference import backend as engine_choice
-from milkweed.inference import build as assembly
+from milkweed.inference import backend
+from milkweed.inference import open as opening
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.pipeline import Pipeline
 from milkweed.server.config.settings import Settings
-from milkweed.server.repository import served_model as served
 from milkweed.server.repository.served_model import open_model
+
+from ...support import server_parts
 
 
 @contextmanager
@@ -33,12 +34,12 @@ def fail(*_: Any, **__: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name"),
     [
-        (assembly, "plan_lanes"),
+        (opening, "plan_lanes"),
         (Forward, "__init__"),
-        (Pipeline, "warm_up"),
-        (served, "choose_engine"),
+        (Forward, "warm_up"),
+        (opening, "choose_backend"),
         (Pipeline, "check_golden"),
-        (served, "trim_heap"),
+        (opening, "trim_heap"),
     ],
 )
 def test_a_bundle_that_fails_leaves_no_thread(
@@ -52,14 +53,13 @@ def test_a_bundle_that_fails_leaves_no_thread(
 def test_an_engine_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lanes(pipeline: Pipeline, *_: Any) -> tuple[Forward, int]:
-        made = Forward(
-            pipeline.lanes._probabilities.model, LanePlan(1, 2, 1), device=pipeline.device, dtype=pipeline.dtype
-        )
-        made.run(pipeline.blank(4))
-        return made, 1
+    def onnx_forward(forward: Forward, *_: Any) -> Forward:
+        model = server_parts.HeldModel()
+        made = Forward(model, LanePlan(1, 2, 1), device=forward.device, dtype=forward.dtype, size=forward.size)
+        made.run(made.blank(4))
+        return made
 
-    monkeypatch.setattr(engine_choice, "_onnx_lanes", lanes)
-    monkeypatch.setattr(engine_choice, "_faster", fail)
+    monkeypatch.setattr(backend, "_onnx_forward", onnx_forward)
+    monkeypatch.setattr(backend, "_faster", fail)
     with failing():
         open_model("colours", colour_bundle, Settings(device="cpu", engine="auto", lanes=2))

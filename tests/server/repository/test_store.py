@@ -69,7 +69,7 @@ async def test_a_name_that_is_no_text_breaks_no_listing(tmp_path: Path, put: Put
     async with serving(tmp_path) as app:
         assert [each["name"] for each in (await app.client.get("/v1/models")).json()["models"]] == ["a\\xff"]
         break_golden(tmp_path / os.fsdecode(b"a\xff"))
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed a\\xff: bundle ")
         assert line.encode()
         assert app.value("model_load_failures_total", model="a\\xff") == 1
@@ -83,7 +83,7 @@ async def test_metrics_that_json_cannot_say_fail_their_bundle_alone(tmp_path: Pa
         put("b", seed=1)
         config = tmp_path / "b" / "config.json"
         config.write_text(config.read_text().replace('"metrics": {}', f'"metrics": {{"top1": {value}}}'))
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith(f"failed b: bundle {tmp_path / 'b'}: config.json: ")
         listed = await app.client.get("/v1/models")
         assert [each["name"] for each in listed.json()["models"]] == ["a"]
@@ -94,16 +94,16 @@ async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Pat
     a2, b = put("a/2", seed=1), put("b", seed=2)
     async with serving(tmp_path) as app:
         assert (await app.version("a"), await app.version("b")) == (a2, b)
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         a3, changed, c = put("a/3", seed=3), put("b", seed=4), put("c", seed=5)
-        done = await app.service.watch.look()
+        done = await app.service.poller.poll()
         assert sorted(done) == [f"serves a/3 ({a3})", f"serves b ({changed})", f"serves c ({c})"]
         assert [await app.version(name) for name in "abc"] == [a3, changed, c]
         shutil.rmtree(tmp_path / "c")
-        assert await app.service.watch.look() == ["serves c no more"]
+        assert await app.service.poller.poll() == ["serves c no more"]
         assert await app.version("c") is None
-        await app.service.rollout.settled()
-        assert len(app.service.engines.each[0]._pipelines) == 2
+        await app.service.lifecycle.settled()
+        assert len(app.service.engines.engines[0].models) == 2
 
 
 async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
@@ -113,15 +113,15 @@ async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_cha
     async with serving(tmp_path) as app:
         put("a", seed=1)
         break_golden(tmp_path / "a")
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert "failed a: bundle" in line
         assert "golden image 0" in line
         assert await app.version("a") == first
         assert app.value("model_load_failures_total", model="a") == 1
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         assert "what is sound goes on" in caplog.text
         fixed = put("a", seed=2)
-        assert await app.service.watch.look() == [f"serves a ({fixed})"]
+        assert await app.service.poller.poll() == [f"serves a ({fixed})"]
         assert await app.version("a") == fixed
 
 
@@ -136,11 +136,11 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(tm
         break_golden(tmp_path / "a" / "11")
         shutil.rmtree(tmp_path / "a" / "2")  # what serves goes on, also without its folder
         for _ in range(2):
-            await app.service.watch.look()
+            await app.service.poller.poll()
             assert app.numbers() == ["10", "2"]
             assert await app.version("a") == ten
         config.write_text(sound)
-        [served] = await app.service.watch.look()
+        [served] = await app.service.poller.poll()
         assert served.startswith("serves a/11 ")
         assert app.numbers() == ["11", "10"]
 
@@ -165,9 +165,9 @@ async def test_a_start_passes_over_versions_that_fail(
         assert app.value("model_load_failures_total", model="a") == 2
         assert app.value("model_load_failures_total", model="b") == 0
         assert "a/4 cannot be served" in caplog.text
-        assert await app.service.watch.look() == []  # as before, until something changes
+        assert await app.service.poller.poll() == []  # as before, until something changes
         five = put("a/5", seed=5)
-        assert await app.service.watch.look() == [f"serves a/5 ({five})"]
+        assert await app.service.poller.poll() == [f"serves a/5 ({five})"]
         assert app.numbers() == ["5"]
 
 
@@ -206,7 +206,7 @@ async def test_the_admin_api_loads_unloads_and_says_what_there_is(tmp_path: Path
         gone = await app.admin.post("/v1/models/b/unload")
         assert gone.json()["unloaded"][0]["name"] == "b"
         assert await app.version("b") is None
-        assert await app.service.watch.look() == []  # it stays out until it changes
+        assert await app.service.poller.poll() == []  # it stays out until it changes
         assert (await app.admin.post("/v1/models/b/load")).status_code == 200
         for path in ("/v1/models/none/load", "/v1/models/a/load?number=9", "/v1/models/none/unload"):
             answer = await app.admin.post(path)
@@ -233,7 +233,7 @@ async def test_a_name_served_from_elsewhere_stops_the_start(tmp_path: Path, put:
     app = create_app(Settings(repository=str(tmp_path / "repository")), {"a": tmp_path / "repository" / "a"})
     async with app.router.lifespan_context(app):
         with pytest.raises(RepositoryError, match="a model called a is served already"):
-            await asyncio.wrap_future(app.state.service.engines.prepared)
+            await asyncio.wrap_future(app.state.service.prepared)
 
 
 async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> None:
@@ -243,8 +243,8 @@ async def test_memory_comes_back_over_many_reloads(tmp_path: Path, put: Put) -> 
 
         async def reload(times: int) -> int:
             for _ in range(times):
-                await app.service.watch.load("a")
-            await app.service.rollout.settled()
+                await app.service.poller.load("a")
+            await app.service.lifecycle.settled()
             gc.collect()
             return int(psutil.Process().memory_info().rss)
 

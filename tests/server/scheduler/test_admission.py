@@ -16,103 +16,106 @@ INFO = ImageInfo("PNG", 10, 10, "RGB")
 
 
 class Rig:
-    """A batcher of one model whose forward takes 10 ms an image, batches of four, and a clock that is set."""
+    """A scheduler of one model whose forward takes 10 ms an image, batches of four, and a clock that is set."""
 
     def __init__(self, queue: int = 1000, sizes: tuple[int, ...] = (), seen: bool = True) -> None:
         self.now = 100.0
-        self.batcher = Scheduler(max_queue_images=queue, clock=lambda: self.now)
+        self.scheduler = Scheduler(max_queue_images=queue, clock=lambda: self.now)
         self.costs = CostModel(sizes, 4)
         if seen:
             for size in sizes or (4,):
                 self.costs.observe(size, 0.01 * size)
-        self.batcher.add_model("a", max_batch_pixels=10**9, costs=[self.costs])
+        self.scheduler.add_model("a", max_batch_pixels=10**9, costs=[self.costs])
 
-    def ticket(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> Request:
+    def request(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> Request:
         waiter: Future[None] = Future()
         made = Request("a", 5, self.now + within, waiter, images, None, priority)
-        self.batcher.submit(made, [(place, b"x", INFO) for place in range(images)])
+        self.scheduler.submit(made, [(place, b"x", INFO) for place in range(images)])
         return made
 
     def collect(self) -> Batch:
-        batch = self.batcher.collect()
+        batch = self.scheduler.next_batch()
         assert batch is not None
         return batch
 
     def refused(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> str:
         with pytest.raises(ServiceError) as caught:
-            self.ticket(images, within, priority)
+            self.request(images, within, priority)
         assert caught.value.code == "overloaded"
         return caught.value.message
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once_with_both_times():
     rig = Rig()
-    rig.ticket(20)  # 200 ms
+    rig.request(20)  # 200 ms
     assert rig.refused(1, within=0.2) == "the answer would take 210 ms and 200 ms are left: 20 images wait"
-    assert rig.batcher.depth == 20
-    rig.ticket(1, within=0.22)
-    assert rig.batcher.wait_seconds() == pytest.approx(0.21)
+    assert rig.scheduler.depth == 20
+    rig.request(1, within=0.22)
+    assert rig.scheduler.wait_seconds() == pytest.approx(0.21)
 
 
 def test_what_runs_counts_until_it_should_be_done():
     rig = Rig()
-    rig.ticket(4)
+    rig.request(4)
     rig.collect()
-    assert rig.batcher.wait_seconds() == pytest.approx(0.04)
+    assert rig.scheduler.wait_seconds() == pytest.approx(0.04)
     rig.refused(1, within=0.045)
     rig.now += 0.02
-    assert rig.batcher.wait_seconds() == pytest.approx(0.02)
-    rig.ticket(1, within=0.035)
+    assert rig.scheduler.wait_seconds() == pytest.approx(0.02)
+    rig.request(1, within=0.035)
     rig.now += 1  # it takes longer than it should: no more is known
-    assert rig.batcher.wait_seconds() == pytest.approx(0.01)
-    rig.batcher.done()
+    assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
+    rig.scheduler.batch_done()
     rig.now += 0.001
-    assert rig.batcher.wait_seconds() == pytest.approx(0.01)
+    assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
 
 
 def test_an_idle_device_tries_whatever_comes():
     rig = Rig()
-    rig.ticket(1, within=0.001)  # or an estimate that is wrong would never be corrected
+    rig.request(1, within=0.001)  # or an estimate that is wrong would never be corrected
     rig.collect()
     rig.refused(1, within=0.001)
-    rig.batcher.done()
-    rig.ticket(1, within=0.001)
+    rig.scheduler.batch_done()
+    rig.request(1, within=0.001)
 
 
 def test_without_estimates_only_the_limits_hold():
     rig = Rig(seen=False)
-    rig.ticket(500, within=0.001)
-    rig.ticket(500, within=0.001)
+    rig.request(500, within=0.001)
+    rig.request(500, within=0.001)
     assert "1000 images wait, 1 more exceed the limit 1000" in rig.refused()
 
 
 def test_answers_that_came_late_leave_room():
     rig = Rig()
     for _ in range(50):
-        rig.costs.observe_promise(0.03)
-    rig.ticket(4)
+        rig.costs.observe_lateness(0.03)
+    rig.request(4)
     expected = rig.costs.seconds(5, 500)
     rig.refused(1, within=expected + 0.02)
-    ticket = rig.ticket(1, within=expected + 0.031)
-    assert ticket.foretold == pytest.approx(rig.now + expected)
+    request = rig.request(1, within=expected + 0.031)
+    assert request.expected_finish == pytest.approx(rig.now + expected)
 
 
 def test_pixels_that_wait_are_bounded():
-    batcher = Scheduler(max_queue_images=100, max_queue_pixels=250)
-    batcher.add_model("a", max_batch_pixels=10**9, costs=[CostModel((), 4)])
+    scheduler = Scheduler(max_queue_images=100, max_queue_pixels=250)
+    scheduler.add_model("a", max_batch_pixels=10**9, costs=[CostModel((), 4)])
 
-    def ticket(images: int) -> None:
+    def request(images: int) -> None:
         waiter: Future[None] = Future()
-        batcher.submit(Request("a", 5, 1e9, waiter, images), [(place, b"x", INFO) for place in range(images)])
+        scheduler.submit(Request("a", 5, 1e9, waiter, images), [(place, b"x", INFO) for place in range(images)])
 
-    ticket(2)
+    request(2)
     with pytest.raises(ServiceError, match="200 pixels wait, 100 more exceed the limit 250"):
-        ticket(1)
-    assert batcher.collect() is not None
-    ticket(5)  # alone it always fits
+        request(1)
+    assert scheduler.next_batch() is not None
+    request(5)  # alone it always fits
     assert (
         sum(
-            sample.value for family in batcher.collect_metrics() for sample in family.samples if "pixels" in sample.name
+            sample.value
+            for family in scheduler.collect_metrics()
+            for sample in family.samples
+            if "pixels" in sample.name
         )
         == 500
     )
@@ -120,101 +123,101 @@ def test_pixels_that_wait_are_bounded():
 
 def test_images_that_are_sure_to_be_late_are_not_computed():
     rig = Rig()
-    rig.ticket(4)
+    rig.request(4)
     rig.collect()
-    late = rig.ticket(1, within=0.055)
+    late = rig.request(1, within=0.055)
     rig.now += 0.05  # the batch took longer: 5 ms left, an image takes 10
-    rig.batcher.done()
+    rig.scheduler.batch_done()
     batch = rig.collect()
     assert (batch.items, batch.expired) == ([], [late])
-    fresh = rig.ticket(1, within=0.005)  # it has waited for nobody: tried
-    assert rig.collect().items[0].ticket is fresh
+    fresh = rig.request(1, within=0.005)  # it has waited for nobody: tried
+    assert rig.collect().items[0].request is fresh
 
 
 def test_interactive_goes_before_bulk_but_not_for_ever():
     rig = Rig()
-    bulk = rig.ticket(6, priority="bulk")
+    bulk = rig.request(6, priority="bulk")
     rig.now += 0.01
-    first = rig.ticket(2)
+    first = rig.request(2)
     batch = rig.collect()
-    assert [item.ticket for item in batch.items] == [first] * 2  # no bulk beside: it would make them wait
-    assert [item.ticket for item in rig.collect().items] == [bulk] * 4
+    assert [item.request for item in batch.items] == [first] * 2  # no bulk beside: it would make them wait
+    assert [item.request for item in rig.collect().items] == [bulk] * 4
     rig.now += BULK_DELAY_SECONDS + 0.01
-    second = rig.ticket(3)
+    second = rig.request(3)
     batch = rig.collect()
-    assert [item.ticket for item in batch.items] == [bulk, bulk, second, second]
+    assert [item.request for item in batch.items] == [bulk, bulk, second, second]
     assert batch.release == "full"
 
 
 def test_bulk_takes_places_that_are_computed_anyway():
     rig = Rig(sizes=(2, 4))  # two and one would cost as much as four
-    bulk = rig.ticket(5, priority="bulk")
-    first = rig.ticket(3)
-    assert [item.ticket for item in rig.collect().items] == [first] * 3 + [bulk]
-    assert rig.batcher.depth == 4
+    bulk = rig.request(5, priority="bulk")
+    first = rig.request(3)
+    assert [item.request for item in rig.collect().items] == [first] * 3 + [bulk]
+    assert rig.scheduler.depth == 4
 
 
 def test_bulk_does_not_keep_interactive_out():
     rig = Rig(queue=10)
-    rig.ticket(5, priority="bulk")
+    rig.request(5, priority="bulk")
     limit = int(10 * BULK_SHARE)
     assert f"5 images wait, 1 more exceed the bulk limit {limit}" in rig.refused(1, priority="bulk")
-    rig.ticket(5)
+    rig.request(5)
     # the promise to an interactive request does not count bulk that may wait
     rig = Rig()
-    rig.ticket(100, priority="bulk")
-    rig.ticket(1, within=0.02)
+    rig.request(100, priority="bulk")
+    rig.request(1, within=0.02)
     rig.refused(1, within=0.02, priority="bulk")
 
 
 def test_a_captured_size_is_taken_where_two_batches_cost_less():
     rig = Rig(sizes=(1, 2, 4))
     rig.costs.observe(4, 1.0)  # padding three to four is dear
-    rig.ticket(3)
+    rig.request(3)
     batch = rig.collect()
     assert (len(batch.items), batch.release) == (2, "captured")
-    assert (len(rig.collect().items), rig.batcher.depth) == (1, 0)
+    assert (len(rig.collect().items), rig.scheduler.depth) == (1, 0)
 
 
 def test_models_add_up():
     rig = Rig()
     other = CostModel((), 4)
     other.observe(4, 0.4)
-    rig.batcher.add_model("b", max_batch_pixels=10**9, costs=[other])
+    rig.scheduler.add_model("b", max_batch_pixels=10**9, costs=[other])
     waiter: Future[None] = Future()
-    rig.batcher.submit(Request("b", 5, 1e9, waiter, 4), [(place, b"x", INFO) for place in range(4)])
+    rig.scheduler.submit(Request("b", 5, 1e9, waiter, 4), [(place, b"x", INFO) for place in range(4)])
     assert "would take 410 ms and 300 ms are left" in rig.refused(1, within=0.3)
 
 
 def test_time_that_nobody_saw_counts_against_the_deadline():
     rig = Rig()
-    rig.ticket(4)
+    rig.request(4)
     waiter: Future[None] = Future()
     late = Request("a", 5, rig.now + 0.1, waiter, 1)
     with pytest.raises(ServiceError, match="would take 50 ms and 20 ms are left"):
-        rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.08)
-    rig.batcher.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)
+        rig.scheduler.submit(late, [(0, b"x", INFO)], unseen_seconds=0.08)
+    rig.scheduler.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)
 
 
 @pytest.mark.parametrize("within", [0.0, -0.1])
 def test_a_deadline_that_is_past_is_no_overload(within: float):
     rig = Rig()
-    rig.ticket(4)
+    rig.request(4)
     with pytest.raises(ServiceError, match="the time was up before") as caught:
-        rig.ticket(1, within)
+        rig.request(1, within)
     assert caught.value.code == "deadline"
-    assert rig.batcher.depth == 4
+    assert rig.scheduler.depth == 4
 
 
 def test_the_newest_go_first_while_callers_give_up_and_only_then():
     rig = Rig(seen=False)
-    first, second = rig.ticket(4), rig.ticket(4)
-    assert rig.collect().items[0].ticket is first
+    first, second = rig.request(4), rig.request(4)
+    assert rig.collect().items[0].request is first
     for _ in range(20):
-        rig.batcher.discard(rig.ticket())
-    third = rig.ticket(4)
-    assert rig.collect().items[0].ticket is third
+        rig.scheduler.cancel(rig.request())
+    third = rig.request(4)
+    assert rig.collect().items[0].request is third
     for _ in range(40):
-        rig.batcher.answered()
-    fourth = rig.ticket(4)
-    assert [rig.collect().items[0].ticket for _ in range(2)] == [second, fourth]
+        rig.scheduler.answered()
+    fourth = rig.request(4)
+    assert [rig.collect().items[0].request for _ in range(2)] == [second, fourth]

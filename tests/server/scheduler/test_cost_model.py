@@ -63,16 +63,16 @@ def test_slack_is_by_how_much_answers_were_late():
     costs = CostModel((), 4)
     costs.observe(4, 0.1)
     for _ in range(100):
-        costs.observe_promise(0.02)
+        costs.observe_lateness(0.02)
     assert costs.slack_seconds() == pytest.approx(0.02, rel=0.01)  # always as late: nothing to add
     for turn in range(100):
-        costs.observe_promise(0.04 if turn % 2 else 0.0)
+        costs.observe_lateness(0.04 if turn % 2 else 0.0)
     assert 0.05 < costs.slack_seconds() < 0.1
     for _ in range(100):
-        costs.observe_promise(60.0)
+        costs.observe_lateness(60.0)
     assert costs.slack_seconds() == pytest.approx(0.3)  # three batches
     for _ in range(200):
-        costs.observe_promise(-0.05)
+        costs.observe_lateness(-0.05)
     assert costs.slack_seconds() == 0
 
 

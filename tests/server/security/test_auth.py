@@ -8,6 +8,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from milkweed.server.errors import ServiceError
 from milkweed.server.security.keys import key_block, new_key
 
 from ...support import server_parts
@@ -35,7 +36,9 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
-async def test_a_key_lets_in(running: Any, keys: Path, headers: dict[str, str]) -> None:
+async def test_a_key_in_any_accepted_header_admits(
+    running: server_parts.Start, keys: Path, headers: dict[str, str]
+) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
         assert answer.status_code == 200
@@ -57,7 +60,9 @@ async def test_a_key_lets_in(running: Any, keys: Path, headers: dict[str, str]) 
     ],
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
-async def test_without_one_it_is_401(running: Any, keys: Path, headers: dict[str, str], words: str, path: str) -> None:
+async def test_a_missing_or_wrong_key_is_401(
+    running: server_parts.Start, keys: Path, headers: dict[str, str], words: str, path: str
+) -> None:
     async with (
         running(settings={"api_keys": str(keys)}, wait=False) as app,
         server_parts.one_reason(app, "unauthorized"),
@@ -68,7 +73,7 @@ async def test_without_one_it_is_401(running: Any, keys: Path, headers: dict[str
     assert KEY[:-1] not in answer.text
 
 
-async def test_probes_and_pages_need_none(running: Any, keys: Path) -> None:
+async def test_probes_and_pages_need_no_key(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
             assert (await app.client.get(path)).status_code == 200
@@ -78,7 +83,7 @@ async def test_probes_and_pages_need_none(running: Any, keys: Path) -> None:
         assert (await app.client.get("/v1/models")).status_code == 200
 
 
-async def test_beyond_the_rate_it_is_429_with_retry_after(running: Any, keys: Path) -> None:
+async def test_requests_beyond_the_rate_are_429_with_retry_after(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for _ in range(2):
             assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
@@ -91,34 +96,32 @@ async def test_beyond_the_rate_it_is_429_with_retry_after(running: Any, keys: Pa
         assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-async def test_who_asks_is_in_the_scope(running: Any, keys: Path) -> None:
+async def test_the_queue_learns_the_caller_or_the_address(running: server_parts.Start, keys: Path) -> None:
     seen: list[Any] = []
     async with running(settings={"api_keys": str(keys)}) as app:
         submit = app.service.submit
-        app.service.submit = lambda ticket, *rest: (seen.append(ticket.source), submit(ticket, *rest))[1]
+        app.service.submit = lambda request, *rest: (seen.append(request.caller), submit(request, *rest))[1]
         await app.client.post("/classify", content=server_parts.encoded(), headers=bearer(KEY))
     async with running() as app:
         submit_open = app.service.submit
-        app.service.submit = lambda ticket, *rest: (seen.append(ticket.source), submit_open(ticket, *rest))[1]
+        app.service.submit = lambda request, *rest: (seen.append(request.caller), submit_open(request, *rest))[1]
         await app.client.post("/classify", content=server_parts.encoded())
     assert seen == ["camera", "127.0.0.1"]
 
 
-async def test_images_are_charged_to_who_sends_them(running: Any, keys: Path) -> None:
-    from milkweed.server.errors import ServiceError
-
+async def test_images_beyond_the_rate_are_refused(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
-        gate = app.app.state.gate
-        account = gate.identify({b"x-api-key": b"slow-key"})
-        gate.charge_images(account, 1)
+        auth = app.app.state.auth
+        account = auth.identify({b"x-api-key": b"slow-key"})
+        auth.charge_images(account, 1)
         with pytest.raises(ServiceError) as caught:
-            gate.charge_images(account, 1)
+            auth.charge_images(account, 1)
         assert (caught.value.code, caught.value.retry_after_seconds) == ("rate_limited", 1)
         assert app.value("caller_refusals_total", caller="slow", limit="images") == 1
-        gate.charge_images(None, 1000)
+        auth.charge_images(None, 1000)
 
 
-async def test_every_answer_forbids_sniffing(running: Any) -> None:
+async def test_every_answer_forbids_sniffing(running: server_parts.Start) -> None:
     async with running() as app:
         for answer in (
             await app.client.post("/classify", content=server_parts.encoded()),
@@ -129,7 +132,7 @@ async def test_every_answer_forbids_sniffing(running: Any) -> None:
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_api_page_loads_nothing(running: Any) -> None:
+async def test_the_api_page_loads_nothing(running: server_parts.Start) -> None:
     async with running() as app:
         page = await app.client.get("/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
@@ -139,7 +142,7 @@ async def test_the_api_page_loads_nothing(running: Any) -> None:
         assert words in page.text
 
 
-async def test_the_document_says_where_a_key_is_needed(running: Any, keys: Path) -> None:
+async def test_the_document_says_where_a_key_is_needed(running: server_parts.Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         document = (await app.client.get("/openapi.json")).json()
         page = (await app.client.get("/docs")).text
@@ -176,7 +179,7 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("target", SPELLINGS)
-async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path, target: str) -> None:
+async def test_no_other_spelling_opens_what_needs_a_key(running: server_parts.Start, keys: Path, target: str) -> None:
     """Each of these is refused, unless it is a path that is open to everybody."""
     sent: list[dict[str, Any]] = []
 
@@ -204,7 +207,9 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Any, keys: Path
 
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
-async def test_behind_a_prefix_the_same_is_open_and_closed(running: Any, keys: Path, prefix: str) -> None:
+async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(
+    running: server_parts.Start, keys: Path, prefix: str
+) -> None:
     """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()

@@ -1,4 +1,4 @@
-"""API keys: what a file may say, whose key one is, what he has left, and files that change."""
+"""API keys: what their file may say, whose key one is, and what its caller may still ask."""
 
 import math
 import re
@@ -9,10 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry, Gauge
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.security.file_watcher import FileWatch
 from milkweed.server.security.key_store import KeyStore
 from milkweed.server.security.keys import KeysError, hash_key, key_block, new_key, parse_keys, read_keys
 from milkweed.server.security.rate_limit import TokenBucket
@@ -21,7 +19,7 @@ HEX = "ab" * 32
 OTHER = "cd" * 32
 
 
-def test_keys_are_long_random_and_hashed() -> None:
+def test_new_keys_are_long_and_random_and_kept_as_hashes() -> None:
     keys = {new_key() for _ in range(100)}
     assert len(keys) == 100
     for key in keys:
@@ -70,7 +68,7 @@ def test_entries_of_one_name_are_keys_of_one_caller() -> None:
         (["x"], "key 1: "),
     ],
 )
-def test_a_wrong_file_is_one_line_without_a_key(rows: Any, words: str) -> None:
+def test_the_error_of_a_wrong_file_is_one_line_without_a_key(rows: Any, words: str) -> None:
     with pytest.raises(KeysError) as caught:
         parse_keys({"key": rows})
     assert str(caught.value).startswith(words)
@@ -79,7 +77,7 @@ def test_a_wrong_file_is_one_line_without_a_key(rows: Any, words: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"[[key]", b"\xff\xfe", b"x = 1\n", b"#" * ((4 << 20) + 1)])
-def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+def test_the_error_of_an_unreadable_file_names_it(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "keys.toml"
     if content is not None:
         path.write_bytes(content)
@@ -95,22 +93,22 @@ class Clock:
         return self.now
 
 
-class Ring:
-    """A keyring on a file that a test writes, with a clock it turns."""
+class Keys:
+    """A key store on a file that a test writes, with a clock that the test turns."""
 
     def __init__(self, path: Path, text: str) -> None:
         self.path, self.clock = path, Clock()
         path.write_text(text)
-        self.ring = KeyStore(path, self.clock)
-        self.ring.reload()
+        self.store = KeyStore(path, self.clock)
+        self.store.reload()
 
     def ask(self, key: str) -> float | None:
         """0 where a request is let in, else Retry-After; None for no caller."""
-        account = self.ring.find(key.encode())
+        account = self.store.find(key.encode())
         if account is None:
             return None
         try:
-            self.ring.charge_request(account)
+            self.store.charge_request(account)
         except ServiceError as error:
             return error.retry_after_seconds
         return 0
@@ -122,41 +120,42 @@ def entry(name: str, key: str, more: str = "") -> str:
 
 def test_only_whole_keys_are_found(tmp_path: Path) -> None:
     first, second, unknown = new_key(), new_key(), new_key()
-    ring = Ring(tmp_path / "k", entry("a", first) + entry("a", second) + entry("b", "x" * 256)).ring
+    store = Keys(tmp_path / "k", entry("a", first) + entry("a", second) + entry("b", "x" * 256)).store
     for key in (first, second):
-        found = ring.find(key.encode())
+        found = store.find(key.encode())
         assert found is not None
         assert found.name == "a"
-    assert ring.find(b"x" * 256) is not None
+    owner = store.find(b"x" * 256)
+    assert owner is not None
+    assert owner.name == "b"
     for wrong in (unknown, first[:-1], first + "a", first.upper(), "", hash_key(first.encode()).hex(), "x" * 257):
-        assert ring.find(wrong.encode()) is None
-    assert ring.names == ("a", "b")
+        assert store.find(wrong.encode()) is None
 
 
-def test_a_rate_is_shared_by_a_caller_s_keys_and_survives_a_new_file(tmp_path: Path) -> None:
+def test_all_keys_of_a_caller_share_one_rate_which_a_new_file_does_not_reset(tmp_path: Path) -> None:
     one, two = new_key(), new_key()
     limits = "requests_per_second = 0.5\nrequest_burst = 2\n"
-    keys = Ring(tmp_path / "k", entry("a", one, limits) + entry("a", two) + entry("free", "y"))
+    keys = Keys(tmp_path / "k", entry("a", one, limits) + entry("a", two) + entry("free", "y"))
     assert [keys.ask(one), keys.ask(two), keys.ask(one), keys.ask(two)] == [0, 0, 2, 2]
     assert [keys.ask("y") for _ in range(100)] == [0] * 100
     three = new_key()
     keys.path.write_text(entry("a", two, limits) + entry("a", three))
-    keys.ring.reload()
+    keys.store.reload()
     assert [keys.ask(one), keys.ask(two), keys.ask(three), keys.ask("y")] == [None, 2, 2, None]
     keys.clock.now += 2
     assert [keys.ask(three), keys.ask(two)] == [0, 2]
 
 
-def test_more_images_than_the_burst_are_a_debt(tmp_path: Path) -> None:
-    keys = Ring(tmp_path / "k", entry("a", "k", "images_per_second = 10.0\nimage_burst = 20\n"))
-    account = keys.ring.find(b"k")
+def test_more_images_than_the_burst_are_let_in_and_owed(tmp_path: Path) -> None:
+    keys = Keys(tmp_path / "k", entry("a", "k", "images_per_second = 10.0\nimage_burst = 20\n"))
+    account = keys.store.find(b"k")
     assert account is not None
-    keys.ring.charge_images(account, 50)  # a full bucket gives them, and owes 30
+    keys.store.charge_images(account, 50)  # a full bucket gives them, and owes 30
     with pytest.raises(ServiceError, match="10 images a second, 20 at once") as caught:
-        keys.ring.charge_images(account, 5)
+        keys.store.charge_images(account, 5)
     assert caught.value.retry_after_seconds == 4  # 30 owed and 5 wanted, 10 a second
     keys.clock.now += 3.5
-    keys.ring.charge_images(account, 5)
+    keys.store.charge_images(account, 5)
 
 
 @given(
@@ -164,7 +163,7 @@ def test_more_images_than_the_burst_are_a_debt(tmp_path: Path) -> None:
     st.integers(1, 1000) | st.none(),
     st.lists(st.tuples(st.floats(0, 10), st.integers(1, 50)), max_size=60),
 )
-def test_a_bucket_holds_its_rate_and_keeps_its_word(
+def test_a_bucket_holds_its_rate_and_opens_when_it_said(
     rate: float, burst: int | None, asked: list[tuple[float, int]]
 ) -> None:
     bucket = TokenBucket(rate, burst, 0.0)
@@ -179,102 +178,3 @@ def test_a_bucket_holds_its_rate_and_keeps_its_word(
         given_out, largest = given_out + count, max(largest, count)
     assert given_out <= bucket.burst + rate * now * 1.001 + largest + 1e-6
     assert bucket.burst == (burst or max(1, math.ceil(rate)))
-
-
-@pytest.fixture
-def watch() -> FileWatch:
-    return FileWatch(Gauge("failing", "x", ("file",), registry=CollectorRegistry()))
-
-
-def failing(watch: FileWatch) -> float:
-    value: float = watch._failing.labels("api_keys")._value.get()
-    return value
-
-
-def test_a_changed_file_counts_and_a_broken_one_does_not(
-    tmp_path: Path, watch: FileWatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "keys.toml"
-    path.write_text(entry("a", "one"))
-    ring = KeyStore(path)
-    watch.add("api_keys", [path], ring.reload)
-    assert ring.find(b"one")
-    watch.check()
-    assert not caplog.records
-
-    path.write_text("broken")
-    for _ in range(3):
-        watch.check()
-    assert ring.find(b"one")
-    assert failing(watch) == 1
-    assert [record.levelname for record in caplog.records] == ["ERROR"]  # once, not each second
-
-    path.unlink()
-    watch.check()
-    watch.check()
-    assert ring.find(b"one")
-    assert len(caplog.records) == 2
-
-    (tmp_path / "new").write_text(entry("a", "two"))
-    (tmp_path / "new").rename(path)  # as mounted secrets change: another inode under the name
-    watch.check()
-    assert (ring.find(b"one"), failing(watch)) == (None, 0)
-    assert ring.find(b"two")
-
-
-def test_a_file_that_crashes_its_reader_fails_alone(
-    tmp_path: Path, watch: FileWatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    read: list[str] = []
-    for name in ("tls", "api_keys"):
-        (tmp_path / name).write_text("1")
-
-    def crash() -> None:
-        if (tmp_path / "tls").read_text() != "1":
-            raise RuntimeError("of a library")
-
-    watch.add("tls", [tmp_path / "tls"], crash)
-    watch.add("api_keys", [tmp_path / "api_keys"], lambda: read.append((tmp_path / "api_keys").read_text()))
-    for name in ("tls", "api_keys"):
-        (tmp_path / name).write_text("22")
-    watch.check()
-    assert read == ["1", "22"]
-    assert watch._failing.labels("tls")._value.get() == 1
-    assert failing(watch) == 0
-    assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
-
-
-def test_a_link_that_points_elsewhere_is_a_change(tmp_path: Path, watch: FileWatch) -> None:
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "keys").write_text(entry("a", name))
-    link = tmp_path / "data"
-    link.symlink_to("one")
-    ring = KeyStore(link / "keys")
-    watch.add("api_keys", [ring.file], ring.reload)
-    (tmp_path / "next").symlink_to("two")
-    (tmp_path / "next").rename(link)
-    watch.check()
-    assert ring.find(b"two")
-    assert ring.find(b"one") is None
-
-
-def test_nothing_to_watch_is_no_thread(watch: FileWatch) -> None:
-    watch.start()
-    assert watch._thread is None
-    watch.stop()
-
-
-def test_the_thread_looks_by_itself_and_ends(tmp_path: Path, watch: FileWatch, monkeypatch: pytest.MonkeyPatch) -> None:
-    import threading
-
-    monkeypatch.setattr("milkweed.server.security.file_watcher.LOOK_SECONDS", 0.01)
-    path, seen = tmp_path / "f", threading.Event()
-    path.write_text("1")
-    watch.add("api_keys", [path], lambda: seen.set() if path.read_text() == "22" else None)
-    watch.start()
-    path.write_text("22")
-    assert seen.wait(10)
-    watch.stop()
-    assert watch._thread is not None
-    assert not watch._thread.is_alive()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ import pytest
 import torch
 
 from milkweed.models.errors import BundleError
-from milkweed.server.config.image_limits import image_limits
 from milkweed.server.config.settings import Settings
 from milkweed.server.errors import ServiceError
 from milkweed.server.repository.index import ModelIndex
@@ -24,29 +24,23 @@ class Openers:
     """Stands for `open_model` after the start: what it makes next, and a gate before it."""
 
     def __init__(self, app: Any) -> None:
-        self.kit = kit
         self.gate = threading.Event()
         self.gate.set()
         self.failure: Exception | None = None
         self.models: list[Any] = []
-        app.service.rollout._open_model = self
+        app.service.lifecycle._open_model = self
 
     def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
         assert self.gate.wait(10)
         if self.failure is not None:
             raise self.failure
         torch.manual_seed(len(self.models) + 100)
-        model = self.server_parts.HeldModel()
+        model = server_parts.HeldModel()
         self.models.append(model)
-        config = self.server_parts.make_config()
-        object.__setattr__(config, "files", {**config.files, "model.safetensors": f"{len(self.models):064d}"})
-        return ServedModel.of(
-            name=name,
-            config=config,
-            pipeline=self.server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size),
-            limits=image_limits(settings),
-            max_batch_size=settings.max_batch_size or 8,
-        )
+        pipeline = server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size)
+        served = server_parts.served_model(name, pipeline, settings)
+        files = {**served.config.files, "model.safetensors": f"{len(self.models):064d}"}
+        return replace(served, config=replace(served.config, files=files))
 
 
 async def version(app: Any, **headers: str) -> str:
@@ -62,14 +56,14 @@ async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(r
         before = await version(app)
         openers = Openers(app)
         openers.gate.clear()
-        loading = asyncio.create_task(app.service.rollout.bring_in("held", Path("x"), "2"))
+        loading = asyncio.create_task(app.service.lifecycle.load("held", Path("x"), "2"))
         assert await version(app) == before  # meanwhile the old one serves
         openers.gate.set()
         model = await loading
         assert await version(app) == model.config.version != before
-        await app.service.rollout.settled()
-        assert old.key not in app.service.engines.each[0]._pipelines
-        assert old.key not in app.service.batcher._lines
+        await app.service.lifecycle.settled()
+        assert old.key not in app.service.engines.engines[0].models
+        assert old.key not in app.service.scheduler.models
         assert app.value("model_ready", model="held", version=before) == 0
         assert app.value("model_ready", model="held", version=model.config.version) == 1
         listed = (await app.client.get("/v1/models")).json()["models"]
@@ -84,7 +78,7 @@ async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> No
         running_one = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         await server_parts.entered(app.model)
         queued = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=1)))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         # a third has only asked: its body is not there yet
         begun = asyncio.Event()
         more = asyncio.Event()
@@ -97,7 +91,7 @@ async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> No
 
         reading = asyncio.create_task(app.client.post("/classify", content=body()))
         await begun.wait()
-        new = await app.service.rollout.bring_in("held", Path("x"))
+        new = await app.service.lifecycle.load("held", Path("x"))
         late = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         app.model.gate.set()
         assert (await running_one).json()["version"] == old.config.version
@@ -106,8 +100,8 @@ async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> No
         more.set()
         answer = (await reading).json()
         assert answer["version"] in (old.config.version, new.config.version)  # httpx may send before or after
-        await app.service.rollout.settled()
-        assert old.key not in app.service.engines.each[0]._pipelines
+        await app.service.lifecycle.settled()
+        assert old.key not in app.service.engines.engines[0].models
         assert openers.models[0].sizes
 
 
@@ -117,10 +111,10 @@ async def test_what_fails_to_load_changes_nothing(running: Any) -> None:
         openers = Openers(app)
         openers.failure = BundleError("bundle x: golden image 0, class 3: the model answers 0.1, its bundle says 0.9")
         with pytest.raises(BundleError, match="golden image 0"):
-            await app.service.rollout.bring_in("held", Path("x"))
+            await app.service.lifecycle.load("held", Path("x"))
         assert await version(app) == before
         openers.failure = None
-        await app.service.rollout.bring_in("held", Path("x"))
+        await app.service.lifecycle.load("held", Path("x"))
         assert await version(app) != before
 
 
@@ -128,7 +122,7 @@ async def test_versions_are_pinned_by_header(running: Any) -> None:
     async with running(settings={"keep_versions": 2}) as app:
         first = app.service.models["held"]
         Openers(app)
-        second = await app.service.rollout.bring_in("held", Path("x"), "2")
+        second = await app.service.lifecycle.load("held", Path("x"), "2")
         assert await version(app) == second.config.version
         pinned = {"X-Model-Version": first.config.version}
         assert await version(app, **pinned) == first.config.version
@@ -138,8 +132,8 @@ async def test_versions_are_pinned_by_header(running: Any) -> None:
                 "/classify", content=server_parts.encoded(), headers={"X-Model-Version": "7"}
             )
         server_parts.check_error(answer, 404, "unknown_model", "no version '7' of held", first.config.version, "2 (")
-        third = await app.service.rollout.bring_in("held", Path("x"), "3")
-        await app.service.rollout.settled()
+        third = await app.service.lifecycle.load("held", Path("x"), "3")
+        await app.service.lifecycle.settled()
         assert [model.number for model in app.service.models.versions("held")] == ["3", "2"]
         assert await version(app) == third.config.version
         assert (await app.client.post("/classify", content=server_parts.encoded(), headers=pinned)).status_code == 404
@@ -148,14 +142,14 @@ async def test_versions_are_pinned_by_header(running: Any) -> None:
 async def test_a_name_is_added_and_taken_out(running: Any) -> None:
     async with running() as app:
         Openers(app)
-        await app.service.rollout.bring_in("other", Path("x"))
+        await app.service.lifecycle.load("other", Path("x"))
         ask = {"params": {"model": "other"}, "content": server_parts.encoded()}
         assert (await app.client.post("/classify", **ask)).status_code == 200
-        gone = await app.service.rollout.take_out("other")
+        gone = await app.service.lifecycle.unload("other")
         assert [model.name for model in gone] == ["other"]
         assert (await app.client.post("/classify", **ask)).status_code == 404
         with pytest.raises(ServiceError, match="no model 'other'"):
-            await app.service.rollout.take_out("other")
+            await app.service.lifecycle.unload("other")
         assert await version(app)
 
 
@@ -167,11 +161,11 @@ async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
 
     async with running() as app:
         Openers(app)
-        await app.service.rollout.bring_in("other", Path("x"))
+        await app.service.lifecycle.load("other", Path("x"))
         monkeypatch.setattr("milkweed.server.service.lifecycle._give_memory_back", lost)
         async with asyncio.timeout(10):
-            assert len(await app.service.rollout.take_out("other")) == 1
-            await app.service.rollout.settled()
+            assert len(await app.service.lifecycle.unload("other")) == 1
+            await app.service.lifecycle.settled()
         assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [RuntimeError]
         assert await version(app)
 
@@ -181,13 +175,13 @@ async def test_no_key_is_given_twice(running: Any) -> None:
         keys = [app.service.models["held"].key]
         openers = Openers(app)
         for _ in range(3):
-            keys.append((await app.service.rollout.bring_in("held", Path("x"))).key)
+            keys.append((await app.service.lifecycle.load("held", Path("x"))).key)
             openers.failure = BundleError("not sound")
             with pytest.raises(BundleError):
-                await app.service.rollout.bring_in("held", Path("x"))
+                await app.service.lifecycle.load("held", Path("x"))
             openers.failure = None
-            keys.append((await app.service.rollout.bring_in("other", Path("x"))).key)
-            await app.service.rollout.take_out("other")
+            keys.append((await app.service.lifecycle.load("other", Path("x"))).key)
+            await app.service.lifecycle.unload("other")
         assert len(set(keys)) == len(keys) == 7
 
 
@@ -197,12 +191,12 @@ async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any) -> N
         app.model.gate.clear()
         task = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
         await server_parts.entered(app.model)
-        await app.service.rollout.bring_in("held", Path("x"))
+        await app.service.lifecycle.load("held", Path("x"))
         app.model.failure = SystemExit("killed")
         app.model.gate.set()
         assert (await task).status_code == 500
         async with asyncio.timeout(10):
-            await app.service.rollout.settled()
+            await app.service.lifecycle.settled()
         assert await version(app)
 
 
@@ -219,19 +213,19 @@ async def test_reloads_under_load_lose_nothing(running: Any) -> None:
 
         clients = [asyncio.create_task(client(seed)) for seed in range(4)]
         for number in range(8):
-            await app.service.rollout.bring_in("held", Path("x"), str(number))
+            await app.service.lifecycle.load("held", Path("x"), str(number))
         stop.set()
         await asyncio.gather(*clients)
-        await app.service.rollout.settled()
+        await app.service.lifecycle.settled()
         assert set(answers) == {"ok"}
-        assert len(app.service.engines.each[0]._pipelines) == len(app.service.batcher._lines) == 1
-        assert len(app.service.rollout._by_key) == len(app.service.rollout.costs) == 1
+        assert len(app.service.engines.engines[0].models) == len(app.service.scheduler.models) == 1
+        assert len(app.service.loaded) == 1
 
 
-def test_a_catalogue_never_changes() -> None:
+def test_an_index_never_changes() -> None:
     def model(name: str, number: str) -> ServedModel:
         pipeline = server_parts.make_pipeline(server_parts.HeldModel())
-        return ServedModel.of(name, server_parts.make_config(), pipeline, image_limits(Settings()), 8, number=number)
+        return server_parts.served_model(name, pipeline, number=number)
 
     empty = ModelIndex()
     a1, a2, b = model("a", "1"), model("a", "2"), model("b", "")

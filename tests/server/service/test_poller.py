@@ -38,7 +38,7 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
         put("a", seed=1)
         crash(tmp_path / "a")
         changed, c = put("b", seed=2), put("c", seed=3)
-        done = await app.service.watch.look()
+        done = await app.service.poller.poll()
         assert done == [
             "failed a: model a cannot be opened: an unexpected error, the log has it",
             f"serves b ({changed})",
@@ -47,7 +47,7 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
         assert first != changed
         assert app.value("model_load_failures_total", model="a") == 1
         assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [AssertionError]
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         answer = await app.admin.post("/v1/models/a/load")
         assert (answer.status_code, answer.json()["error"]) == (
             422,
@@ -57,7 +57,7 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
             },
         )
         mended = put("a", seed=4)
-        assert await app.service.watch.look() == [f"serves a ({mended})"]
+        assert await app.service.poller.poll() == [f"serves a ({mended})"]
         assert await app.version("a") == mended
 
 
@@ -68,7 +68,7 @@ async def test_a_start_passes_over_versions_that_crash(tmp_path: Path, put: Put)
     async with serving(tmp_path) as app:
         assert (await app.version("a"), await app.version("b")) == (one, b)
         assert app.value("model_load_failures_total", model="a") == 1
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
 
 
 async def test_a_name_of_which_all_crash_stops_the_start_with_a_line(tmp_path: Path, put: Put) -> None:
@@ -88,13 +88,13 @@ async def test_without_its_newest_version_a_model_serves_the_one_before(
     async with serving(tmp_path, keep_versions=keep) as app:
         shutil.rmtree(tmp_path / "a" / "3")
         brought = left[-1]
-        assert await app.service.watch.look() == [
+        assert await app.service.poller.poll() == [
             f"serves a/{brought} ({versions[int(brought) - 1]})",
             "serves a/3 no more",
         ]
         assert app.numbers() == left
         assert await app.version("a") == versions[1]
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
 
 
 async def test_numbers_in_the_place_of_a_bundle_and_back(tmp_path: Path, put: Put) -> None:
@@ -102,11 +102,11 @@ async def test_numbers_in_the_place_of_a_bundle_and_back(tmp_path: Path, put: Pu
     async with serving(tmp_path) as app:
         shutil.rmtree(tmp_path / "a")
         one = put("a/1", seed=1)
-        assert await app.service.watch.look() == [f"serves a/1 ({one})"]
+        assert await app.service.poller.poll() == [f"serves a/1 ({one})"]
         assert await app.version("a") == one
         shutil.rmtree(tmp_path / "a")
         plain = put("a", seed=2)
-        assert await app.service.watch.look() == [f"serves a ({plain})", "serves a/1 no more"]
+        assert await app.service.poller.poll() == [f"serves a ({plain})", "serves a/1 no more"]
         assert await app.version("a") == plain
 
 
@@ -114,10 +114,10 @@ async def test_a_version_that_was_loaded_by_hand_stays_until_a_newer_one_comes(t
     one, _ = put("a/1"), put("a/2", seed=1)
     async with serving(tmp_path) as app:
         assert (await app.admin.post("/v1/models/a/load", params={"number": "1"})).status_code == 200
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         assert await app.version("a") == one
         three = put("a/3", seed=2)
-        assert await app.service.watch.look() == [f"serves a/3 ({three})"]
+        assert await app.service.poller.poll() == [f"serves a/3 ({three})"]
         assert await app.version("a") == three
 
 
@@ -128,7 +128,7 @@ async def test_a_version_that_an_alias_let_go_can_serve_again(tmp_path: Path, pu
         assert (await app.admin.post("/v1/models/b/load")).status_code == 200
         assert app.numbers() == ["2"]
         shutil.rmtree(tmp_path / "a" / "2")
-        assert await app.service.watch.look() == [f"serves a/1 ({one})", "serves a/2 no more"]
+        assert await app.service.poller.poll() == [f"serves a/1 ({one})", "serves a/2 no more"]
         assert await app.version("a") == one
 
 
@@ -136,7 +136,7 @@ async def test_what_is_gone_for_a_moment_serves_on(tmp_path: Path, put: Put) -> 
     put("a/1")
     two, _ = put("a/2", seed=1), put("b", seed=2)
     async with serving(tmp_path) as app:
-        look = app.service.watch.look
+        look = app.service.poller.poll
         for place in ("a/2", "a", "b"):
             (tmp_path / place).rename(tmp_path / ".aside")
             assert await look(twice=True) == []
@@ -158,15 +158,15 @@ async def test_a_repository_that_is_empty_is_not_believed(tmp_path: Path, put: P
         (tmp_path / "models" / "a").rename(tmp_path / "a")
         for _ in range(3):
             with pytest.raises(RepositoryError, match="no bundle is left in it, 1 serve"):
-                await app.service.watch.look(twice=True)
+                await app.service.poller.poll(twice=True)
         answer = await app.admin.post("/v1/repository/look")
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "bad_bundle")
         assert await app.version("a") == version
         (tmp_path / "a").rename(tmp_path / "models" / "a")
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         assert (await app.admin.post("/v1/models/a/unload")).status_code == 200
         shutil.rmtree(tmp_path / "models" / "a")
-        assert await app.service.watch.look() == []  # nothing serves that could be lost
+        assert await app.service.poller.poll() == []  # nothing serves that could be lost
 
 
 async def test_a_bundle_that_cannot_be_looked_at_is_not_gone(tmp_path: Path, put: Put) -> None:
@@ -175,13 +175,13 @@ async def test_a_bundle_that_cannot_be_looked_at_is_not_gone(tmp_path: Path, put
         config = tmp_path / "a" / "config.json"
         config.rename(tmp_path / "aside")
         config.symlink_to("config.json")  # too many levels of links: as a handle that went stale, no "no such file"
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.startswith("failed a: ")
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         assert await app.version("a") == version
         config.unlink()
         (tmp_path / "aside").rename(config)
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
 
 
 async def test_a_bundle_that_is_being_written_is_not_opened_half(tmp_path: Path, put: Put) -> None:
@@ -191,13 +191,13 @@ async def test_a_bundle_that_is_being_written_is_not_opened_half(tmp_path: Path,
         place.mkdir()
         for name in ("config.json", "labels.json"):
             shutil.copy(made / name, place)
-            assert await app.service.watch.look(twice=True) == []
+            assert await app.service.poller.poll(twice=True) == []
         weights = (made / "model.safetensors").read_bytes()
         for size in (0, 1000, len(weights)):
             (place / "model.safetensors").write_bytes(weights[:size])
-            assert await app.service.watch.look(twice=True) == []
+            assert await app.service.poller.poll(twice=True) == []
         assert await app.version("a") == one
-        assert await app.service.watch.look(twice=True) == [f"serves a/2 ({two})"]
+        assert await app.service.poller.poll(twice=True) == [f"serves a/2 ({two})"]
         assert await app.version("a") == two
         assert app.value("model_load_failures_total", model="a") == 0
 
@@ -207,11 +207,11 @@ async def test_half_a_bundle_is_tried_again_when_the_rest_is_there(tmp_path: Pat
     two = put(".made", seed=1)
     async with serving(tmp_path) as app:
         shutil.copytree(tmp_path / ".made", tmp_path / "a" / "2", ignore=lambda *_: ["model.safetensors"])
-        [line] = await app.service.watch.look()
+        [line] = await app.service.poller.poll()
         assert line.endswith("model.safetensors: no such file")
-        assert await app.service.watch.look() == []
+        assert await app.service.poller.poll() == []
         shutil.copy(tmp_path / ".made" / "model.safetensors", tmp_path / "a" / "2")  # the config is as it was
-        assert await app.service.watch.look() == [f"serves a/2 ({two})"]
+        assert await app.service.poller.poll() == [f"serves a/2 ({two})"]
 
 
 async def test_time_passes_and_what_is_new_serves(tmp_path: Path, put: Put) -> None:
@@ -232,11 +232,11 @@ async def test_nothing_is_looked_at_while_the_first_models_load(tmp_path: Path, 
     settings = Settings(repository=str(tmp_path), repository_seconds=0.01)
     app = create_app(settings, {}, open_model=open_held)
     async with app.router.lifespan_context(app):
-        assert app.state.service.watch._task is None
+        assert app.state.service.poller._task is None
         gate.set()
         with pytest.raises(BundleError, match="not sound"):
-            await asyncio.wrap_future(app.state.service.engines.prepared)
-    assert app.state.service.watch._task is None
+            await asyncio.wrap_future(app.state.service.prepared)
+    assert app.state.service.poller._task is None
 
 
 async def test_a_version_that_failed_is_not_held_in_memory_while_the_one_before_is_opened(
@@ -261,7 +261,7 @@ async def test_a_version_that_failed_is_not_held_in_memory_while_the_one_before_
     app = create_app(Settings(repository=str(tmp_path)), {}, open_model=open_held)
     async with app.router.lifespan_context(app):
         with pytest.raises(BundleError, match="a/2 is not sound"):
-            await asyncio.wrap_future(app.state.service.engines.prepared)
+            await asyncio.wrap_future(app.state.service.prepared)
     assert left == [None]
 
 

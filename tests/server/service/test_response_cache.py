@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from milkweed.inference.results import ImageResult, Predictions
+from milkweed.inference.results import Predictions
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
 from milkweed.server.http.parsers import INLINE_BYTES, Parsers
+from milkweed.server.scheduler.request import Outcome
 from milkweed.server.security.keys import key_block, new_key
 from milkweed.server.service.response_cache import ResponseCache, cost
 from milkweed.server.service.submit import Requester
@@ -50,13 +51,13 @@ class Engine:
         self.gate.set()
         self.failure: Exception | None = None
 
-    async def __call__(self, question: Any, images: Sequence[Any], requester: Requester) -> list[ImageResult]:
+    async def __call__(self, params: Any, images: Sequence[Any], requester: Requester) -> list[Outcome]:
         self.asked.append([body for body, _ in images])
         await self.gate.wait()
         if self.failure is not None:
             raise self.failure
         return [
-            InputError("undecodable", "bad") if body == b"bad" else predictions(question.top_k, hash(body))
+            InputError("undecodable", "bad") if body == b"bad" else predictions(params.top_k, hash(body))
             for body, _ in images
         ]
 
@@ -72,11 +73,11 @@ class Rig:
     async def ask(self, *bodies: bytes, digest: bytes = b"v1", top_k: int = 5, **headers: str) -> Any:
         """Outcomes, and what the answer's X-Cache says."""
         model = SimpleNamespace(name="m", digest=digest)
-        trace = RequestContext([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
+        context = RequestContext([(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()])
         images = [(body, INFO) for body in bodies]
-        question: Any = SimpleNamespace(model=model, top_k=top_k)
-        outcomes = await self.cache(question, images, Requester(trace, None, None))
-        return outcomes, trace.notes.get("cache")
+        params: Any = SimpleNamespace(model=model, top_k=top_k)
+        outcomes = await self.cache(params, images, Requester(context, None))
+        return outcomes, context.notes.get("cache")
 
     def value(self, name: str) -> float | None:
         labels = {"model": "m"} if name in ("hits_total", "misses_total") else {}
@@ -263,8 +264,8 @@ async def test_a_bundle_that_is_loaded_again_still_knows_its_answers(running: An
     async with running(settings=CACHE) as app:
         image = server_parts.encoded()
         await ask(app, image)
-        await app.service.rollout.bring_in("held", Path("held"))
-        await app.service.rollout.settled()
+        await app.service.lifecycle.load("held", Path("held"))
+        await app.service.lifecycle.settled()
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
 
 
@@ -278,7 +279,7 @@ async def test_hits_pass_a_queue_that_is_full(running: Any) -> None:
         waiting = [asyncio.create_task(ask(app, server_parts.encoded(seed=1)))]
         await server_parts.entered(app.model)
         waiting.append(asyncio.create_task(ask(app, server_parts.encoded(seed=2))))
-        await server_parts.until(lambda: app.service.batcher.depth == 1)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         full = await app.client.post("/classify", content=server_parts.encoded(seed=3))
         assert full.status_code == 503
         assert (await ask(app, image)).headers["x-cache"] == "HIT"

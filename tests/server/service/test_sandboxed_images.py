@@ -49,7 +49,7 @@ async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Any) -
             lambda: app.value("decode_backend_images_total", backend="sandbox", format="TIFF") == 5
         )
         assert app.value("sandbox_images_total", outcome="ok") == 5
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 @pytest.mark.parametrize("format", RARE)
@@ -66,7 +66,7 @@ async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, format: 
             "/v2/models/held/infer", content=broken, headers={"inference-header-content-length": "0"}
         )
         assert inferred.status_code == 422
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,7 +84,7 @@ async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatc
         await asyncio.to_thread(decoding.wait, 10)
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
         assert app.value("sandbox_waiting_images") == 1
-        assert app.service.batcher.depth == 0
+        assert app.service.scheduler.depth == 0
         assert not slow.done()
         late = await app.client.post("/classify", content=encoded("BMP"), headers={"x-request-timeout-ms": "300"})
         assert late.status_code in (503, 504)
@@ -95,14 +95,14 @@ async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatc
 
 async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Any) -> None:
     async with running() as app:
-        rare: SandboxedImages = app.service.rare_images
+        rare: SandboxedImages = app.service.sandboxed_images
         rare._seconds = 1000.0
         async with server_parts.one_reason(app, "overloaded"):
             answer = await app.client.post("/classify", content=encoded("GIF"))
         server_parts.check_error(answer, 503, "overloaded", "the sandbox")
         assert int(answer.headers["retry-after"]) >= 1
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
-        assert app.service.held.total == 0
+        assert app.service.body_budget.total == 0
 
 
 async def test_crops_count_as_held(running: Any) -> None:
@@ -121,4 +121,4 @@ async def test_formats_that_are_not_accepted_start_no_process(running: Any) -> N
                 await app.client.post("/classify", content=encoded(format)), 415, "unsupported_format"
             )
         assert (await app.client.post("/classify", content=encoded("WEBP"))).status_code == 200
-        assert not app.service.rare_images._sandbox._idle
+        assert not app.service.sandboxed_images._sandbox.idle

@@ -23,7 +23,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     ]
 
 
-async def test_a_line_tells_what_was_asked_and_where_the_time_went(running: Any, lines: Any) -> None:
+async def test_a_line_tells_request_and_stages(running: server_parts.Start, lines: Any) -> None:
     async with running(settings={"access_log": 1.0}) as app:
         files = [("i", ("a", server_parts.encoded(seed=seed), "image/png")) for seed in range(3)]
         answer = await app.client.post("/classify", files=files)
@@ -49,7 +49,7 @@ async def test_a_line_tells_what_was_asked_and_where_the_time_went(running: Any,
     assert sum(stages.values()) == pytest.approx(total, abs=0.01)
 
 
-async def test_nothing_that_a_client_wrote_is_in_a_line(running: Any, lines: Any) -> None:
+async def test_a_line_holds_nothing_that_a_client_wrote(running: server_parts.Start, lines: Any) -> None:
     async with running(settings={"access_log": 1.0}) as app:
         headers = {"x-request-id": "two words", "user-agent": "secret", "x-forwarded-for": "secret"}
         await app.client.request("BREW", "/secret%1b%5b2J?secret=1", headers=headers)
@@ -59,7 +59,7 @@ async def test_nothing_that_a_client_wrote_is_in_a_line(running: Any, lines: Any
     assert (line["event"]["method"], line["event"]["route"]) == ("other", "other")
 
 
-async def test_our_faults_are_always_logged(running: Any, lines: Any) -> None:
+async def test_internal_errors_are_always_logged(running: server_parts.Start, lines: Any) -> None:
     async with running(settings={"access_log": 1e-9}) as app:
         await app.client.post("/classify", content=server_parts.encoded())
         await app.client.post("/classify", content=b"no picture")
@@ -72,7 +72,7 @@ async def test_our_faults_are_always_logged(running: Any, lines: Any) -> None:
     assert [(line["event"]["status"], line["event"]["code"]) for line in lines()] == [(500, "internal")]
 
 
-async def test_off_is_off(running: Any, lines: Any) -> None:
+async def test_nothing_is_logged_where_the_log_is_off(running: server_parts.Start, lines: Any) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("broken")
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 500

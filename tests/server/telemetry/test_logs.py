@@ -7,7 +7,7 @@ import sys
 from milkweed.server.telemetry.logs import JsonFormatter
 
 
-def test_line_holds_message_id_and_traceback_on_one_line() -> None:
+def test_a_log_line_holds_message_id_and_traceback() -> None:
     try:
         raise ValueError("two\nlines")
     except ValueError:
@@ -21,7 +21,7 @@ def test_line_holds_message_id_and_traceback_on_one_line() -> None:
     assert "two\nlines" in line["traceback"]
 
 
-def test_a_line_is_ascii_whatever_is_in_it() -> None:
+def test_a_log_line_is_ascii_whatever_is_in_it() -> None:
     record = logging.LogRecord("milkweed.x", logging.INFO, "f", 1, "\x1b[2J \x9b \u2028 ü \ud800", (), None)
     text = JsonFormatter().format(record)
     assert text.isascii()

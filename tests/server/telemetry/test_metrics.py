@@ -1,5 +1,6 @@
 """Metrics: stages add up to the whole, label sets stay closed, everything named in the docs is there."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ async def scrape(app: Any) -> dict[str, Any]:
     return {family.name: family for family in text_string_to_metric_families(answer.text)}
 
 
-async def test_every_series_is_there(running: Any) -> None:
+async def test_a_scrape_has_every_series(running: server_parts.Start) -> None:
     async with running() as app:
         await app.client.post("/classify", content=server_parts.encoded())
         families = await scrape(app)
@@ -38,7 +39,7 @@ async def test_every_series_is_there(running: Any) -> None:
     assert {"process_cpu_seconds", "process_resident_memory_bytes", "python_info"} <= set(families)
 
 
-async def test_stages_add_up_to_the_request(running: Any) -> None:
+async def test_stages_add_up_to_the_request(running: server_parts.Start) -> None:
     async with running() as app:
         for seed in range(20):
             await app.client.post("/classify", content=server_parts.encoded(seed=seed))
@@ -55,7 +56,7 @@ async def test_stages_add_up_to_the_request(running: Any) -> None:
     assert all(seconds > 0 for seconds in stages.values())
 
 
-async def test_batches_and_images_are_counted(running: Any) -> None:
+async def test_batches_and_images_are_counted(running: server_parts.Start) -> None:
     async with running(settings={"max_batch_size": 4}) as app:
         await app.client.post("/classify", content=server_parts.encoded("JPEG"))
         files = [("i", ("a", server_parts.encoded(), "image/png"))] * 10 + [
@@ -75,7 +76,7 @@ async def test_batches_and_images_are_counted(running: Any) -> None:
         assert app.value("http_request_body_bytes_count", route="/classify", format="multipart") == 1
 
 
-async def test_labels_stay_closed_whatever_clients_send(running: Any) -> None:
+async def test_labels_stay_closed_whatever_clients_send(running: server_parts.Start) -> None:
     async with running() as app:
         await scrape(app)
 
@@ -95,7 +96,7 @@ async def test_labels_stay_closed_whatever_clients_send(running: Any) -> None:
         assert await series() == before
 
 
-async def test_routes_are_counted_by_template(running: Any) -> None:
+async def test_routes_are_counted_by_template(running: server_parts.Start) -> None:
     async with running() as app:
         for path in ("/", "/livez", "/readyz", "/v1/models", "/metrics", "/openapi.json", "/a/b"):
             await app.client.get(path)
@@ -107,7 +108,7 @@ async def test_routes_are_counted_by_template(running: Any) -> None:
         assert app.value(count, route="/classify", method="POST", code="200") == 1
 
 
-async def test_model_bytes_and_identity_are_exported(running: Any) -> None:
+async def test_model_bytes_and_identity_are_exported(running: server_parts.Start) -> None:
     async with running(settings={"model_limits": {"held": {"timeout_ms": 500}}}) as app:
         version = server_parts.make_config().version
         bytes_of = {
@@ -132,14 +133,14 @@ async def test_model_bytes_and_identity_are_exported(running: Any) -> None:
     }
 
 
-async def test_openmetrics_is_served_when_asked_for(running: Any) -> None:
+async def test_openmetrics_is_served_when_asked_for(running: server_parts.Start) -> None:
     async with running() as app:
         answer = await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})
     assert answer.headers["content-type"].startswith("application/openmetrics-text")
     assert answer.text.endswith("# EOF\n")
 
 
-async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
+async def test_metrics_are_compressed_for_clients_that_accept_gzip(running: server_parts.Start) -> None:
     async with running() as app:
         for accept in ("text/plain", "application/openmetrics-text"):
             headers = {"accept": accept, "accept-encoding": "identity"}
@@ -152,9 +153,7 @@ async def test_whoever_takes_gzip_gets_it(running: Any) -> None:
             assert packed.text.splitlines()[:2] == plain.text.splitlines()[:2]
 
 
-async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
-    import asyncio
-
+async def test_in_flight_and_held_bytes_return_to_zero(running: server_parts.Start) -> None:
     async with running() as app:
         app.model.gate.clear()
         request = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
@@ -167,8 +166,8 @@ async def test_in_flight_and_held_bytes_return_to_zero(running: Any) -> None:
         assert app.value("http_held_body_bytes") == 0
 
 
-async def test_figures_that_cannot_be_read_are_missing_and_no_others(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_a_collector_that_fails_costs_a_scrape_only_its_own_series(
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(index: int) -> tuple[int, int]:
         raise RuntimeError("CUDA error: device-side assert triggered")

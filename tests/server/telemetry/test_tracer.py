@@ -39,7 +39,7 @@ def dead_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def test_stages_lie_within_their_request_and_add_up(running: Any, collector: Any) -> None:
+async def test_spans_of_stages_fill_the_span_of_their_request(running: server_parts.Start, collector: Any) -> None:
     before = time.time_ns()
     async with running(settings=traced(collector)) as app:
         answers = [await app.client.post("/classify", content=server_parts.encoded(seed=seed)) for seed in range(5)]
@@ -76,7 +76,7 @@ async def test_stages_lie_within_their_request_and_add_up(running: Any, collecto
     assert collector.resources[0]["service.name"] == "milkweed"
 
 
-async def test_what_the_cache_answered_is_told(running: Any, collector: Any) -> None:
+async def test_spans_tell_what_the_cache_answered(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
         answers = [await app.client.post("/classify", content=server_parts.encoded()) for _ in range(2)]
     roots = [span for span in collector.spans if span.kind == SERVER]
@@ -86,7 +86,9 @@ async def test_what_the_cache_answered_is_told(running: Any, collector: Any) -> 
     assert [span.name for span in stages] == ["receive", "parse"]  # a hit passes no others
 
 
-async def test_the_environment_names_the_service(running: Any, collector: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_standard_variables_name_the_service_and_add_headers(
+    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-tenant=seven")
@@ -97,7 +99,7 @@ async def test_the_environment_names_the_service(running: Any, collector: Any, m
     assert collector.seen[0][1]["x-tenant"] == "seven"
 
 
-async def test_the_caller_decides(running: Any, collector: Any) -> None:
+async def test_the_callers_sampling_decision_counts(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
         for flags in ("00", "01"):
             headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}", "tracestate": "a=1,b=2"}
@@ -110,7 +112,7 @@ async def test_the_caller_decides(running: Any, collector: Any) -> None:
     assert (root.trace_id.hex(), root.parent_span_id.hex(), root.trace_state) == (TRACE, SPAN, "a=1,b=2")
 
 
-async def test_an_unsampled_parent_gives_nothing(running: Any, collector: Any) -> None:
+async def test_an_unsampled_parent_makes_no_span(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector)) as app:
         for _ in range(3):
             await app.client.post(
@@ -120,7 +122,7 @@ async def test_an_unsampled_parent_gives_nothing(running: Any, collector: Any) -
     assert [span.name for span in collector.spans] == ["GET /livez"]
 
 
-async def test_failures_are_told(running: Any, collector: Any) -> None:
+async def test_spans_tell_refusals_and_failures_apart(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector)) as app:
         await app.client.post("/classify", content=b"no picture")
         await app.client.request("BREW", "/secret%0a/path?key=1")
@@ -142,7 +144,7 @@ async def test_failures_are_told(running: Any, collector: Any) -> None:
 
 
 async def test_without_a_collector_every_request_is_answered(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 8)
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 4)
@@ -166,7 +168,7 @@ async def test_without_a_collector_every_request_is_answered(
 
 
 async def test_a_collector_that_hangs_delays_nobody(
-    running: Any, collector: Any, monkeypatch: pytest.MonkeyPatch
+    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.2)
@@ -179,7 +181,7 @@ async def test_a_collector_that_hangs_delays_nobody(
     assert not collector.spans
 
 
-async def test_exemplars_lead_to_the_trace(running: Any, collector: Any) -> None:
+async def test_exemplars_lead_to_the_trace(running: server_parts.Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
         await app.client.post("/classify", content=server_parts.encoded())
         answer = await app.client.post(
@@ -195,7 +197,7 @@ async def test_exemplars_lead_to_the_trace(running: Any, collector: Any) -> None
     assert TRACE not in plain
 
 
-async def test_without_traces_there_are_no_exemplars(running: Any) -> None:
+async def test_without_traces_there_are_no_exemplars(running: server_parts.Start) -> None:
     async with running() as app:
         headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
@@ -215,7 +217,7 @@ def exemplars(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 async def test_log_lines_of_a_traced_request_have_its_trace(
-    running: Any, collector: Any, caplog: pytest.LogCaptureFixture
+    running: server_parts.Start, collector: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.handler.setFormatter(JsonFormatter())
     async with running(settings=traced(collector, 0.0)) as app:
@@ -226,20 +228,20 @@ async def test_log_lines_of_a_traced_request_have_its_trace(
     assert [line.get("trace_id") for line in lines] == [TRACE, None]
 
 
-def test_the_packages_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named_in_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
     with pytest.raises(TracingError, match=r"otlp_endpoint needs .*milkweed\[otel\]") as raised:
         Tracer.of(Settings(otlp_endpoint="http://localhost:4318"))
     assert "\n" not in str(raised.value)
 
 
-def test_off_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tracer_is_made_where_traces_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
     assert Tracer.of(Settings()) is None
     monkeypatch.setenv("OTEL_SDK_DISABLED", "true")
     assert Tracer.of(Settings(otlp_endpoint="http://localhost:4318")) is None
 
 
 @pytest.mark.parametrize("wrong", ["localhost:4318", "ftp://x", "http://a b", "on"])
-def test_an_endpoint_is_a_url(wrong: str) -> None:
+def test_an_endpoint_that_is_no_url_is_refused(wrong: str) -> None:
     with pytest.raises(ValueError, match="otlp_endpoint"):
         Settings(otlp_endpoint=wrong)

@@ -1,4 +1,4 @@
-"""A fused block: which plan a batch runs on, and a branch that moves nothing between layouts."""
+"""FusedBlock chooses the plan of a batch, and its branch moves nothing between layouts."""
 
 import pytest
 import torch

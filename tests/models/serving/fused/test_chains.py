@@ -1,4 +1,4 @@
-"""Blocks taken apart compute what they did; what no chain holds is refused with its reason."""
+"""The chains of a block compute the block; parts that no chain holds are refused with the reason."""
 
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +43,7 @@ def monarch_like(linear: nn.Linear, nblocks: int, rank: int | None = None) -> Mo
 
 @pytest.mark.parametrize("args", [{}, {"init_values": 0.5}, {"qkv_bias": False}], ids=["plain", "scaled", "no bias"])
 @torch.no_grad()
-def test_vit_block_is_its_chains(args: dict[str, Any]) -> None:
+def test_the_chains_of_a_vit_block_compute_the_block(args: dict[str, Any]) -> None:
     block = vit_block(**args)
     x = torch.randn(2, 5, 24, dtype=torch.float64)
     chains = chains_of(block)
@@ -69,7 +69,7 @@ def test_monarch_layers_and_a_layer_scale_behind_them_are_kept(nblocks: int) -> 
 
 @pytest.mark.parametrize("class_token", [False, True])
 @torch.no_grad()
-def test_normal_cell_is_its_chains_and_its_branch(class_token: bool) -> None:
+def test_the_chains_and_the_branch_of_a_normal_cell_compute_the_cell(class_token: bool) -> None:
     torch.manual_seed(0)
     cell = NormalCell(16, 4, 2, 4, shallow=class_token, class_token=class_token).double().eval()
     cell.attn.qkv = monarch_like(cell.attn.qkv, 4)
@@ -118,12 +118,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_a_chain_cannot_hold_is_refused_with_its_reason(name: str) -> None:
+def test_a_part_that_a_chain_cannot_hold_is_refused_with_the_reason(name: str) -> None:
     make, reason = REFUSED[name]
     with pytest.raises(NotFusable, match=reason):
         take_apart(make())
 
 
 @pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.LayerNorm(4)])
-def test_what_is_no_block_is_left(module: nn.Module) -> None:
+def test_a_module_that_is_no_block_is_left_alone(module: nn.Module) -> None:
     assert take_apart(module) is None

@@ -1,4 +1,4 @@
-"""What no kernel or rule takes is computed all the same, and told."""
+"""Parts that no kernel or rule takes are computed by torch, and reported."""
 
 import pytest
 import torch
@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.vitae.normal import NormalCell
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.fused.block import FusedBlock
 from milkweed.models.serving.fused.reduction import FusedPyramid
 from milkweed.models.serving.fused.tuning import Tuning
@@ -17,7 +18,7 @@ from ...small_models import MODELS, NATIVE, Preferring, build, fused, images, re
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def test_windows_keep_their_own_forward_and_are_told() -> None:
+def test_window_attention_keeps_its_own_forward_and_is_reported() -> None:
     model = build("v2", "all")
     copied, report = fused(model, kernels=NATIVE)
     with torch.inference_mode():
@@ -32,12 +33,12 @@ def test_windows_keep_their_own_forward_and_are_told() -> None:
     assert [part.refused for part in branches] == [{"native_branch": "the branch has other steps than the kernel"}] * 2
 
 
-def test_monarch_layers_in_a_reduction_cell_are_served_by_torch_and_told() -> None:
+def test_monarch_layers_in_a_reduction_cell_run_in_torch_and_are_reported() -> None:
     dense = build("vitae")
     names = select_linears(dense, ["layers.0.RC.attn.*"])
     arch, args = MODELS["vitae"]
     torch.manual_seed(0)
-    model = create_model(arch, num_classes=10, structure=monarch_structure(dense, names, nblocks=4), **args)
+    model = create_model(arch, num_classes=10, layer_specs=layer_specs_for(dense, names, nblocks=4), **args)
     assert len(names) == 4
     copied, report = fused(model, kernels=NATIVE)
     x = images(3)
@@ -48,12 +49,12 @@ def test_monarch_layers_in_a_reduction_cell_are_served_by_torch_and_told() -> No
     assert resident_bytes(copied) >= 0.95 * sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_a_monarch_layer_before_the_performer_is_no_matter_to_its_kernels() -> None:
+def test_a_monarch_layer_before_the_performer_does_not_keep_its_kernels_away() -> None:
     arch, args = MODELS["vitae"]
     dense = build("vitae")
     torch.manual_seed(0)
-    structure = monarch_structure(dense, ["layers.0.RC.attn.kqv"], nblocks=4)
-    model = create_model(arch, num_classes=10, structure=structure, **args)
+    specs = layer_specs_for(dense, ["layers.0.RC.attn.kqv"], nblocks=4)
+    model = create_model(arch, num_classes=10, layer_specs=specs, **args)
     copied, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), kernels=NATIVE)
     [performer] = [part for part in report.parts if part.kind == "performer"]
     assert performer.plans[0].engines == ("native_performer",)
@@ -62,7 +63,7 @@ def test_a_monarch_layer_before_the_performer_is_no_matter_to_its_kernels() -> N
         assert relative(copied(x.bfloat16()), model(x)) <= 3e-2
 
 
-def test_features_that_no_kernel_takes_are_served_by_torch_and_told() -> None:
+def test_features_that_no_kernel_takes_run_in_torch_and_are_reported() -> None:
     model = build("vitae")
     with torch.no_grad():
         model.layers[0].RC.attn.w.mul_(1e39 / model.layers[0].RC.attn.w.abs().max())  # type: ignore[index, union-attr, operator]
@@ -79,7 +80,7 @@ class Odd(NormalCell):
         return super().forward(x) * 2
 
 
-def test_a_block_without_a_rule_runs_its_own_forward_and_is_told() -> None:
+def test_a_block_without_a_rule_runs_its_own_forward_and_is_reported() -> None:
     model = build("vitae")
     model.layers[1].NC[0].__class__ = Odd  # type: ignore[index, union-attr]
     copied, report = fused(model)

@@ -1,4 +1,4 @@
-"""A fused model computes what the model did, whatever runs it: on the CPU, with the operators' CPU implementations."""
+"""A fused model gives the model's logits with every engine of the CPU."""
 
 from itertools import product
 from types import ModuleType
@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.native import native_engines
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.native import native_impls
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.models.accounting import resident_bytes
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.fused.block import FusedBlock
@@ -21,9 +21,9 @@ from ...small_models import (
     BRANCHES,
     CPU,
     MODELS,
+    MONARCH_ROLES,
     NATIVE,
     PERFORMERS,
-    STRUCTURES,
     Preferring,
     build,
     fused,
@@ -34,10 +34,10 @@ from ...small_models import (
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("roles", MONARCH_ROLES)
 @pytest.mark.parametrize("name", MODELS)
-def test_float32_is_the_same_function_at_every_batch(name: str, structure: str) -> None:
-    model = build(name, structure)
+def test_float32_is_the_same_function_at_every_batch(name: str, roles: str) -> None:
+    model = build(name, roles)
     copied, report = fused(model)
     with torch.inference_mode():
         for count in (1, 3, 4, 5):  # buckets, between them, above them
@@ -53,11 +53,11 @@ def test_float32_is_the_same_function_at_every_batch(name: str, structure: str) 
 
 
 @pytest.mark.parametrize(
-    ("engine", "structure"),
+    ("engine", "roles"),
     [*product(["dense", "torch"], ["dense", "all"]), ("feature_major", "all"), ("batched", "all")],
 )
-def test_every_engine_of_the_cpu_gives_the_models_logits(engine: str, structure: str) -> None:
-    model = build("vit", structure)
+def test_every_engine_of_the_cpu_gives_the_models_logits(engine: str, roles: str) -> None:
+    model = build("vit", roles)
     timer = Preferring(engine)
     copied, report = fused(model, tuning=Tuning(measure=timer), batch_sizes=(2,))
     x = images(2)
@@ -76,8 +76,8 @@ def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
     with torch.inference_mode():
         want = model(x)
         allowed = 1.5 * relative(plain(x.bfloat16()), want)
-    engines = [engine for engine in native_engines(on_cpu=True) if engine.name.endswith(":0")]  # tiles are CUDA's
-    tuning = Tuning(engines=[*engines, DenseEngine(), EagerEngine()], measure=Preferring("native"))
+    engines = [engine for engine in native_impls(on_cpu=True) if engine.name.endswith(":0")]  # tiles are CUDA's
+    tuning = Tuning(engines=[*engines, DenseImpl(), EagerImpl()], measure=Preferring("native"))
     native, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), tuning=tuning, kernels=NATIVE)
     with torch.inference_mode():
         assert relative(native(x.bfloat16()), want) <= max(allowed, 1e-2)

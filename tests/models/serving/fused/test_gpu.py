@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.layers.layer_spec import monarch_structure, select_linears
-from milkweed.models.serving.cuda_graph import GraphedForward
+from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.select import select_linears
+from milkweed.models.serving.cuda_graph import CudaGraphForward
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
@@ -49,9 +50,9 @@ def build(family: str) -> nn.Module:
     torch.manual_seed(0)
     dense = create_model(arch, **args)
     chosen = [name for name in select_linears(dense, patterns) if ".RC." not in name] if patterns else []
-    structure = monarch_structure(dense, chosen, nblocks=4) if chosen else {}
+    specs = layer_specs_for(dense, chosen, nblocks=4) if chosen else {}
     torch.manual_seed(0)
-    return create_model(arch, structure=structure, **args)
+    return create_model(arch, layer_specs=specs, **args)
 
 
 def fused(model: nn.Module, tuning: Tuning | None = None) -> tuple[nn.Module, FusionReport]:
@@ -96,7 +97,7 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
         return model(x.bfloat16()).float().softmax(-1)
 
     device = torch.device("cuda", torch.cuda.current_device())
-    graphs = GraphedForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
+    graphs = CudaGraphForward(forward, device=device, image_shape=(3, 224, 224), batch_sizes=BATCHES)
     assert graphs.reason is None
     with torch.inference_mode():
         for count in (8, 1, 3, 5, 7, 8, 11):  # ragged, and above the largest
@@ -112,9 +113,9 @@ def test_replays_are_the_eager_forward_bit_by_bit(family: str) -> None:
             assert torch.equal(graphs(x.pin_memory()), want)
 
 
-def test_an_images_answer_does_not_see_what_was_there_before() -> None:
+def test_an_images_answer_does_not_depend_on_earlier_batches() -> None:
     model, _ = fused(build("ViTAE, Monarch"))
-    graphs = GraphedForward(
+    graphs = CudaGraphForward(
         lambda x: model(x.bfloat16()).float(),
         device=torch.device("cuda", torch.cuda.current_device()),
         image_shape=(3, 224, 224),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem
 from milkweed.kernels.impls.base import OTHER_KIND, Runner
-from milkweed.kernels.impls.dense import DenseEngine
-from milkweed.kernels.impls.torch_ops import EagerEngine
+from milkweed.kernels.impls.dense import DenseImpl
+from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.verify import TuningError, relative_error
@@ -51,7 +51,7 @@ def never(_: Callable[[], object]) -> float:
 
 
 def tuning(**more: object) -> Tuning:
-    return replace(Tuning(engines=[DenseEngine(), EagerEngine()]), **more)
+    return replace(Tuning(engines=[DenseImpl(), EagerImpl()]), **more)
 
 
 class Wrong:
@@ -85,7 +85,7 @@ def test_off_measures_nothing_and_takes_what_is_remembered() -> None:
 
 
 @pytest.mark.parametrize("entry", [{}, {"cuts": "0b", "engines": [], "seconds": 1.0}, {"seconds": "x"}, 3])
-def test_off_takes_no_nonsense_out_of_a_cache(entry: object) -> None:
+def test_off_ignores_bad_entries_of_a_cache(entry: object) -> None:
     cache, one = TuningCache(), chain()
     choose_chain(one, PROBLEM, tuning(cache=cache, measure=Timer()))
     assert cache._own is not None
@@ -94,7 +94,7 @@ def test_off_takes_no_nonsense_out_of_a_cache(entry: object) -> None:
     assert choose_chain(one, PROBLEM, tuning(mode="off", cache=cache)).source == "untuned"
 
 
-def test_force_measures_anew_once_a_start_and_writes_it_down(tmp_path: Path) -> None:
+def test_force_measures_once_a_start_and_writes_the_cache(tmp_path: Path) -> None:
     one = chain()
     choose_chain(one, PROBLEM, tuning(cache=open_cache(CPU, "auto", tmp_path), measure=Timer()))
     forced = open_cache(CPU, "force", tmp_path)
@@ -107,7 +107,7 @@ def test_force_measures_anew_once_a_start_and_writes_it_down(tmp_path: Path) -> 
     assert later.seconds == first.seconds
 
 
-def test_the_cache_lies_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_is_in_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert open_cache(CPU, "auto", tmp_path / "here").path == tmp_path / "here" / "cpu.json"
     assert open_cache(CPU, "auto").path == tmp_path / "milkweed" / "tune" / "cpu.json"
@@ -116,9 +116,9 @@ def test_the_cache_lies_where_it_is_told_to(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        one = tuning(mode=mode, engines=[Wrong(), DenseEngine(), EagerEngine()], measure=Timer())
+        one = tuning(mode=mode, engines=[Wrong(), DenseImpl(), EagerImpl()], measure=Timer())
         chosen = choose_chain(chain(), PROBLEM, one)
-    assert "wrong" not in chosen.chain.plan.engines
+    assert "wrong" not in chosen.chain.plan.impls
     if mode == "auto":
         assert len(chosen.discarded) == 1
         assert chosen.discarded[0].startswith("wrong on norm+dense+gelu+dense+add: relative error")
@@ -139,7 +139,7 @@ def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kin
 
     engines = [
         *(Refusing("tiled:0", "too wide"), Refusing("tiled:1", "too wide"), Refusing("half:0", "too wide")),
-        *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerEngine()),
+        *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerImpl()),
     ]
     assert refusals(chain(), PROBLEM, engines) == {"tiled": "too wide"}
 
@@ -192,14 +192,16 @@ def test_parts_are_measured_and_remembered_too() -> None:
     assert other.source == "measured"
 
 
-def test_a_part_that_torch_runs_faster_is_torchs() -> None:
+def test_a_part_that_torch_runs_faster_runs_in_torch() -> None:
     fast_torch = {"branch torch": 1e-3}
     chosen = choose(Doubling(RIGHT), PROBLEM, tuning(measure=lambda call: fast_torch.get(str(call), 1.0)))
     assert chosen.way.name == "torch"
 
 
 @pytest.mark.parametrize("bad", [WRONG, NAN, SHAPE, FAILING], ids=lambda way: way.name)
-def test_a_way_that_is_wrong_or_fails_is_left_out_and_told(bad: Alternative, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_way_that_is_wrong_or_fails_is_left_out_and_reported(
+    bad: Alternative, caplog: pytest.LogCaptureFixture
+) -> None:
     with caplog.at_level(logging.WARNING):
         chosen = choose(Doubling(bad), PROBLEM, tuning(mode="off", measure=never))
     assert (chosen.way.name, chosen.source) == ("torch", "untuned")

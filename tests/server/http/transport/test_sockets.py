@@ -22,7 +22,7 @@ def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
         yield made
 
 
-def test_who_begins_to_connect_is_dropped_and_who_has_begun_is_not(listener: socket.socket) -> None:
+def test_drop_newcomers_drops_new_clients_and_keeps_connected_ones(listener: socket.socket) -> None:
     address = listener.getsockname()[:2]
     with socket.create_connection(address, timeout=20) as before:
         assert drop_newcomers(listener)
@@ -44,7 +44,7 @@ class Old(socket.socket):
         raise OSError(92, "Protocol not available")
 
 
-def test_a_kernel_that_cannot_is_no_error() -> None:
+def test_drop_newcomers_is_false_where_the_kernel_cannot() -> None:
     with Old() as old:
         assert not drop_newcomers(old)
 
@@ -59,7 +59,7 @@ def test_a_kernel_that_cannot_is_no_error() -> None:
         (1024, 10, 10),
     ],
 )
-def test_no_more_connections_than_files(
+def test_allow_files_allows_no_more_connections_than_files(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, hard: int, wanted: int, most: int
 ) -> None:
     asked: list[tuple[int, int]] = []
@@ -72,7 +72,7 @@ def test_no_more_connections_than_files(
 
 
 @pytest.mark.parametrize("number", [errno.EAGAIN, errno.EMFILE, errno.ECONNABORTED])
-def test_what_cannot_be_accepted_keeps_nobody_else_from_being_answered(number: int) -> None:
+def test_accept_all_returns_what_was_accepted_before_an_error(number: int) -> None:
     class Listener:
         def __init__(self) -> None:
             self.waiting: list[Any] = ["first", "second"]

@@ -27,18 +27,18 @@ class Transport:
         return None
 
 
-class Books:
+class Table:
     """Notes what is told."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
         self.ended = asyncio.Event()
 
-    def waits(self, connection: Any) -> None:
-        self.told.append("waits")
+    def mark_waiting(self, connection: Any) -> None:
+        self.told.append("waiting")
 
-    def served(self, connection: Any) -> None:
-        self.told.append("served")
+    def mark_busy(self, connection: Any) -> None:
+        self.told.append("busy")
 
     def count_closed(self, reason: str) -> None:
         self.told.append(reason)
@@ -55,34 +55,34 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_stops_reading_waits_in_line_and_then_ends() -> None:
-    transport, books = Transport(), Books()
-    watch = Unread(books, books, transport)  # type: ignore[arg-type]
-    watch.watch()
-    while not watch.stalled:
+async def test_a_client_that_stops_reading_may_be_evicted_and_is_cut_off() -> None:
+    transport, table = Transport(), Table()
+    unread_watch = Unread(table, table, transport)  # type: ignore[arg-type]
+    unread_watch.start()
+    while not unread_watch.stalled:
         await asyncio.sleep(0)
     transport.size -= 1
-    while watch.stalled:
+    while unread_watch.stalled:
         await asyncio.sleep(0)
-    await asyncio.wait_for(books.ended.wait(), 10)
-    assert books.told == ["waits", "served", "waits", "not_reading"]
+    await asyncio.wait_for(table.ended.wait(), 10)
+    assert table.told == ["waiting", "busy", "waiting", "not_reading"]
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_has_read_all_and_does_not_close_ends_uncounted() -> None:
-    transport, books = Transport(), Books()
+async def test_a_client_that_has_read_all_and_does_not_close_is_cut_off_uncounted() -> None:
+    transport, table = Transport(), Table()
     transport.size, transport.closing = 0, True
-    Unread(books, books, transport).watch()  # type: ignore[arg-type]
-    await asyncio.wait_for(books.ended.wait(), 10)
-    assert books.told == ["waits"]
+    Unread(table, table, transport).start()  # type: ignore[arg-type]
+    await asyncio.wait_for(table.ended.wait(), 10)
+    assert table.told == ["waiting"]
 
 
 @pytest.mark.usefixtures("quick")
-async def test_who_is_not_watched_any_more_goes_on() -> None:
-    transport, books = Transport(), Books()
-    watch = Unread(books, books, transport)  # type: ignore[arg-type]
-    watch.watch()
-    watch.rest()
+async def test_a_stopped_watch_cuts_off_nobody() -> None:
+    transport, table = Transport(), Table()
+    unread_watch = Unread(table, table, transport)  # type: ignore[arg-type]
+    unread_watch.start()
+    unread_watch.stop()
     with pytest.raises(TimeoutError):
-        await asyncio.wait_for(books.ended.wait(), 0.4)
-    assert books.told == []
+        await asyncio.wait_for(table.ended.wait(), 0.4)
+    assert table.told == []

@@ -1,4 +1,4 @@
-"""What goes to a server: its address, the headers, the bodies."""
+"""Makes what a request to a server consists of: the address, the query, the headers, the body."""
 
 import os
 import secrets
@@ -8,17 +8,17 @@ from typing import Literal
 from urllib.parse import urlsplit, urlunsplit
 
 KEY_VARIABLE = "MILKWEED_API_KEY"
-"""Where the key is looked for that a server may ask for."""
+"""The environment variable that the API key is read from."""
 
 Priority = Literal["interactive", "bulk"]
 
 MOST_TIMEOUT_MS = 300_000
-"""That a server may be told of; it refuses more (`max_timeout_ms`)."""
+"""The longest timeout that a server may be told of; it refuses a longer one (`max_timeout_ms`)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What is asked about images; None leaves it to the server."""
+class ClassifyParams:
+    """How images are to be classified; None leaves a parameter to the server."""
 
     model: str | None
     top_k: int | None
@@ -30,19 +30,19 @@ class Question:
             raise ValueError(f"timeout is {self.timeout_seconds}: expected more than 0 seconds")
 
     @property
-    def params(self) -> dict[str, str]:
-        """The query."""
+    def query(self) -> dict[str, str]:
+        """The parameters that go into the query of the URL."""
         found = {"model": self.model, "top_k": None if self.top_k is None else str(self.top_k)}
         return {name: value for name, value in found.items() if value is not None}
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those of the question."""
+        """The parameters that go as headers."""
         return {} if self.priority is None else {"X-Priority": self.priority}
 
 
 def base_url(url: str) -> str:
-    """The address of a server, whether it was given with `/classify` or without.
+    """Return the address of a server, whether it was given with `/classify` or without.
 
     Raises:
         ValueError: not an http address, or one with a query, which would be lost.
@@ -61,10 +61,10 @@ def base_url(url: str) -> str:
 
 
 def key_headers(api_key: str | None) -> dict[str, str]:
-    """The header that says who asks.
+    """Return the header that carries the API key; none where there is no key.
 
     Raises:
-        ValueError: what no header may hold; the key itself is not in the message.
+        ValueError: no header may hold this key; the key itself is not in the message.
     """
     key = os.environ.get(KEY_VARIABLE) if api_key is None else api_key
     if key and not (key.isascii() and key.isprintable() and " " not in key):
@@ -73,7 +73,7 @@ def key_headers(api_key: str | None) -> dict[str, str]:
 
 
 def body_of(images: Sequence[bytes]) -> tuple[bytes, str]:
-    """A body that holds these images, and its Content-Type: one is raw, the fast path; several are multipart."""
+    """Return a body and its Content-Type: one image is sent as it is, the fast path; several are sent as multipart."""
     if len(images) == 1:
         return images[0], "application/octet-stream"
     boundary = secrets.token_hex(16)  # 128 random bits are in no image

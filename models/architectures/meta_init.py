@@ -1,4 +1,4 @@
-"""Builds models without memory for their weights and without initialising them: for loading and for counting.
+"""Builds models on the meta device, without memory or initial values for weights, to load or to count them.
 
 The meta device alone would do, but normal_ on a meta tensor imports torch's compiler: one second of CPU time
 and 150 MB in every process that loads a bundle.
@@ -26,21 +26,21 @@ _FILLS = frozenset(
         nn.init.kaiming_uniform_,
     )
 )
-"""What initialisers do to a tensor in place; on a parameter, or on a tensor without memory, it does nothing."""
+"""In-place functions of initialisers; they do nothing to parameters and meta tensors here."""
 
 
 @contextmanager
 def on_meta() -> Iterator[None]:
-    """Inside, modules are built on the meta device and keep their initialisers from running."""
+    """Modules built in this context are on the meta device, and their initialisers do not run."""
     with torch.device("meta"), _NoFills():
         yield
 
 
 def built_on_meta(build: Callable[[], nn.Module]) -> nn.Module:
-    """What `build` builds, without memory but for the buffers that no state dict holds: those have their values.
+    """The model that `build` builds, on the meta device except for buffers that are not in the state dict.
 
-    Where there are such (timm's relative positions and window masks) it is built once more for them, on the CPU, with
-    weights that are not initialised: what is asked for and not written takes no memory.
+    For such buffers (timm's relative positions and window masks) the model is built once more, on the CPU, without
+    initialising weights: memory that is never written is not taken.
     """
     with on_meta():
         model = build()

@@ -1,4 +1,4 @@
-"""Writes models that begin to serve, and each batch, into the metrics and the estimates of what a batch takes."""
+"""Enters models and batches into the metrics, and batches into the cost models."""
 
 from ...inference.pipeline import decoded_by
 from ...inference.results import BatchResult
@@ -25,7 +25,7 @@ def record_model(metrics: Metrics, settings: Settings, model: ServedModel) -> No
     blocks = sorted({layer.nblocks for layer in model.config.structure.values()})
     metrics.model_info.labels(
         *(model.name, version, model.config.arch, model.dtype, model.device),
-        *(model.pipeline.engine.name, model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
+        *(model.pipeline.backend.name, model.pipeline.loader.name, ",".join(map(str, blocks)) or "0", version),
     ).set(1)
 
 
@@ -54,11 +54,11 @@ def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch
 
 
 def observe_batch(costs: CostModel, batch: Batch, result: BatchResult) -> None:
-    """Learn what a batch took on its engine, and by how much its answers were later than foretold."""
+    """Learn what a batch took on its engine, and by how much its answers were later than expected."""
     costs.observe_decode(len(batch.items), batch.pixels, result.decoded - result.started)
     for item in batch.items:
-        ticket = item.ticket
-        if ticket.foretold is not None and item.place == len(ticket.outcomes) - 1:
-            costs.observe_promise(result.finished - ticket.foretold)
+        request = item.request
+        if request.expected_finish is not None and item.index == len(request.outcomes) - 1:
+            costs.observe_lateness(result.finished - request.expected_finish)
     if result.forward is not None and result.forward.computed:
         costs.observe(result.forward.computed, result.forwarded - result.launched)

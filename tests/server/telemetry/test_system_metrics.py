@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,14 @@ import pytest
 import torch
 
 from milkweed.server.telemetry import nvml
-from milkweed.server.telemetry.memory import collect_gpu_memory, collect_process_memory, gpu_memory_kinds
+from milkweed.server.telemetry.system_metrics import (
+    ContainerMemory,
+    collect_container_memory,
+    collect_gpu_memory,
+    collect_process_memory,
+    container_memory,
+    gpu_memory_kinds,
+)
 
 GIB = 1 << 30
 TOTAL, FREE, RESERVED, ALLOCATED = 80 * GIB, 50 * GIB, 12 * GIB, 10 * GIB
@@ -49,9 +57,9 @@ class FakeNvml(ModuleType):
 
 @pytest.fixture(autouse=True)
 def _fresh() -> Iterator[None]:
-    nvml._library.cache_clear()
+    nvml.library.cache_clear()
     yield
-    nvml._library.cache_clear()
+    nvml.library.cache_clear()
 
 
 @pytest.fixture
@@ -78,7 +86,7 @@ def gpu_kinds() -> dict[str, float]:
 
 
 @pytest.mark.usefixtures("gpu")
-def test_nvml_tells_this_process_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_memory_is_divided_with_nvml_between_this_process_and_others(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeNvml()
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     kinds = gpu_kinds()
@@ -94,7 +102,7 @@ def test_nvml_tells_this_process_from_others(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.usefixtures("gpu")
-def test_a_gpu_that_nobody_uses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_gpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     asked: list[int] = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
@@ -115,7 +123,7 @@ def test_a_gpu_that_nobody_uses_is_left_alone(monkeypatch: pytest.MonkeyPatch) -
     ],
     ids=["absent", "no driver", "no such device", "not allowed", "not told", "other numbers"],
 )
-def test_without_its_word_there_is_one_part_less(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_nvml_other_processes_are_not_told_apart(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     kinds = gpu_kinds()
     assert kinds == {
@@ -134,12 +142,12 @@ def test_figures_that_contradict_each_other_make_no_negative_part(process: int) 
     assert sum(kinds.values()) == 80
 
 
-def test_without_cuda_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_cuda_there_is_no_gpu_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     assert list(collect_gpu_memory()) == []
 
 
-def test_process_memory_is_the_systems() -> None:
+def test_process_memory_is_what_the_system_tells() -> None:
     ballast = b"x" * (64 << 20)
     [family] = collect_process_memory()
     kinds = {sample.labels["kind"]: sample.value for sample in family.samples}
@@ -147,3 +155,34 @@ def test_process_memory_is_the_systems() -> None:
     assert kinds["rss"] > len(ballast)
     if "pss" in kinds:
         assert 0 < kinds["uss"] <= kinds["pss"] <= 1.05 * kinds["rss"]
+
+
+def cgroup(folder: Path, limit: str = "2147483648", used: str = "1000000000", inactive: str = "300000000") -> Path:
+    (folder / "memory.max").write_text(limit + "\n")
+    (folder / "memory.current").write_text(used + "\n")
+    (folder / "memory.stat").write_text(f"anon 600000000\nfile 400000000\ninactive_file {inactive}\nactive_file 1\n")
+    return folder
+
+
+def test_container_memory_leaves_out_inactive_files(tmp_path: Path) -> None:
+    assert container_memory(cgroup(tmp_path)) == ContainerMemory(700_000_000, 2 << 30)
+    # the two are read one after the other
+    assert container_memory(cgroup(tmp_path, used="5", inactive="7")) == ContainerMemory(0, 2 << 30)
+
+
+def test_container_memory_and_its_limit_are_metrics(tmp_path: Path) -> None:
+    found = {family.name: family.samples[0].value for family in collect_container_memory(cgroup(tmp_path))}
+    assert found == {
+        "milkweed_container_memory_working_set_bytes": 700_000_000,
+        "milkweed_container_memory_limit_bytes": 2 << 30,
+    }
+
+
+@pytest.mark.parametrize(("limit", "used"), [("max", "1"), ("many", "1"), ("1000", ""), ("", "1")])
+def test_container_memory_without_a_limit_is_none(tmp_path: Path, limit: str, used: str) -> None:
+    assert container_memory(cgroup(tmp_path, limit, used)) is None
+    assert list(collect_container_memory(tmp_path)) == []
+
+
+def test_container_memory_without_cgroups_is_none(tmp_path: Path) -> None:
+    assert container_memory(tmp_path / "none") is None

@@ -8,7 +8,6 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.http.transport.connection_table import (
     MOST_LEAVING,
     STEADY_SECONDS,
-    ConnectionLimits,
     ConnectionTable,
 )
 from milkweed.server.telemetry.metrics import Metrics
@@ -38,15 +37,15 @@ class Clock:
 
 
 @dataclass
-class Books:
-    books: ConnectionTable
+class Port:
+    table: ConnectionTable
     metrics: Metrics
     clock: Clock
 
     def open(self, *names: str) -> list[Fake]:
         made = [Fake(name) for name in names]
         for each in made:
-            assert self.books.opened(each)
+            assert self.table.opened(each)
         return made
 
     def closed_for(self, reason: str) -> float:
@@ -54,71 +53,71 @@ class Books:
 
 
 @pytest.fixture
-def three() -> Books:
+def three() -> Port:
     metrics, clock = Metrics(), Clock()
-    return Books(ConnectionTable(ConnectionLimits.of(Settings()), 3, metrics, clock), metrics, clock)
+    return Port(ConnectionTable(Settings(), 3, metrics, clock), metrics, clock)
 
 
-def test_who_has_owed_us_bytes_for_longest_makes_room(three: Books) -> None:
+def test_the_connection_that_waits_for_longest_is_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
-    three.books.waits(a)  # it had an answer: it owes the next request from now on
+    three.table.mark_waiting(a)  # it had an answer: it owes the next request from now on
     three.open("d")
     assert (a.asked, b.asked, c.asked) == ([], ["evict"], [])
     assert three.closed_for("evicted") == 1
-    three.books.closed(b)
-    assert three.books.open == 3
+    three.table.closed(b)
+    assert three.table.open == 3
 
 
-def test_whom_we_owe_an_answer_never_does(three: Books) -> None:
+def test_a_busy_connection_is_never_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
-    three.books.served(a)
-    three.books.served(b)
+    three.table.mark_busy(a)
+    three.table.mark_busy(b)
     (d,) = three.open("d")
     assert (a.asked, b.asked, c.asked) == ([], [], ["evict"])
-    three.books.served(d)
-    assert not three.books.opened(Fake("e"))
+    three.table.mark_busy(d)
+    assert not three.table.opened(Fake("e"))
     assert three.closed_for("evicted") == 1
-    assert three.books.open == 5  # two of them on their way out
+    assert three.table.open == 5  # two of them on their way out
 
 
-def test_a_steady_upload_goes_last(three: Books) -> None:
+def test_a_steady_upload_is_evicted_last(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
-    three.books.progressed(a)
+    three.table.mark_steady(a)
     for other in (b, c):
         three.open("new")
         assert other.asked == ["evict"]
-        three.books.closed(other)
+        three.table.closed(other)
     assert a.asked == []
 
 
-def test_an_upload_that_has_stopped_goes_like_anybody(three: Books) -> None:
+def test_an_upload_that_has_stopped_is_evicted_like_any_other(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
-    three.books.progressed(a)
+    three.table.mark_steady(a)
     three.clock.now += STEADY_SECONDS + 1
-    three.books.waits(b)
-    three.books.waits(c)
+    three.table.mark_waiting(b)
+    three.table.mark_waiting(c)
     three.open("d")
     assert (a.asked, b.asked, c.asked) == (["evict"], [], [])
 
 
-def test_among_steady_uploads_the_one_that_is_behind_goes(three: Books) -> None:
+def test_the_steady_upload_that_is_behind_is_evicted(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     for each in (a, b, c, a):
-        three.books.progressed(each)
+        three.table.mark_steady(each)
     three.open("d")
     assert (a.asked, b.asked, c.asked) == ([], ["evict"], [])
 
 
-def test_whoever_leaves_is_not_asked_again_and_not_counted(three: Books) -> None:
+def test_an_evicted_connection_is_not_evicted_again(three: Port) -> None:
     a, b, c = three.open("a", "b", "c")
     three.open("d")
-    three.books.waits(a)
-    three.books.progressed(a)
+    three.table.mark_waiting(a)
+    three.table.mark_steady(a)
     three.open("e")
     assert (a.asked, b.asked, c.asked) == (["evict"], ["evict"], [])
 
 
-def test_so_many_leave_at_once_and_no_more(three: Books) -> None:
+def test_the_first_of_too_many_evicted_connections_is_aborted(three: Port) -> None:
     gone = three.open("a", "b", "c")
     for number in range(MOST_LEAVING - 1):
         gone += three.open(str(number))

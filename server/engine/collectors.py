@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ..engine.engine_group import EngineGroup
 from ..repository.served_model import ServedModel
+from .engine_group import EngineGroup
 
 
 def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
@@ -28,11 +28,11 @@ def collect_decoders(models: Mapping[str, ServedModel]) -> Iterator[Metric]:
         "milkweed_decoder_healthy", "0 where a decoder cannot be made anew and only a restart can help.", labels=labels
     )
     for name, model in dict(models).items():
-        states = [pipeline.loader.health for pipeline in model.pipelines]  # one on each device
+        states = [pipeline.loader.health for pipeline in model.pipelines.values()]  # one on each device
         rebuilds.add_metric([name], sum(health.rebuilds for health in states))
         lost.add_metric([name], sum(health.lost_images for health in states))
-        suspect.add_metric([name], sum(health.suspect_images for health in states))
-        suspects.add_metric([name], sum(health.suspects for health in states))
+        suspect.add_metric([name], sum(health.quarantined_images for health in states))
+        suspects.add_metric([name], sum(health.quarantined_sources for health in states))
         healthy.add_metric([name], float(all(health.trouble is None for health in states)))
     yield from (rebuilds, lost, suspect, suspects, healthy)
 
@@ -54,7 +54,7 @@ def collect_engines(engines: EngineGroup) -> Iterator[Metric]:
     waiting = GaugeMetricFamily(
         "milkweed_engine_decoded_images", "Images that are decoded and wait for the device.", labels=labels
     )
-    for name, engine in zip(engines.names, engines.each, strict=True):
+    for name, engine in zip(engines.names, engines.engines, strict=True):
         up.add_metric([name], float(engine.alive))
         heartbeat.add_metric([name], time.time() - engine.silent_seconds())
         restarts.add_metric([name], engine.restarts)

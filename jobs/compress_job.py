@@ -1,6 +1,5 @@
-"""CompressRun: what `milkweed compress` was asked for."""
+"""CompressJob: what `milkweed compress` was asked for."""
 
-from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,12 +19,13 @@ class CompressJob:
 
     Args:
         request: which layers become what.
-        calibration: folder of images, labelled or not; None is plain projection, or the images of `recover`.
-        calibration_images: of them at most, evenly spaced.
-        recover: folder of images to recover accuracy with; None does not.
-        plan, augmentation: of the recovery.
-        device: to recover on; calibration too.
+        calibration: a folder of images, labelled or not; None takes those of `recover`, or projects without images.
+        calibration_images: the most images to calibrate with, evenly spaced.
+        recover: a folder of images to recover accuracy with; None skips the recovery.
+        plan, augmentation: how the recovery trains.
+        device: where calibration and recovery compute.
         workers: processes that decode and augment for the recovery.
+        command: the command line that does it again, for the report.
     """
 
     source: Path
@@ -43,35 +43,18 @@ class CompressJob:
 
     @property
     def calibration_folder(self) -> Path | None:
-        """Where calibration images come from."""
+        """The folder that calibration images come from."""
         return self.calibration or self.recover
 
     @property
     def work(self) -> Path:
-        """Where an unfinished recovery is, beside the bundle it will be."""
+        """The folder of an unfinished recovery, beside the bundle that it will become."""
         return self.out.parent / f".{self.out.name}.compress"
 
     def fingerprint(self) -> dict[str, Any]:
-        """What decides the compressed model before its recovery, beside the source and the images."""
+        """All that decides the compressed model before its recovery, beside the source and the images."""
         return {**self.request.to_dict(), "calibration_images": self.calibration_images}
 
     def recovery_fingerprint(self) -> dict[str, Any]:
-        """What decides the recovery beside its plan."""
+        """All that decides the recovery beside its plan."""
         return {"augmentation": asdict(self.augmentation)}
-
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Who is told how far it is: steps by name with units done and in all, and rows of the recovery's history."""
-
-    step: Callable[[str, int, int], None] | None = None
-    row: Callable[[Row], None] | None = None
-    note: Callable[[str], None] | None = None
-
-    def say(self, text: str) -> None:
-        """A sentence for a person."""
-        if self.note:
-            self.note(text)

@@ -1,4 +1,4 @@
-"""Recognises the structured layers of a checkpoint by their keys and shapes; it says nothing else of them."""
+"""Recognises the structured layers of a checkpoint by their keys and shapes, the only description it has of them."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -10,78 +10,76 @@ from torch import Tensor, nn
 
 from ..errors import CheckpointError
 from ..layers.butterfly import ButterflyShape
-from ..layers.layer_spec import KIND_NAMES, LayerSpec
-from .foreign_layers import LAYOUT
-from .layer_parts import Parts, layer_parts
+from ..layers.layer_spec import LAYER_CLASSES, LayerSpec
+from .foreign_layers import LAYOUT, Parts, layer_parts
 
 _MAX_DIAGONAL = 64
-"""Blocks on the diagonal that are looked for: fly's have 4 to 16."""
+"""The most blocks on a diagonal that are tried: fly's layers have 4 to 16."""
 
 
-def structures_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerSpec]:
-    """Structures of the linear layers of `model` that `state` holds in another form.
-
-    Exact widths are those of the dense layers replaced.
+def layer_specs_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, LayerSpec]:
+    """Specs of the linear layers of `model` that are structured in `state`.
 
     Args:
         source: name of the file, for messages.
-        model: dense.
-        state: in milkweed's own form (`foreign_layers`).
+        model: a dense model, whose layers give the widths.
+        state: weights in milkweed's own form, as `native_layers` gives them.
 
     Raises:
-        CheckpointError: tensors of a structured layer that are of no structure of these widths.
+        CheckpointError: shapes that no structured layer of these widths has.
     """
-    structure = {}
+    specs = {}
     for name, found in layer_parts(model, state).items():
         linear = model.get_submodule(name)
         assert isinstance(linear, nn.Linear)
-        layer = _structure_of(f"{source}: {name}", linear, found)
-        if layer is not None:
-            structure[name] = layer
-    return structure
+        spec = _spec_of(f"{source}: {name}", linear, found)
+        if spec is not None:
+            specs[name] = spec
+    return specs
 
 
-def structure_notes(structure: Mapping[str, LayerSpec]) -> list[str]:
+def spec_notes(specs: Mapping[str, LayerSpec]) -> list[str]:
     """How many layers of each kind were recognised, in words."""
-    counts = Counter(layer.kind for layer in structure.values())
-    notes = [f"{count} {KIND_NAMES[kind]} layers in the checkpoint" for kind, count in counts.items()]
+    counts = Counter(layer.kind for layer in specs.values())
+    notes = [f"{count} {LAYER_CLASSES[kind].kind_name} layers in the checkpoint" for kind, count in counts.items()]
     if counts["blockdiag"]:
         notes.append("a checkpoint does not say whether block-diagonal layers shuffle their input: taken as not")
     return notes
 
 
-def _structure_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | None:
+def _spec_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | None:
     kind = next((kind for kind, (keys, _) in _READERS.items() if keys <= parts.keys()), None)
     if kind is None or (kind == "blockdiag" and parts["weight"].dim() != 3):
         return None
     keys, read = _READERS[kind]
     weights = {key: tensor for key, tensor in parts.items() if key not in ("bias", LAYOUT)}
     shapes = {key: tuple(tensor.shape) for key, tensor in weights.items()}
-    for layer in read(linear, parts):
-        if layer.weight_shapes() == shapes:
-            return layer
-    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {KIND_NAMES[kind]} layer of {_widths(linear)}")
+    for spec in read(linear, parts):
+        if spec.weight_shapes() == shapes:
+            return spec
+    kind_name = LAYER_CLASSES[kind].kind_name
+    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {kind_name} layer of {_widths(linear)}")
 
 
 def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     """fly's shapes if they fit, else q = rank * nblocks."""
     first = parts["blkdiag1"]
     if first.dim() == 3 and len(first):
-        yield from _described(linear, "monarch", {"nblocks": len(first), "rank": None})
-        yield from _described(linear, "monarch", {"nblocks": len(first), "rank": first.shape[1] // len(first)})
+        yield from _spec(linear, "monarch", {"nblocks": len(first), "rank": None})
+        yield from _spec(linear, "monarch", {"nblocks": len(first), "rank": first.shape[1] // len(first)})
 
 
 def _lowrank(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     if parts["lr_weight1"].dim() == 2:
-        yield from _described(linear, "lowrank", {"rank": len(parts["lr_weight1"])})
+        yield from _spec(linear, "lowrank", {"rank": len(parts["lr_weight1"])})
 
 
 def _blockdiag(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
-    yield from _described(linear, "blockdiag", {"nblocks": len(parts["weight"])})
+    yield from _spec(linear, "blockdiag", {"nblocks": len(parts["weight"])})
 
 
 def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
-    """The butterflies that keep the blocks of fly's layout, or as many where there is no layout and no other does."""
+    """The butterfly with fly's layout; without a layout, the one with as many blocks, where only one has so many."""
     blocks, layout, thin = parts["sparse.weight"], parts.get(LAYOUT), parts.get("low_rank.lr_weight1")
     if blocks.dim() != 3 or (thin is not None and thin.dim() != 2):
         return
@@ -93,18 +91,18 @@ def _pixelfly(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
     if shape is not None:
         sizes = {name: getattr(shape, name) for name in ("block_size", "butterfly_size", "n_factors", "global_size")}
         rank = 0 if thin is None else len(thin)
-        yield from _described(linear, "pixelfly", {**sizes, "rank": rank, "gating": "gate.weight" in parts})
+        yield from _spec(linear, "pixelfly", {**sizes, "rank": rank, "gating": "gate.weight" in parts})
 
 
 def _only(shapes: Iterator[ButterflyShape], count: int) -> ButterflyShape | None:
-    """The first that keeps so many blocks, if all that do keep the same."""
+    """The first shape with `count` blocks, where all that have so many have the same layout."""
     found = [(shape, layout) for shape in shapes if int((layout := shape.layout()).sum()) == count]
     alike = found and all(torch.equal(layout, found[0][1]) for _, layout in found)
     return found[0][0] if alike else None
 
 
 def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]:
-    """Every butterfly of a layer in blocks of that side, the smallest first."""
+    """Every butterfly of a layer with blocks of that side, the smallest first."""
     butterfly_size = 2
     while butterfly_size <= min(linear.in_features, linear.out_features) + block_size:
         for n_factors in range(1, butterfly_size.bit_length()):
@@ -116,7 +114,7 @@ def _butterflies(linear: nn.Linear, block_size: int) -> Iterator[ButterflyShape]
 
 
 def _with_global(linear: nn.Linear, block_size: int, layout: Tensor) -> Iterator[ButterflyShape]:
-    """Block-diagonal matrices, and both kinds with as many global rows and columns as the layout begins with."""
+    """Butterflies and block-diagonal matrices, each with the global rows and columns that the layout begins with."""
     if layout.dim() != 2:
         return
     full = min(int((layout != 0).all(dim).int().cumprod(0).sum()) for dim in (0, 1))
@@ -133,8 +131,8 @@ def _equal(own: Tensor, layout: Tensor) -> bool:
     return own.shape == layout.shape and torch.equal(own, layout.to(own.device).bool())
 
 
-def _described(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerSpec]:
-    """The structure with these options where they are within its limits."""
+def _spec(linear: nn.Linear, kind: str, options: dict[str, int | None]) -> Iterator[LayerSpec]:
+    """The spec with these options, where they are within their limits."""
     try:
         bias = linear.bias is not None
         yield LayerSpec(kind, linear.in_features, linear.out_features, bias=bias, **options)  # type: ignore[arg-type]
@@ -148,7 +146,7 @@ _READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterat
     "pixelfly": (frozenset({"sparse.weight"}), _pixelfly),
     "blockdiag": (frozenset({"weight"}), _blockdiag),
 }
-"""For each kind the keys that show it, and what describes it from their shapes."""
+"""For each kind: the keys that show it, and the function that reads specs off their shapes."""
 
 
 def _shapes(parts: Parts, keys: frozenset[str]) -> str:

@@ -1,4 +1,4 @@
-"""TrainRequest: what `milkweed train` was asked for."""
+"""TrainJob: what `milkweed train` was asked for."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -14,7 +14,7 @@ SCHEDULES = ("plain", "s2d")
 DENSE = "dense"
 
 _WITHOUT_EFFECT = frozenset(("out", "device", "overwrite", "workers", "keep_states_at"))
-"""What changes nothing in the result."""
+"""Fields that change nothing in the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,22 +22,23 @@ class TrainJob:
     """What to train, on what, and how.
 
     Args:
-        arch, arch_args: as `create_model`; not with `start_bundle`.
-        data: a folder for each class.
+        arch, arch_args: as in `create_model`; not with `start_bundle`.
+        data: a folder that holds one folder a class.
         held_out: another such folder to measure on; None takes `held_out_fraction` of `data` away.
-        structure: kind of the chosen layers, or `dense`; None is monarch from scratch, and with `start_bundle` as
-            the bundle is.
-        layers, nblocks, rank, gating: as `structures_for`.
+        structure: the kind of the chosen layers, or `dense`; None is monarch from scratch, and what the bundle has
+            with `start_bundle`.
+        layers, nblocks, rank, gating: as in `layer_specs_for`.
         schedule: `s2d` makes the structured layers dense after `s2d_fraction` of the epochs.
         start_bundle: train on from its weights; dense layers that `structure` names are projected first (D2S).
         new_head: the classes are those of `data`, not of `start_bundle`; its classifier starts anew.
-        teacher: bundle to distil from; `hard_share` of the loss is cross entropy still.
+        teacher: a bundle to distil from; `hard_share` of the loss stays cross entropy.
         preprocess: members that differ from the architecture's own.
-        keep_best, patience: keep the epoch best on the held-out images, stop after so many measurements without.
+        keep_best: keep the epoch that is best on the held-out images.
+        patience: stop after so many measurements without a better one.
         keep_states_at: epochs after which the run's state is kept, in `OUT.states`.
-        start_state: such a state of a plain run that this one shares its first epochs with.
+        start_state: such a state, of a plain run whose first epochs are the same as this one's.
         workers: processes that decode and augment.
-        device: of this process.
+        device: where this process computes.
     """
 
     out: Path
@@ -89,23 +90,23 @@ class TrainJob:
 
     @property
     def state(self) -> Path:
-        """Where the run's state lies until it is done."""
+        """The folder of the run's state, until the run is done."""
         return self.out.parent / f".{self.out.name}.training"
 
     @property
     def kept_states(self) -> Path:
-        """Where states are kept that were asked for."""
+        """The folder of the states that `keep_states_at` asks for."""
         return self.out.parent / f"{self.out.name}.states"
 
     @property
     def s2d_epoch(self) -> int | None:
-        """Epochs before the structured layers become dense; None where they stay."""
+        """Epochs before the structured layers become dense; None where they stay structured."""
         if self.schedule != "s2d":
             return None
         return min(max(1, round(self.s2d_fraction * self.recipe.epochs)), self.recipe.epochs - 1)
 
     def arguments(self) -> dict[str, Any]:
-        """What was asked, as plain data, folders by their names alone; without what changes nothing."""
+        """The job as plain data for the report: folders by name only, no fields that change nothing in the result."""
         values = {name: value for name, value in vars(self).items() if name not in _WITHOUT_EFFECT}
         plain = {name: _plain(value) for name, value in values.items()}
         return {**plain, "recipe": dict(self.recipe.to_dict()), "augmentation": asdict(self.augmentation)}

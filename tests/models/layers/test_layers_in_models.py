@@ -15,8 +15,9 @@ from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress import densify_layer, project_layer
 from milkweed.models.errors import CheckpointError
-from milkweed.models.importing.structure_keys import structures_in
-from milkweed.models.layers.layer_spec import KINDS, layer_spec_of, replace_linears, select_linears, structures_for
+from milkweed.models.importing.layer_specs import layer_specs_in
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.structured import StructuredLinear
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.fused.fuse import fuse
@@ -45,7 +46,7 @@ def tiny(tiny_vit: dict[str, Any], kind: str, layers: tuple[str, ...] = ("mlp",)
     """A ViT with layers of a kind and weights that every mistake would show in."""
     torch.manual_seed(0)
     model = create_model(ARCH, num_classes=3, **tiny_vit)
-    replace_linears(model, structures_for(model, select_linears(model, layers), kind, **{**OPTIONS[kind], **options}))
+    replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **{**OPTIONS[kind], **options}))
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval().requires_grad_(False)
@@ -55,7 +56,7 @@ def config_of(model: nn.Module, tiny_vit: dict[str, Any]) -> BundleConfig:
     return BundleConfig(
         arch=ARCH,
         arch_args={"num_classes": 3, **tiny_vit},
-        structure=layer_spec_of(model),
+        structure=layer_specs_of(model),
         preprocess=default_preprocess(ARCH, **tiny_vit),
         labels=default_labels(3),
     )
@@ -66,18 +67,18 @@ def images(count: int = 2) -> Tensor:
 
 
 @both
-def test_a_structure_of_each_kind_is_what_was_asked_for(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_specs_of_each_kind_have_the_options_asked_for(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
-    structure = layer_spec_of(model)
-    assert list(structure) == [f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2)]
-    fc1 = structure["blocks.0.mlp.fc1"]
+    specs = layer_specs_of(model)
+    assert list(specs) == [f"blocks.{i}.mlp.fc{j}" for i in (0, 1) for j in (1, 2)]
+    fc1 = specs["blocks.0.mlp.fc1"]
     assert fc1.kind == kind
     assert {name: getattr(fc1, name) for name in OPTIONS[kind]} == OPTIONS[kind]
     assert fc1.weight_count == WEIGHTS[kind]
 
 
 @both
-def test_parts_of_a_structured_layer_are_no_layers(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_parts_of_a_structured_layer_are_not_selected(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     assert not any(".mlp." in name for name in select_linears(model, ["blocks.*"]))
     assert len(layer_accounts(model)) == 9
@@ -88,13 +89,13 @@ def test_parts_of_a_structured_layer_are_no_layers(tiny_vit: dict[str, Any], kin
 def test_an_option_that_a_layer_cannot_have_names_the_layer(tiny_vit: dict[str, Any]) -> None:
     model = create_model(ARCH, num_classes=3, **tiny_vit)
     with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: rank 33 must be between 1 and 32"):
-        structures_for(model, ["blocks.0.mlp.fc1"], "lowrank", rank=33)
+        layer_specs_for(model, ["blocks.0.mlp.fc1"], "lowrank", rank=33)
     with pytest.raises(ValueError, match="structure kind 'magic' is unknown"):
-        structures_for(model, ["blocks.0.mlp.fc1"], "magic")
+        layer_specs_for(model, ["blocks.0.mlp.fc1"], "magic")
 
 
 @both
-def test_what_a_layer_costs_is_counted(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_accounts_count_structured_layers(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     dense = create_model(ARCH, num_classes=3, **tiny_vit)
     account = {row.name: row for row in layer_accounts(model, 32)}["blocks.0.mlp.fc1"]
@@ -107,11 +108,11 @@ def test_what_a_layer_costs_is_counted(tiny_vit: dict[str, Any], kind: str) -> N
 
 
 @both
-def test_a_bundle_keeps_it(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
+def test_a_bundle_keeps_structured_layers(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
     save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
     loaded, config = load_bundle(tmp_path / "b")
-    assert layer_spec_of(loaded) == config.structure == layer_spec_of(model)
+    assert layer_specs_of(loaded) == config.structure == layer_specs_of(model)
     assert torch.equal(loaded(images()), model(images()))
 
 
@@ -147,7 +148,7 @@ def test_a_block_sparse_layer_is_served_and_made_dense(tiny_vit: dict[str, Any],
     served = prepare_for_inference(copy.deepcopy(model))
     torch.testing.assert_close(served(images()), want, rtol=1e-4, atol=1e-5)
     if not options["rank"]:
-        for name in layer_spec_of(model):
+        for name in layer_specs_of(model):
             model.set_submodule(name, densify_layer(model.get_submodule(name)))
         torch.testing.assert_close(model(images()), want, rtol=1e-4, atol=1e-5)
 
@@ -161,7 +162,7 @@ def test_monarch_layers_of_one_block_are_served_as_low_rank(tiny_vit: dict[str, 
 
 
 @pytest.mark.parametrize("kind", ["lowrank", "blockdiag"])
-def test_the_fused_form_computes_the_same_or_says_why_a_block_is_not(tiny_vit: dict[str, Any], kind: str) -> None:
+def test_the_fused_form_computes_the_same_or_reports_a_fallback(tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind, ("mlp", "qkv"))
     want = model(images())
     report = fuse(
@@ -191,12 +192,12 @@ def test_densify_gives_the_dense_layers_that_compute_the_same(
     report = densify_model(tmp_path / "b", tmp_path / "d")
     dense, config = load_bundle(tmp_path / "d")
     assert config.structure == {}
-    assert report.layers == tuple(layer_spec_of(model))
+    assert report.layers == tuple(layer_specs_of(model))
     assert not any(isinstance(module, StructuredLinear) for module in dense.modules())
     torch.testing.assert_close(dense(images()), model(images()), rtol=1e-4, atol=1e-5)
 
 
-def test_densify_says_which_layer_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
+def test_densify_names_the_layer_that_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model = tiny(tiny_vit, "pixelfly")
     save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
     with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: a Pixelfly layer whose gate depends on the input"):
@@ -211,7 +212,7 @@ def test_a_layer_is_projected_and_the_model_stays_whole(tiny_vit: dict[str, Any]
     name = "blocks.0.mlp.fc1"
     linear = copy.deepcopy(model.get_submodule(name))
     assert isinstance(linear, nn.Linear)
-    done = project_layer(model, name, structures_for(model, [name], kind, **OPTIONS[kind])[name])
+    done = project_layer(model, name, layer_specs_for(model, [name], kind, **OPTIONS[kind])[name])
     layer = model.get_submodule(name)
     assert isinstance(layer, StructuredLinear)
     assert torch.equal(layer.bias, linear.bias)
@@ -231,7 +232,7 @@ def test_a_checkpoints_layers_are_recognised(tmp_path: Path, tiny_vit: dict[str,
     report = import_checkpoint(tmp_path / "x.pth", ARCH, tmp_path / "b", arch_args=tiny_vit)
     loaded, config = load_bundle(tmp_path / "b")
     assert torch.equal(loaded(images()), model(images()))
-    assert config.structure == layer_spec_of(model)
+    assert config.structure == layer_specs_of(model)
     said = {"lowrank": "6 low-rank layers", "blockdiag": "6 block-diagonal layers", "pixelfly": "6 Pixelfly layers"}
     assert any(said[kind] in note for note in report.notes)
     assert any("taken as not" in note for note in report.notes) == (kind == "blockdiag")
@@ -247,16 +248,16 @@ def fly_layer(shared: Path) -> tuple[nn.Module, dict[str, Tensor]]:
     return nn.ModuleDict({"fc1": nn.Linear(32, 128)}), state
 
 
-def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
+def test_flys_layout_decides_the_butterfly(shared: Path) -> None:
     model, state = fly_layer(shared)
-    (layer,) = structures_in("x", model, state).values()
+    (layer,) = layer_specs_in("x", model, state).values()
     assert layer.options == {"rank": 8, "block_size": 4, "butterfly_size": 4} | {
         "n_factors": 2,
         "gating": True,
         "global_size": 0,
     }
     del state["fc1.gate.weight"], state["fc1.gate.bias"]
-    assert not structures_in("x", model, state)["fc1"].gating
+    assert not layer_specs_in("x", model, state)["fc1"].gating
 
 
 @pytest.mark.parametrize(
@@ -278,18 +279,18 @@ def test_flys_layout_tells_the_butterfly(shared: Path) -> None:
         ),
     ],
 )
-def test_tensors_of_no_structure_are_refused(shared: Path, change: Any, message: str) -> None:
+def test_tensors_that_fit_no_structured_layer_are_refused(shared: Path, change: Any, message: str) -> None:
     model, state = fly_layer(shared)
     change(state)
     with pytest.raises(CheckpointError, match=r"^x: fc1\.[^\n]*$") as caught:
-        structures_in("x", model, state)
+        layer_specs_in("x", model, state)
     assert message in str(caught.value)
 
 
 def test_without_a_layout_only_an_unambiguous_butterfly_is_taken(shared: Path) -> None:
     model, state = fly_layer(shared)
     del state["fc1.sparse.layout"]  # 192 of 256 blocks are kept: only B = 4, f = 2 does that
-    assert structures_in("x", model, state)["fc1"].butterfly_size == 4
+    assert layer_specs_in("x", model, state)["fc1"].butterfly_size == 4
     state["fc1.sparse.weight"] = torch.zeros(128, 4, 4)  # a half: B = 4, f = 1 and B = 8, f = 3
     with pytest.raises(CheckpointError, match="are no Pixelfly layer"):
-        structures_in("x", model, state)
+        layer_specs_in("x", model, state)

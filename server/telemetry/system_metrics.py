@@ -1,8 +1,8 @@
-"""Memory as the operating system and the device see it, read at each scrape; and giving it back."""
+"""Reads memory and CPU time from the operating system, the container and the GPUs, at each scrape."""
 
-import ctypes
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -13,9 +13,12 @@ from .nvml import process_bytes
 
 _TASKS = Path("/proc/self/task")
 
+CGROUP = Path("/sys/fs/cgroup")
+"""The cgroup of the container; on a host it is the root, which has no limit."""
+
 
 def collect_process_memory() -> Iterator[Metric]:
-    """Resident, proportional and unique bytes of this process; the last two where the system tells."""
+    """Collect the resident, proportional and unique bytes of this process; the last two where the system tells."""
     family = GaugeMetricFamily(
         "milkweed_process_memory_bytes",
         "Memory of the server process by kind: rss, pss, uss.",
@@ -34,7 +37,7 @@ def collect_process_memory() -> Iterator[Metric]:
 
 
 def collect_gpu_memory() -> Iterator[Metric]:
-    """Who holds the memory of each GPU that torch is on; nothing where CUDA was never started."""
+    """Collect who holds the memory of each GPU that torch uses; nothing where CUDA was never started."""
     if not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return
     family = GaugeMetricFamily(
@@ -48,7 +51,7 @@ def collect_gpu_memory() -> Iterator[Metric]:
     for index in range(torch.cuda.device_count()):
         reserved = torch.cuda.memory_reserved(index)
         if not reserved:
-            continue  # to ask about a GPU that nobody uses would start CUDA there, for half a gigabyte
+            continue  # asking about an unused GPU would start CUDA there, which takes half a gigabyte
         free, total = torch.cuda.mem_get_info(index)
         kinds = gpu_memory_kinds(
             free=free,
@@ -64,39 +67,74 @@ def collect_gpu_memory() -> Iterator[Metric]:
 
 
 def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, process: int | None) -> dict[str, int]:
-    """A GPU's memory, bytes, divided among who holds it; together `total`.
+    """Divide a GPU's memory, bytes, among its holders; together they are `total`.
 
-    `unaccounted` is this process beyond torch: the CUDA context, kernels, libraries, DALI's pools. Where nobody says
-    what the process holds, that and what `others` hold are `unattributed`.
+    `unaccounted` is what this process holds beyond torch: the CUDA context, kernels, libraries, DALI's pools. Where the
+    driver does not tell what the process holds, that and the memory of `others` are `unattributed`.
 
     Args:
-        allocated, reserved: by torch, for tensors and altogether.
-        process: that the driver counts for this process; None where it does not say.
+        allocated, reserved: torch's, for tensors and in all.
+        process: what the driver counts for this process; None where it does not tell.
     """
     beyond = max(0, total - free - reserved)
     kinds = {"torch_allocated": allocated, "torch_cached": reserved - allocated}
     if process is None:
         kinds["unattributed"] = beyond
     else:
-        # The figures are read one after the other: what was freed in between must not make one negative.
+        # The figures are read one after the other: memory freed in between must not make one negative.
         kinds["unaccounted"] = min(beyond, max(0, process - reserved))
         kinds["others"] = beyond - kinds["unaccounted"]
     return kinds | {"free": free}
 
 
-def trim_heap() -> None:
-    """Give memory that was freed back to the system, where the C library would keep it for itself."""
+@dataclass(frozen=True)
+class ContainerMemory:
+    """The memory of the container as the kernel counts and limits it (cgroup v2), bytes.
+
+    Args:
+        working_set: memory of all processes without file pages that were not read for a while, as the kubelet counts.
+        limit: beyond it the kernel ends a process.
+    """
+
+    working_set: int
+    limit: int
+
+
+def container_memory(cgroup: Path = CGROUP) -> ContainerMemory | None:
+    """Read the memory of the container; None where it has no limit or cannot be read."""
     try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        return  # another C library: it keeps what it likes
+        limit = (cgroup / "memory.max").read_text().strip()
+        if limit == "max":
+            return None
+        used = int((cgroup / "memory.current").read_text())
+        counts = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+        return ContainerMemory(max(0, used - int(counts.get("inactive_file", 0))), int(limit))
+    except (OSError, ValueError):
+        return None
+
+
+def collect_container_memory(cgroup: Path = CGROUP) -> Iterator[Metric]:
+    """Collect working set and limit, where there is a limit."""
+    memory = container_memory(cgroup)
+    if memory is None:
+        return
+    yield GaugeMetricFamily(
+        "milkweed_container_memory_working_set_bytes",
+        "Memory of the container that cannot be taken back, of all its processes.",
+        value=memory.working_set,
+    )
+    yield GaugeMetricFamily(
+        "milkweed_container_memory_limit_bytes",
+        "Limit of the container's memory; there where it has one.",
+        value=memory.limit,
+    )
 
 
 class StageCpu:
-    """CPU seconds of the stages that run in the engine, its lanes and the decoders.
+    """Counts the CPU seconds of the stages that run in the engine, its lanes and the decoders.
 
-    Threads of torch's own pool are not Python's, so a stage cannot time them; they only ever work for the
-    forward, and their time, read from the kernel at each scrape, is added to it.
+    Threads of torch's own pool are not Python's, so a stage cannot time them. They only ever work for the forward, and
+    their time, read from the kernel at each scrape, is added to it.
     """
 
     def __init__(self, stages: tuple[str, ...]) -> None:
@@ -111,8 +149,8 @@ class StageCpu:
             self._seconds[stage] += seconds
 
     def collect(self) -> Iterator[Metric]:
-        """The counter family, for the registry."""
-        # A pool thread that ended takes its time with it; a counter must not go down.
+        """The counter, for the registry."""
+        # The time of a pool thread is gone when the thread ends, but a counter must not go down.
         self._native_most = max(self._native_most, native_thread_seconds() - self._native_at_start)
         family = CounterMetricFamily(
             "milkweed_stage_cpu_seconds", "CPU time by stage, over all threads.", labels=["stage"]

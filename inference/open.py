@@ -1,0 +1,201 @@
+"""Opens a bundle for inference: read, brought into its serving form, warmed up and held against its golden images.
+
+Everything that takes long happens here, so that no request ever waits for a measurement or a capture.
+"""
+
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import nn
+
+from ..loaders.base import Loader
+from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
+from ..loaders.preprocess.spec import PreprocessSpec
+from ..loaders.select import DaliOptions, create_loader
+from ..models.accounting import dense_equivalent_bytes, macs
+from ..models.bundle.bundle import load_bundle
+from ..models.bundle.config import BundleConfig
+from ..models.errors import BundleError
+from ..models.serving.fused.report import FusionReport
+from ..models.serving.pack import prepare_for_inference
+from .backend import Backend, choose_backend
+from .device import resolve_device, resolve_dtype, usable_cores, use_device
+from .forward import Forward, LanePlan, plan_lanes
+from .memory import trim_heap
+from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class InferenceOptions:
+    """How a bundle is opened: the settings of the same names (`backend` is the setting `engine`).
+
+    Args:
+        max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
+        lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
+        fusion, tuning, tuning_cache, cuda_graphs: for a GPU.
+        cpu_graphs: for a CPU.
+        limits: of one image.
+    """
+
+    device: str = "auto"
+    dtype: str = "float32"
+    backend: Backend = "torch"
+    loader: str = "auto"
+    decode_threads: int = 0
+    lanes: int = 0
+    threads_per_lane: int = 0
+    micro_batch: int = 0
+    max_batch_size: int = 0
+    fusion: Literal["auto", "off"] = "auto"
+    tuning: Literal["auto", "off", "force"] = "auto"
+    tuning_cache: str = "auto"
+    cuda_graphs: bool = True
+    cpu_graphs: bool = True
+    dali: DaliOptions = field(default_factory=DaliOptions)
+    limits: Limits = DEFAULT_LIMITS
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenedModel:
+    """A bundle that is ready to answer."""
+
+    config: BundleConfig
+    pipeline: Pipeline
+    load_seconds: float
+    warmup_seconds: float
+
+
+@dataclass(frozen=True)
+class ServingForm:
+    """A model in the form in which a device runs it.
+
+    Args:
+        model: takes normalised images of the dtype on the device, returns logits.
+        fusion: how its blocks were fused; None where they were not.
+        graph_batch_sizes: batch sizes to capture CUDA graphs for; empty where none are captured.
+    """
+
+    model: nn.Module
+    fusion: FusionReport | None = None
+    graph_batch_sizes: tuple[int, ...] = ()
+
+
+DEFAULT_OPTIONS = InferenceOptions()
+
+
+def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> OpenedModel:
+    """Open a bundle. It runs on the thread that will own the device; whatever is raised, nothing stays open.
+
+    Raises:
+        ValueError: (BundleError, DeviceError, BackendError) one line that says what is wrong; a wrong answer to the
+            bundle's golden images is one of the reasons.
+    """
+    started = time.perf_counter()
+    device = resolve_device(options.device)
+    use_device(device)
+    dtype = resolve_dtype(options.dtype, device)
+    with ExitStack() as opened:
+        model, config = load_bundle(bundle)
+        spec = PreprocessSpec.from_dict(config.preprocess)
+        dense_bytes = dense_equivalent_bytes(model) * dtype.itemsize // torch.float32.itemsize
+        plan = _plan(options, device, macs(model, spec.size).total)
+        form = prepare_model(model, config, device, dtype, spec.size, options)
+        del model  # it would stay until the end of this function, beside what takes its place
+        loader = _loader(options, device, dtype, spec)
+        opened.callback(loader.close)
+        forward = _forward(form, plan, device, dtype, spec.size, options)
+        opened.callback(forward.close)
+        fusion = form.fusion
+        del form
+        loaded = time.perf_counter()
+        max_batch_size = options.max_batch_size or default_batch_size(device, plan)
+        loader.warm_up(max_batch_size)
+        forward.warm_up((1, max_batch_size))
+        forward, choice = choose_backend(forward, bundle, config.version, options.backend)
+        opened.callback(forward.close)
+        pipeline = Pipeline(
+            loader,
+            forward,
+            num_classes=config.num_classes,
+            backend=choice,
+            dense_bytes=dense_bytes,
+            fusion=fusion,
+            max_batch_size=max_batch_size,
+        )
+        try:
+            pipeline.check_golden(config.golden)
+        except BundleError as error:
+            raise BundleError(f"bundle {bundle}: {error}") from None
+        trim_heap()  # the weights as they were read, before they were packed, take as much as the model again
+        opened.pop_all()
+    seconds = {"load_seconds": loaded - started, "warmup_seconds": time.perf_counter() - loaded}
+    return OpenedModel(config=config, pipeline=pipeline, **seconds)
+
+
+def prepare_model(
+    model: nn.Module,
+    config: BundleConfig,
+    device: torch.device,
+    dtype: torch.dtype,
+    size: int,
+    options: InferenceOptions,
+) -> ServingForm:
+    """Bring a model into its serving form: packed on a CPU, fused and tuned for each batch size on a GPU.
+
+    Args:
+        model: as `load_bundle` gives it; it is used up.
+        size: side of the model's input, px.
+    """
+    if device.type != "cuda":
+        # A GPU's kernels take two-byte weights, so int8 layers stay int8 in memory on a CPU alone.
+        return ServingForm(prepare_for_inference(model, dtype=dtype, int8_layers=config.int8_layers))
+    # A machine without a GPU pays for none of it, not even in memory.
+    from ..models.serving.cuda_graph import batch_buckets
+    from ..models.serving.fused.fuse import fuse
+    from ..models.serving.fused.tuning import Tuning, open_cache
+
+    batch_sizes = batch_buckets(options.max_batch_size or GPU_BATCH_SIZE)
+    graphs = batch_sizes if options.cuda_graphs else ()
+    if options.fusion == "off":
+        return ServingForm(prepare_for_inference(model, dtype=dtype), None, graphs)
+    folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
+    tuning = Tuning(options.tuning, open_cache(device, options.tuning, folder))
+    report = fuse(model, device=device, dtype=dtype, image_size=size, batch_sizes=batch_sizes, tuning=tuning)
+    torch.cuda.empty_cache()  # what measuring needed and serving does not
+    return ServingForm(model, report, graphs)
+
+
+def _plan(options: InferenceOptions, device: torch.device, cost: int) -> LanePlan:
+    return plan_lanes(
+        device, cost, micro_batch=options.micro_batch, lanes=options.lanes, threads=options.threads_per_lane
+    )
+
+
+def _loader(options: InferenceOptions, device: torch.device, dtype: torch.dtype, spec: PreprocessSpec) -> Loader:
+    return create_loader(
+        options.loader,
+        spec,
+        options.limits,
+        num_threads=options.decode_threads or usable_cores(),
+        device="gpu" if device.type == "cuda" else "cpu",
+        device_id=device.index or 0,
+        dali=replace(options.dali, dtype=dtype, max_batch=options.max_batch_size or GPU_BATCH_SIZE),
+    )
+
+
+def _forward(
+    form: ServingForm, plan: LanePlan, device: torch.device, dtype: torch.dtype, size: int, options: InferenceOptions
+) -> Forward:
+    return Forward(
+        form.model,
+        plan,
+        device=device,
+        dtype=dtype,
+        size=size,
+        graph_batch_sizes=form.graph_batch_sizes,
+        cpu_graphs=options.cpu_graphs,
+    )

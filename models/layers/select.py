@@ -1,0 +1,96 @@
+"""Selects the linear layers of a model by role, name or pattern."""
+
+import re
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+from torch import nn
+
+from ..errors import quoted
+from .structured import StructuredLinear
+
+_BLOCK = r"(?:\w+\.)*\d+\.(?:attn_block\.|attn_grid\.)?"
+ROLES = {
+    "mlp": re.compile(_BLOCK + r"(?:mlp|mlp_channels)\.(?:fc[12]|fc1_[gx]|w[123])"),
+    "qkv": re.compile(_BLOCK + r"(?:attn|token_mixer)\.(?:qkv|qk|kv|[qkv](?:_proj)?)"),
+    "proj": re.compile(_BLOCK + r"(?:attn|token_mixer)\.proj"),
+}
+"""Names of linear layers by the part they play in a block. A block has a number for a name: it is a normal cell of
+ViTAE (not a reduction cell), or a block of T2T-ViT, ViT or most of timm's families. A Mixer's `mlp` is the one over
+channels, as in the paper."""
+
+
+def select_linears(model: nn.Module, layers: Sequence[str]) -> list[str]:
+    """Names of the dense linear layers that `layers` selects, in the model's order.
+
+    Args:
+        layers: roles (`mlp`, `qkv`, `proj`), full names (`head`), or patterns (`blocks.1?.mlp.*`).
+
+    Raises:
+        ValueError: no entries, or one that selects nothing.
+    """
+    linears = list(replaceable_linears(model))
+    if not layers:
+        raise ValueError(f"no layers selected: name at least one of {', '.join(ROLES)}, or a layer")
+    chosen: set[str] = set()
+    for entry in layers:
+        matched = [name for name in linears if _matches(entry, name)]
+        if not matched:
+            raise ValueError(_nothing_selected(model, entry, linears))
+        chosen.update(matched)
+    return [name for name in linears if name in chosen]
+
+
+def replaceable_linears(model: nn.Module) -> dict[str, nn.Linear]:
+    """The dense linear layers that can be replaced, by name.
+
+    A layer cannot be replaced where the module around it reads its weight: timm's attention with a `q_bias` (BEiT,
+    EVA, Swin v2) multiplies by `qkv.weight` itself and adds a bias made of several.
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not _read_from_outside(model, name)
+    }
+
+
+def linear_layer(model: nn.Module, name: str) -> nn.Linear:
+    """The dense linear layer of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        module = model.get_submodule(name)
+    except AttributeError:
+        raise ValueError(f"layer {quoted(name)}: the model has no such layer") from None
+    if not isinstance(module, nn.Linear):
+        raise ValueError(f"layer {quoted(name)} is a {type(module).__name__}, not a dense linear layer")
+    if _read_from_outside(model, name):
+        raise ValueError(f"layer {quoted(name)} cannot be replaced: the block around it reads its weight itself")
+    return module
+
+
+def _matches(entry: str, name: str) -> bool:
+    role = ROLES.get(entry)
+    return role.fullmatch(name) is not None if role else fnmatchcase(name, entry)
+
+
+def _read_from_outside(model: nn.Module, name: str) -> bool:
+    around, _, own = name.rpartition(".")
+    return own == "qkv" and getattr(model.get_submodule(around), "q_bias", None) is not None
+
+
+def _nothing_selected(model: nn.Module, entry: str, linears: Sequence[str]) -> str:
+    matching = [(name, module) for name, module in model.named_modules() if _matches(entry, name)]
+    for name, module in matching:
+        if isinstance(module, StructuredLinear):
+            return f"layers {quoted(entry)} selects nothing dense: {name} is a {module.kind_name} layer already"
+    for name, module in matching:
+        if isinstance(module, nn.Linear):
+            return f"layers {quoted(entry)} selects nothing replaceable: the block of {name} reads its weight itself"
+    example = f"such as {linears[0]}" if linears else "and this model has none"
+    return (
+        f"layers {quoted(entry)} selects no linear layer: use {', '.join(ROLES)}, "
+        f"or a layer's name or pattern, {example}"
+    )

@@ -1,0 +1,17 @@
+"""Tests what a job's progress says about images that were skipped."""
+
+from pathlib import Path
+
+from milkweed.jobs.progress import NAMED, Progress
+from milkweed.loaders.errors import InputError
+
+
+def test_skipped_names_the_first_images_and_counts_the_others() -> None:
+    said: list[str] = []
+    images = {Path(f"{number}.png"): InputError("undecodable", "torn") for number in range(NAMED + 2)}
+    Progress(note=said.append).skipped(images)
+    assert said == [*(f"skipped {number}.png: undecodable: torn" for number in range(NAMED)), "skipped 2 more"]
+    said.clear()
+    Progress(note=said.append).skipped({})
+    Progress().skipped(images)
+    assert said == []
