@@ -1,4 +1,4 @@
-"""Which device, number type and CPU cores the service uses, decided once from settings and machine."""
+"""The device, number type and CPU cores that inference uses, decided once from settings and machine."""
 
 import math
 import os

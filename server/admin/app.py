@@ -1,4 +1,4 @@
-"""The admin API: what the repository has, to load and unload it, and aliases. On a port of its own, off by default."""
+"""Builds the admin API, which lists, loads and unloads models and sets aliases; its port is off by default."""
 
 import asyncio
 from typing import Any
@@ -18,15 +18,15 @@ from ..security.auth import Authenticator
 from ..service.poller import RepositoryPoller
 from ..service.service import Service
 
-# Bytes of a body that is read; an alias needs a few dozen.
 MAX_BODY_BYTES = 1 << 16
+"""Bytes that a body may have; an alias needs a few dozen."""
 
 ADMIN = "admin"
-"""The caller that alone may ask here, where API keys are on."""
+"""The only caller that this API answers where API keys are on."""
 
 
 class AliasBody(BaseModel):
-    """What an alias shall stand for."""
+    """The body that says what an alias shall stand for."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -34,14 +34,14 @@ class AliasBody(BaseModel):
     version: str | None = Field(default=None, min_length=1, max_length=80)
 
 
-def create_admin_app(service: Service, gate: Authenticator | None = None) -> FastAPI:
-    """The app of one service; `POST` changes what it serves and answers once that is done."""
+def create_admin_app(service: Service, auth: Authenticator | None = None) -> FastAPI:
+    """Build the app of one service; `POST` changes what is served and answers once that is done."""
 
-    async def check(request: Request) -> None:  # on the event loop: that is where rates are counted
-        # A page in a browser on this machine can post to any port, but not without telling where it is from.
+    async def check(request: Request) -> None:  # async, so that it runs on the event loop, where rates are counted
+        # A page in a browser on this machine can post to any port, but its browser adds the origin.
         if "origin" in request.headers:
             raise ServiceError("unauthorized", "the admin API answers no browser")
-        if gate is not None and gate.needs_key and gate.identify(dict(request.headers.raw)).name != ADMIN:
+        if auth is not None and auth.needs_key and auth.identify(dict(request.headers.raw)).name != ADMIN:
             raise ServiceError("unauthorized", f"the admin API answers the caller {ADMIN} alone")
 
     app = FastAPI(
@@ -53,39 +53,39 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
 
     @app.get("/v1/repository")
     async def index() -> JSONResponse:
-        """Every bundle of the repository, newest versions first, and which of them serve."""
-        watch = _watch(service)
+        """List every bundle of the repository, newest versions first, and which of them are served."""
+        poller = _poller(service)
         names = [
             {"name": each.name, "number": each.number or None, "serves": _serves(service, each.name, each.number)}
-            for versions in (await asyncio.to_thread(scan, watch.root)).values()
+            for versions in (await asyncio.to_thread(scan, poller.root)).values()
             for each in versions
         ]
         return JSONResponse({"models": names})
 
     @app.post("/v1/repository/look")
     async def look() -> JSONResponse:
-        """Serve what is new or changed, and no longer what is gone; what was done, in lines."""
-        return JSONResponse({"done": await _watch(service).poll()})
+        """Load what is new or changed and unload what is gone; the answer tells in lines what was done."""
+        return JSONResponse({"done": await _poller(service).poll()})
 
     @app.post("/v1/models/{name}/load")
     async def load(name: str, number: str | None = None) -> JSONResponse:
-        """Serve the newest version, or the number given; it answers who asks for no version."""
-        return JSONResponse(_described(await _watch(service).load(name, number)))
+        """Load the newest version, or the number given; it answers requests that name no version."""
+        return JSONResponse(_summary(await _poller(service).load(name, number)))
 
     @app.post("/v1/models/{name}/unload")
     async def unload(name: str, version: str | None = None) -> JSONResponse:
-        """Serve it no more; answered once its memory is back."""
-        gone = await _watch(service).unload(name, version)
-        return JSONResponse({"unloaded": [_described(model) for model in gone]})
+        """Unload a model, and answer once its memory is free."""
+        gone = await _poller(service).unload(name, version)
+        return JSONResponse({"unloaded": [_summary(model) for model in gone]})
 
     @app.get("/v1/aliases")
     async def aliases() -> JSONResponse:
-        """Every alias and what it stands for."""
+        """List every alias and what it stands for."""
         return JSONResponse({"aliases": [describe_alias(*each) for each in service.models.aliases.items()]})
 
     @app.put("/v1/aliases/{name}")
     async def set_alias(name: str, request: Request) -> JSONResponse:
-        """Let a name stand for a model, or one version of it, for whoever asks next."""
+        """Let a name stand for a model, or one version of it, from the next request on."""
         _check_loaded(service)
         target = _target(await _body(request))
         before = service.lifecycle.set_alias(name, target)
@@ -93,7 +93,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
 
     @app.delete("/v1/aliases/{name}")
     async def delete_alias(name: str) -> JSONResponse:
-        """Let a name stand for nothing."""
+        """Delete an alias."""
         _check_loaded(service)
         before = service.lifecycle.set_alias(name, None)
         return JSONResponse({"deleted": name, "before": str(before)})
@@ -102,7 +102,7 @@ def create_admin_app(service: Service, gate: Authenticator | None = None) -> Fas
 
 
 class _WholeBodies:
-    """An ASGI layer that tells who reads a body why the rest of it will never come."""
+    """An ASGI layer that raises the reason why the rest of a body will never come, where it is read."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -124,7 +124,7 @@ async def _body(request: Request) -> bytes:
             body += piece
             if len(body) > MAX_BODY_BYTES:
                 text = f"the body has at least {len(body)} bytes; the limit is {MAX_BODY_BYTES}"
-                raise ServiceError("too_large", text)  # the rest is thrown away, for as long as headers may take
+                raise ServiceError("too_large", text)  # the connection drops the rest, within the header timeout
     except ClientDisconnect:  # nobody will read this
         raise ServiceError("bad_request", "the client left in the middle of its body", close=True) from None
     return body
@@ -146,7 +146,7 @@ def _check_loaded(service: Service) -> None:
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
 
 
-def _watch(service: Service) -> RepositoryPoller:
+def _poller(service: Service) -> RepositoryPoller:
     if service.poller is None:
         raise ServiceError("not_found", "this server has no repository: --repository DIR")
     _check_loaded(service)
@@ -157,7 +157,7 @@ def _serves(service: Service, name: str, number: str) -> bool:
     return any(model.number == number for model in service.models.versions(name))
 
 
-def _described(model: ServedModel) -> dict[str, Any]:
+def _summary(model: ServedModel) -> dict[str, Any]:
     return {"name": model.name, "number": model.number or None, "version": model.version}
 
 
@@ -168,6 +168,6 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 async def _failed(request: Request, error: Exception) -> Response:
-    """A bundle that cannot be served: what served goes on. Only our own words are said."""
+    """Answer for a bundle that cannot be served; whatever is served goes on. The message is always one of ours."""
     code = 500 if isinstance(error, RepositoryError) else 422
     return JSONResponse({"error": {"code": "bad_bundle", "message": str(error)[:500]}}, code)

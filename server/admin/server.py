@@ -1,4 +1,4 @@
-"""The admin API's own port, on the event loop of the service: its start, its end."""
+"""Opens and closes the admin API's own port, on the event loop of the service."""
 
 import asyncio
 import socket
@@ -11,30 +11,30 @@ from ..security.tls import Tls
 from ..service.service import Service
 from .app import create_admin_app
 
-# At once; of the service's own limit where that is lower.
 MOST_CONNECTIONS = 32
+"""Open connections, unless the service's own limit is lower."""
 
-# What still runs when the process ends has so long; over TLS, idle clients are waited for a little less.
 END_SECONDS = 3
+"""Time for requests that still run when the process ends; idle clients over TLS have a little less."""
 
 
 class AdminServer(HttpPort):
-    """Listens from the start on, so that a port that is taken is told before the models are loaded.
+    """Listens from its construction on, so that a port in use is reported before the models are loaded.
 
     Args:
-        tls: of the service's port; None: plain HTTP.
+        tls: the TLS of the service's port; None for plain HTTP.
 
     Raises:
         PortError: the port is in use or not ours to take.
     """
 
-    def __init__(self, service: Service, gate: Authenticator, tls: Tls | None) -> None:
+    def __init__(self, service: Service, auth: Authenticator, tls: Tls | None) -> None:
         settings = service.settings
         self._listener: socket.socket = listen(settings.admin_host, settings.admin_port)
         self._task: asyncio.Task[None] | None = None
         most = min(settings.max_connections, MOST_CONNECTIONS)
         super().__init__(
-            create_admin_app(service, gate),
+            create_admin_app(service, auth),
             ConnectionTable(settings, most, service.metrics),
             tls,
             lifespan="off",
@@ -43,11 +43,11 @@ class AdminServer(HttpPort):
         )
 
     def begin(self) -> None:
-        """Answer from now on."""
+        """Begin to answer."""
         self._task = asyncio.get_running_loop().create_task(self.serve(sockets=[self._listener]))
 
     async def end(self) -> None:
-        """Close the port and what is open."""
+        """Close the port and its connections."""
         self.should_exit = True
         if self._task is not None:
             await self._task

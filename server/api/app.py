@@ -1,24 +1,19 @@
-"""The app that speaks HTTP, for one service: its routes, its middleware, its OpenAPI document."""
+"""Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.openapi.utils import get_openapi
 from fastapi.responses import Response
-from pydantic import BaseModel
-from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.middleware import RequestMiddleware
 from ..http.responses import error_response
-from ..oip.error_format import ErrorForm
+from ..oip.error_format import ErrorFormat
 from ..oip.rest import oip_routes
 from ..security.auth import Authenticator
 from ..service.service import Service
@@ -26,35 +21,26 @@ from ..telemetry.access_log import AccessLog
 from ..telemetry.context import context_of
 from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
-from . import schemas
 from .classify import Classify
-from .classify_openapi import classify_path
 from .docs import docs_routes
 from .health import health_routes
 from .metrics import metric_routes
 from .models import model_routes
-from .openapi import add_security
-from .page import home_routes
-
-_DOCUMENTED: tuple[type[BaseModel], ...] = (
-    schemas.ClassifyAnswer,
-    schemas.ClassifyFailure,
-    schemas.ClassifyJson,
-    schemas.ErrorAnswer,
-)
+from .openapi import openapi_document
+from .page import page_routes
 
 
 def http_app(
     service: Service,
-    gate: Authenticator,
+    auth: Authenticator,
     *,
     tracer: Tracer | None,
     lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
 ) -> FastAPI:
-    """The app.
+    """Build the app.
 
     Args:
-        lifespan: what begins before the first request and ends after the last one.
+        lifespan: entered before the first request and left after the last one.
     """
     app = _App(
         title="milkweed",
@@ -64,19 +50,19 @@ def http_app(
         redoc_url=None,
         redirect_slashes=False,
     )
-    classify = Classify(service, gate)
+    classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
-    app.router.routes.extend(oip_routes(service, gate))
+    app.router.routes.extend(oip_routes(service, auth))
     routers = [health_routes(service), model_routes(service), metric_routes(service), docs_routes(app)]
     if service.settings.page:
-        routers.append(home_routes())
+        routers.append(page_routes())
     routes = [*app.routes, *(route for router in routers for route in router.routes)]
     templates = [path for route in routes if (path := getattr(route, "path", None))]
     for router in routers:
         app.include_router(router)
     around = partial(
         RequestMiddleware,
-        auth=gate,
+        auth=auth,
         metrics=service.metrics,
         routes=templates,
         draining=lambda: service.draining,
@@ -84,19 +70,19 @@ def http_app(
         tracer=tracer,
     )
     app.classify = around(classify)
-    app.whole = around(_options)
+    app.server_options = around(_options)
     app.add_middleware(around)
-    app.add_middleware(ErrorForm)  # around all others
+    app.add_middleware(ErrorFormat)  # around all others
     app.add_exception_handler(HTTPException, _http_error)
-    app.openapi = lambda: _document(app, service.settings, gate)  # type: ignore[method-assign]
+    app.openapi = lambda: openapi_document(app, service.settings, auth)  # type: ignore[method-assign]
     return app
 
 
 class _App(FastAPI):
-    """FastAPI, with a way past it for the path that must be cheap and needs none of its layers."""
+    """FastAPI, and a shortcut past its layers for POST /classify, which must be cheap and needs none of them."""
 
     classify: ASGIApp
-    whole: ASGIApp
+    server_options: ASGIApp
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -107,20 +93,20 @@ class _App(FastAPI):
         if scope["path"] == "/classify" and scope["method"] == "POST":
             await self.classify(scope, receive, send)
         elif scope["path"] == "*":
-            await self.whole(scope, receive, send)
+            await self.server_options(scope, receive, send)
         else:
             await super().__call__(scope, receive, send)
 
 
 async def _options(scope: Scope, receive: Receive, send: Send) -> None:
-    """`OPTIONS *`: what the server as a whole takes."""
+    """Answer `OPTIONS *`, which asks what the server as a whole takes."""
     await Response(status_code=204, headers={"allow": "GET, HEAD, OPTIONS, POST"})(scope, receive, send)
 
 
 def _without_root(scope: Scope) -> Scope:
-    """The request as it is where the app is mounted: what needs a key, and what is counted, is told by the path.
+    """Take the prefix of a mount (`root_path`) off the path, by which keys are required and requests are counted.
 
-    The path of a scope has the prefix of a mount in it (`root_path`), and so could look like one that needs no key.
+    With the prefix a path could look like one that needs no key.
     """
     root, path = scope["root_path"].rstrip("/"), scope["path"]
     if path.startswith(root + "/"):
@@ -129,7 +115,7 @@ def _without_root(scope: Scope) -> Scope:
 
 
 async def _http_error(request: Request, exception: Exception) -> Response:
-    """What the router refuses (404, 405), in our shape."""
+    """Write what the router refuses (404, 405) in the shape of our errors."""
     assert isinstance(exception, HTTPException)
     # Not request.url: that reads the Host header, in which a client may write anything.
     where = f"{request.method[:10]} {_shown(request.scope['path'])}"
@@ -146,20 +132,5 @@ async def _http_error(request: Request, exception: Exception) -> Response:
 
 
 def _shown(path: str) -> str:
-    """A path on one line, at most 80 characters of it."""
+    """Show at most 80 characters of a path, on one line."""
     return "".join(char if char.isprintable() else "?" for char in path[:80])
-
-
-def _document(app: FastAPI, settings: Settings, gate: Authenticator) -> dict[str, Any]:
-    """FastAPI's OpenAPI document with the hand-written route in it; made once."""
-    if app.openapi_schema is None:
-        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
-        document["paths"] = {"/classify": classify_path(settings), **document["paths"]}
-        _, definitions = models_json_schema(
-            [(model, "serialization") for model in _DOCUMENTED],
-            ref_template="#/components/schemas/{model}",
-        )
-        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
-        add_security(document, gate)
-        app.openapi_schema = document
-    return app.openapi_schema

@@ -1,7 +1,7 @@
-"""GET /docs: the OpenAPI document as one page that needs no script and no other host.
+"""Answers GET /docs: the OpenAPI document as one page that needs no script and no other host.
 
-Swagger UI, which FastAPI would put here, is 1.5 MB of script from a CDN: nothing to see without the internet, and
-foreign code in a page of this origin with it.
+Swagger UI, which FastAPI would put here, is 1.5 MB of script from a CDN: without the internet it shows nothing, and
+with it foreign code runs in a page of this origin.
 """
 
 import json
@@ -12,7 +12,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
 
-# The page shows itself and loads nothing.
+# The page loads nothing.
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'; base-uri 'none'"
 
 _STYLE = """body{font:16px/1.5 system-ui;max-width:60rem;margin:2rem auto;padding:0 1rem}
@@ -24,7 +24,7 @@ details{margin:.4rem 0;border-left:3px solid #ddd;padding-left:.8rem}summary{cur
 
 
 def docs_routes(app: FastAPI) -> APIRouter:
-    """The page of one app; made once, when first asked for."""
+    """Make the route of one app; the page is made when it is first requested."""
     router = APIRouter(include_in_schema=False)
     made: list[str] = []
 
@@ -38,7 +38,7 @@ def docs_routes(app: FastAPI) -> APIRouter:
 
 
 def docs_page(document: Mapping[str, Any]) -> str:
-    """An OpenAPI 3 document as HTML."""
+    """Write an OpenAPI 3 document as HTML."""
     info = document["info"]
     title = f"{escape(info['title'])} {escape(info['version'])}"
     schemas = document.get("components", {}).get("schemas", {})
@@ -97,7 +97,7 @@ def _schema(name: str, schema: Mapping[str, Any]) -> str:
 
 
 def _schema_name(schema: Mapping[str, Any]) -> str:
-    """A schema in a few words."""
+    """Describe a schema in a few words."""
     if "$ref" in schema:
         return str(schema["$ref"]).rsplit("/", 1)[-1]
     for word in ("anyOf", "oneOf"):
@@ -119,7 +119,7 @@ def _table(columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _text(markdown: str) -> str:
-    """The little Markdown that our descriptions have: paragraphs, tables, `code`."""
+    """Turn the little Markdown that our descriptions have into HTML: paragraphs, tables, `code`."""
     blocks = []
     for block in markdown.strip().split("\n\n"):
         lines = block.splitlines()
@@ -132,7 +132,7 @@ def _text(markdown: str) -> str:
 
 
 def _inline(text: str) -> str:
-    """Text with `code` in it."""
+    """Turn text with `code` in it into HTML."""
     parts = escape(text).split("`")
     if len(parts) % 2 == 0:
         return "`".join(parts)

@@ -1,4 +1,4 @@
-"""Three probes with three questions: is the engine alive, shall traffic come, has the start succeeded."""
+"""Answers three probes: is the engine alive, shall traffic come here, has the start succeeded."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ _NOT_YET: dict[int | str, dict[str, Any]] = {
 
 
 def health_routes(service: Service) -> APIRouter:
-    """The probes of one service. A refused probe is no refused request and is not counted as one."""
+    """Make the probes of one service; one that fails is not counted as a refused request."""
     router = APIRouter(tags=["health"])
 
     @router.get("/livez", response_model=Health, responses=_NOT_YET)

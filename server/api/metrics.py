@@ -1,4 +1,4 @@
-"""GET /metrics on the service's own port; the metrics port serves the same from a thread of its own."""
+"""Answers GET /metrics on the service's own port; the metrics port serves the same from a thread of its own."""
 
 import asyncio
 import gzip
@@ -10,7 +10,7 @@ from ..service.service import Service
 
 
 def metric_routes(service: Service) -> APIRouter:
-    """The scrape of one service."""
+    """Make the route of one service."""
     router = APIRouter(tags=["metrics"])
 
     @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
@@ -18,7 +18,7 @@ def metric_routes(service: Service) -> APIRouter:
         """Prometheus text, or OpenMetrics where it is asked for."""
         body, content_type = await service.exposition(request.headers.get("accept", ""))
         headers = {"vary": "accept, accept-encoding"}
-        if "gzip" in request.headers.get("accept-encoding", ""):  # a seventh of the bytes; so does the metrics port
+        if "gzip" in request.headers.get("accept-encoding", ""):  # as on the metrics port: a seventh of the bytes
             body = await asyncio.to_thread(gzip.compress, body, 1)
             headers["content-encoding"] = "gzip"
         return Response(body, media_type=content_type, headers=headers)

@@ -1,9 +1,24 @@
-"""What the OpenAPI document says of keys: how to send one, where it is needed, what is answered without."""
+"""Makes the OpenAPI document: FastAPI's, the entry of POST /classify, whose route is plain ASGI, and API keys."""
 
 from typing import Any
 
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
+
+from ..config.settings import Settings
 from ..errors import ERROR_CODES
+from ..scheduler.request import PRIORITIES
 from ..security.auth import Authenticator
+from . import schemas
+
+_DOCUMENTED: tuple[type[BaseModel], ...] = (
+    schemas.ClassifyAnswer,
+    schemas.ClassifyFailure,
+    schemas.ClassifyJson,
+    schemas.ErrorAnswer,
+)
 
 _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
@@ -18,24 +33,164 @@ _BROKEN = {
     "431": "too many headers, or too long",
 }
 
+_STATUSES = {
+    400: "malformed request, no image, or a bad parameter",
+    404: "no such model",
+    413: "a body, an image or a number of images above its limit, which the message names",
+    415: "not an accepted image or body",
+    422: "an image that is broken or cut off",
+    500: "a fault of the server; the log has it under the request id",
+    503: "loading, draining or too busy; see `Retry-After`",
+    504: "no answer in time",
+}
 
-def add_security(document: dict[str, Any], gate: Authenticator) -> None:
-    """Add to a document what the gate and the connections may answer, in place."""
-    if gate.needs_key:
+_ANSWER = {
+    "model": "demo",
+    "version": "3f2a91c04b7d",
+    "request_id": "9f0c5a4c3e1b4d6e8a7f2b1c0d9e8f7a",
+    "results": [
+        {"predictions": [{"index": 5, "id": "dog", "label": "dog", "score": 0.93}]},
+        {"error": {"code": "undecodable", "message": "image 1: JPEG of 640x480 px: broken or cut off"}},
+    ],
+}
+
+_DESCRIPTION = """Classes of one image or several, best first.
+
+| body | |
+|---|---|
+| `image/*` or `application/octet-stream` | one image, raw: the fast path: `curl --data-binary @dog.jpg URL` |
+| `application/x-npy` | a numpy array: uint8 (H, W, 3) is a picture, float32 or float16 (3, S, S) a model's input |
+| `multipart/form-data` | every file part is an image, in order: `curl -F image=@dog.jpg URL` |
+| `application/json` | `{"images": ["<base64>", ...]}` |
+
+An image that fails is an error in its own place and touches no other. The status is 200 while any image
+succeeded, else the first one's. JPEG, PNG, WebP, NPY, BMP, TIFF, PPM, GIF and AVIF are accepted by default, wherever an
+image may be; of animations the first frame. An array with a batch axis in front, (n, H, W, 3) or (n, 3, S, S),
+is n images.
+`Server-Timing` tells the milliseconds of every stage. With `Accept: application/x-ndjson` the answer is a line for each
+image, as soon as it is done, and a last one that tells that it is whole."""
+
+
+def openapi_document(app: FastAPI, settings: Settings, auth: Authenticator) -> dict[str, Any]:
+    """Make FastAPI's document once, with the hand-written route and the keys in it."""
+    if app.openapi_schema is None:
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        document["paths"] = {"/classify": _classify_path(settings), **document["paths"]}
+        _, definitions = models_json_schema(
+            [(model, "serialization") for model in _DOCUMENTED],
+            ref_template="#/components/schemas/{model}",
+        )
+        document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
+        _add_security(document, auth)
+        app.openapi_schema = document
+    return app.openapi_schema
+
+
+def _classify_path(settings: Settings) -> dict[str, Any]:
+    """Describe POST /classify, with references to the schemas of `schemas.py`."""
+    return {
+        "post": {
+            "tags": ["classify"],
+            "summary": "Classify images",
+            "description": _DESCRIPTION,
+            "operationId": "classify",
+            "parameters": _parameters(settings),
+            "requestBody": {"required": True, "content": _bodies(settings)},
+            "responses": {"200": _success(), **{str(s): _failure(s, text) for s, text in _STATUSES.items()}},
+        }
+    }
+
+
+def _parameters(settings: Settings) -> list[dict[str, Any]]:
+    return [
+        _parameter("query", "model", "which of the served models, or an alias; default: the first", {"type": "string"}),
+        _parameter(
+            "query",
+            "top_k",
+            "classes of an answer, at most the model's number of classes",
+            {"type": "integer", "minimum": 1, "default": settings.top_k},
+        ),
+        _parameter("header", "X-Request-ID", "comes back; made where it is missing or odd", {"type": "string"}),
+        _parameter(
+            "header",
+            "X-Request-Timeout-Ms",
+            "milliseconds after which the answer is of no use",
+            {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": settings.max_timeout_ms,
+                "default": settings.timeout_ms,
+            },
+        ),
+        _parameter("header", "X-Priority", "bulk lets interactive requests go first", _one_of(PRIORITIES)),
+        _parameter("header", "X-Model-Version", "its number or hash; default: the newest", {"type": "string"}),
+    ]
+
+
+def _one_of(values: tuple[str, ...]) -> dict[str, Any]:
+    return {"type": "string", "enum": list(values), "default": values[0]}
+
+
+def _parameter(where: str, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"in": where, "name": name, "required": False, "description": description, "schema": schema}
+
+
+def _bodies(settings: Settings) -> dict[str, Any]:
+    binary = {"type": "string", "format": "binary"}
+    files = {"type": "array", "items": binary, "minItems": 1, "maxItems": settings.max_images_per_request}
+    return {
+        "image/*": {"schema": binary},
+        "application/octet-stream": {"schema": binary},
+        "application/x-npy": {"schema": binary},
+        "multipart/form-data": {"schema": {"type": "object", "properties": {"image": files}, "required": ["image"]}},
+        "application/json": {"schema": {"$ref": "#/components/schemas/ClassifyJson"}},
+    }
+
+
+def _success() -> dict[str, Any]:
+    schema = {"$ref": "#/components/schemas/ClassifyAnswer"}
+    return {
+        "description": "at least one image succeeded",
+        "headers": {
+            "X-Request-ID": {"schema": {"type": "string"}},
+            "Server-Timing": {"schema": {"type": "string"}, "example": "receive;dur=0.310, parse;dur=0.042"},
+        },
+        "content": {"application/json": {"schema": schema, "example": _ANSWER}},
+    }
+
+
+def _failure(status: int, description: str) -> dict[str, Any]:
+    codes = [code for code, kind in ERROR_CODES.items() if kind.status == status]
+    shapes = [{"$ref": "#/components/schemas/ErrorAnswer"}]
+    if status in (400, 413, 415, 422, 500):
+        shapes.append({"$ref": "#/components/schemas/ClassifyFailure"})
+    example = {"error": {"code": codes[-1], "message": description}, "request_id": _ANSWER["request_id"]}
+    answer: dict[str, Any] = {
+        "description": f"{description}; `code` is {' or '.join(codes)}",
+        "content": {"application/json": {"schema": {"anyOf": shapes}, "example": example}},
+    }
+    if status == 503:
+        answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+    return answer
+
+
+def _add_security(document: dict[str, Any], auth: Authenticator) -> None:
+    """Add what the authenticator and the connections may answer to a document, in place."""
+    if auth.needs_key:
         document.setdefault("components", {})["securitySchemes"] = _SCHEMES
     for path, item in document["paths"].items():
         for method, operation in item.items():
             if method not in ("get", "post", "put", "delete", "patch", "head", "options"):
                 continue
             answers = dict(_BROKEN) if "requestBody" in operation else {}
-            if not gate.is_open(path):
+            if not auth.is_open(path):
                 operation["security"] = [{name: []} for name in _SCHEMES]
                 answers |= _WITHOUT_KEY
             for status, description in answers.items():
-                operation["responses"].setdefault(status, _answer(int(status), description))
+                operation["responses"].setdefault(status, _refusal(int(status), description))
 
 
-def _answer(status: int, description: str) -> dict[str, Any]:
+def _refusal(status: int, description: str) -> dict[str, Any]:
     code = next(code for code, kind in ERROR_CODES.items() if kind.status == status)
     answer: dict[str, Any] = {
         "description": f"{description}; `code` is {code}",

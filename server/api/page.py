@@ -1,4 +1,4 @@
-"""GET /: the page, which shows what this server does, and the files it is made of."""
+"""Serves GET /, the page that shows what this server does, and the files it is made of."""
 
 import gzip
 from hashlib import sha256
@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 
 from ..security.auth import PAGE_FILES
 
-# Scripts, styles and requests of this origin alone, and nothing that could make a script out of text.
+# The page may load from this origin only, and nothing may make a script out of text.
 PAGE_POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -36,17 +36,17 @@ _TYPES = {
 
 
 class PageFile:
-    """A file of the page, in memory, packed once."""
+    """A file of the page, read and compressed once."""
 
     def __init__(self, path: Path) -> None:
         self._plain = path.read_bytes()
         self._packed = gzip.compress(self._plain, mtime=0)
-        # Weak: it stands for both forms of the file.
+        # The tag is weak because it stands for both forms of the file.
         self._etag = f'W/"{sha256(self._plain).hexdigest()[:16]}"'
         self._headers = {
             "content-type": _TYPES[path.suffix],
             "etag": self._etag,
-            # Asked about at every load, so that a page is never of two versions.
+            # Browsers ask at every load, so that a page is never a mixture of two versions.
             "cache-control": "no-cache",
             "vary": "accept-encoding",
             "content-security-policy": PAGE_POLICY,
@@ -54,7 +54,7 @@ class PageFile:
         }
 
     def answer(self, request: Request) -> Response:
-        """The file, or 304 to who has it already."""
+        """Send the file, or 304 to a browser that has it."""
         known = request.headers.get("if-none-match", "")
         if self._etag.removeprefix("W/") in (tag.strip().removeprefix("W/") for tag in known.split(",")):
             return Response(status_code=304, headers=self._headers)
@@ -63,8 +63,8 @@ class PageFile:
         return Response(self._plain, headers=self._headers)
 
 
-def home_routes() -> APIRouter:
-    """The page; its addresses are relative, so that it also works behind a proxy's path."""
+def page_routes() -> APIRouter:
+    """Make the routes of the page; its addresses are relative, so that it also works behind a proxy's path."""
     router = APIRouter(include_in_schema=False)
     files = {path.name: PageFile(path) for path in sorted(_FOLDER.iterdir()) if path.suffix in _TYPES}
     home = files.pop("index.html")

@@ -1,10 +1,10 @@
-"""The shapes of what the service says, for its OpenAPI document; /classify writes its answers by hand."""
+"""Defines the shapes of requests and answers for the OpenAPI document; /classify writes its answers by hand."""
 
 from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-# A grey pixel as PNG: an example that can be sent.
+# A grey pixel as PNG, so that the example can be sent as it is.
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR42mNoAAAAggCB2kUIOwAAAABJRU5ErkJggg=="
 
 

@@ -1,4 +1,4 @@
-"""Results as they finish: one JSON line an image (NDJSON), in whatever order, and one line at the end."""
+"""Streams results as they finish: one JSON line an image (NDJSON), in any order, and one line at the end."""
 
 import asyncio
 from collections import Counter
@@ -9,27 +9,26 @@ from ...inference.results import SCORE_COST, Predictions
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..http.parsers import Parsers
-from ..repository.model_info import ModelInfo
-from ..scheduler.request import Outcome, Request
+from ..repository.served_model import ServedModel
+from ..scheduler.request import Outcome, Request, outcome_label
 from ..service.params import ClassifyParams
 from ..service.submit import Requester
-from .outcomes import outcome_label
 
 CONTENT_TYPE = b"application/x-ndjson"
 
 
 def wants_stream(headers: dict[bytes, bytes]) -> bool:
-    """Whether a request asks for lines."""
+    """Tell whether a request accepts NDJSON."""
     return any(
         kind.partition(b";")[0].strip().lower() == CONTENT_TYPE for kind in headers.get(b"accept", b"").split(b",")
     )
 
 
 class Stream:
-    """The lines of one request, whose request has been submitted or has nothing to wait for.
+    """Sends the lines of one request, which has been submitted or has nothing to wait for.
 
     Args:
-        request: its `listener` is this object's `put`; places that were refused before have their outcome.
+        request: calls `put` for each outcome; images that were refused before have theirs already.
     """
 
     def __init__(
@@ -39,27 +38,27 @@ class Stream:
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()
         self._open = set(range(len(request.outcomes)))
         self.counts: Counter[str] = Counter()  # images by how they ended
-        for place, outcome in enumerate(request.outcomes):
+        for index, outcome in enumerate(request.outcomes):
             if outcome is not None:
-                self.put(place, outcome)
+                self.put(index, outcome)
         request.listener = self.put
 
-    def put(self, place: int, outcome: Outcome) -> None:
-        """An image is done. Belongs to the event loop."""
-        self._ready.put_nowait((place, outcome))
+    def put(self, index: int, outcome: Outcome) -> None:
+        """Take the outcome of an image; called on the event loop."""
+        self._ready.put_nowait((index, outcome))
 
     async def run(self, waiter: "asyncio.Future[None]", seconds: float) -> None:
-        """Send everything within so many seconds; images without an answer by then get an error each.
+        """Send everything within `seconds`; each image without an answer by then gets an error.
 
         Raises:
-            ClientDisconnected: nobody reads any more.
+            ClientDisconnected: the client has gone.
         """
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
-        receive, trace = self._requester.receive, self._requester.context
-        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", trace.server_timing())]
+        receive, context = self._requester.receive, self._requester.context
+        headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", context.server_timing())]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
         try:
-            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, trace.disconnect):
+            async with asyncio.timeout(seconds), cancel_on_disconnect(waiter, receive, context.disconnect):
                 await self._lines(waiter)
         except TimeoutError:
             error = ServiceError("deadline", f"no answer within {round(self._params.timeout_seconds * 1e3)} ms")
@@ -83,14 +82,14 @@ class Stream:
                 waiter.result()  # raises what ended it before all were done
 
     async def _give_up(self, error: ServiceError) -> None:
-        await self._write([(place, error) for place in sorted(self._open)])
+        await self._write([(index, error) for index in sorted(self._open)])
 
     async def _write(self, done: list[tuple[int, Outcome]]) -> None:
         model, top_k = self._params.model, self._params.top_k
         cost = SCORE_COST * top_k * sum(isinstance(outcome, Predictions) for _, outcome in done)
         lines = await self._parsers.run(lambda: b"".join(_line(model, *each) for each in done), cost)
-        for place, outcome in done:  # not before: a deadline in between gives each of them an error
-            self._open.discard(place)
+        for index, outcome in done:  # only now: a deadline in between gives each of them an error
+            self._open.discard(index)
             self.counts[outcome_label(outcome)] += 1
         await self._send({"type": "http.response.body", "body": lines, "more_body": True})
 
@@ -105,7 +104,7 @@ class Stream:
         await self._send({"type": "http.response.body", "body": body})
 
 
-def _line(model: ModelInfo, place: int, outcome: Outcome) -> bytes:
-    """{"image": 3, "predictions": [...]} or with "error"."""
+def _line(model: ServedModel, index: int, outcome: Outcome) -> bytes:
+    """Write {"image": 3, "predictions": [...]}, or "error" instead of predictions."""
     result = model.result_json(outcome, "")
-    return b'{"image": %d, %b\n' % (place, result[1:])
+    return b'{"image": %d, %b\n' % (index, result[1:])

@@ -1,6 +1,6 @@
-"""Says every refusal under /v2 in the protocol's form, `{"error": "..."}`, whoever refused: route, router, middleware.
+"""Rewrites every error under /v2 into the protocol's form, `{"error": "..."}`.
 
-Around all other layers, so that none of them has to know which protocol a request speaks.
+The layer is the outermost one, so that no route, router or middleware has to know which protocol a request speaks.
 """
 
 import json
@@ -10,8 +10,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 _PREFIX = "/v2"
 
 
-class ErrorForm:
-    """An ASGI layer; it changes nothing but the bodies of errors."""
+class ErrorFormat:
+    """An ASGI layer that changes the bodies of errors and nothing else."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -23,22 +23,22 @@ class ErrorForm:
             return
         start: Message | None = None
 
-        async def send_in_form(message: Message) -> None:
+        async def send_rewritten(message: Message) -> None:
             nonlocal start
             if message["type"] == "http.response.start" and message["status"] >= 400:
                 start = message
                 return
             if start is not None:
-                body = _in_form(message.get("body", b""))
+                body = _rewritten(message.get("body", b""))
                 await send({**start, "headers": _with_length(start.get("headers", ()), len(body))})
                 start, message = None, {**message, "body": body}
             await send(message)
 
-        await self._app(scope, receive, send_in_form)
+        await self._app(scope, receive, send_rewritten)
 
 
-def _in_form(body: bytes) -> bytes:
-    """Our error in the protocol's words; what is none stays. A fault of ours also says which request to ask about."""
+def _rewritten(body: bytes) -> bytes:
+    """Rewrite one of our errors; any other body stays. An internal error also names the request to ask about."""
     try:
         document = json.loads(body)
         error, request_id = document["error"], document["request_id"]

@@ -1,36 +1,35 @@
-"""Turns the messages of gRPC into requests to infer, and outputs into messages."""
+"""Turns the messages of gRPC into inference requests, and outputs into messages."""
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any
 
 from ..errors import ServiceError
-from ..repository.model_info import ModelInfo
-from .grpc_messages import Messages
+from ..repository.served_model import ServedModel
 from .metadata import version_of
 from .rest_request import MAX_HEAD_BYTES, MAX_ID_CHARS, MAX_RANK, MAX_TENSORS
 from .tensors import InferRequest, InputTensor, OutputTensor, RequestedOutput
 
-# Values that a message may hold by themselves, for the types of our inputs. FP16 has none: it comes raw.
+# The fields in which a message may hold typed values, by datatype. FP16 has none: it comes as raw bytes.
 _CONTENTS = {"BYTES": "bytes_contents", "UINT8": "uint_contents", "FP32": "fp32_contents"}
 
 MAX_FIELDS = 256
-"""Fields of a message, and of an input in it: names, parameters, tensors."""
+"""Fields that a message may have, and each input in it: names, parameters, tensors."""
 
 PARSED_FACTOR = 16
-"""Bytes of memory that a byte of a message may become, where it is not a tensor's raw contents."""
+"""Bytes of memory that one byte of a message may become when it is parsed, if it is not a tensor's raw contents."""
 
-# Numbers of fields.
+# Field numbers in grpc_service.proto.
 _INPUTS, _RAW_CONTENTS, _INPUT_CONTENTS = 5, 7, 5
 
 _VARINT, _DELIMITED = 0, 2
 
 
 def parsed_bytes(payload: bytes) -> int:
-    """Memory that an infer request may take once parsed, told from the outlines of its fields.
+    """Bound the memory that an inference request takes once parsed, from the lengths of its fields.
 
     Raises:
-        ServiceError: `bad_request` where it is no such message, has more fields than any request needs, or more names,
-            shapes and parameters: a parser that makes millions of them keeps all threads waiting.
+        ServiceError: `bad_request` where it is no such message, or has more fields, names, shapes and parameters than
+            any request needs: a parser that makes millions of them keeps all threads waiting.
     """
     raw = data = 0
     for number, start, end in _fields(payload, 0, len(payload), {_DELIMITED}):
@@ -47,7 +46,7 @@ def parsed_bytes(payload: bytes) -> int:
 
 
 def _fields(payload: bytes, at: int, end: int, kinds: Set[int]) -> Iterator[tuple[int, int, int]]:
-    """Number, start and end of the fields of a message that lies between two places; it has fields of these kinds."""
+    """Yield number, start and end of each field of the message in `payload[at:end]`; it may have fields of `kinds`."""
     for _ in range(MAX_FIELDS):
         if at == end:
             return
@@ -62,7 +61,7 @@ def _fields(payload: bytes, at: int, end: int, kinds: Set[int]) -> Iterator[tupl
 
 
 def read_infer_message(message: Any) -> InferRequest:
-    """The request in a ModelInferRequest.
+    """Read the request in a ModelInferRequest.
 
     Raises:
         ServiceError: `bad_request`.
@@ -76,7 +75,7 @@ def read_infer_message(message: Any) -> InferRequest:
         raise ServiceError(
             "bad_request", f"{len(raw)} raw_input_contents for {len(message.inputs)} inputs: expected one each"
         )
-    inputs = [_input(tensor, raw[place] if raw else None, place) for place, tensor in enumerate(message.inputs)]
+    inputs = [_input(tensor, raw[index] if raw else None, index) for index, tensor in enumerate(message.inputs)]
     return InferRequest(
         id=message.id or None,
         parameters=_parameters(message.parameters),
@@ -85,17 +84,21 @@ def read_infer_message(message: Any) -> InferRequest:
     )
 
 
-def infer_response(messages: Messages, model: ModelInfo, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
-    """A ModelInferResponse; its values are raw contents, as Triton's are."""
-    response = messages["ModelInferResponse"](model_name=model.name, model_version=version_of(model), id=id or "")
+def infer_response(messages: Any, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
+    """Make a ModelInferResponse; its values are raw contents, as Triton's are.
+
+    Args:
+        messages: the module `grpc_service_pb2`.
+    """
+    response = messages.ModelInferResponse(model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)
         response.raw_output_contents.append(output.to_bytes())
     return response
 
 
-def _input(tensor: Any, raw: bytes | None, place: int) -> InputTensor:
-    where = f"inputs[{place}]"
+def _input(tensor: Any, raw: bytes | None, index: int) -> InputTensor:
+    where = f"inputs[{index}]"
     shape = tuple(tensor.shape)
     if len(shape) > MAX_RANK or any(length < 0 for length in shape):
         raise ServiceError("bad_request", f"shape of {where} is not at most {MAX_RANK} whole numbers")
@@ -109,7 +112,7 @@ def _input(tensor: Any, raw: bytes | None, place: int) -> InputTensor:
     else:
         values = memoryview(raw)
     parameters = _parameters(tensor.parameters)
-    parameters.pop("binary_data_size", None)  # KServe's client says it here too, where lengths say themselves
+    parameters.pop("binary_data_size", None)  # KServe's client sends it here too, where gRPC knows each length
     return InputTensor(tensor.name, tensor.datatype, shape, parameters, values)
 
 
@@ -124,13 +127,10 @@ def _parameters(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _varint(payload: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and where it ends."""
+    """Read a number of seven bits a byte, lowest first; return it and the position behind it."""
     value = 0
-    for place in range(10):
-        if at + place >= len(payload):
-            break
-        byte = payload[at + place]
-        value |= (byte & 127) << (7 * place)
+    for count, byte in enumerate(payload[at : at + 10]):
+        value |= (byte & 127) << (7 * count)
         if byte < 128:
-            return value, at + place + 1
+            return value, at + count + 1
     raise ServiceError("bad_request", "the message is broken off")

@@ -1,8 +1,8 @@
-"""Reads the messages of gRPC calls so that what they hold before they are whole has a bound.
+"""Reads the messages of gRPC calls so that the memory of half-received messages has a bound.
 
 gRPC hands a message over once it is whole, and tells nothing of its size before. Until a server asks for a call's
 message, flow control keeps all but 64 KiB of it with the client; from then on all of it may come. So only some calls
-are asked at the same time, and fewer may take long: of those, the one that has taken longest makes room.
+are asked at the same time, and of these only a few may be slow: one too many ends the slowest.
 """
 
 import asyncio
@@ -20,15 +20,15 @@ SLOW_PLACES = 16
 """Slow messages that may come at the same time."""
 
 MAX_WAITING = 1024
-"""Calls that may wait for a place; what comes then is refused."""
+"""Calls that may wait until others' messages are here; further calls are refused."""
 
 
 class MessageReading:
-    """Belongs to the event loop.
+    """Reads one message of each call; used on the event loop only.
 
     Args:
-        seconds: that a message may take, waiting included.
-        end_of_file: what a context's `read` gives where the client sends no message.
+        seconds: the time that a message may take, with the wait for its turn.
+        end_of_file: the value that gRPC's `read` returns where the client sends no message.
     """
 
     def __init__(self, seconds: float, end_of_file: object) -> None:
@@ -36,13 +36,13 @@ class MessageReading:
         self._places = asyncio.Semaphore(PLACES)
         self._waiting = 0
         self._slow: dict[asyncio.Task[Any], None] = {}  # the oldest first
-        self._ended: set[asyncio.Task[Any]] = set()  # of these, to make room
+        self._ended: set[asyncio.Task[Any]] = set()  # those that were ended to make room
 
-    async def message(self, context: Any) -> bytes:
-        """The message of a call.
+    async def message(self, rpc: Any) -> bytes:
+        """Wait for the message of a call.
 
         Args:
-            context: of a call that is handled as `stream_unary`, which leaves it to us when to ask.
+            rpc: gRPC's context of a call that is handled as `stream_unary`, which leaves it to us when to ask.
 
         Raises:
             ServiceError: `overloaded`, `request_timeout`; `bad_request` where there is no message.
@@ -52,7 +52,7 @@ class MessageReading:
         self._waiting += 1
         try:
             async with asyncio.timeout(self._seconds), self._places:
-                message = await self._read(context)
+                message = await self._read(rpc)
         except TimeoutError:
             raise ServiceError("request_timeout", f"the message did not come within {self._seconds:g} s") from None
         finally:
@@ -61,9 +61,9 @@ class MessageReading:
             raise ServiceError("bad_request", "the call has no message")
         return bytes(message)
 
-    async def _read(self, context: Any) -> Any:
+    async def _read(self, rpc: Any) -> Any:
         loop = asyncio.get_running_loop()
-        reading = loop.create_task(context.read())
+        reading = loop.create_task(rpc.read())
         timer = loop.call_later(QUICK_SECONDS, self._grow_slow, reading)
         try:
             return await reading

@@ -1,4 +1,4 @@
-"""The calls of `inference.GRPCInferenceService`, without the wire: from a message to a message."""
+"""Answers the calls of `inference.GRPCInferenceService`: each method turns the bytes of a request into a response."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -7,34 +7,32 @@ from typing import Any
 
 from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from ..security.auth import Authenticator
 from ..security.key_store import Account
-from ..service.params import ClassifyParams
+from ..service.params import ClassifyParams, params_for
 from ..service.service import Service
 from ..service.submit import Requester
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
-from .grpc_messages import Messages
-from .infer import before_deadline, find_version, infer, prepare, question_of
-from .outputs import output_tensors
+from .infer import before_deadline, find_version, infer, output_tensors, prepare
 from .tensors import InferRequest
 
-# Asked by whoever starts, routes to or restarts the process: they have no key.
 PROBES = frozenset({"ServerLive", "ServerReady"})
+"""Calls that need no key: whoever starts, routes to or restarts the process makes them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call.
+    """One call and who makes it.
 
     Args:
-        account: the caller's, where keys are needed.
-        seconds_left: until the caller's deadline, from the trace's start; None where it has none.
+        account: the caller's account, where keys are needed.
+        seconds_left: from the start of the call to the caller's deadline; None where it has none.
     """
 
-    trace: RequestContext
+    context: RequestContext
     account: Account | None
     seconds_left: float | None
 
@@ -43,12 +41,14 @@ Method = Callable[[bytes, Call], Awaitable[Any]]
 
 
 class GrpcService:
-    """The methods of one service, by name."""
+    """Holds the methods of one service by name."""
 
-    def __init__(self, service: Service, gate: Authenticator) -> None:
+    def __init__(self, service: Service, auth: Authenticator) -> None:
+        from . import grpc_service_pb2  # not above: gRPC and Protobuf are an extra
+
         self._service = service
-        self._gate = gate
-        self._messages = Messages()
+        self._auth = auth
+        self._messages: Any = grpc_service_pb2
         self.methods: dict[str, Method] = {
             "ServerLive": self._server_live,
             "ServerReady": self._server_ready,
@@ -64,33 +64,35 @@ class GrpcService:
     async def _model_infer(self, payload: bytes, call: Call) -> Any:
         service = self._service
         service.check_accepting()
-        call.trace.end_stage("receive")
-        with service.body_budget.lease() as hold:
+        call.context.end_stage("receive")
+        with service.body_budget.lease() as lease:
             size = len(payload)
             cost = 2 * size + parsed_bytes(payload)  # as it came, parsed, and its images
-            hold.take(cost)
+            lease.take(cost)
             message = await service.parsers.run(partial(self._read, "ModelInferRequest", payload), size)
             del payload
             model = find_version(service, message.model_name, message.model_version)
             request = read_infer_message(message)
             del message
-            hold.give_back(cost - 2 * size)
+            lease.give_back(cost - 2 * size)
             with service.using(model):
-                return await self._answer(request, size, hold, model, call)
+                return await self._answer(request, size, lease, model, call)
 
-    async def _answer(self, request: InferRequest, size: int, hold: BudgetLease, model: ModelInfo, call: Call) -> Any:
+    async def _answer(
+        self, request: InferRequest, size: int, lease: BudgetLease, model: ServedModel, call: Call
+    ) -> Any:
         service = self._service
-        params, said = self._params(model, call)
-        async with before_deadline(params, call.trace, said=said) as clock:
+        params, requested = self._params(model, call)
+        async with before_deadline(params, call.context, requested=requested) as deadline:
             prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
             outcomes = await infer(
                 service,
                 params,
                 prepared,
-                clock,
-                Requester(call.trace, receive=None),
-                hold,
-                charge=lambda images: self._gate.charge_images(call.account, images),
+                deadline,
+                Requester(call.context, receive=None),
+                lease,
+                charge=lambda images: self._auth.charge_images(call.account, images),
             )
 
             def write() -> Any:
@@ -99,20 +101,20 @@ class GrpcService:
 
             return await service.parsers.run(write, prepared.answer_cost)
 
-    def _params(self, model: ModelInfo, call: Call) -> tuple[ClassifyParams, bool]:
-        """Of metadata and deadline; and whether the caller said anything of time."""
-        params = question_of(self._service, model, call.trace)
-        said = b"x-request-timeout-ms" in call.trace.headers
+    def _params(self, model: ServedModel, call: Call) -> tuple[ClassifyParams, bool]:
+        """Read the metadata and the caller's deadline; also tell whether the caller named any time."""
+        params = params_for(model, call.context.headers, self._service.settings)
+        requested = b"x-request-timeout-ms" in call.context.headers
         if call.seconds_left is None:
-            return params, said
-        most = params.timeout_seconds if said else self._service.settings.max_timeout_ms / 1e3
+            return params, requested
+        most = params.timeout_seconds if requested else self._service.settings.max_timeout_ms / 1e3
         return replace(params, timeout_seconds=min(most, call.seconds_left)), True
 
     async def _server_live(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerLiveResponse"](live=_passes(self._service.check_alive))
+        return self._messages.ServerLiveResponse(live=_passes(self._service.check_alive))
 
     async def _server_ready(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerReadyResponse"](ready=_passes(self._service.check_ready))
+        return self._messages.ServerReadyResponse(ready=_passes(self._service.check_ready))
 
     async def _model_ready(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelReadyRequest", payload)
@@ -122,41 +124,43 @@ class GrpcService:
         except ServiceError as error:
             if error.code == "unknown_model":
                 raise
-            return self._messages["ModelReadyResponse"](ready=False)
-        return self._messages["ModelReadyResponse"](ready=True)
+            return self._messages.ModelReadyResponse(ready=False)
+        return self._messages.ModelReadyResponse(ready=True)
 
     async def _server_metadata(self, payload: bytes, call: Call) -> Any:
-        return self._messages["ServerMetadataResponse"](**describe.server_metadata())
+        return self._messages.ServerMetadataResponse(**describe.server_metadata())
 
     async def _model_metadata(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelMetadataRequest", payload)
         model = find_version(self._service, request.name, request.version)
-        return self._messages["ModelMetadataResponse"](
+        return self._messages.ModelMetadataResponse(
             **describe.model_metadata(model, self._service.models.versions(model.name))
         )
 
     async def _model_config(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelConfigRequest", payload)
         model = find_version(self._service, request.name, request.version)
-        return self._messages["ModelConfigResponse"](config=describe.model_config(self._service.settings, model))
+        return self._messages.ModelConfigResponse(config=describe.model_config(self._service.settings, model))
 
     async def _model_statistics(self, payload: bytes, call: Call) -> Any:
         request = self._read("ModelStatisticsRequest", payload)
-        models: list[ModelInfo] = list(self._service.models.values())
+        models: list[ServedModel] = list(self._service.models.values())
         if request.name:
             models = [find_version(self._service, request.name, request.version)]
         found = describe.statistics(models, await self._service.statistics())
-        return self._messages["ModelStatisticsResponse"](model_stats=found)
+        return self._messages.ModelStatisticsResponse(model_stats=found)
 
     async def _repository_index(self, payload: bytes, call: Call) -> Any:
         request = self._read("RepositoryIndexRequest", payload)
         index = describe.repository_index(self._service, ready_only=request.ready)
-        return self._messages["RepositoryIndexResponse"](models=index)
+        return self._messages.RepositoryIndexResponse(models=index)
 
     def _read(self, name: str, payload: bytes) -> Any:
+        from google.protobuf.message import DecodeError
+
         try:
-            return self._messages.parse(name, payload)
-        except ValueError:
+            return getattr(self._messages, name).FromString(payload)
+        except DecodeError:
             raise ServiceError("bad_request", f"the message is no {name}") from None
 
 

@@ -1,4 +1,4 @@
-"""The images of an inference request: encoded ones, or pixels, which become bodies like those that were encoded."""
+"""Takes the images out of an inference request: encoded files, or pixels, of which it makes NPY files."""
 
 import binascii
 import math
@@ -11,12 +11,12 @@ from msgspec import Meta, Raw
 from ...loaders.decode.npy import Dtype, array_images
 from ..errors import ServiceError
 from ..http.client_json import decoded, elements, from_base64, is_array
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from .tensors import InputTensor, split_bytes
 
 ENCODED, PIXELS = "image", "pixels"
 
-# Names by which clients say how the strings of a BYTES tensor are encoded.
+# The parameters by which clients say how the strings of a BYTES tensor are encoded.
 _ENCODING = ("encoding", "content_encoding", "content_type")
 _PIXEL_TYPES: dict[str, Dtype] = {"UINT8": "uint8", "FP16": "float16", "FP32": "float32"}
 _NUMPY = {"uint8": "|u1", "float16": "<f2", "float32": "<f4"}
@@ -26,16 +26,15 @@ _NUMBERS: dict[str, Any] = {
     **dict.fromkeys(("float16", "float32"), list[float]),
 }
 
-# Longer sides than any picture's: the guard names the real limit.
+# No picture has longer sides; the header check names the real limit.
 _MAX_SIDE = 1 << 20
 
-
 NUMBER_BYTES = 48
-"""A number of a JSON array while it is read: an object, its place in a list, and in two arrays."""
+"""Memory of one number of a JSON array while it is read: an object, its slot in a list, and two array elements."""
 
 
 def decoded_bytes(tensor: InputTensor) -> int:
-    """Memory that the images of an input take at most, beside the body that they came in."""
+    """Bound the memory that the images of an input take beside the body that they came in."""
     data = tensor.values
     if isinstance(data, Raw):
         size = len(memoryview(data))
@@ -43,8 +42,8 @@ def decoded_bytes(tensor: InputTensor) -> int:
     return len(data) if isinstance(data, memoryview) else 0
 
 
-def images_of(inputs: Sequence[InputTensor], model: ModelInfo, max_images: int) -> list[bytes | ServiceError]:
-    """The images of a request, in order: bodies as `POST /classify` takes them, or why there is none in a place.
+def images_of(inputs: Sequence[InputTensor], model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+    """List the images of a request in order, as bodies that `POST /classify` takes, or as errors.
 
     Raises:
         ServiceError: `bad_request`, `empty`, `too_many_images`.
@@ -65,7 +64,7 @@ def images_of(inputs: Sequence[InputTensor], model: ModelInfo, max_images: int) 
 
 
 def _encoded(tensor: InputTensor, max_images: int) -> list[bytes | ServiceError]:
-    """Encoded images: an element each."""
+    """Read encoded images, one an element."""
     shape = tensor.shape
     if tensor.datatype != "BYTES":
         raise ServiceError("bad_request", f"input {ENCODED} is {tensor.datatype[:20]!r}: expected BYTES")
@@ -84,7 +83,7 @@ def _encoded(tensor: InputTensor, max_images: int) -> list[bytes | ServiceError]
 
 
 def _strings(data: Raw, shape: tuple[int, ...]) -> list[Raw]:
-    """The elements of data in JSON, undecoded; the rows of two axes have one each."""
+    """List the elements of JSON data, undecoded; with two axes each row has one element."""
     what = f"input {ENCODED}"
     rows = elements(data, shape[0], what)
     if len(shape) == 1 or not all(is_array(row) for row in rows):
@@ -104,7 +103,7 @@ def _in_base64(tensor: InputTensor) -> bool:
 
 
 def _element(value: Raw | bytes, in_base64: bool) -> bytes | ServiceError:
-    """An element; a string is base64, whether or not it says so: no encoded image is text. A bad one is an error."""
+    """Decode an element. A JSON string is always base64, because no encoded image is text; a bad one is an error."""
     try:
         if isinstance(value, Raw):
             return from_base64(value)
@@ -113,8 +112,8 @@ def _element(value: Raw | bytes, in_base64: bool) -> bytes | ServiceError:
         return ServiceError("bad_request", "an element is not base64 text")
 
 
-def _pixels(tensor: InputTensor, model: ModelInfo, max_images: int) -> list[bytes | ServiceError]:
-    """Pictures, or what the model sees, as arrays; one image along the first axis each."""
+def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
+    """Read pictures (UINT8) or model inputs (floats) as arrays; the first axis counts the images."""
     dtype = _PIXEL_TYPES.get(tensor.datatype)
     if dtype is None:
         known = ", ".join(_PIXEL_TYPES)
@@ -143,10 +142,10 @@ def _pixels(tensor: InputTensor, model: ModelInfo, max_images: int) -> list[byte
 
 
 def _numbers(values: Raw | list[Any], dtype: Dtype, shape: tuple[int, ...]) -> memoryview:
-    """Values that came as numbers, nested or flat, in the binary layout. Too large a float becomes no number.
+    """Turn numbers, nested or flat, into the binary layout; a float that is too large becomes infinity.
 
     Raises:
-        ServiceError: `bad_request`; they are not as many as the shape says, which is known before any is made.
+        ServiceError: `bad_request` where they are not as many as the shape says; JSON is not decoded before that check.
     """
     what, count = f"input {PIXELS}", math.prod(shape)
     if isinstance(values, Raw):

@@ -1,29 +1,31 @@
-"""One inference, whatever protocol brought it: from a request's tensors to the tensors of its answer."""
+"""Runs one inference, over REST or gRPC: from the tensors of a request to the tensors of its response."""
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ...inference.results import SCORE_COST, Predictions
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome
-from ..service.params import ClassifyParams, check_scores, params_for
+from ..service.params import ClassifyParams, check_scores
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes
 from ..telemetry.context import RequestContext
 from .images import images_of
-from .options import Options, read_options
-from .tensors import InferRequest
+from .options import OUTPUTS, Options, WantedOutput, read_options
+from .tensors import InferRequest, OutputTensor
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request whose images were looked at and whose options were read."""
+    """A request whose options have been read and whose images have passed the header check, or have an error."""
 
     id: str | None
     images: list[CheckedImage]
@@ -31,12 +33,12 @@ class Prepared:
 
     @property
     def answer_cost(self) -> int:
-        """What writing its answer takes, in bytes of a body that would take as long to parse."""
+        """How long it takes to write the answer, as the bytes of a body that take as long to parse."""
         return SCORE_COST * len(self.images) * self.options.engine_top_k
 
 
-def find_version(service: Service, name: str, version: str) -> ModelInfo:
-    """The model of that name, which may be an alias; `version` may be empty.
+def find_version(service: Service, name: str, version: str) -> ServedModel:
+    """Find the model of a name, which may be an alias; an empty `version` means the default one.
 
     Raises:
         ServiceError: `not_ready` while it is loaded, `unknown_model` where there is no such model or version.
@@ -46,54 +48,51 @@ def find_version(service: Service, name: str, version: str) -> ModelInfo:
     return service.models.find(name, version or None)
 
 
-def question_of(service: Service, model: ModelInfo, trace: RequestContext) -> ClassifyParams:
-    """What the headers say: by when, and whether others go first; the rest is in the body."""
-    return params_for(model, trace.headers, service.settings)
-
-
 @asynccontextmanager
-async def before_deadline(params: ClassifyParams, trace: RequestContext, *, said: bool) -> AsyncIterator["Clock"]:
-    """What runs inside must end in time.
+async def before_deadline(
+    params: ClassifyParams, context: RequestContext, *, requested: bool
+) -> AsyncIterator["Deadline"]:
+    """Cancel what runs inside when the time of a request is over.
 
     Args:
-        said: the time is the client's word, not our default.
+        requested: the client named the time; else it is our default.
 
     Raises:
-        ServiceError: `deadline` where it does not.
+        ServiceError: `deadline` when the time is over.
     """
-    clock = Clock(params.timeout_seconds, trace, said)
+    deadline = Deadline(params.timeout_seconds, context, requested)
     try:
-        async with asyncio.timeout(clock.left()) as clock.timeout:
-            yield clock
+        async with asyncio.timeout(deadline.left()) as deadline.timeout:
+            yield deadline
     except TimeoutError:
-        raise ServiceError("deadline", f"no answer within {round(clock.seconds * 1e3)} ms") from None
+        raise ServiceError("deadline", f"no answer within {round(deadline.seconds * 1e3)} ms") from None
 
 
-class Clock:
-    """How long a request may take in all; its body may say so after its headers did."""
+class Deadline:
+    """The time that a request may take in all; its headers may name one, and its body another."""
 
-    def __init__(self, seconds: float, trace: RequestContext, said: bool) -> None:
+    def __init__(self, seconds: float, context: RequestContext, requested: bool) -> None:
         self.seconds = seconds
         self.timeout: asyncio.Timeout | None = None
-        self._trace = trace
-        self._said = said
+        self._context = context
+        self._requested = requested
 
     def left(self) -> float:
         """Seconds until the end."""
-        return self._trace.started + self.seconds - time.perf_counter()
+        return self._context.started + self.seconds - time.perf_counter()
 
     def set(self, seconds: float) -> None:
-        """The body's word; of two words the shorter counts."""
+        """Take the time that the body names; where the headers named one too, the shorter counts."""
         assert self.timeout is not None
-        self.seconds = min(self.seconds, seconds) if self._said else seconds
+        self.seconds = min(self.seconds, seconds) if self._requested else seconds
         self.timeout.reschedule(asyncio.get_running_loop().time() + self.left())
 
 
-def prepare(request: InferRequest, model: ModelInfo, settings: Settings) -> Prepared:
-    """Read the options and look at each image's header; costs no more than that and one copy of the images.
+def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Prepared:
+    """Read the options and check each image's header; this costs at most one copy of the images.
 
     Raises:
-        ServiceError: what is wrong with the request as a whole.
+        ServiceError: the request as a whole cannot be answered.
     """
     settings = settings.of(model.name)
     options = read_options(request, model, settings)
@@ -106,25 +105,25 @@ async def infer(
     service: Service,
     params: ClassifyParams,
     prepared: Prepared,
-    clock: Clock,
+    deadline: Deadline,
     requester: Requester,
-    hold: BudgetLease,
+    lease: BudgetLease,
     *,
     charge: Callable[[int], None],
 ) -> list[Outcome]:
-    """What became of each image: all are predictions, or some where the request takes partial answers.
+    """Classify the images: every outcome is predictions, or some are where the request takes partial answers.
 
     Args:
-        hold: of the request.
-        charge: told how many images there are; may raise ServiceError.
+        lease: the memory that the request has of the body budget.
+        charge: called with the number of images; may raise ServiceError.
 
     Raises:
-        ServiceError: the first image's that is bad, where the request does not take partial answers or none is good.
+        ServiceError: the error of the first bad image, where the request takes no partial answers or no image is good.
     """
     options = prepared.options
     if options.timeout_seconds is not None:
-        clock.set(options.timeout_seconds)
-    params = replace(params, top_k=options.engine_top_k, timeout_seconds=clock.seconds)
+        deadline.set(options.timeout_seconds)
+    params = replace(params, top_k=options.engine_top_k, timeout_seconds=deadline.seconds)
     try:
         charge(len(prepared.images))
     except ServiceError:
@@ -132,26 +131,79 @@ async def infer(
         raise
     if not options.partial:
         _refuse_bad(service, params.model, prepared.images)
-    images = await service.sandboxed_images.decode(prepared.images, params.model.spec, hold, clock.left())
+    images = await service.sandboxed_images.decode(prepared.images, params.model.spec, lease, deadline.left())
     requester.context.end_stage("parse")
     if not options.partial:
         _refuse_bad(service, params.model, images)
     outcomes = await ask(service, params, images, requester)
-    bad = [place for place, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
+    bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
     if bad and (not options.partial or len(bad) == len(outcomes)):
-        raise _located(outcomes[bad[0]], bad[0], len(outcomes))
+        raise _image_error(outcomes[bad[0]], bad[0], len(outcomes))
     return outcomes
 
 
-def _refuse_bad(service: Service, model: ModelInfo, images: list[CheckedImage]) -> None:
-    """An image that the guard refused fails the request before anything of it is computed."""
-    bad = [place for place, image in enumerate(images) if not isinstance(image, tuple)]
+def output_tensors(model: ServedModel, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:
+    """Make the wanted outputs in the order wanted; the row of an image that failed has "", -1 and not-a-number."""
+    return [_output_tensor(model, outcomes, options, output) for output in options.outputs]
+
+
+def _refuse_bad(service: Service, model: ServedModel, images: list[CheckedImage]) -> None:
+    """Fail the request before anything of it is computed, where the header check or the sandbox refused an image."""
+    bad = [index for index, image in enumerate(images) if not isinstance(image, tuple)]
     if bad:
         count_outcomes(service, model, {"invalid": len(bad), "rejected": len(images) - len(bad)})
-        raise _located(images[bad[0]], bad[0], len(images))
+        raise _image_error(images[bad[0]], bad[0], len(images))
 
 
-def _located(failure: object, place: int, count: int) -> ServiceError:
-    """An image's error as the request's."""
+def _image_error(failure: object, index: int, count: int) -> ServiceError:
+    """Make the error of one image the error of its request."""
     code, message = getattr(failure, "code", "internal"), getattr(failure, "message", "")
-    return ServiceError(code, f"image {place}: {message}" if count > 1 else message)
+    return ServiceError(code, f"image {index}: {message}" if count > 1 else message)
+
+
+def _output_tensor(
+    model: ServedModel, outcomes: Sequence[Outcome], options: Options, output: WantedOutput
+) -> OutputTensor:
+    name, count = output.name, len(outcomes)
+    if name == "error":
+        texts = ["" if isinstance(outcome, Predictions) else outcome.message for outcome in outcomes]
+        return OutputTensor(name, "BYTES", (count,), texts, output.binary)
+    if output.classes:
+        texts = [text for outcome in outcomes for text in _ranking(model, outcome, output.classes)]
+        return OutputTensor(name, "BYTES", (count, output.classes), texts, output.binary)
+    if name == "probabilities":
+        num_classes = model.num_classes
+        numbers = [number for outcome in outcomes for number in _probabilities(outcome, num_classes)]
+        return OutputTensor(name, "FP32", (count, num_classes), numbers, output.binary)
+    values = [value for outcome in outcomes for value in _best(model, outcome, name, options.top_k)]
+    return OutputTensor(name, OUTPUTS[name], (count, options.top_k), values, output.binary)
+
+
+def _best(model: ServedModel, outcome: Outcome, name: str, top_k: int) -> list[Any]:
+    """List the label, index or score of the best classes of an image."""
+    if not isinstance(outcome, Predictions):
+        nothing: dict[str, Any] = {"label": "", "index": -1, "score": math.nan}
+        return [nothing[name]] * top_k
+    if name == "score":
+        return list(outcome.score[:top_k])
+    if name == "index":
+        return list(outcome.index[:top_k])
+    return [model.labels[index].label for index in outcome.index[:top_k]]
+
+
+def _ranking(model: ServedModel, outcome: Outcome, classes: int) -> list[str]:
+    """Write `score:index:label` for the best classes, as Triton's classification extension has it."""
+    if not isinstance(outcome, Predictions):
+        return [""] * classes
+    best = zip(outcome.score[:classes], outcome.index[:classes], strict=True)
+    return [f"{score!r}:{index}:{model.labels[index].label}" for score, index in best]
+
+
+def _probabilities(outcome: Outcome, num_classes: int) -> list[float]:
+    """List the probability of every class, in the order of the classes."""
+    if not isinstance(outcome, Predictions):
+        return [math.nan] * num_classes
+    row = [0.0] * num_classes
+    for index, score in zip(outcome.index, outcome.score, strict=True):
+        row[index] = score
+    return row

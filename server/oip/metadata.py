@@ -1,20 +1,20 @@
-"""What the protocol's clients ask about the server and its models: metadata, configuration, statistics."""
+"""Describes the server and its models to clients of the protocol: metadata, configuration, statistics."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ..config.settings import Settings
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from ..service.service import Service
 from ..telemetry.metrics import package_version
 from ..telemetry.statistics import ModelStatistics
 from .images import ENCODED, PIXELS
-from .outputs import DATATYPES
+from .options import OUTPUTS
 
 EXTENSIONS = ("binary_tensor_data", "classification", "model_configuration", "parameters", "statistics")
 PLATFORM = "milkweed"
 
-# Triton's statistics and the stages of ours that they hold.
+# Triton's durations, and the stages of ours that each adds up.
 _STAGES = {
     "queue": ("queue",),
     "compute_input": ("decode", "ready"),
@@ -24,19 +24,19 @@ _STAGES = {
 
 
 def server_metadata() -> dict[str, Any]:
-    """Name, version, extensions."""
+    """Describe the server: name, version, extensions."""
     return {"name": "milkweed", "version": package_version(), "extensions": list(EXTENSIONS)}
 
 
-def version_of(model: ModelInfo) -> str:
-    """Its number where it has one, as Triton's versions are; else what its bundle says. Either may be asked for."""
+def version_of(model: ServedModel) -> str:
+    """Return its repository number, as Triton does, or without one the bundle's version; both can be requested."""
     return model.number or model.version
 
 
-def model_metadata(model: ModelInfo, versions: Iterable[ModelInfo]) -> dict[str, Any]:
-    """Its versions and tensors; `pixels` is also taken as FP32 and FP16, which has no place here."""
+def model_metadata(model: ServedModel, versions: Iterable[ServedModel]) -> dict[str, Any]:
+    """Describe versions and tensors; `pixels` may also be FP32 or FP16, which the protocol has no field for."""
     inputs = [_tensor(ENCODED, "BYTES", [-1]), _tensor(PIXELS, "UINT8", [-1, -1, -1, 3])]
-    outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in DATATYPES.items()]
+    outputs = [_tensor(name, datatype, _dims(name, model)) for name, datatype in OUTPUTS.items()]
     return {
         "name": model.name,
         "versions": [version_of(each) for each in versions],
@@ -46,10 +46,10 @@ def model_metadata(model: ModelInfo, versions: Iterable[ModelInfo]) -> dict[str,
     }
 
 
-def model_config(settings: Settings, model: ModelInfo) -> dict[str, Any]:
-    """Triton's configuration, as far as there is one: no batch axis of Triton's own, every shape as in the metadata.
+def model_config(settings: Settings, model: ServedModel) -> dict[str, Any]:
+    """Describe the model as Triton's configuration does, with no batch axis of its own: shapes are as in the metadata.
 
-    Its `parameters` are what counts for requests to this model.
+    Its `parameters` are the limits of requests to this model.
     """
     inputs = [
         {"name": ENCODED, "data_type": "TYPE_STRING", "dims": [-1], "optional": True},
@@ -57,7 +57,7 @@ def model_config(settings: Settings, model: ModelInfo) -> dict[str, Any]:
     ]
     words = {"BYTES": "TYPE_STRING", "INT64": "TYPE_INT64", "FP32": "TYPE_FP32"}
     outputs = [
-        {"name": name, "data_type": words[datatype], "dims": _dims(name, model)} for name, datatype in DATATYPES.items()
+        {"name": name, "data_type": words[datatype], "dims": _dims(name, model)} for name, datatype in OUTPUTS.items()
     ]
     return {
         "name": model.name,
@@ -71,28 +71,31 @@ def model_config(settings: Settings, model: ModelInfo) -> dict[str, Any]:
 
 
 def repository_index(service: Service, *, ready_only: bool) -> list[dict[str, str]]:
-    """Every model of the service, and whether it can be asked."""
+    """List every model of the service, and whether it is ready."""
     if not service.models:
         return [] if ready_only else [_entry(name, "", "LOADING") for name in service.names]
     return [_entry(model.name, version_of(model), "READY") for model in service.models.every()]
 
 
-def statistics(models: Iterable[ModelInfo], counted: Mapping[str, ModelStatistics]) -> list[dict[str, Any]]:
-    """Triton's statistics: answered requests alone, of whatever protocol and version."""
+def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatistics]) -> list[dict[str, Any]]:
+    """Give Triton's statistics; they count answered requests only, over all protocols and versions of a model."""
     found = []
     for model in models:
-        of = counted.get(model.name, ModelStatistics())
+        counts = counted.get(model.name, ModelStatistics())
         durations = {
-            word: {"count": of.requests, "ns": round(1e9 * sum(of.stage_seconds.get(stage, 0.0) for stage in stages))}
+            word: {
+                "count": counts.requests,
+                "ns": round(1e9 * sum(counts.stage_seconds.get(stage, 0.0) for stage in stages)),
+            }
             for word, stages in _STAGES.items()
         }
-        whole = {"count": of.requests, "ns": round(1e9 * sum(of.stage_seconds.values()))}
+        whole = {"count": counts.requests, "ns": round(1e9 * sum(counts.stage_seconds.values()))}
         found.append(
             {
                 "name": model.name,
                 "version": version_of(model),
-                "inference_count": of.images,
-                "execution_count": of.batches,
+                "inference_count": counts.images,
+                "execution_count": counts.batches,
                 "inference_stats": {"success": whole, **durations},
             }
         )
@@ -107,7 +110,7 @@ def _tensor(name: str, datatype: str, shape: list[int]) -> dict[str, Any]:
     return {"name": name, "datatype": datatype, "shape": shape}
 
 
-def _dims(output: str, model: ModelInfo) -> list[int]:
+def _dims(output: str, model: ServedModel) -> list[int]:
     if output == "error":
         return [-1]
     return [-1, model.num_classes if output == "probabilities" else -1]

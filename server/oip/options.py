@@ -1,4 +1,4 @@
-"""What an inference request asks for beside its images: classes, outputs, partial answers, a deadline."""
+"""Reads what an inference request asks for beside its images: classes, outputs, partial answers, a deadline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,28 +6,30 @@ from typing import Any
 
 from ..config.settings import Settings
 from ..errors import ServiceError
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from .tensors import InferRequest, RequestedOutput
 
-OUTPUTS = ("label", "index", "score", "probabilities", "error")
+OUTPUTS = {"label": "BYTES", "index": "INT64", "score": "FP32", "probabilities": "FP32", "error": "BYTES"}
+"""The outputs that a request may name, and their datatypes."""
+
 USUAL_OUTPUTS = ("label", "index", "score")
 CLASSIFIED = ("score", "probabilities")
-"""Outputs of which Triton's classification extension can be asked: both rank the classes."""
+"""Outputs for which Triton's classification extension can be requested: both rank the classes."""
 
 PARAMETERS = ("top_k", "partial", "timeout", "binary_data_output")
 IGNORED = ("priority", "sequence_id", "sequence_start", "sequence_end")
-"""Triton's clients can say them of every request; they mean nothing to a classifier."""
+"""Parameters that Triton's clients can send with every request; they mean nothing to a classifier."""
 
 OUTPUT_PARAMETERS = ("binary_data", "classification")
 
 
 @dataclass(frozen=True, slots=True)
 class WantedOutput:
-    """An output to give.
+    """An output that the response shall have.
 
     Args:
-        classes: texts `score:index:label` of so many classes instead of numbers; 0 for numbers.
-        binary: in the binary layout, where the protocol leaves a choice.
+        classes: the number of texts `score:index:label` that it has instead of numbers; 0 for numbers.
+        binary: the binary layout is wanted, where the protocol leaves a choice.
     """
 
     name: str
@@ -40,10 +42,10 @@ class Options:
     """The parameters of a request.
 
     Args:
-        top_k: classes of label, index and score.
+        top_k: classes in label, index and score.
         engine_top_k: classes that the engine must give so that all outputs can be made.
         partial: bad images do not fail the request.
-        timeout_seconds: that the whole may take; None where the request says nothing.
+        timeout_seconds: time that the whole may take; None where the request names none.
     """
 
     top_k: int
@@ -53,11 +55,11 @@ class Options:
     outputs: tuple[WantedOutput, ...]
 
 
-def read_options(request: InferRequest, model: ModelInfo, settings: Settings) -> Options:
-    """The options of a request.
+def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
+    """Read the options of a request.
 
     Raises:
-        ServiceError: `bad_request` for a parameter or an output that cannot be, naming it and the limit.
+        ServiceError: `bad_request` for a parameter or an output that is not allowed; it names that and the limit.
     """
     given, num_classes = request.parameters, model.num_classes
     for name in given:
@@ -76,7 +78,7 @@ def read_options(request: InferRequest, model: ModelInfo, settings: Settings) ->
 
 
 def read_whole(parameters: Mapping[str, Any], name: str, least: int, most: int) -> int | None:
-    """A whole number among parameters; None where it is not there."""
+    """Read a whole number among parameters; None where it is not there."""
     value = parameters.get(name)
     if value is None:
         return None
@@ -88,7 +90,7 @@ def read_whole(parameters: Mapping[str, Any], name: str, least: int, most: int) 
 
 
 def read_flag(parameters: Mapping[str, Any], name: str) -> bool:
-    """Whether a parameter is true; absent is false."""
+    """Read whether a parameter is true; an absent one is false."""
     value = parameters.get(name, False)
     if not isinstance(value, bool):
         raise ServiceError("bad_request", f"{name} is {str(value)[:40]!r}: expected true or false")
@@ -96,7 +98,7 @@ def read_flag(parameters: Mapping[str, Any], name: str) -> bool:
 
 
 def _timeout(given: Mapping[str, Any], settings: Settings) -> float | None:
-    """Triton's `timeout`, in microseconds; 0 says nothing."""
+    """Read Triton's `timeout`, which is in microseconds; 0 means none."""
     microseconds = read_whole(given, "timeout", 0, settings.max_timeout_ms * 1000)
     return microseconds / 1e6 if microseconds else None
 

@@ -1,6 +1,8 @@
-"""The REST half of the Open Inference Protocol: /v2 and what is below."""
+"""Serves the REST half of the Open Inference Protocol: /v2 and the paths below it."""
 
-from collections.abc import Awaitable, Callable
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from msgspec import Struct
@@ -15,37 +17,40 @@ from ..http.body_budget import BudgetLease
 from ..http.client_json import decoded
 from ..http.payload import payload_kind
 from ..http.responses import error_response, send_whole
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from ..security.auth import ACCOUNT_KEY, Authenticator
+from ..service.params import params_for
 from ..service.service import Service
 from ..service.submit import Requester
 from ..telemetry.context import RequestContext, context_of
 from . import metadata as describe
 from .images import decoded_bytes
-from .infer import Prepared, before_deadline, find_version, infer, prepare, question_of
-from .outputs import output_tensors
+from .infer import Prepared, before_deadline, find_version, infer, output_tensors, prepare
+from .metadata import version_of
 from .rest_request import LENGTH_HEADER, json_length, read_infer_request
-from .rest_response import infer_answer
+from .tensors import OutputTensor
 
-# What images take beside the body that they came in, of the largest body.
 DECODED_FACTOR = 2
+"""The images of a request may take this many times the largest body, beside the body that they came in."""
 
-MAX_QUESTION_BYTES = 1 << 16
+MAX_INDEX_BYTES = 1 << 16
+"""Bytes that the body of a request for the repository index may have."""
 
 _MODEL = "/v2/models/{name}"
 _VERSION = "/v2/models/{name}/versions/{version}"
 
-Answer = Callable[[Request], Awaitable[Response]]
+Handler = Callable[[Request], Awaitable[Response]]
+Headers = list[tuple[bytes, bytes]]
 
 
-class _IndexQuestion(Struct):
+class _IndexParams(Struct):
     ready: bool = False
 
 
-def oip_routes(service: Service, gate: Authenticator) -> list[Route]:
-    """The routes of one service."""
+def oip_routes(service: Service, auth: Authenticator) -> list[Route]:
+    """Make the routes of one service."""
     routes = [
-        *(Route(path, _said(describe.server_metadata)) for path in ("/v2", "/v2/")),  # the latter is the document's own
+        *(Route(path, _server_metadata) for path in ("/v2", "/v2/")),  # the protocol's own text has the latter
         Route("/v2/health/live", _probe("live", service.check_alive)),
         Route("/v2/health/ready", _probe("ready", service.check_ready)),
         Route("/v2/repository/index", _index(service), methods=["POST"]),
@@ -54,89 +59,120 @@ def oip_routes(service: Service, gate: Authenticator) -> list[Route]:
     for path in (_MODEL, _VERSION):
         routes += [
             Route(
-                path, _about(service, lambda model: describe.model_metadata(model, service.models.versions(model.name)))
+                path,
+                _model_document(
+                    service, lambda model: describe.model_metadata(model, service.models.versions(model.name))
+                ),
             ),
             Route(f"{path}/ready", _model_probe(service)),
-            Route(f"{path}/config", _about(service, lambda model: describe.model_config(service.settings, model))),
+            Route(
+                f"{path}/config", _model_document(service, lambda model: describe.model_config(service.settings, model))
+            ),
             Route(f"{path}/stats", _stats(service)),
-            Route(f"{path}/infer", Infer(service, gate), methods=["POST"]),
+            Route(f"{path}/infer", Infer(service, auth), methods=["POST"]),
         ]
     return routes
 
 
 class Infer:
-    """POST .../infer."""
+    """Answers POST .../infer."""
 
-    def __init__(self, service: Service, gate: Authenticator) -> None:
+    def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service = service
-        self._gate = gate
+        self._auth = auth
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        trace, service = context_of(scope), self._service
+        context, service = context_of(scope), self._service
         service.check_accepting()
         model = _model_of(service, scope)
-        params = question_of(service, model, trace)
-        said = b"x-request-timeout-ms" in trace.headers
-        with service.body_budget.lease() as hold:
-            async with before_deadline(params, trace, said=said) as clock:
+        params = params_for(model, context.headers, service.settings)
+        requested = b"x-request-timeout-ms" in context.headers
+        with service.body_budget.lease() as lease:
+            async with before_deadline(params, context, requested=requested) as deadline:
                 with service.using(model):
-                    prepared = await self._read(model, trace, receive, hold)
+                    prepared = await self._read(model, context, receive, lease)
                     outcomes = await infer(
                         service,
                         params,
                         prepared,
-                        clock,
-                        Requester(trace, receive),
-                        hold,
-                        charge=lambda images: self._gate.charge_images(scope.get(ACCOUNT_KEY), images),
+                        deadline,
+                        Requester(context, receive),
+                        lease,
+                        charge=lambda images: self._auth.charge_images(scope.get(ACCOUNT_KEY), images),
                     )
 
-                def write() -> tuple[bytes, list[tuple[bytes, bytes]]]:
+                def write() -> tuple[bytes, Headers]:
                     return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
 
                 body, headers = await service.parsers.run(write, prepared.answer_cost)
-            hold.resize(len(body))  # until the client has read it
-            await send_whole(send, trace, body, headers)
+            lease.resize(len(body))  # until the client has read it
+            await send_whole(send, context, body, headers)
 
-    async def _read(self, model: ModelInfo, trace: RequestContext, receive: Receive, hold: BudgetLease) -> Prepared:
-        """The body, parsed, each image's header looked at."""
+    async def _read(
+        self, model: ServedModel, context: RequestContext, receive: Receive, lease: BudgetLease
+    ) -> Prepared:
+        """Read and parse the body, and check each image's header."""
         settings = self._service.settings
-        if payload_kind(trace.headers) == "multipart":
+        if payload_kind(context.headers) == "multipart":
             raise ServiceError("unsupported_format", "multipart/form-data is not accepted: use application/json")
-        body = await read_body(receive, trace.content_length(), settings.max_body_bytes, hold)
-        trace.end_stage("receive")
-        length = json_length(body, trace.headers.get(LENGTH_HEADER))
+        body = await read_body(receive, context.content_length(), settings.max_body_bytes, lease)
+        context.end_stage("receive")
+        length = json_length(body, context.headers.get(LENGTH_HEADER))
         request = await self._service.parsers.run(lambda: read_infer_request(body, length), length)
         cost, limit = sum(map(decoded_bytes, request.inputs)), DECODED_FACTOR * settings.max_body_bytes
         if cost > limit:
             raise ServiceError(
                 "too_large", f"the images take {cost} bytes beside the JSON: limit {limit}; send them in binary"
             )
-        hold.take(cost)
+        lease.take(cost)
         return await self._service.parsers.run(lambda: prepare(request, model, settings), len(body))
 
 
-def _model_of(service: Service, scope: Scope) -> ModelInfo:
+def infer_answer(model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> tuple[bytes, Headers]:
+    """Write the body and headers of an answer: JSON, and behind it the outputs that are wanted in binary."""
+    document: dict[str, Any] = {"model_name": model.name, "model_version": version_of(model)}
+    if id is not None:
+        document["id"] = id
+    tails = [output.to_bytes() if output.binary else None for output in outputs]
+    document["outputs"] = [_entry(output, tail) for output, tail in zip(outputs, tails, strict=True)]
+    text = json.dumps(document, allow_nan=False).encode()
+    if all(tail is None for tail in tails):
+        return text, [(b"content-type", b"application/json")]
+    length = (b"inference-header-content-length", b"%d" % len(text))
+    body = b"".join([text, *(tail for tail in tails if tail is not None)])
+    return body, [(b"content-type", b"application/octet-stream"), length]
+
+
+def _entry(output: OutputTensor, tail: bytes | None) -> dict[str, Any]:
+    entry: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": output.shape}
+    if tail is not None:
+        return {**entry, "parameters": {"binary_data_size": len(tail)}}
+    return {**entry, "data": _numbers(output.values) if output.datatype == "FP32" else output.values}
+
+
+def _numbers(values: list[float]) -> list[float | None]:
+    """Write null for not-a-number, for which JSON has no word; numpy reads null as that."""
+    return [None if math.isnan(value) else value for value in values]
+
+
+def _model_of(service: Service, scope: Scope) -> ServedModel:
     parameters = scope["path_params"]
     return find_version(service, parameters["name"], parameters.get("version", ""))
 
 
-def _said(describe_it: Callable[[], Any]) -> Answer:
+async def _server_metadata(request: Request) -> Response:
+    return JSONResponse(describe.server_metadata())
+
+
+def _model_document(service: Service, describe_model: Callable[[ServedModel], Any]) -> Handler:
     async def answer(request: Request) -> Response:
-        return JSONResponse(describe_it())
+        return JSONResponse(describe_model(_model_of(service, request.scope)))
 
     return answer
 
 
-def _about(service: Service, describe_it: Callable[[ModelInfo], Any]) -> Answer:
-    async def answer(request: Request) -> Response:
-        return JSONResponse(describe_it(_model_of(service, request.scope)))
-
-    return answer
-
-
-def _probe(word: str, check: Callable[[], None]) -> Answer:
-    """A refused probe is no refused request and is not counted as one."""
+def _probe(word: str, check: Callable[[], None]) -> Handler:
+    """Answer a probe; one that fails is not counted as a refused request."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -148,7 +184,7 @@ def _probe(word: str, check: Callable[[], None]) -> Answer:
     return answer
 
 
-def _model_probe(service: Service) -> Answer:
+def _model_probe(service: Service) -> Handler:
     async def answer(request: Request) -> Response:
         try:
             model = _model_of(service, request.scope)
@@ -160,7 +196,7 @@ def _model_probe(service: Service) -> Answer:
     return answer
 
 
-def _stats(service: Service) -> Answer:
+def _stats(service: Service) -> Handler:
     async def answer(request: Request) -> Response:
         named = "name" in request.path_params
         models = [_model_of(service, request.scope)] if named else list(service.models.values())
@@ -169,12 +205,12 @@ def _stats(service: Service) -> Answer:
     return answer
 
 
-def _index(service: Service) -> Answer:
+def _index(service: Service) -> Handler:
     async def answer(request: Request) -> Response:
-        with service.body_budget.lease() as hold:
+        with service.body_budget.lease() as lease:
             declared = context_of(request.scope).content_length()
-            body = await read_body(request.receive, declared, MAX_QUESTION_BYTES, hold)
-        params = decoded(body or b"{}", _IndexQuestion, 'the body, which must be {} or {"ready": true}')
+            body = await read_body(request.receive, declared, MAX_INDEX_BYTES, lease)
+        params = decoded(body or b"{}", _IndexParams, 'the body, which must be {} or {"ready": true}')
         return JSONResponse(describe.repository_index(service, ready_only=params.ready))
 
     return answer

@@ -1,4 +1,4 @@
-"""Reads a REST request to infer: JSON, and behind it the tensors of the binary data extension."""
+"""Reads a REST inference request: JSON, and behind it the tensors of the binary data extension."""
 
 from msgspec import Raw, Struct, field
 
@@ -15,7 +15,7 @@ MAX_RANK = 8
 MAX_SIDE = 1 << 40
 
 MAX_HEAD_BYTES = 1 << 16
-"""Bytes that the JSON may have beside the tensors' data: names, shapes, parameters."""
+"""Bytes that the JSON may have beside the data of the tensors: names, shapes, parameters."""
 
 _EMPTY, _NULL = Raw(b"[]"), Raw(b"null")
 
@@ -55,10 +55,10 @@ class _Request(Struct):
 
 
 def json_length(body: bytes, header: bytes | None) -> int:
-    """How much of a body is JSON; 0 where it is one image and nothing else.
+    """Count the bytes of a body that are JSON; 0 where it is one image and nothing else.
 
     Args:
-        header: Inference-Header-Content-Length; None: all of it.
+        header: the value of Inference-Header-Content-Length; without it the whole body is JSON.
 
     Raises:
         ServiceError: `bad_request`, `empty`.
@@ -74,10 +74,10 @@ def json_length(body: bytes, header: bytes | None) -> int:
 
 
 def read_infer_request(body: bytes, length: int) -> InferRequest:
-    """The request in a body. Data in JSON stay undecoded, data in binary are views of the body.
+    """Read the request in a body. JSON data stay undecoded, binary data are views of the body.
 
     Args:
-        length: bytes of JSON at the beginning.
+        length: bytes of JSON at the beginning of the body.
 
     Raises:
         ServiceError: `bad_request`.
@@ -104,17 +104,17 @@ def read_infer_request(body: bytes, length: int) -> InferRequest:
 
 
 def _raw_request(body: bytes) -> InferRequest:
-    """A body that is one image and nothing else; its answer is binary, as Triton's is."""
+    """Read a body that is one image and nothing else; its answer is binary, as Triton's is."""
     tensor = InputTensor(ENCODED, "BYTES", (1,), {}, [body])
     return InferRequest(None, {"binary_data_output": True}, [tensor], [])
 
 
 def _inputs(entries: list[Raw], binary: memoryview) -> list[InputTensor]:
-    """The inputs, each with its data or with its share of the binary data."""
+    """Read the inputs, each with its JSON data or with its part of the binary data."""
     tensors = []
     at = 0
-    for place, entry in enumerate(entries):
-        where = f"inputs[{place}]"
+    for index, entry in enumerate(entries):
+        where = f"inputs[{index}]"
         data = decoded(entry, _Data, where).data
         _check_head(len(memoryview(entry)) - len(memoryview(data)), where)
         head = decoded(entry, _Input, where)

@@ -1,4 +1,4 @@
-"""Tensors and requests of the protocol as data, the same for REST and gRPC, and the layout of BYTES."""
+"""Defines the tensors and requests of the protocol, the same for REST and gRPC, and the layout of BYTES."""
 
 import struct
 from collections.abc import Mapping, Sequence
@@ -10,11 +10,10 @@ from msgspec import Raw
 
 from ..errors import ServiceError
 
-# Of the outputs; BYTES has a layout of its own.
+# The dtypes of outputs; BYTES has a layout of its own.
 _DTYPES = {"INT64": "<i8", "FP32": "<f4"}
 
 _LENGTH = struct.Struct("<I")
-
 
 Parameters = dict[str, str | int | float | bool]
 
@@ -24,8 +23,7 @@ class InputTensor:
     """An input of a request.
 
     Args:
-        values: a JSON array that is not decoded yet; or a list, where a message of gRPC has one; or the bytes of the
-            binary layout.
+        values: a JSON array that is not decoded yet, a list from a gRPC message, or bytes in the binary layout.
     """
 
     name: str
@@ -55,7 +53,7 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output of an answer, its values in row-major order: str for BYTES, else numbers.
+    """An output of a response; its values are in row-major order, text for BYTES and else numbers.
 
     Args:
         binary: a REST client wants it in the binary layout.
@@ -68,23 +66,23 @@ class OutputTensor:
     binary: bool = False
 
     def to_bytes(self) -> bytes:
-        """The values in the binary layout."""
+        """Return the values in the binary layout."""
         if self.datatype == "BYTES":
             return join_bytes([value.encode() for value in self.values])
         return np.asarray(self.values, _DTYPES[self.datatype]).tobytes()
 
 
 def join_bytes(elements: Sequence[bytes]) -> bytes:
-    """BYTES in the binary layout: before each element its length, four bytes, little-endian."""
+    """Join BYTES into the binary layout: each element behind its length, which is four bytes, little-endian."""
     return b"".join(part for element in elements for part in (_LENGTH.pack(len(element)), element))
 
 
 def split_bytes(data: memoryview, count: int, where: str) -> list[bytes]:
-    """The elements of BYTES in the binary layout.
+    """Split BYTES in the binary layout into elements.
 
     Args:
-        count: how many there must be.
-        where: begins the message of an error.
+        count: the number of elements that there must be.
+        where: text at the beginning of an error's message.
 
     Raises:
         ServiceError: `bad_request` where the lengths do not add up to the data.

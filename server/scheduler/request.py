@@ -1,15 +1,18 @@
 """Requests in the queue, their images, and the batches that these are taken into."""
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from ...inference.results import BatchResult, ImageResult
+from ...inference.results import BatchResult, ImageResult, Predictions
 from ...loaders.headers.info import ImageInfo
-from ..errors import ServiceError
+from ..errors import ClientDisconnected, ServiceError
 
 Priority = Literal["interactive", "bulk"]
 PRIORITIES: tuple[Priority, ...] = ("interactive", "bulk")
+
+_LABELS = {"internal": "error", "overloaded": "rejected", "draining": "rejected", "deadline": "expired"}
 
 
 Outcome = ImageResult | ServiceError
@@ -122,3 +125,14 @@ class Batch:
     def pixels(self) -> int:
         """Decoded size of all images, px."""
         return sum(item.pixels for item in self.items)
+
+
+def outcome_label(outcome: object) -> str:
+    """The label, one of `metrics.OUTCOMES`, of how an image ended, or the request that it was in."""
+    if isinstance(outcome, Predictions):
+        return "ok"
+    if isinstance(outcome, ClientDisconnected):
+        return "cancelled"
+    if isinstance(outcome, TimeoutError | asyncio.CancelledError):
+        return "expired"
+    return _LABELS.get(getattr(outcome, "code", "internal"), "invalid")

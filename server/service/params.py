@@ -6,7 +6,7 @@ from urllib.parse import parse_qsl
 from ..config.settings import Settings
 from ..errors import ServiceError
 from ..repository.index import ModelIndex
-from ..repository.model_info import ModelInfo
+from ..repository.served_model import ServedModel
 from ..scheduler.request import PRIORITIES, Priority
 
 PARAMETERS = ("model", "top_k")
@@ -19,7 +19,7 @@ MAX_SCORES = 100_000
 class ClassifyParams:
     """The model that answers, classes an answer, seconds the whole may take, and whether others go first."""
 
-    model: ModelInfo
+    model: ServedModel
     top_k: int
     timeout_seconds: float
     priority: Priority = "interactive"
@@ -39,7 +39,7 @@ def read_params(query: bytes, headers: dict[bytes, bytes], models: ModelIndex, s
 
 
 def params_for(
-    model: ModelInfo, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
+    model: ServedModel, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
 ) -> ClassifyParams:
     """The question to a model that is known already; its own limits count.
 

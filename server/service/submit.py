@@ -14,11 +14,10 @@ from starlette.types import Receive
 from ...loaders.errors import InputError
 from ...loaders.headers.info import ImageInfo
 from ...loaders.headers.validate import validate
-from ..api.outcomes import outcome_label
 from ..errors import ServiceError
 from ..http.disconnect import cancel_on_disconnect
 from ..repository.served_model import ServedModel
-from ..scheduler.request import Outcome, Request
+from ..scheduler.request import Outcome, Request, outcome_label
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
 

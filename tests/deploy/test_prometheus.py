@@ -194,7 +194,7 @@ def test_every_series_label_and_value_exists(rule: dict[str, Any]) -> None:
 
 
 def test_requests_for_inference_are_all_of_those_routes_and_no_other() -> None:
-    routes = (ROOT / "server" / "routes" / "oip.py").read_text(encoding="utf-8")
+    routes = (ROOT / "server" / "oip" / "rest.py").read_text(encoding="utf-8")
     assert '_MODEL = "/v2/models/{name}"' in routes
     assert '_VERSION = "/v2/models/{name}/versions/{version}"' in routes
     assert 'f"{path}/infer"' in routes

@@ -66,14 +66,14 @@ def test_a_client_that_leaves_in_its_body_is_not_logged(admin: Any) -> None:
     assert [line for line in admin.log if '"level": "info"' not in line] == []
 
 
-def test_whoever_owes_a_request_for_longest_makes_room(admin: Any) -> None:
+def test_connection_without_a_request_for_longest_makes_room(admin: Any) -> None:
     with contextlib.ExitStack() as stack:
         silent = [stack.enter_context(dial(admin)) for _ in range(40)]
         assert httpx.get(admin.url + "/v1/aliases").status_code == 200
         assert read_end(silent[0]) == b""
 
 
-def test_it_speaks_tls_as_the_service_does(
+def test_admin_port_speaks_tls_as_the_service_does(
     serving: Any, tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path, tmp_path: Path
 ) -> None:
     if shutil.which("openssl") is None:

@@ -62,9 +62,7 @@ def test_an_alias_is_switched_under_load_and_nobody_notices(serving: Any, tiny_b
         ({"model_limits": "tony.top_k=1"}, "model_limits names tony: no such model is served; there are: tiny"),
     ],
 )
-def test_a_name_that_cannot_be_stops_the_start_with_one_line(
-    serving: Any, settings: dict[str, str], words: str
-) -> None:
+def test_bad_alias_name_stops_the_start_with_one_line(serving: Any, settings: dict[str, str], words: str) -> None:
     with serving(**settings) as server:
         assert server.exit() == 1
         [line] = [line for line in server.log if "error" in line.lower()]

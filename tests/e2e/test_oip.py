@@ -193,7 +193,7 @@ def test_many_at_once_over_both(both: Any, grpc: ModuleType) -> None:
 
 
 @pytest.mark.parametrize("trial", ["triton-http", "triton-grpc", "kserve-rest", "kserve-grpc"])
-def test_clients_of_others_work_unchanged(both: Any, tmp_path: Path, trial: str) -> None:
+def test_clients_of_triton_and_kserve_work_unchanged(both: Any, tmp_path: Path, trial: str) -> None:
     package = "tritonclient" if trial.startswith("triton") else "kserve"
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: run {CLIENTS.name} with a Python that has it")

@@ -1,9 +1,46 @@
 // A photo and what one model says of it, or two.
 
 import { classify } from "./classify.js";
-import { showPicture } from "./picture.js";
+import { inWords, waitInWords } from "./server.js";
 import { showStages } from "./stages.js";
-import { inBytes, inPercent, inWords, waitInWords } from "./words.js";
+import { inBytes, inPercent } from "./units.js";
+
+const SHORT_SIDE_PX = 400;
+const LONGEST = 2; // times the short side: more of a panorama is not seen
+
+/** A queue of jobs, of which so many run at once. */
+export class Queue {
+  #waiting = [];
+  #running = 0;
+
+  constructor(most) {
+    this.most = most;
+  }
+
+  /** Add a job; `run` is called when its turn comes, and must not throw. */
+  add(run) {
+    this.#waiting.push(run);
+    this.#next();
+  }
+
+  /** Forget what has not begun. */
+  empty() {
+    this.#waiting.length = 0;
+  }
+
+  async #next() {
+    if (this.#running >= this.most || !this.#waiting.length) return;
+    this.#running++;
+    try {
+      await this.#waiting.shift()();
+    } finally {
+      this.#running--;
+      this.#next();
+    }
+  }
+}
+
+const drawing = new Queue(2);
 
 export class Card {
   /**
@@ -41,17 +78,17 @@ export class Card {
     showPicture(this.file, this.element.querySelector(".picture"));
   }
 
-  /** Ask anew, from nothing; `line` says when. */
-  ask(models, line, order) {
+  /** Ask anew, from nothing; `queue` says when. */
+  ask(models, queue, order) {
     this.stop();
     this.#ending = new AbortController();
     this.answers = models.map(() => null);
-    this.#views = models.map((_, place) => this.#newView(models, place, line));
+    this.#views = models.map((_, index) => this.#newView(models, index, queue));
     this.element.querySelector(".pair").replaceChildren(...this.#views);
     this.element.querySelector(".badge").hidden = true;
-    const places = models.map((_, place) => place);
+    const indices = models.map((_, index) => index);
     // Whoever comes second finds the server warm from the first: they take turns.
-    for (const place of order % 2 ? places.reverse() : places) this.#queue(models, place, line);
+    for (const index of order % 2 ? indices.reverse() : indices) this.#enqueue(models, index, queue);
   }
 
   /** Ask again what may have passed. */
@@ -64,18 +101,18 @@ export class Card {
     this.#ending.abort();
   }
 
-  #queue(models, place, line) {
+  #enqueue(models, index, queue) {
     const signal = this.#ending.signal;
-    line.add(() => (signal.aborted ? undefined : this.#run(models, place, signal)));
+    queue.add(() => (signal.aborted ? undefined : this.#run(models, index, signal)));
   }
 
-  async #run(models, place, signal) {
-    const view = this.#views[place];
+  async #run(models, index, signal) {
+    const view = this.#views[index];
     const doing = view.querySelector(".doing");
     doing.textContent = "asking";
     let answer;
     try {
-      answer = await classify(this.file, models[place], {
+      answer = await classify(this.file, models[index], {
         signal,
         afresh: models.length > 1, // an answer that is kept would be set beside one that is computed
         onWait: (wait) => (doing.textContent = waitInWords(wait)),
@@ -85,7 +122,7 @@ export class Card {
       answer = { failure: inWords(error, this.file) };
     }
     if (signal.aborted) return;
-    this.answers[place] = answer;
+    this.answers[index] = answer;
     doing.hidden = true;
     if (answer.failure) this.#showFailure(view, answer.failure);
     else this.#showAnswer(view, answer);
@@ -93,19 +130,19 @@ export class Card {
     if (this.done) this.#onChange(this);
   }
 
-  #newView(models, place, line) {
+  #newView(models, index, queue) {
     const view = document.getElementById("answer").content.firstElementChild.cloneNode(true);
-    view.classList.add("ab"[place]);
-    view.querySelector(".who").textContent = models[place].label;
+    view.classList.add("ab"[index]);
+    view.querySelector(".who").textContent = models[index].label;
     view.tabIndex = -1;
     view.querySelector("button").addEventListener("click", ({ target }) => {
-      this.answers[place] = null;
+      this.answers[index] = null;
       if (target === document.activeElement) view.focus({ preventScroll: true }); // the button goes
       view.querySelector(".failed").hidden = true;
       const doing = view.querySelector(".doing");
       doing.hidden = false;
       doing.textContent = "waiting";
-      this.#queue(models, place, line);
+      this.#enqueue(models, index, queue);
       this.#onChange(this);
     });
     return view;
@@ -144,4 +181,42 @@ export class Card {
     badge.dataset.agrees = this.agrees;
     badge.textContent = this.agrees ? "same answer" : "other answer";
   }
+}
+
+/**
+ * Show a file in a box, drawn small: a browser would keep all bytes and pixels of a photo for as long as it shows it.
+ * The box says so where this browser does not know the format.
+ */
+function showPicture(file, box) {
+  drawing.add(() => (box.isConnected ? draw(file, box) : undefined));
+}
+
+async function draw(file, box) {
+  const url = URL.createObjectURL(file);
+  const image = new Image();
+  try {
+    await new Promise((resolve, reject) => Object.assign(image, { onload: resolve, onerror: reject, src: url }));
+    await image.decode().catch(() => {}); // not while the page waits; half a photo is drawn all the same
+    box.append(small(image));
+  } catch {
+    box.classList.add("none"); // the server knows formats that this browser does not
+  } finally {
+    URL.revokeObjectURL(url);
+  }
+}
+
+function small(image) {
+  const { naturalWidth: width, naturalHeight: height } = image;
+  const short = Math.min(width, height);
+  const [seenWidth, seenHeight] = [Math.min(width, LONGEST * short), Math.min(height, LONGEST * short)];
+  const scale = Math.min(1, SHORT_SIDE_PX / short);
+  const canvas = document.createElement("canvas");
+  canvas.setAttribute("aria-hidden", "true");
+  canvas.width = Math.round(seenWidth * scale);
+  canvas.height = Math.round(seenHeight * scale);
+  const context = canvas.getContext("2d");
+  context.imageSmoothingQuality = "high";
+  const [left, top] = [(width - seenWidth) / 2, (height - seenHeight) / 2];
+  context.drawImage(image, left, top, seenWidth, seenHeight, 0, 0, canvas.width, canvas.height);
+  return canvas;
 }

@@ -1,8 +1,8 @@
 // Two models over all photos so far: what they cost, how long they took, how often they agree.
 
 import { imagesAForward, top1OnRecord } from "./models.js";
-import { inMs, stageMs } from "./stages.js";
-import { inBytes, inPercent } from "./words.js";
+import { stageMs } from "./stages.js";
+import { inBytes, inMs, inPercent } from "./units.js";
 
 /** Fill a box that has a table. */
 export function showComparison(box, models, cards) {

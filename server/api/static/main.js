@@ -1,20 +1,18 @@
 // The page: puts its parts together.
 
-import { Card } from "./card.js";
+import { Card, Queue } from "./card.js";
 import { showComparison } from "./comparison.js";
 import { openIntake } from "./intake.js";
-import { keyInUse } from "./key.js";
-import { Line } from "./line.js";
 import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
-import { Refusal, addressOf, ask, jsonOf } from "./server.js";
+import { Refusal, addressOf, ask, jsonOf, keyInUse } from "./server.js";
 import { startStrip } from "./strip.js";
-import { inPercent } from "./words.js";
+import { inPercent } from "./units.js";
 
 const AT_ONCE = 4;
 const LOADING_MS = 1000;
 
 const find = (id) => document.getElementById(id);
-const line = new Line(AT_ONCE);
+const queue = new Queue(AT_ONCE);
 const cards = [];
 let models = [];
 let reading = null;
@@ -42,18 +40,18 @@ function take(files) {
 
 function askFor(some) {
   const now = chosen();
-  line.most = now.length === 2 ? 1 : AT_ONCE; // side by side, neither may wait for the other
-  for (const card of some) card.ask(now, line, turns++);
+  queue.most = now.length === 2 ? 1 : AT_ONCE; // side by side, neither may wait for the other
+  for (const card of some) card.ask(now, queue, turns++);
 }
 
 function askAllAgain() {
-  line.empty();
+  queue.empty();
   askFor(cards);
   showProgress();
 }
 
 function clear() {
-  line.empty();
+  queue.empty();
   for (const card of cards) card.stop();
   cards.length = 0;
   find("cards").replaceChildren();

@@ -1,6 +1,6 @@
 // The models of this server: which there are, which is chosen, what each costs.
 
-import { inBytes, inPercent } from "./words.js";
+import { inBytes, inPercent } from "./units.js";
 
 const MOST_READ = 20;
 

@@ -1,8 +1,34 @@
-// What the page asks of its server: always relative to the page, so that a path prefix of a proxy stays.
+// What the page asks its server, with which key, and what its refusals mean in words. Addresses are relative to the
+// page, so that a proxy's path prefix stays.
 
-import { keyInUse, newKey } from "./key.js";
+import { inBytes } from "./units.js";
 
 const PATIENCE_MS = 10_000;
+// A proxy may keep several servers on one origin: each page has its own key.
+const KEY_PLACE = `milkweed-key ${new URL(".", document.baseURI).pathname}`;
+
+let asking = null;
+
+const SENTENCES = {
+  unsupported_format: "The server takes no files of this kind.",
+  too_many_pixels: "This picture has more pixels than the server takes.",
+  undecodable: "This picture is damaged or cut off.",
+  empty: "This file is empty.",
+  overloaded: "The server has too much to do.",
+  rate_limited: "This key has asked too often.",
+  draining: "The server is shutting down.",
+  not_ready: "The models are still loading.",
+  deadline: "The server did not get to it in time.",
+  request_timeout: "Sending it took too long.",
+  unknown_model: "This model is not served any more.",
+  internal: "The server failed.",
+  gone: "The server does not answer. It has stopped, or the connection is lost.",
+  cut: "The connection broke. The file may have changed or be too large for a proxy on the way.",
+  silent: "The server took the photo and never answered.",
+};
+
+// Where asking again with nothing changed may help.
+const PASSING = ["overloaded", "rate_limited", "draining", "not_ready", "deadline", "internal", "gone", "cut", "silent"];
 
 /** Why there is no answer: a code of the server, or `gone`, `cut`, `silent` where none came. */
 export class Refusal extends Error {
@@ -77,4 +103,67 @@ async function isThere() {
   } catch {
     return false;
   }
+}
+
+/** The key that requests carry now; null where none was needed yet. */
+export function keyInUse() {
+  return sessionStorage.getItem(KEY_PLACE);
+}
+
+/** Wait for another key than the one that was refused. */
+function newKey(refused, signal) {
+  if (keyInUse() !== refused) return Promise.resolve(); // it came while this request was on its way
+  asking ??= askForIt(refused).finally(() => (asking = null));
+  if (!signal) return asking;
+  return Promise.race([
+    asking,
+    new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason), { once: true })),
+  ]);
+}
+
+function askForIt(refused) {
+  const form = document.getElementById("key");
+  const field = document.getElementById("key-text");
+  const failure = document.getElementById("key-error");
+  form.hidden = false;
+  failure.textContent = refused ? "This server does not know that key." : "";
+  field.value = "";
+  field.focus();
+  return new Promise((resolve) => {
+    form.onsubmit = (event) => {
+      event.preventDefault();
+      const key = field.value.trim();
+      if (!/^[\x21-\x7e]+$/.test(key)) {
+        failure.textContent = "A key has letters, digits and signs, and no spaces.";
+        return;
+      }
+      sessionStorage.setItem(KEY_PLACE, key);
+      field.value = "";
+      form.hidden = true;
+      document.getElementById("choose").focus();
+      resolve();
+    };
+  });
+}
+
+/** {title, detail, passing, code} of a refusal. */
+export function inWords(error, file) {
+  if (!(error instanceof Refusal)) return { title: "The page failed.", detail: String(error), passing: false, code: "" };
+  const { code, message, status, requestId } = error;
+  const title = code === "too_large" ? tooLarge(message, file) : (SENTENCES[code] ?? "The server refused.");
+  const said = message && code !== "too_large" ? message : "";
+  const origin = status ? `${status} ${code}${status >= 500 && requestId ? `, request ${requestId}` : ""}` : "";
+  return { title, detail: [said, origin].filter(Boolean).join(" · "), passing: PASSING.includes(code), code };
+}
+
+/** Before a photo is sent again. */
+export function waitInWords({ seconds, attempt, attempts, refusal }) {
+  const why = SENTENCES[refusal.code] ?? `The server answered ${refusal.status}.`;
+  return `${why} Trying again in ${seconds} s (${attempt} of ${attempts - 1}).`;
+}
+
+function tooLarge(message, file) {
+  const limit = /limit (?:is )?(\d+)/.exec(message);
+  if (!limit) return "This file is larger than the server takes.";
+  return `This file is too large: it has ${inBytes(file.size)}, the limit is ${inBytes(Number(limit[1]))}.`;
 }

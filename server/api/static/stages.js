@@ -1,5 +1,7 @@
 // The stages of one request, from its Server-Timing header, and the bar that shows them.
 
+import { inMs } from "./units.js";
+
 /** `forward;dur=1.5, total;dur=2` as {each: [{name, ms}, ...], totalMs}; null where there is no such header. */
 export function parseStages(header) {
   const each = [];
@@ -17,12 +19,6 @@ export function parseStages(header) {
 /** Milliseconds of one stage; null where it has none. */
 export function stageMs(stages, name) {
   return stages?.each.find((stage) => stage.name === name)?.ms ?? null;
-}
-
-/** Milliseconds as people read them. */
-export function inMs(ms) {
-  if (ms >= 10_000) return `${(ms / 1000).toFixed(1)} s`;
-  return `${ms >= 100 ? ms.toFixed(0) : ms >= 10 ? ms.toFixed(1) : ms.toFixed(2)} ms`;
 }
 
 /** Fill an element with `.bar` and `p`: the shares as a bar, the longest of them in words. */

@@ -2,8 +2,7 @@
 
 import { bucketsBetween, bucketsOf, parseExposition, quantileOf, sumOf } from "./exposition.js";
 import { ask } from "./server.js";
-import { inMs } from "./stages.js";
-import { inBytes } from "./words.js";
+import { inBytes, inMs } from "./units.js";
 
 const EVERY_MS = 5000; // a scrape costs the server milliseconds: often enough for a person
 const WINDOW_MS = 15_000;

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 
-def test_all_of_it_with_the_keyboard_alone(browser: "Browser", pair: Any) -> None:
+def test_page_works_with_the_keyboard_alone(browser: "Browser", pair: Any) -> None:
     with visited(browser, pair.url) as tab:
         tab.on("filechooser", lambda chooser: None)  # from now on no dialog is opened, however soon the key comes
         arrive(tab, pair.url)

@@ -13,7 +13,7 @@ from milkweed.server.security.keys import key_block
 pytestmark = pytest.mark.anyio
 
 
-async def test_the_admins_key_alone_and_on_the_event_loop(
+async def test_only_the_admin_key_is_accepted_and_on_the_event_loop(
     running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a caller has left belongs to the event loop's thread."""

@@ -20,7 +20,7 @@ def npy(values: "np.ndarray[Any, Any]") -> bytes:
     return out.getvalue()
 
 
-async def test_a_part_of_the_type_needs_no_file_name(running: Any) -> None:
+async def test_multipart_array_needs_no_file_name(running: Any) -> None:
     array = npy(np.random.default_rng(0).integers(0, 256, (2, 9, 12, 3), np.uint8))
     body = b"--b\r\nContent-Disposition: form-data; name=x\r\nContent-Type: application/x-npy\r\n\r\n" + array
     async with running() as app:
@@ -33,7 +33,7 @@ async def test_a_part_of_the_type_needs_no_file_name(running: Any) -> None:
     assert len(raw.json()["results"]) == 2
 
 
-async def test_a_batch_may_be_larger_than_an_image_but_no_image_of_it(running: Any) -> None:
+async def test_batch_may_exceed_the_limit_of_an_image_but_none_of_its_images_may(running: Any) -> None:
     limits = {"max_image_bytes": 2000, "max_body_bytes": 20_000}
     several = npy(np.zeros((10, 3, 8, 8), np.float32))  # 10 x 768 bytes
     one = npy(np.zeros((30, 30, 3), np.uint8))

@@ -19,7 +19,7 @@ async def probes(app: Any) -> tuple[int, ...]:
     return tuple([(await app.client.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")])
 
 
-async def test_probes_over_a_life(running: Any) -> None:
+async def test_probes_follow_start_and_drain(running: Any) -> None:
     gate = threading.Event()
     async with running(wait=False, open_gate=gate) as app:
         assert await probes(app) == (200, 503, 503)

@@ -173,7 +173,7 @@ async def test_draining_refuses_new_and_finishes_old(running: Any) -> None:
     assert finished[1].headers["connection"] == "close"
 
 
-async def test_end_of_the_drain_answers_what_is_left(running: Any) -> None:
+async def test_end_of_the_drain_answers_requests_that_are_left(running: Any) -> None:
     async with running() as app:
         app.model.gate.clear()
         stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
@@ -186,7 +186,7 @@ async def test_end_of_the_drain_answers_what_is_left(running: Any) -> None:
         assert app.service.scheduler.depth == 0
 
 
-async def test_what_is_late_before_it_is_read_is_refused_at_once(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_request_is_refused_before_its_body_is_read(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as app:
         monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
         async with server_parts.one_reason(app, "overloaded"):
@@ -198,7 +198,7 @@ async def test_what_is_late_before_it_is_read_is_refused_at_once(running: Any, m
         assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
 
 
-async def test_the_loops_lag_is_seen_while_it_lasts(running: Any) -> None:
+async def test_lag_of_the_event_loop_is_seen_while_it_lasts(running: Any) -> None:
     async with running() as app:
         time.sleep(0.3)  # the loop stands still
         assert app.service.lag.seconds() >= 0.15

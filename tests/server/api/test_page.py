@@ -59,7 +59,7 @@ async def test_nothing_but_this_origin_may_be_loaded(running: Any) -> None:
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-async def test_who_has_it_gets_304(running: Any) -> None:
+async def test_browser_that_has_a_file_gets_304(running: Any) -> None:
     async with running(wait=False) as app:
         get = app.client.get
         first = await get("/")
@@ -74,7 +74,7 @@ async def test_who_has_it_gets_304(running: Any) -> None:
         assert len({(await get(address(name))).headers["etag"] for name in FILES}) == len(FILES)
 
 
-async def test_it_is_small(running: Any) -> None:
+async def test_page_is_small(running: Any) -> None:
     sent = 0
     async with running(wait=False) as app:
         for name in FILES:
@@ -84,7 +84,7 @@ async def test_it_is_small(running: Any) -> None:
     assert sent < MAX_BYTES
 
 
-async def test_off_by_a_setting(running: Any) -> None:
+async def test_page_is_off_by_a_setting(running: Any) -> None:
     async with running(settings={"page": False}) as app:
         for path in ("/", "/page/main.js"):
             server_parts.check_error(await app.client.get(path), 404, "not_found")
@@ -100,7 +100,7 @@ async def test_unknown_files_are_404(running: Any, tmp_path: Path) -> None:
         server_parts.check_error(await app.client.get("/page"), 401, "unauthorized")
 
 
-async def test_below_a_path(running: Any) -> None:
+async def test_page_works_below_a_path(running: Any) -> None:
     """As behind a proxy that tells the path it serves this under."""
     async with running(wait=False) as app:
         transport = httpx.ASGITransport(app=app.app, root_path="/some/where")
@@ -112,7 +112,7 @@ async def test_below_a_path(running: Any) -> None:
     assert {"page/style.css", "page/main.js", "page/icon.svg", "docs", "v1/models", "metrics"} <= set(found)
 
 
-def test_it_names_each_of_its_files_and_no_others() -> None:
+def test_page_names_each_of_its_files_and_no_others() -> None:
     html = (FOLDER / "index.html").read_text()
     assert set(re.findall(r'(?:href|src)="page/([^"]+)"', html)) == set(FILES) - {"index.html"}
     imports = {
@@ -134,7 +134,7 @@ def test_nothing_is_inline_and_no_text_becomes_markup() -> None:
             assert word not in text, f"{name}: {word}"
 
 
-def test_the_wheel_has_it() -> None:
+def test_wheel_has_every_file_of_the_page() -> None:
     data = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
     for name in FILES:
-        assert any(fnmatch(f"page/{name}", pattern) for pattern in data["milkweed.server"]), name
+        assert any(fnmatch(f"static/{name}", pattern) for pattern in data["milkweed.server.api"]), name

@@ -63,7 +63,7 @@ JSON = {"content-type": "application/json"}
         ("/nowhere", {}, b"", 404, "not_found", ("/nowhere",)),
     ],
 )
-async def test_refusal(
+async def test_refusal_has_its_status_and_code(
     running: Any,
     url: str,
     headers: dict[str, str],

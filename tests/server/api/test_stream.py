@@ -87,7 +87,7 @@ async def test_a_line_comes_as_soon_as_its_image_is_done(running: Any) -> None:
         await task
 
 
-async def test_what_is_refused_at_once_is_a_line_too(running: Any) -> None:
+async def test_image_that_is_refused_at_once_is_a_line_too(running: Any) -> None:
     async with running() as app:
         mixed = [("i", ("a", b"no image", "image/png")), *files(1)]
         *found, last = lines((await app.client.post("/classify", files=mixed, headers=LINES)).text)

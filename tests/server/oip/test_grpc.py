@@ -41,12 +41,12 @@ async def test_an_alias_and_the_cache_are_those_of_rest(running: Any) -> None:
         said = []
         for _ in range(2):
             call = client.start("ModelInfer", client.infer(server_parts.encoded(), model="production"))
-            answer = client.messages.parse("ModelInferResponse", await call)
+            answer = client.messages.ModelInferResponse.FromString(await call)
             assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)
             said.append(dict(await call.trailing_metadata())["x-cache"])
         assert said == ["MISS", "HIT"]
         assert app.model.sizes == [1]
-        metadata = await client.ask("ModelMetadata", client.messages["ModelMetadataRequest"](name="production"))
+        metadata = await client.ask("ModelMetadata", client.messages.ModelMetadataRequest(name="production"))
         assert metadata.name == "held"
         for stage in ("queue", "forward", "deliver", "respond"):  # a hit passes none of them
             assert app.value("request_stage_duration_seconds_count", model="held", stage=stage) == 1
@@ -61,7 +61,7 @@ async def test_pixels_raw_and_typed(running: Any, oip: SimpleNamespace) -> None:
         answers = []
         for datatype, values, field in (("UINT8", pixels, "uint_contents"), ("FP32", inputs, "fp32_contents")):
             for raw in (True, False):
-                request = client.messages["ModelInferRequest"](model_name="held")
+                request = client.messages.ModelInferRequest(model_name="held")
                 tensor = request.inputs.add(name="pixels", datatype=datatype, shape=values.shape)
                 if raw:
                     request.raw_input_contents.append(values.tobytes())
@@ -100,26 +100,26 @@ async def test_options_mean_what_they_mean_over_rest(running: Any, oip: SimpleNa
     assert found["error"].tolist() == expected["error"].tolist()
 
 
-async def test_server_and_models_describe_themselves(running: Any) -> None:
+async def test_metadata_is_that_of_rest(running: Any) -> None:
     async with running(settings=settings(), names=("held", "other")) as app, calling(app) as client:
         rest = (await app.client.get("/v2/models/held")).json()
         config = (await app.client.get("/v2/models/held/config")).json()
         kinds = client.messages
-        assert (await client.ask("ServerLive", kinds["ServerLiveRequest"]())).live
-        assert (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
-        assert (await client.ask("ModelReady", kinds["ModelReadyRequest"](name="held"))).ready
-        server = await client.ask("ServerMetadata", kinds["ServerMetadataRequest"]())
-        model = await client.ask("ModelMetadata", kinds["ModelMetadataRequest"](name="held"))
-        configured = (await client.ask("ModelConfig", kinds["ModelConfigRequest"](name="held"))).config
-        index = await client.ask("RepositoryIndex", kinds["RepositoryIndexRequest"]())
+        assert (await client.ask("ServerLive", kinds.ServerLiveRequest())).live
+        assert (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready
+        assert (await client.ask("ModelReady", kinds.ModelReadyRequest(name="held"))).ready
+        server = await client.ask("ServerMetadata", kinds.ServerMetadataRequest())
+        model = await client.ask("ModelMetadata", kinds.ModelMetadataRequest(name="held"))
+        configured = (await client.ask("ModelConfig", kinds.ModelConfigRequest(name="held"))).config
+        index = await client.ask("RepositoryIndex", kinds.RepositoryIndexRequest())
         await client.ask("ModelInfer", client.infer(server_parts.encoded()))
-        stats = await client.ask("ModelStatistics", kinds["ModelStatisticsRequest"](name="held"))
-        every = await client.ask("ModelStatistics", kinds["ModelStatisticsRequest"]())
+        stats = await client.ask("ModelStatistics", kinds.ModelStatisticsRequest(name="held"))
+        every = await client.ask("ModelStatistics", kinds.ModelStatisticsRequest())
         app.service.begin_drain()
-        assert not (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
-        assert not (await client.ask("ModelReady", kinds["ModelReadyRequest"](name="held"))).ready
+        assert not (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready
+        assert not (await client.ask("ModelReady", kinds.ModelReadyRequest(name="held"))).ready
         async with refused("NOT_FOUND", "'cat'"):
-            await client.ask("ModelReady", kinds["ModelReadyRequest"](name="cat"))
+            await client.ask("ModelReady", kinds.ModelReadyRequest(name="cat"))
     assert {name: each.string_value for name, each in configured.parameters.items()} == {
         name: each["string_value"] for name, each in config["parameters"].items()
     }

@@ -50,12 +50,9 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Any) ->
         calls = [call for channel in channels for call in silent(channel, 100)]
         try:
             for _ in range(3):
-                answer = client.messages.parse(
-                    "ModelInferResponse",
-                    await client.start("ModelInfer", client.infer(server_parts.encoded()), timeout=20),
-                )
+                answer = await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=20)
                 assert answer.model_name == "held"
-            assert (await client.ask("ServerReady", client.messages["ServerReadyRequest"]())).ready
+            assert (await client.ask("ServerReady", client.messages.ServerReadyRequest())).ready
         finally:
             for call in calls:
                 call.cancel()
@@ -101,7 +98,7 @@ async def test_names_and_parameters_have_a_limit(running: Any, where: str) -> No
             await client.ask("ModelInfer", request)
 
 
-async def test_of_slow_messages_the_oldest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_slow_message_too_many_ends_the_oldest(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_reading, "SLOW_PLACES", 2)
     monkeypatch.setattr(grpc_reading, "QUICK_SECONDS", 0.01)
     reading = MessageReading(30.0, END)
@@ -119,7 +116,7 @@ async def test_of_slow_messages_the_oldest_makes_room(monkeypatch: pytest.Monkey
     assert not reading._ended
 
 
-async def test_more_than_may_come_wait_and_more_than_may_wait_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_wait_for_their_turn_and_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grpc_reading, "PLACES", 1)
     monkeypatch.setattr(grpc_reading, "MAX_WAITING", 3)
     reading = MessageReading(30.0, END)
@@ -129,10 +126,13 @@ async def test_more_than_may_come_wait_and_more_than_may_wait_are_refused(monkey
     with pytest.raises(ServiceError, match="3 calls wait"):
         await reading.message(Reading())
     assert not contexts[1].asked.is_set()
-    tasks[1].cancel()  # whoever leaves while he waits takes nobody's place
+    tasks[1].cancel()  # whoever leaves while he waits takes nobody's turn
     contexts[0].send(b"first")
     assert await tasks[0] == b"first"
     await contexts[2].asked.wait()
     contexts[2].send(b"third")
     assert await tasks[2] == b"third"
-    assert reading._waiting == 0
+    later = [Reading() for _ in range(3)]  # nobody above still counts as waiting
+    for each in later:
+        each.send(b"later")
+    assert await asyncio.gather(*map(reading.message, later)) == [b"later"] * 3

@@ -61,7 +61,7 @@ async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
         assert app.service.body_budget.total == 0
 
 
-async def test_faults_say_nothing_but_that_they_are_ours(running: Any) -> None:
+async def test_internal_errors_have_no_detail(running: Any) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.failure = RuntimeError("secret detail")
         async with server_parts.one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
@@ -69,7 +69,7 @@ async def test_faults_say_nothing_but_that_they_are_ours(running: Any) -> None:
         assert caught.metadata["x-request-id"] == "me-1"
 
 
-async def test_limits_of_a_message(running: Any) -> None:
+async def test_large_messages_are_refused(running: Any) -> None:
     limits = settings(max_body_bytes=4096, max_held_bytes=65_536)  # of which a message may have a 32nd
     async with running(settings=limits) as app, calling(app) as client:
         async with refused("RESOURCE_EXHAUSTED", "2048"):
@@ -92,8 +92,7 @@ async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running
         first = client.start("ModelInfer", client.infer(server_parts.encoded()))
         await server_parts.entered(app.model)
         second = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.scheduler.depth < 1:
-            await asyncio.sleep(0.001)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
             await client.ask("ModelInfer", client.infer(server_parts.encoded()))
         assert int(caught.metadata["retry-after"]) >= 1
@@ -126,24 +125,19 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Any) -> No
         async with server_parts.one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
                 await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=0.5)
-            while app.service.scheduler.depth:
-                await asyncio.sleep(0.001)
-            while not app.value("requests_rejected_total", reason="deadline"):
-                await asyncio.sleep(0.001)
+            await server_parts.until(lambda: app.service.scheduler.depth == 0)
+            await server_parts.until(lambda: app.value("requests_rejected_total", reason="deadline") > 0)
         leaving = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        while app.service.scheduler.depth < 1:
-            await asyncio.sleep(0.001)
+        await server_parts.until(lambda: app.service.scheduler.depth == 1)
         leaving.cancel()
-        while app.service.scheduler.depth:
-            await asyncio.sleep(0.001)
-        while not app.value("requests_cancelled_total", stage="wait"):
-            await asyncio.sleep(0.001)
+        await server_parts.until(lambda: app.service.scheduler.depth == 0)
+        await server_parts.until(lambda: app.value("requests_cancelled_total", stage="wait") > 0)
         app.model.gate.set()
         await first
         assert app.service.body_budget.total == 0
 
 
-async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
+async def test_grpc_calls_need_a_key(running: Any, tmp_path: Any) -> None:
     key = "k" * 40
     file = tmp_path / "keys.toml"
     file.write_text(
@@ -151,7 +145,7 @@ async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
     )
     async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
         kinds = client.messages
-        assert (await client.ask("ServerReady", kinds["ServerReadyRequest"]())).ready
+        assert (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready
         for metadata in ((), (("authorization", "Bearer wrong"),)):
             async with server_parts.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
                 await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=metadata)
@@ -162,7 +156,7 @@ async def test_keys_are_asked_for_here_too(running: Any, tmp_path: Any) -> None:
         assert int(caught.metadata["retry-after"]) >= 1
 
 
-async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
+async def test_port_in_use_is_an_error_of_one_line(running: Any, tmp_path: Path) -> None:
     async with running(settings=settings()) as app, calling(app):
         app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
         second = GrpcServer(app.service, app.app.state.auth)
@@ -170,7 +164,7 @@ async def test_a_port_in_use_is_told(running: Any, tmp_path: Path) -> None:
             await second.start()
 
 
-async def test_no_random_message_is_our_fault(running: Any) -> None:
+async def test_random_messages_are_never_internal_errors(running: Any) -> None:
     numbers = random.Random(0)
     async with running(settings=settings()) as app, calling(app) as client:
         good = client.infer(server_parts.encoded(size=(3, 2)), id="x").SerializeToString()

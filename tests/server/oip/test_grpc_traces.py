@@ -38,7 +38,7 @@ async def test_a_call_is_a_span_with_its_stages(running: Any, spans: InMemorySpa
         await call
         trailing = dict(await call.trailing_metadata())
         unsampled = (("traceparent", f"00-{TRACE}-{SPAN}-00"),)
-        await client.start("ServerLive", client.messages["ServerLiveRequest"](), metadata=unsampled)
+        await client.start("ServerLive", client.messages.ServerLiveRequest(), metadata=unsampled)
     finished = spans.get_finished_spans()
     root, *stages = finished
     assert (root.name, root.kind) == (SERVICE.strip("/") + "/ModelInfer", SpanKind.SERVER)

@@ -140,7 +140,7 @@ async def test_binary_outputs_to_the_byte(running: Any, oip: SimpleNamespace) ->
     )
 
 
-async def test_probabilities_are_of_every_class_in_order(running: Any, oip: SimpleNamespace) -> None:
+async def test_probabilities_list_every_class_in_order(running: Any, oip: SimpleNamespace) -> None:
     images = [server_parts.encoded(seed=seed) for seed in range(3)]
     body, headers = oip.binary(*images, outputs=[{"name": "probabilities"}, {"name": "index"}], top_k=2)
     async with running() as app:
@@ -155,7 +155,7 @@ async def test_probabilities_are_of_every_class_in_order(running: Any, oip: Simp
         assert row.sum() == pytest.approx(1, abs=1e-6)
 
 
-async def test_classification_is_tritons(running: Any, oip: SimpleNamespace) -> None:
+async def test_classification_has_the_form_of_triton(running: Any, oip: SimpleNamespace) -> None:
     body, headers = oip.binary(
         server_parts.encoded(), outputs=[{"name": "probabilities", "parameters": {"classification": 3}}], top_k=1
     )
@@ -169,7 +169,9 @@ async def test_classification_is_tritons(running: Any, oip: SimpleNamespace) -> 
         assert (float(number), int(place), label) == (score, index, f'label "{index}" ü')
 
 
-async def test_partial_answers_keep_good_rows_and_say_why_of_bad_ones(running: Any, oip: SimpleNamespace) -> None:
+async def test_partial_answers_keep_good_rows_and_name_the_errors_of_bad_ones(
+    running: Any, oip: SimpleNamespace
+) -> None:
     images = [server_parts.encoded(seed=1), server_parts.broken(), b"text", server_parts.encoded(seed=2)]
     outputs = [{"name": name} for name in ("label", "index", "score", "probabilities", "error")]
     async with running() as app:
@@ -211,7 +213,7 @@ async def test_id_comes_back_and_version_may_be_named(running: Any, oip: SimpleN
     assert answer.headers["x-request-id"]
 
 
-async def test_parameters_that_only_triton_knows_change_nothing(running: Any, oip: SimpleNamespace) -> None:
+async def test_parameters_of_triton_alone_change_nothing(running: Any, oip: SimpleNamespace) -> None:
     plain, headers = oip.binary(server_parts.encoded())
     said, said_headers = oip.binary(
         server_parts.encoded(), priority=1, sequence_id=7, sequence_start=True, sequence_end=False
@@ -222,7 +224,7 @@ async def test_parameters_that_only_triton_knows_change_nothing(running: Any, oi
     assert first.content == second.content
 
 
-async def test_neighbours_change_no_byte(running: Any, oip: SimpleNamespace) -> None:
+async def test_bad_images_change_no_byte_of_good_rows(running: Any, oip: SimpleNamespace) -> None:
     good = [server_parts.encoded(seed=seed) for seed in range(6)]
     async with running(settings={"max_batch_size": 5}) as app:
 

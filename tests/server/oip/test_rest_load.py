@@ -69,9 +69,7 @@ async def test_pixels_of_json_are_counted_before_they_are_read(
     assert peak < 6 * len(body) + (1 << 20)
 
 
-async def test_numbers_of_json_have_a_limit_that_is_told_with_what_they_take(
-    running: Any, oip: SimpleNamespace
-) -> None:
+async def test_numbers_of_json_have_a_limit_and_the_error_names_both(running: Any, oip: SimpleNamespace) -> None:
     values = ("1," * (64 * 64 * 3))[:-1].encode()
     body = b'{"inputs": [{"name": "pixels", "datatype": "UINT8", "shape": [1, 64, 64, 3], "data": [%b]}]}' % values
     cost = 2 * (len(values) + 2) + 48 * 64 * 64 * 3
@@ -113,9 +111,7 @@ async def test_deadline_of_header_or_parameter_is_504(running: Any, oip: SimpleN
 
 
 @pytest.mark.parametrize(("said", "parameter"), [(HELD_MS, 5_000_000), (5000, 1000 * HELD_MS)])
-async def test_of_two_deadlines_the_shorter_counts(
-    running: Any, oip: SimpleNamespace, said: int, parameter: int
-) -> None:
+async def test_shorter_of_two_deadlines_counts(running: Any, oip: SimpleNamespace, said: int, parameter: int) -> None:
     body, headers = oip.binary(server_parts.encoded(), timeout=parameter)
     async with running(settings={"timeout_ms": HELD_MS - 100}) as app:
         await server_parts.calm(app)
@@ -139,7 +135,7 @@ async def test_the_parameter_alone_may_ask_for_more_than_the_default(running: An
         assert (await patient).status_code == 200
 
 
-async def test_full_queue_and_draining_say_so(running: Any, oip: SimpleNamespace) -> None:
+async def test_full_queue_and_draining_are_refusals_of_the_protocol(running: Any, oip: SimpleNamespace) -> None:
     body, headers = oip.binary(server_parts.encoded())
     async with running(settings={"max_queue_images": 1, "max_images_per_request": 1}) as app:
         app.model.gate.clear()
@@ -188,14 +184,14 @@ async def test_client_that_leaves_is_dropped(running: Any, oip: SimpleNamespace)
         await first
 
 
-async def test_index_of_a_strange_body(running: Any, oip: SimpleNamespace) -> None:
+async def test_repository_index_refuses_a_strange_body(running: Any, oip: SimpleNamespace) -> None:
     async with running() as app:
         for body in (b"[]", b"{", b'{"ready": 1}'):
             async with server_parts.one_reason(app, "bad_request"):
                 oip.check_refusal(await app.client.post("/v2/repository/index", content=body), 400)
 
 
-async def test_base64_of_one_bad_image_is_its_own_error(running: Any, oip: SimpleNamespace) -> None:
+async def test_bad_base64_fails_its_own_image_only(running: Any, oip: SimpleNamespace) -> None:
     data = [base64.b64encode(server_parts.encoded()).decode(), "not base64!", 7]
     document = {"inputs": [oip.tensor("image", "BYTES", [3], data=data)], "parameters": {"partial": True}}
     async with running() as app:
@@ -204,7 +200,9 @@ async def test_base64_of_one_bad_image_is_its_own_error(running: Any, oip: Simpl
     assert found["index"][0].tolist() != [-1] * 5
 
 
-async def test_keys_are_asked_for_in_the_protocols_form(running: Any, oip: SimpleNamespace, tmp_path: Path) -> None:
+async def test_missing_key_is_refused_in_the_form_of_the_protocol(
+    running: Any, oip: SimpleNamespace, tmp_path: Path
+) -> None:
     file = tmp_path / "keys.toml"
     digest = sha256(b"k" * 40).hexdigest()
     file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{digest}"\nimages_per_second = 0.001\nimage_burst = 3\n')

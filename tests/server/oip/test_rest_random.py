@@ -45,7 +45,7 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-async def test_nothing_random_is_our_fault(running: Any, oip: SimpleNamespace) -> None:
+async def test_random_requests_are_never_internal_errors(running: Any, oip: SimpleNamespace) -> None:
     image = server_parts.encoded(size=(3, 2))
     pieces = st.sampled_from([image, oip.elements(image), b"\1", bytes(12), b""])
     async with running() as app:

@@ -162,7 +162,7 @@ async def test_binary_pixels_of_another_length(running: Any, oip: SimpleNamespac
         oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, "11 bytes", "has 12")
 
 
-async def test_numbers_that_are_none_are_one_images_trouble(running: Any, oip: SimpleNamespace) -> None:
+async def test_not_a_number_fails_its_own_image_only(running: Any, oip: SimpleNamespace) -> None:
     pixels = np.zeros((2, 3, server_parts.SIZE, server_parts.SIZE), "<f4")
     pixels[1, 0, 0, 0] = 1e30
     for text in (False, True):
@@ -199,7 +199,7 @@ async def test_partial_request_without_a_good_image_fails(running: Any, oip: Sim
         oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 415, "image 0: ")
 
 
-async def test_router_and_faults_speak_the_protocol_too(
+async def test_errors_of_router_and_service_have_the_form_of_the_protocol(
     running: Any, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body, headers = oip.binary(server_parts.encoded())
