@@ -1,4 +1,4 @@
-"""Which servers a client knows of: all that were named, or those an endpoint controller would list."""
+"""The servers that a client knows of: all that were named, or those an endpoint controller would list."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

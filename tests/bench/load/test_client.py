@@ -16,7 +16,7 @@ from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.single import learned, recovery_seconds
 from milkweed.bench.process import free_port
 
-from ..support.fake_server import OK, Answering, Fake, fake_server
+from ...support.fake_server import OK, Answering, Fake, fake_server
 
 SLACK = 0.08
 """Seconds that a busy machine may add."""

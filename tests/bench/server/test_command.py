@@ -23,7 +23,7 @@ from milkweed.bench.server.run import run
 from milkweed.bench.server.subject import Subject
 from milkweed.cli import main
 
-from ..support.fake_server import Answering, fake_server
+from ...support.fake_server import Answering, fake_server
 
 SMALL = ["--seconds", "0.5", "--concurrency", "256", "--overload-timeout-ms", "300"]
 
