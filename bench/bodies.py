@@ -1,4 +1,4 @@
-"""Encoded images for benchmarks: photographs of a folder, made edge cases, and bad bodies made from good ones."""
+"""Encoded images for benchmarks: photographs of a folder, made ones, edge cases, and bad bodies made from good ones."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -8,8 +8,6 @@ from pathlib import Path
 import numpy as np
 import simplejpeg
 from PIL import Image
-
-from .http_overhead import make_jpeg
 
 EDGE_SIZES = (
     (500, 375),
@@ -48,6 +46,41 @@ def made_jpegs(count: int) -> list[bytes]:
     """Made JPEGs of the usual size of ImageNet's, upright and lying: smooth shapes and grain, no photographs."""
     sides = ((375, 500), (500, 375))
     return [make_jpeg(60_000 + 8_000 * (number % 12), *sides[number % 2]) for number in range(count)]
+
+
+def make_jpeg(size_bytes: int, width: int = 500, height: int = 375) -> bytes:
+    """A photograph-like JPEG (smooth shapes, some grain) of ImageNet's usual size, near `size_bytes`."""
+    y, x = np.mgrid[0:height, 0:width]
+    waves = [128 + 90 * np.sin(x / a + c) * np.cos(y / b) for a, b, c in ((37, 53, 0), (61, 29, 1), (23, 71, 2))]
+    grain = np.random.default_rng(0).normal(0, 12, (height, width, 3))
+    image = Image.fromarray(np.clip(np.stack(waves, -1) + grain, 0, 255).astype(np.uint8))
+    bodies = [_encoded(image, "JPEG", quality=quality) for quality in range(30, 100)]
+    return min(bodies, key=lambda body: abs(len(body) - size_bytes))
+
+
+def pictures(size: int, count: int = 8) -> list[np.ndarray]:
+    """Different smooth pictures, uint8 (size, size, 3): patterns of their own colours and directions."""
+    y, x = np.mgrid[0:size, 0:size] / size
+    made = []
+    for number in range(count):
+        draws = np.random.default_rng(number)
+        colour, slope = draws.uniform(0, 255, 3), draws.uniform(-9, 9, (2, 3))
+        waves = colour + 120 * np.sin(x[..., None] * slope[0] + y[..., None] * slope[1] + draws.uniform(0, 6, 3))
+        made.append(waves.clip(0, 255).astype(np.uint8))
+    return made
+
+
+def jpegs(images: Sequence[np.ndarray]) -> list[bytes]:
+    """The pictures as JPEGs, quality 90."""
+    return [_encoded(Image.fromarray(image), "JPEG", quality=90) for image in images]
+
+
+def arrays(images: Sequence[np.ndarray]) -> list[bytes]:
+    """The pictures as NPY."""
+    bodies = [BytesIO() for _ in images]
+    for body, image in zip(bodies, images, strict=True):
+        np.save(body, image)
+    return [body.getvalue() for body in bodies]
 
 
 def enlarged(photo: bytes, width: int = 4000, height: int = 3000, seed: int = 0) -> bytes:

@@ -28,7 +28,7 @@ def make(work: Path, document: Mapping[str, Any], out: Path) -> BundleConfig:
 
     Args:
         work: the experiment's folder.
-        document: what `milkweed.bench.cifar10` wrote.
+        document: what `milkweed.bench.studies.cifar10` wrote.
 
     Raises:
         ValueError: no candidate, a bundle that is not the one that was measured, or a better demo that is there.

@@ -11,7 +11,7 @@ Protocol: ceilings first (copy bandwidth, one large matrix product), then every 
 against float64, then candidates are timed interleaved as CUDA graphs of 20 calls, medians of up to 50 replays, warm
 (one input) and cold (inputs that rotate through more than the level-2 cache); clocks are logged at each section.
 Only where they are asked for: `tune`, in which the product's tuner writes this device's preset, and `images`, decoding
-on the GPU and what a server makes of it (`bench/cuda/images.py`). `bench.gpu_day` runs all of them, step by step.
+on the GPU and what a server makes of it (`bench/cuda/images/`). `bench.gpu_day` runs all of them, step by step.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def _run(options: argparse.Namespace) -> int:
         run.say(f"{name}; clocks: {clocks(run.device)}")
         try:
             if name == "images":
-                from .cuda.images import images_section  # needs decoders, which the kernels' sections do without
+                from .cuda.images.section import images_section  # it needs decoders, the kernels do not
 
                 images_section(run, options, lambda: _write(run, options, facts, library, ceilings))
             else:
@@ -144,7 +144,7 @@ def _write(run: Run, options: argparse.Namespace, facts: dict[str, Any], library
 
 def _plot(out: Path) -> str:
     """Draw the JSON; a line that says what was done, or why not."""
-    from .roofline import plot
+    from .plots import kernels as plot
 
     try:
         return f"roofline plot: {plot(json.loads(out.read_text()), out.with_suffix('.png'))}"

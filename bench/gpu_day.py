@@ -64,8 +64,8 @@ def steps(options: argparse.Namespace) -> list[Step]:
     images = (*built, "--sections", "images", *given, "--parts")
     device = "cpu" if options.dry_run else "cuda"
     work = options.out / "work" / str(options.round)  # where these two find what an earlier call had finished
-    cifar10 = ("milkweed.bench.cifar10", str(options.cifar10), str(work / "cifar10"), "--device", device)
-    recovery = ("milkweed.bench.compression", str(options.bundle), str(options.photos), str(work / "recovery"))
+    cifar10 = ("milkweed.bench.studies.cifar10", str(options.cifar10), str(work / "cifar10"), "--device", device)
+    recovery = ("milkweed.bench.studies.compression", str(options.bundle), str(options.photos), str(work / "recovery"))
     found = [
         Step("tests", ("pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", "tests/kernels", "tests/models"), None),
         Step("kernels", (*gpu, "--sections", "check", "mlp")),

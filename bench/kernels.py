@@ -6,24 +6,20 @@ What the GPU's kernels do needs one: `bench/gpu.py`, which `milkweed bench kerne
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..kernels.chain_ir import Problem
 from ..kernels.impls.all import all_impls
-from ..kernels.tuning.chain import Chain
-from ..kernels.tuning.tuner import TunedChain, tune_chain
-from ..models.bundle.provenance import library_versions
+from ..kernels.tuning.tuner import tune_chain
 from .cuda.ceilings import SMALL, Ceilings, measure_ceilings
 from .cuda.mlp import mlp_rows
 from .cuda.rows import Row
 from .cuda.shapes import MLP_SHAPES, MlpShape
 from .cuda.timing import HostTimer
-from .machine import machine
-from .model import torch_threads
+from .machine import about, torch_threads
 
 DEFAULT_OUT = Path("bench/results/kernels.json")
 GPU_OUT = Path("bench/results/gpu.json")
@@ -39,6 +35,9 @@ NEEDS_GPU = (
     "run `milkweed bench kernels` where there is one"
 )
 
+Progress = Callable[[int, int], None]
+"""Called with shapes and batches done and in all."""
+
 WARM_CACHE = 1 << 62
 """Bytes of a cache that all inputs fit in: rows are of warm inputs alone."""
 
@@ -51,67 +50,57 @@ def run(
     nblocks: int = 4,
     threads: int = 1,
     rounds: int = 7,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure on the CPU; the result is plain data: machine, versions, settings, ceilings, rows.
 
     Args:
         shapes: SHAPES when None.
         rounds: in which all candidates of a row take turns; the fastest is taken.
-        progress: called with shapes and batches done and in all.
     """
-    device, numbers, load_before = torch.device("cpu"), getattr(torch, dtype), os.getloadavg()
-    timer, rows = HostTimer(samples=rounds, fastest=True), list[Row]()
-    engines = [engine for engine in all_impls() if not engine.name.startswith(("native", "triton"))]
-
-    def tune(chain: Chain, problem: Problem) -> TunedChain:
-        return tune_chain(chain, problem, engines)
-
+    load_before = os.getloadavg()
+    cells = [(shape, batch) for batch in batches for shape in shapes or SHAPES]
     with torch_threads(threads), torch.inference_mode():
-        torch.manual_seed(0)
-        ceilings = measure_ceilings(device, numbers, timer, sizes=SMALL)
-        cells = [(shape, batch) for batch in batches for shape in shapes or SHAPES]
-        for done, (shape, batch) in enumerate(cells, 1):
-            rows += mlp_rows(
-                shape,
-                batch,
-                nblocks=nblocks,
-                device=device,
-                dtype=numbers,
-                engines=engines,
-                timer=timer,
-                ceilings=replace(ceilings, cache_bytes=WARM_CACHE),
-                tune=tune,
-                compile_seconds_left=lambda: -1.0,
-            )
-            # Others may have had the cores before: what was reached once is what there is.
-            ceilings = _higher(ceilings, measure_ceilings(device, numbers, timer, sizes=SMALL))
-            if progress:
-                progress(done, len(cells))
+        rows, ceilings = _measured(cells, nblocks, getattr(torch, dtype), rounds, progress)
     rows = [replace(row, floor_us=ceilings.floor_us(row.flops, row.moved_bytes)) for row in rows]
+    settings = {"dtype": dtype, "nblocks": nblocks, "threads": threads, "batches": list(batches), "rounds": rounds}
     return {
-        "benchmark": "kernels",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **about("kernels", load_before),
         "device": {"device": None},
-        "machine": machine(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": library_versions(),
-        "settings": {
-            "dtype": dtype,
-            "nblocks": nblocks,
-            "threads": threads,
-            "batches": list(batches),
-            "rounds": rounds,
-        },
+        "settings": settings,
         "ceilings": asdict(ceilings),
         "rows": [row.as_json() for row in rows if row.us is not None or row.error is not None],
         "skipped": [NEEDS_GPU],
     }
 
 
-def _higher(one: Ceilings, other: Ceilings) -> Ceilings:
-    return Ceilings(
-        max(one.bytes_per_second, other.bytes_per_second),
-        max(one.flops_per_second, other.flops_per_second),
-        one.cache_bytes,
-    )
+def _measured(
+    cells: Sequence[tuple[MlpShape, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
+) -> tuple[list[Row], Ceilings]:
+    """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
+    torch.manual_seed(0)
+    engines = [engine for engine in all_impls() if not engine.name.startswith(("native", "triton"))]
+    device, timer, rows = torch.device("cpu"), HostTimer(samples=rounds, fastest=True), list[Row]()
+    ceilings = measure_ceilings(device, dtype, timer, sizes=SMALL)
+    for done, (shape, batch) in enumerate(cells, 1):
+        rows += mlp_rows(
+            shape,
+            batch,
+            nblocks=nblocks,
+            device=device,
+            dtype=dtype,
+            engines=engines,
+            timer=timer,
+            ceilings=replace(ceilings, cache_bytes=WARM_CACHE),
+            tune=partial(tune_chain, impls=engines),
+            compile_seconds_left=lambda: -1.0,
+        )
+        # Others may have had the cores before: what was reached once is what there is.
+        now = measure_ceilings(device, dtype, timer, sizes=SMALL)
+        rates = {
+            name: max(getattr(ceilings, name), getattr(now, name)) for name in ("bytes_per_second", "flops_per_second")
+        }
+        ceilings = replace(ceilings, **rates)
+        if progress:
+            progress(done, len(cells))
+    return rows, ceilings

@@ -1,17 +1,23 @@
-"""What a benchmark's figures belong to: the machine they were measured on."""
+"""The process that measures: the machine its figures belong to, torch's threads in it, and its stderr silenced."""
 
 import os
 import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..models.bundle.provenance import library_versions
+
 _ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
 
 
 def machine() -> dict[str, Any]:
-    """What the figures belong to: processor, cores, and the variables that change them."""
+    """What figures belong to: the processor, its cores, and the environment variables that change them."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -23,3 +29,41 @@ def machine() -> dict[str, Any]:
         "bfloat16_instructions": bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         "environment": {k: v for k, v in sorted(os.environ.items()) if k.startswith(_ENVIRONMENT)},
     }
+
+
+def about(benchmark: str, load_before: tuple[float, float, float]) -> dict[str, Any]:
+    """The head of a benchmark's document, made when all is measured; loads are `os.getloadavg` before and now."""
+    return {
+        "benchmark": benchmark,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine(),
+        "load_average": {"before": load_before, "after": os.getloadavg()},
+        "versions": library_versions(),
+    }
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """torch computes with so many threads of this process; the number from before comes back afterwards."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Nothing written to file descriptor 2 is seen, such as what C libraries say of bodies that are bad on purpose."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(nowhere)
+        os.close(kept)

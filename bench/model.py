@@ -7,11 +7,8 @@ whatever else the machine does hits both; medians of wall time, and of CPU time 
 
 import copy
 import os
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
@@ -23,13 +20,13 @@ from torch.nn import functional as F
 
 from ..kernels import decide, pack_monarch, packed_mlp
 from ..models import create_model, default_preprocess, load_bundle, macs, select_linears
-from ..models.bundle.provenance import library_versions
 from ..models.compress import densify_layer
 from ..models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ..models.layers.monarch import MonarchLinear
 from ..models.layers.structured import StructuredLinear
 from ..models.serving.pack import prepare_for_inference
-from .machine import machine
+from .machine import about, torch_threads
+from .turns import Spent, in_turns
 
 DEFAULT_OUT = Path("bench/results/model.json")
 
@@ -42,48 +39,20 @@ MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}
 MLP_ROWS = 8 * 197
 """Tokens of eight images at 224 px, patch 16, with the class token."""
 
-WARM_UP_ROUNDS, LEAST_ROUNDS, MOST_ROUNDS = 2, 7, 300
+LEAST_ROUNDS = 7
 
 Call = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
-class Timing:
-    """One side of a row: medians over rounds, and the distance between the quartiles of wall time."""
-
-    wall_ms: float
-    wall_iqr_ms: float
-    cpu_ms: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """One comparison; ratios are dense over Monarch, above 1 where Monarch is faster.
+class Pair:
+    """Two calls that compute the same.
 
     Args:
         what: `forward` or `mlp`.
         images: of one call; for an MLP the images whose tokens are the rows.
-        relative_difference: |monarch - dense| / |dense| of the outputs, Frobenius.
         macs_dense, macs_monarch: of one image.
     """
-
-    what: str
-    name: str
-    dtype: str
-    images: int
-    rounds: int
-    dense: Timing
-    monarch: Timing
-    ratio_wall: float
-    ratio_cpu: float
-    relative_difference: float
-    macs_dense: int
-    macs_monarch: int
-
-
-@dataclass(frozen=True)
-class Pair:
-    """What a row compares: two calls that compute the same."""
 
     what: str
     name: str
@@ -101,7 +70,6 @@ def run(
     archs: Sequence[str] | None = None,
     layers: Sequence[str] = ("mlp",),
     nblocks: int = 4,
-    rank: int | None = None,
     batch_sizes: Sequence[int] = (1, 8),
     dtypes: Sequence[str] = ("float32", "bfloat16"),
     threads: int = 1,
@@ -124,40 +92,27 @@ def run(
     """
     if archs is None:
         archs = () if bundle else ARCHS
-    makers: list[Callable[[str], Iterator[Pair]]] = []
-    if bundle:
-        makers.append(partial(_bundle_pairs, bundle, batch_sizes))
-    makers += [partial(_arch_pairs, arch, (layers, nblocks, rank), batch_sizes) for arch in archs]
-    if mlp:
-        makers.append(partial(_mlp_pairs, nblocks, rank))
-    total = ((len(archs) + bool(bundle)) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
-    load_before, rows = os.getloadavg(), []
+    makers: list[Callable[[str], Iterator[Pair]]] = [partial(_bundle_pairs, bundle, batch_sizes)] if bundle else []
+    makers += [partial(_arch_pairs, arch, layers, nblocks, batch_sizes) for arch in archs]
+    total = (len(makers) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)
+    makers += [partial(_mlp_pairs, nblocks)] * mlp
+    load_before, rows = os.getloadavg(), list[dict[str, Any]]()
     with torch_threads(threads), torch.inference_mode():
-        for make in makers:
-            for dtype in dtypes:
-                for pair in make(dtype):
-                    rows.append(_measure(pair, seconds))
-                    if progress:
-                        progress(len(rows), total)
-    return {
-        "benchmark": "model",
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine(),
-        "load_average": {"before": load_before, "after": os.getloadavg()},
-        "versions": library_versions(),
-        "settings": {
-            "bundle": bundle.name if bundle else None,
-            "archs": list(archs),
-            "layers": list(layers),
-            "nblocks": nblocks,
-            "rank": rank,
-            "threads": threads,
-            "seconds_per_row": seconds,
-            "mlp_rows": MLP_ROWS,
-            "kernel": str(decide(torch.device("cpu"), differentiable=False)),
-        },
-        "rows": [asdict(row) for row in rows],
+        for pair in (pair for make in makers for dtype in dtypes for pair in make(dtype)):
+            rows.append(measure(pair, seconds))
+            if progress:
+                progress(len(rows), total)
+    settings = {
+        "bundle": bundle.name if bundle else None,
+        "archs": list(archs),
+        "layers": list(layers),
+        "nblocks": nblocks,
+        "threads": threads,
+        "seconds_per_row": seconds,
+        "mlp_rows": MLP_ROWS,
+        "kernel": str(decide(torch.device("cpu"), differentiable=False)),
     }
+    return {**about("model", load_before), "settings": settings, "rows": rows}
 
 
 def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Iterator[Pair]:
@@ -170,12 +125,11 @@ def _bundle_pairs(bundle: Path, batch_sizes: Sequence[int], dtype: str) -> Itera
 
 
 def _arch_pairs(
-    arch: str, structure: tuple[Sequence[str], int, int | None], batch_sizes: Sequence[int], dtype: str
+    arch: str, layers: Sequence[str], nblocks: int, batch_sizes: Sequence[int], dtype: str
 ) -> Iterator[Pair]:
-    layers, nblocks, rank = structure
     with torch.device("meta"):
         dense = create_model(arch)
-    chosen = layer_specs_for(dense, select_linears(dense, layers), nblocks=nblocks, rank=rank)
+    chosen = layer_specs_for(dense, select_linears(dense, layers), nblocks=nblocks)
     torch.manual_seed(0)
     model = create_model(arch, layer_specs=chosen)
     yield from _forward_pairs(arch, model, int(default_preprocess(arch)["size"]), dtype, batch_sizes)
@@ -199,27 +153,18 @@ def _forward_pairs(name: str, model: nn.Module, size: int, dtype: str, batch_siz
         yield Pair("forward", name, dtype, count, partial(dense, x), partial(monarch, x), *cost)
 
 
-def _mlp_pairs(nblocks: int, rank: int | None, dtype: str) -> Iterator[Pair]:
+def _mlp_pairs(nblocks: int, dtype: str) -> Iterator[Pair]:
     """fc2(GELU(fc1(x))): two F.linear against the fused kernel, same weights."""
     numbers = getattr(torch, dtype)
     for name, (width, hidden) in MLPS.items():
         torch.manual_seed(0)
-        fc1, fc2 = (
-            MonarchLinear(width, hidden, True, nblocks, rank),
-            MonarchLinear(hidden, width, True, nblocks, rank),
-        )
+        widths = ((width, hidden), (hidden, width))
+        layers = [MonarchLinear(*each, True, nblocks) for each in widths]
         packed1, packed2 = (
-            pack_monarch(
-                fc.blkdiag1,
-                fc.blkdiag2,
-                fc.bias,
-                in_features=fc.in_features,
-                out_features=fc.out_features,
-                dtype=numbers,
-            )
-            for fc in (fc1, fc2)
+            pack_monarch(fc.blkdiag1, fc.blkdiag2, fc.bias, in_features=i, out_features=o, dtype=numbers)
+            for fc, (i, o) in zip(layers, widths, strict=True)
         )
-        dense1, dense2 = (densify_layer(fc).to(numbers) for fc in (fc1, fc2))
+        dense1, dense2 = (densify_layer(fc).to(numbers) for fc in layers)
         x = torch.randn(MLP_ROWS, width).to(numbers)
         tokens = MLP_ROWS // 8
         yield Pair(
@@ -230,58 +175,32 @@ def _mlp_pairs(nblocks: int, rank: int | None, dtype: str) -> Iterator[Pair]:
             lambda x=x, fc1=dense1, fc2=dense2: fc2(F.gelu(fc1(x))),  # type: ignore[misc]
             lambda x=x, fc1=packed1, fc2=packed2: packed_mlp(x, fc1, fc2),  # type: ignore[misc]
             tokens * 2 * width * hidden,
-            tokens * sum(fc.blkdiag1.numel() + fc.blkdiag2.numel() for fc in (fc1, fc2)),
+            tokens * sum(fc.blkdiag1.numel() + fc.blkdiag2.numel() for fc in layers),
         )
 
 
-def _measure(pair: Pair, seconds: float) -> Row:
-    """Alternate the two calls, each first in every other round, until the time is used up."""
+def measure(pair: Pair, seconds: float) -> dict[str, Any]:
+    """The two calls in turns until the time is used up.
+
+    Ratios are dense over Monarch, above 1 where Monarch is faster. `relative_difference` is |monarch - dense| / |dense|
+    of the outputs, Frobenius. Times are medians over rounds, `wall_iqr_ms` the distance between the quartiles.
+    """
     dense, monarch = pair.dense().double(), pair.monarch().double()
-    difference = float((monarch - dense).norm() / dense.norm())
-    calls = {"dense": pair.dense, "monarch": pair.monarch}
-    for _ in range(WARM_UP_ROUNDS):
-        for call in calls.values():
-            call()
-    wall: dict[str, list[float]] = {side: [] for side in calls}
-    cpu: dict[str, list[float]] = {side: [] for side in calls}
-    end = time.perf_counter() + seconds
-    rounds = 0
-    while rounds < MOST_ROUNDS and (rounds < LEAST_ROUNDS or time.perf_counter() < end):
-        order = list(calls) if rounds % 2 else list(reversed(calls))
-        for side in order:
-            wall_start, cpu_start = time.perf_counter(), time.process_time()
-            calls[side]()
-            cpu[side].append((time.process_time() - cpu_start) * 1e3)
-            wall[side].append((time.perf_counter() - wall_start) * 1e3)
-        rounds += 1
-    sides = {side: _timing(wall[side], cpu[side]) for side in calls}
-    return Row(
-        pair.what,
-        pair.name,
-        pair.dtype,
-        pair.images,
-        rounds,
-        sides["dense"],
-        sides["monarch"],
-        round(sides["dense"].wall_ms / sides["monarch"].wall_ms, 3),
-        round(sides["dense"].cpu_ms / sides["monarch"].cpu_ms, 3),
-        float(f"{difference:.3g}"),
-        pair.macs_dense,
-        pair.macs_monarch,
-    )
+    spent = in_turns({"dense": pair.dense, "monarch": pair.monarch}, LEAST_ROUNDS, seconds)
+    sides = {side: _timing(found) for side, found in spent.items()}
+    return {
+        **{name: getattr(pair, name) for name in ("what", "name", "dtype", "images")},
+        "rounds": len(spent["dense"]),
+        **sides,
+        "ratio_wall": round(sides["dense"]["wall_ms"] / sides["monarch"]["wall_ms"], 3),
+        "ratio_cpu": round(sides["dense"]["cpu_ms"] / sides["monarch"]["cpu_ms"], 3),
+        "relative_difference": float(f"{float((monarch - dense).norm() / dense.norm()):.3g}"),
+        "macs_dense": pair.macs_dense,
+        "macs_monarch": pair.macs_monarch,
+    }
 
 
-def _timing(wall: Sequence[float], cpu: Sequence[float]) -> Timing:
+def _timing(spent: Spent) -> dict[str, float]:
+    wall, cpu = zip(*spent, strict=True)
     low, _, high = quantiles(wall, n=4)
-    return Timing(round(median(wall), 4), round(high - low, 4), round(median(cpu), 4))
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """torch's own threads of this process, put back afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+    return {"wall_ms": round(median(wall), 4), "wall_iqr_ms": round(high - low, 4), "cpu_ms": round(median(cpu), 4)}

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .bench import app as bench
+from .bench import add_bench
 from .doctor.command import doctor
 from .help import page
 from .modelling.compress import compress
@@ -54,7 +54,7 @@ def build_app(command: str = "") -> typer.Typer:
     app.command("models", cls=page())(models)
     app.add_typer(config_app(with_options=command == "config"), name="config")
     app.add_typer(keys_app(), name="keys")
-    app.add_typer(bench, name="bench")
+    add_bench(app)
     return app
 
 

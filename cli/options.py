@@ -36,13 +36,13 @@ def check_plot(plot: Path | None) -> None:
         CommandError: the name ends in none of PLOT_SUFFIXES.
         ImportError: matplotlib is not installed.
     """
-    from ..models.report.drawing import check_matplotlib
+    from ..models.report.drawing import require
 
     if plot is None:
         return
     if plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot {plot}: must end in {' or '.join(PLOT_SUFFIXES)}", WRONG_USAGE)
-    check_matplotlib()
+    require("matplotlib")
 
 
 def number_option(*flag_and_help: str, least: float = 1, kind: type[int] | type[float] = int) -> Any:

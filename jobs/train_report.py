@@ -11,7 +11,7 @@ from ..models import BundleConfig
 from ..models.accounting import layer_accounts
 from ..models.bundle.provenance import library_versions
 from ..models.layers.structured import StructuredLinear
-from ..models.report import DataUse, Measured, RunReport, Skipped
+from ..models.report import DataUse, Measured, Role, RunReport, Skipped
 from ..models.report.rows import LayerNote, layer_rows, model_totals
 from ..models.training import TrainResult
 from .train_job import TrainJob
@@ -65,7 +65,7 @@ def measured_row(result: TrainResult) -> Mapping[str, Any]:
     return result.best or next((row for row in reversed(result.history) if "top1" in row), {})
 
 
-def data_use(role: str, folder: Path, images: int, skipped: Mapping[Path, InputError]) -> DataUse:
+def data_use(role: Role, folder: Path, images: int, skipped: Mapping[Path, InputError]) -> DataUse:
     """Record how many of a folder's images were used, and which were skipped."""
     refused = (Skipped(image=_within(path, folder), code=e.code, message=e.message) for path, e in skipped.items())
     return DataUse(role=role, folder=folder.resolve().name, images=images, skipped=tuple(refused))

@@ -63,13 +63,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         bundle = wide_bundle(Path(folder) / "wide")
         if options.files:
-            document["files"] = measure_files(options.files, bundle)
+            document["files"] = found = measure_files(options.files, bundle)
+            print(json.dumps(found, indent=1))
         elif options.soak:
-            document["soak"] = soak(options.soak, bundle, names)
+            document["soak"] = found = soak(options.soak, bundle, names)
+            print(json.dumps(found, indent=1))
         else:
             document["each"] = measure_each(names, bundle)
-    if "each" not in document or options.files or options.soak:
-        print(json.dumps(document["files" if options.files else "soak"], indent=1))
     options.out.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -22,7 +22,7 @@ from typing import Any
 import grpc.aio
 import numpy as np
 
-from ..http_overhead import make_jpeg
+from ..bodies import make_jpeg
 
 MIB = 1 << 20
 CLASSES = 21_000

@@ -9,73 +9,73 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-import psutil
 
 from ...models.architectures.registry import create_model
 from ...models.bundle.bundle import save_bundle
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import default_labels
-from ..http_overhead import make_jpeg, running_server
+from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot
-from ..load.processes import Clients
+from ..load.processes import run_plan
+from ..load.requests import MULTIPART, multipart
 from ..load.summary import summary
-from ..serving.bundles import TINY, TINY_PREPROCESS
-from ..serving.ports import free_port
-from .hostile import ATTACKS, CLASSES, PARTS, Target
+from ..process import free_port, running_server, usage
+from ..server.bundles import TINY, TINY_PREPROCESS
+from .hostile import ATTACKS, CLASSES, Target
+
+MEMORY_SECONDS, PROBE_SECONDS, SOAK_MEMORY_SECONDS = 0.01, 0.02, 2.0
+"""Between two looks at the memory, two probes, and two looks that a soak keeps."""
 
 
 @dataclass
 class Seen:
     """A server under attack, and the most memory and the slowest probe that were seen."""
 
+    target: Target
     pid: int
-    url: str
     peak_bytes: int = 0
     slowest_probe_seconds: float = 0.0
 
     @contextlib.contextmanager
-    def watching(self) -> Iterator["Seen"]:
+    def watching(self) -> Iterator[None]:
         """Read the server's memory and probe it, again and again, for as long as the context lasts."""
-        over = threading.Event()
-        looks = [threading.Thread(target=look, args=(over,)) for look in (self._memory, self._probe)]
-        for look in looks:
-            look.start()
-        try:
-            yield self
-        finally:
-            over.set()
-            for look in looks:
-                look.join()
+        with repeated(self._memory, MEMORY_SECONDS), repeated(self._probe, PROBE_SECONDS):
+            yield
 
     def rss_bytes(self) -> int:
         """Add up the resident memory of the server and its children."""
-        process, found = psutil.Process(self.pid), 0
-        for each in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.NoSuchProcess):
-                found += each.memory_info().rss
-        return found
+        return usage(self.pid, proportional=False).rss_bytes
 
-    def _memory(self, over: threading.Event) -> None:
-        while not over.wait(0.01):
-            self.peak_bytes = max(self.peak_bytes, self.rss_bytes())
+    def _memory(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.rss_bytes())
 
-    def _probe(self, over: threading.Event) -> None:
-        at = urlsplit(self.url)
-        while not over.wait(0.02):
-            began = time.monotonic()
-            with (
-                contextlib.suppress(OSError),
-                contextlib.closing(http.client.HTTPConnection(at.hostname or "", at.port, timeout=120)) as connection,
-            ):
-                connection.request("GET", "/livez")
-                connection.getresponse().read()
-            self.slowest_probe_seconds = max(self.slowest_probe_seconds, time.monotonic() - began)
+    def _probe(self) -> None:
+        began = time.monotonic()
+        self.target.ask("GET", "/livez")
+        self.slowest_probe_seconds = max(self.slowest_probe_seconds, time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def repeated(call: Callable[[], object], every_seconds: float) -> Iterator[None]:
+    """Call something from a thread of its own, again and again, for as long as the context lasts."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(every_seconds):
+            call()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def wide_bundle(path: Path) -> Path:
@@ -92,7 +92,8 @@ def attacked(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[Target, S
     ports = {"metrics_port": free_port(), "grpc_port": free_port()}
     with running_server(bundle, {**ports, **settings}) as (process, url):
         at = urlsplit(url)
-        yield Target(at.hostname or "", at.port or 0, **ports), Seen(process.pid, url)
+        target = Target(at.hostname or "", at.port or 0, **ports)
+        yield target, Seen(target, process.pid)
 
 
 def attacker(names: list[str], target: Target, seconds: float = 0.0) -> "subprocess.Popen[str]":
@@ -111,8 +112,7 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
                 target.ask("POST", "/classify", make_jpeg(60_000))
             before = seen.rss_bytes()
             with seen.watching(), attacker([name], target) as process:
-                outcomes, _ = process.communicate()
-            found = json.loads(outcomes)
+                found = json.loads(process.communicate()[0])
             row = {
                 "attack": name,
                 "seconds": round(found["seconds"], 2),
@@ -122,11 +122,8 @@ def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
                 "outcomes": found["outcomes"],
             }
         rows.append(row)
-        print(
-            "{attack:13} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
-            "{outcomes}".format(**row),
-            flush=True,
-        )
+        line = "{attack:13} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
+        print(line.format(**row) + str(row["outcomes"]), flush=True)
     return rows
 
 
@@ -134,38 +131,24 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
     """Send every file of some folders between two good photographs, whose answers must not change by a bit."""
     good, rows = make_jpeg(60_000), []
     with attacked(bundle, {}) as (target, seen):
-
-        def post(*bodies: bytes) -> tuple[int, Any]:
-            parts = [
-                b'--b\r\nContent-Disposition: form-data; name="i"; filename="f"\r\n\r\n%b\r\n' % body for body in bodies
-            ]
-            connection = http.client.HTTPConnection(target.host, target.port, timeout=60)
-            with contextlib.closing(connection):
-                connection.request("POST", "/classify", b"".join(parts) + b"--b--", PARTS)
-                answer = connection.getresponse()
-                return answer.status, json.loads(answer.read())
-
-        wanted = post(good, good)[1]["results"]
+        wanted = _post(target, good, good)[1]["results"]
         found_in = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
         for path, folder in sorted(found_in.items()):
             body, before = path.read_bytes(), seen.rss_bytes()
             seen.peak_bytes, began = before, time.monotonic()
             with seen.watching():
-                status, found = post(body)
-                alone = time.monotonic() - began
-            seen.peak_bytes, error = max(seen.peak_bytes, before), found.get("error", {}).get("code")
-            together = post(good, body, good)[1].get("results", [])
-            same = [together[0], together[2]] == wanted if len(together) == 3 else None
-            rows.append(
-                {
-                    "file": str(path.relative_to(folder)),
-                    "status": status,
-                    "code": error,
-                    "seconds": round(alone, 3),
-                    "mb": round((seen.peak_bytes - before) / 1e6),
-                    "neighbours_same": same,
-                }
-            )
+                status, found = _post(target, body)
+                seconds = time.monotonic() - began
+            together = _post(target, good, body, good)[1].get("results", [])
+            row = {
+                "file": str(path.relative_to(folder)),
+                "status": status,
+                "code": found.get("error", {}).get("code"),
+                "seconds": round(seconds, 3),
+                "mb": round((seen.peak_bytes - before) / 1e6),
+                "neighbours_same": [together[0], together[2]] == wanted if len(together) == 3 else None,
+            }
+            rows.append(row)
     return {
         "files": len(rows),
         "statuses": dict(Counter(str(row["status"]) for row in rows)),
@@ -176,18 +159,25 @@ def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
     }
 
 
+def _post(target: Target, *images: bytes) -> tuple[int, Any]:
+    with contextlib.closing(http.client.HTTPConnection(target.host, target.port, timeout=60)) as connection:
+        connection.request("POST", "/classify", multipart(images), {"Content-Type": MULTIPART})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
 def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
     """Send good requests at half of the capacity, first alone and then beside all attacks in a loop."""
     shots = tuple(Shot(make_jpeg(size), "image/jpeg") for size in (60_000, 110_000, 160_000))
     with attacked(bundle, {}) as (target, seen):
         plan = Plan(targets=((target.host, target.port),), path="/classify", shots=shots, seconds=10, connections=8)
-        capacity = _row(plan)["goodput"]
-        open_loop = {**vars(plan), "rate": capacity / 2, "connections": 512}
-        alone = _row(Plan(**{**open_loop, "seconds": min(120.0, 60 * minutes)}))
-        memory: list[int] = []
+        capacity = summary(plan, run_plan(plan))["goodput"]
+        plan = replace(plan, rate=capacity / 2, connections=512, seconds=60 * minutes)
+        short = replace(plan, seconds=min(120.0, 60 * minutes))
+        alone, memory = summary(short, run_plan(short)), list[int]()
         with seen.watching(), attacker(names, target, 60 * minutes) as process:
-            with _sampled(memory, seen):
-                beside = _row(Plan(**{**open_loop, "seconds": 60 * minutes}))
+            with repeated(lambda: memory.append(seen.rss_bytes()), SOAK_MEMORY_SECONDS):
+                beside = summary(plan, run_plan(plan))
             outcomes = json.loads(process.communicate()[0])
     third = max(1, len(memory) // 3)
     return {
@@ -200,26 +190,3 @@ def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
         "livez_seconds": round(seen.slowest_probe_seconds, 2),
         "rss_mb": {"first third": round(max(memory[:third]) / 1e6), "last third": round(max(memory[-third:]) / 1e6)},
     }
-
-
-def _row(plan: Plan) -> dict[str, Any]:
-    with Clients(plan, 1) as clients:
-        clients.begin()
-        return summary(plan, clients.results())
-
-
-@contextlib.contextmanager
-def _sampled(memory: list[int], seen: Seen, every_seconds: float = 2.0) -> Iterator[None]:
-    over = threading.Event()
-
-    def sample() -> None:
-        while not over.wait(every_seconds):
-            memory.append(seen.rss_bytes())
-
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()

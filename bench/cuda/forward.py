@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...models import create_model, default_preprocess, macs, select_linears
+from ...models import BundleConfig, create_model, default_preprocess, macs, select_linears
 from ...models.compress import densify_layer
-from ...models.layers.layer_spec import layer_specs_for
+from ...models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ...models.layers.monarch import MonarchLinear
 from ...models.serving.fused.fuse import fuse
 from ...models.serving.pack import prepare_for_inference
@@ -157,6 +157,11 @@ def monarch_model(arch: str, layers: Sequence[str], nblocks: int) -> nn.Module:
     structure = layer_specs_for(shapes, select_linears(shapes, layers), nblocks=nblocks)
     torch.manual_seed(0)
     return create_model(arch, layer_specs=structure).eval()
+
+
+def random_config(arch: str, model: nn.Module) -> BundleConfig:
+    """The config of a `monarch_model`."""
+    return BundleConfig(arch=arch, structure=layer_specs_of(model), preprocess=default_preprocess(arch))
 
 
 def dense_twin(model: nn.Module) -> nn.Module:

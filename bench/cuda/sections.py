@@ -14,7 +14,7 @@ from .ceilings import Ceilings
 from .cells import cell_rows
 from .checks import ROWS, checks
 from .forward import BATCHES as FORWARD_BATCHES
-from .forward import forward_rows, monarch_model
+from .forward import forward_rows, monarch_model, random_config
 from .forward import what as model_name
 from .mlp import mlp_rows
 from .precompile import precompile, triton_tasks
@@ -137,26 +137,17 @@ def model_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None
 
 def tune_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
     """Bring these models into the form they are served in: what the tuner finds for it is this device's preset."""
-    from ...inference.model_form import (  # the other sections need no server
-        GPU_BATCH_SIZE,
-        ForwardOptions,
-        prepare_model,
-    )
+    from ...inference.open import InferenceOptions, prepare_model  # the other sections need no decoder
 
-    options = ForwardOptions(tuning_cache=str(run.tuning_folder or "auto"))
+    options = InferenceOptions(tuning_cache=str(run.tuning_folder or "auto"))
     for arch, layers in run.models:
         if run.out_of_time("tune"):
             run.skipped.append(f"tune {model_name(arch, layers)}: out of time")
             continue
         began = run.seconds()
-        prepare_model(
-            monarch_model(arch, layers, run.nblocks),
-            device=run.device,
-            dtype=run.dtype,
-            size=int(default_preprocess(arch)["size"]),
-            max_batch_size=GPU_BATCH_SIZE,
-            options=options,
-        )
+        model = monarch_model(arch, layers, run.nblocks)
+        size = int(default_preprocess(arch)["size"])
+        prepare_model(model, random_config(arch, model), run.device, run.dtype, size, options)
         run.tuned[model_name(arch, layers)] = round(run.seconds() - began, 1)
         run.say(f"tune {model_name(arch, layers)}: {run.tuned[model_name(arch, layers)]} s")
 

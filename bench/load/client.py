@@ -1,6 +1,7 @@
 """One client process: sends a plan's requests, on a schedule or back to back, and notes what became of each."""
 
 import asyncio
+import itertools
 import random
 import re
 import select
@@ -9,8 +10,8 @@ import time
 from collections import defaultdict
 
 from .connection import Answer, Connection, ConnectionFailed, connect
-from .endpoints import Endpoints, host_of
-from .plan import Plan, Shot
+from .endpoints import Endpoints
+from .plan import Plan, Shot, Target
 from .samples import NO_CONNECTION, OK, TIMEOUT, Samples
 from .schedule import arrivals
 
@@ -43,9 +44,9 @@ class Client:
         self._plan, self._begin = plan, begin
         self._random = random.Random(plan.seed + 1)
         self._endpoints = Endpoints(plan.targets, plan.watch)
-        self._idle: dict[tuple[str, int], list[Connection]] = defaultdict(list)
+        self._idle: dict[Target, list[Connection]] = defaultdict(list)
         self._open = 0
-        self._wires: dict[tuple[int, tuple[str, int]], bytes] = {}
+        self._wires: dict[tuple[int, Target], bytes] = {}
         self._good = [shot for shot in plan.shots if shot.good]
         self._malformed = [shot for shot in plan.shots if not shot.good]
         self._answer = re.compile(plan.answer, re.DOTALL) if plan.answer else None
@@ -58,20 +59,19 @@ class Client:
         self.samples.stopped_after = time.monotonic() - self._begin
 
     async def run(self) -> Samples:
-        """All of it."""
+        """Run the whole plan."""
         cpu = time.process_time()
         self._endpoints.start()
         await asyncio.sleep(max(0.0, self._begin - time.monotonic()))
         await (self._open_loop() if self._plan.rate else self._closed_loop())
         self._endpoints.stop()
-        for connections in self._idle.values():
-            for connection in connections:
-                connection.close()
+        for connection in itertools.chain.from_iterable(self._idle.values()):
+            connection.close()
         self.samples.cpu_seconds = time.process_time() - cpu
         return self.samples
 
     async def _open_loop(self) -> None:
-        """Every request at its time, however many wait for an answer."""
+        """Send every request at its time, however many wait for an answer."""
         plan, tasks = self._plan, set[asyncio.Task[None]]()
         for start in arrivals(plan.arrivals, plan.rate, plan.seconds, plan.seed):
             due = self._begin + start
@@ -88,27 +88,27 @@ class Client:
             await asyncio.wait(tasks)
 
     async def _closed_loop(self) -> None:
-        """So many connections, each sending its next request when it has its answer."""
+        """Let each of the connections send its next request when it has its answer."""
+        turns = iter(range(self._plan.requests)) if self._plan.requests else itertools.count()
 
         async def post_on() -> None:
-            while not self._stopped and (now := time.monotonic() - self._begin) < self._plan.seconds:
+            for _ in turns:
+                now = time.monotonic() - self._begin
+                if self._stopped or now >= self._plan.seconds:
+                    return
                 await self._one(now)
 
         await asyncio.gather(*(post_on() for _ in range(self._plan.connections)))
 
     async def _one(self, start: float) -> None:
-        """One request, from its intended start to its end."""
-        shot = self._draw()
-        due = self._begin + start
-        sent = time.monotonic()
+        """Send one request, and note it from its intended start to its end."""
+        malformed = self._malformed and self._random.random() < self._plan.malformed_share
+        shot = self._random.choice(self._malformed if malformed else self._good)
+        due, sent = self._begin + start, time.monotonic()
         outcome = await self._outcome(shot, due)
         self.samples.add(start, time.monotonic() - due, sent - due, outcome, shot.good)
         if not outcome.isdigit():
             await asyncio.sleep(0)  # where nobody can be reached, a closed loop must not keep out everything else
-
-    def _draw(self) -> Shot:
-        malformed = self._malformed and self._random.random() < self._plan.malformed_share
-        return self._random.choice(self._malformed if malformed else self._good)
 
     async def _outcome(self, shot: Shot, due: float) -> str:
         """What became of a request; one that a server refuses is sent to another, where there is one."""
@@ -129,44 +129,40 @@ class Client:
             self.samples.wrong += self._is_wrong(shot, answer)
         return answer.status
 
-    async def _post(self, shot: Shot, target: tuple[str, int], due: float) -> Answer:
-        """Over an idle connection, or a new one; the time that is left of the request's bounds both."""
-        left = due + self._plan.timeout_seconds - time.monotonic()
-        if left <= 0:
+    async def _post(self, shot: Shot, target: Target, due: float) -> Answer:
+        """Post over an idle connection, or a new one; the time that is left of the request's bounds both."""
+        end = due + self._plan.timeout_seconds
+        if end <= time.monotonic():
             raise TimeoutError
-        connection = self._kept(target)
-        if connection is None:
-            if self._open >= self._plan.connections:
-                raise ConnectionFailed(NO_CONNECTION)
-            self._open += 1
-            try:
-                connection = await connect(*target, left)
-            except (ConnectionFailed, TimeoutError):
-                self._open -= 1
-                raise
+        connection = self._kept(target) or await self._connected(target, end - time.monotonic())
+        key = id(shot), target
+        if key not in self._wires:
+            self._wires[key] = shot.wire(target, self._plan.path, self._plan.headers)
         try:
-            left = due + self._plan.timeout_seconds - time.monotonic()
-            return await connection.post(self._wire(shot, target), left)
+            return await connection.post(self._wires[key], end - time.monotonic())
         finally:
             if connection.usable:
                 self._idle[target].append(connection)
             else:
                 self._open -= 1
 
-    def _kept(self, target: tuple[str, int]) -> Connection | None:
-        idle = self._idle[target]
-        while idle:
-            connection = idle.pop()
+    def _kept(self, target: Target) -> Connection | None:
+        while self._idle[target]:
+            connection = self._idle[target].pop()
             if connection.usable:
                 return connection
             self._open -= 1
         return None
 
-    def _wire(self, shot: Shot, target: tuple[str, int]) -> bytes:
-        key = id(shot), target
-        if key not in self._wires:
-            self._wires[key] = shot.wire(host_of(target), self._plan.path, self._plan.headers)
-        return self._wires[key]
+    async def _connected(self, target: Target, seconds: float) -> Connection:
+        if self._open >= self._plan.connections:
+            raise ConnectionFailed(NO_CONNECTION)
+        self._open += 1
+        try:
+            return await connect(*target, seconds)
+        except (ConnectionFailed, TimeoutError):
+            self._open -= 1
+            raise
 
     def _is_wrong(self, shot: Shot, answer: Answer) -> bool:
         """An answer with an error in it, or with what another request asked for."""
@@ -186,15 +182,14 @@ def run_client(plan: Plan, begin: float, stop_when_readable: int | None = None) 
     """
 
     async def go() -> Samples:
-        client = Client(plan, begin)
+        client, loop = Client(plan, begin), asyncio.get_running_loop()
+
+        def stop(descriptor: int) -> None:
+            loop.remove_reader(descriptor)
+            client.stop()
+
         if stop_when_readable is not None:
-            loop = asyncio.get_running_loop()
-
-            def stop() -> None:
-                loop.remove_reader(stop_when_readable)
-                client.stop()
-
-            loop.add_reader(stop_when_readable, stop)
+            loop.add_reader(stop_when_readable, stop, stop_when_readable)
         return await client.run()
 
     with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(PreciseSelector())) as runner:

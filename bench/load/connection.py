@@ -1,17 +1,11 @@
 """One kept HTTP/1.1 connection of a client: a request, its answer, then the next."""
 
 import asyncio
-import re
 from typing import NamedTuple
 
-from .samples import GARBLED, REFUSED, RESET
+import httptools
 
-_STATUS = re.compile(rb"HTTP/1\.[01] (\d{3})")
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d+)", re.IGNORECASE)
-_CHUNKED = re.compile(rb"\r\ntransfer-encoding: *chunked", re.IGNORECASE)
-_CLOSE = re.compile(rb"\r\nconnection: *close", re.IGNORECASE)
-_RETRY_AFTER = re.compile(rb"\r\nretry-after: *\d", re.IGNORECASE)
-_CHUNK = re.compile(rb"([0-9a-fA-F]+)[^\r\n]*\r\n")
+from .samples import GARBLED, REFUSED, RESET
 
 
 class Answer(NamedTuple):
@@ -31,14 +25,12 @@ class ConnectionFailed(Exception):
 
 
 class Connection(asyncio.Protocol):
-    """Made by `connect`; one request at a time."""
+    """Made by `connect`; one request at a time. The `on_` methods are called by the parser."""
 
     def __init__(self) -> None:
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[Answer] | None = None
-        self._head: bytes | None = None
-        self._seen = bytearray()
-        self._length: int | None = 0
+        self._parser = httptools.HttpResponseParser(self)
 
     @property
     def usable(self) -> bool:
@@ -53,33 +45,37 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """asyncio's: the other side closed it, or it broke."""
         self._transport = None
-        if self._head is not None and self._length is None and exc is None:
-            self._finish(bytes(self._seen))  # a body that ends with the connection
-        else:
-            self._fail(RESET)
+        self._fail(ConnectionFailed(RESET))
 
     def data_received(self, data: bytes) -> None:
         """asyncio's: some bytes of the answer."""
-        self._seen += data
-        if self._head is None:
-            end = self._seen.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            self._head = bytes(self._seen[: end + 2])
-            if not _STATUS.match(self._head):
-                self._fail(GARBLED)
-                self.close()
-                return
-            del self._seen[: end + 4]
-            found = _LENGTH.search(self._head)
-            self._length = int(found[1]) if found else -1 if _CHUNKED.search(self._head) else None
-        if self._length is None:
-            return
-        if self._length >= 0:
-            if len(self._seen) >= self._length:
-                self._finish(bytes(self._seen[: self._length]))
-        elif self._seen.endswith(b"0\r\n\r\n"):
-            self._finish(_unchunked(bytes(self._seen)))
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(ConnectionFailed(GARBLED))
+            self.close()
+
+    def on_message_begin(self) -> None:
+        """An answer begins."""
+        self._body, self._retry_after = bytearray(), False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header came."""
+        self._retry_after |= name.lower() == b"retry-after" and value[:1].isdigit()
+
+    def on_body(self, body: bytes) -> None:
+        """Some of the body came, as it was before it was cut in chunks."""
+        self._body += body
+
+    def on_message_complete(self) -> None:
+        """The answer is whole."""
+        if self._transport is not None and not self._parser.should_keep_alive():
+            self._transport.close()
+        if self._waiter is None or self._waiter.done():
+            self.close()  # nobody asked
+        else:
+            status = str(self._parser.get_status_code())
+            self._waiter.set_result(Answer(status, bytes(self._body), self._retry_after))
 
     async def post(self, request: bytes, timeout_seconds: float) -> Answer:
         """Send a request and wait for its answer.
@@ -106,26 +102,12 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def _give_up(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(TimeoutError())
+        self._fail(TimeoutError())
         self.close()
 
-    def _finish(self, body: bytes) -> None:
-        assert self._head is not None
-        head, self._head = self._head, None
-        self._seen.clear()
-        if _CLOSE.search(head) and self._transport is not None:
-            self._transport.close()
-        status = _STATUS.match(head)
-        if self._waiter is None or self._waiter.done():
-            self.close()
-        else:
-            assert status is not None  # the head was looked at when it came
-            self._waiter.set_result(Answer(status[1].decode(), body, bool(_RETRY_AFTER.search(head))))
-
-    def _fail(self, outcome: str) -> None:
+    def _fail(self, error: Exception) -> None:
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(ConnectionFailed(outcome))
+            self._waiter.set_exception(error)
 
 
 async def connect(host: str, port: int, timeout_seconds: float) -> Connection:
@@ -135,19 +117,9 @@ async def connect(host: str, port: int, timeout_seconds: float) -> Connection:
         ConnectionFailed: nobody listens, or it was broken at once.
         TimeoutError: not open in time.
     """
-    try:
-        async with asyncio.timeout(timeout_seconds):
+    async with asyncio.timeout(timeout_seconds):
+        try:
             _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
-    except TimeoutError:
-        raise
-    except OSError:
-        raise ConnectionFailed(REFUSED) from None
+        except OSError:
+            raise ConnectionFailed(REFUSED) from None
     return connection
-
-
-def _unchunked(data: bytes) -> bytes:
-    parts, at = [], 0
-    while (found := _CHUNK.match(data, at)) and (size := int(found[1], 16)):
-        parts.append(data[found.end() : found.end() + size])
-        at = found.end() + size + 2
-    return b"".join(parts)

@@ -1,6 +1,30 @@
 """What a client process is told to do: plain data, sent over a pipe."""
 
+import re
 from dataclasses import dataclass, replace
+
+Target = tuple[str, int]
+"""Host and port of a server."""
+
+Headers = tuple[tuple[str, str], ...]
+
+
+def target_of(url: str) -> Target:
+    """Host and port of an http URL.
+
+    Raises:
+        ValueError: another scheme, or no host.
+    """
+    found = re.fullmatch(r"http://(\[[^\]]+\]|[^/:]+)(?::(\d+))?/?", url)
+    if found is None:
+        raise ValueError(f"url {url!r}: expected http://HOST:PORT")
+    return found[1].strip("[]"), int(found[2] or 80)
+
+
+def host_of(target: Target) -> str:
+    """What the header Host says of a server."""
+    host, port = target
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True)
@@ -19,11 +43,11 @@ class Shot:
     content_type: str
     good: bool = True
     expected: bytes = b""
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Headers = ()
 
-    def wire(self, host: str, path: str, headers: tuple[tuple[str, str], ...]) -> bytes:
+    def wire(self, target: Target, path: str, headers: Headers = ()) -> bytes:
         """The bytes of the request."""
-        lines = [f"POST {path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(self.body)}"]
+        lines = [f"POST {path} HTTP/1.1", f"Host: {host_of(target)}", f"Content-Length: {len(self.body)}"]
         if self.content_type:
             lines.append(f"Content-Type: {self.content_type}")
         lines += [f"{name}: {value}" for name, value in (*self.headers, *headers)]
@@ -48,12 +72,13 @@ class Plan:
     """One row of load.
 
     Args:
-        targets: host and port of each server; taken in turns.
+        targets: the servers, which are taken in turns.
         path: of the request, with its query.
         shots: good and malformed requests; drawn at random.
         seconds: of sending; answers are waited for after that.
         rate: requests a second in an open loop; 0 = closed loop.
         connections: in a closed loop, those that post; in an open loop, the most there may be.
+        requests: after which a closed loop ends before its time; 0 = it does not.
         timeout_seconds: after which a request is given up and its connection closed.
         malformed_share: of requests that are drawn from the malformed shots.
         headers: of every request.
@@ -61,21 +86,28 @@ class Plan:
         watch: how readiness is followed; None = every target always gets requests.
     """
 
-    targets: tuple[tuple[str, int], ...]
+    targets: tuple[Target, ...]
     path: str
     shots: tuple[Shot, ...]
     seconds: float
     rate: float = 0.0
     arrivals: str = "poisson"
     connections: int = 32
+    requests: int = 0
     timeout_seconds: float = 10.0
     malformed_share: float = 0.0
-    headers: tuple[tuple[str, str], ...] = ()
+    headers: Headers = ()
     answer: bytes = b""
     watch: Watch | None = None
     seed: int = 0
 
     def share(self, number: int, of: int) -> "Plan":
         """The part of one of several client processes."""
-        own = self.connections // of + (number < self.connections % of)
-        return replace(self, rate=self.rate / of, connections=max(1, own), seed=self.seed + 7919 * number)
+        connections, requests = (whole // of + (number < whole % of) for whole in (self.connections, self.requests))
+        return replace(
+            self,
+            rate=self.rate / of,
+            connections=max(1, connections),
+            requests=max(requests, min(1, self.requests)),
+            seed=self.seed + 7919 * number,
+        )

@@ -6,7 +6,8 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from types import TracebackType
+from subprocess import PIPE
+from typing import IO
 
 from .plan import Plan
 from .samples import Samples, merged
@@ -22,34 +23,31 @@ class Clients:
     def __init__(self, plan: Plan, count: int = 1) -> None:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
         command = [sys.executable, "-m", "milkweed.bench.load.worker"]
-        self._processes = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
-            for _ in range(count)
-        ]
         self._plans = [plan.share(number, count) for number in range(count)]
+        self._processes = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment) for _ in self._plans]
 
     def __enter__(self) -> "Clients":
         for process, plan in zip(self._processes, self._plans, strict=True):
-            assert process.stdin is not None
-            pickle.dump(plan, process.stdin)
-            process.stdin.flush()
+            _send(process, pickle.dumps(plan))
         for process in self._processes:
-            assert process.stdout is not None
-            if process.stdout.readline() != READY:
-                self._end()
+            if _output(process).readline() != READY:
+                self.__exit__()
                 raise RuntimeError(f"a client process did not start, exit code {process.wait()}")
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._end()
+    def __exit__(self, *error: object) -> None:
+        self.stop()
+        for process in self._processes:
+            if process.poll() is None:
+                process.terminate()
+            process.wait()
+            _output(process).close()
 
     def begin(self) -> float:
         """Let them begin; monotonic seconds of the row's beginning, a moment from now."""
         at = time.monotonic() + LEAD_SECONDS
         for process in self._processes:
-            assert process.stdin is not None
-            process.stdin.write(BEGIN.pack(at))
-            process.stdin.flush()
+            _send(process, BEGIN.pack(at))
         return at
 
     def stop(self) -> None:
@@ -67,23 +65,30 @@ class Clients:
         """
         parts = []
         for process in self._processes:
-            assert process.stdout is not None
             try:
-                parts.append(pickle.load(process.stdout))
+                parts.append(pickle.load(_output(process)))
             except EOFError:
                 raise RuntimeError(f"a client process broke down, exit code {process.wait()}") from None
         return merged(parts)
 
     def run(self) -> Samples:
-        """The whole row."""
+        """Run the whole row."""
         self.begin()
         return self.results()
 
-    def _end(self) -> None:
-        self.stop()
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-            process.wait()
-            assert process.stdout is not None
-            process.stdout.close()
+
+def run_plan(plan: Plan, clients: int = 1) -> Samples:
+    """Run the whole row of a plan, from so many processes."""
+    with Clients(plan, clients) as running:
+        return running.run()
+
+
+def _send(process: "subprocess.Popen[bytes]", data: bytes) -> None:
+    assert process.stdin is not None
+    process.stdin.write(data)
+    process.stdin.flush()
+
+
+def _output(process: "subprocess.Popen[bytes]") -> IO[bytes]:
+    assert process.stdout is not None
+    return process.stdout

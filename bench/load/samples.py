@@ -1,28 +1,29 @@
-"""What a client saw of each request, in columns: small enough to keep for a million of them."""
+"""What a client saw of each request, in columns: small enough to keep for millions of them."""
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 OK = "200"
 TIMEOUT, RESET, REFUSED, GARBLED, NO_CONNECTION = "timeout", "reset", "refused", "garbled", "no_connection"
+ENDS = (TIMEOUT, RESET, REFUSED, GARBLED, NO_CONNECTION)
 """Ends of a request without an answer: not in time, connection lost, not opened, not HTTP, too many open."""
 
 LOST = (RESET, REFUSED, GARBLED)
+COLUMNS = ("starts", "latencies", "lateness", "outcomes", "good")
 
 
 @dataclass
 class Samples:
-    """One entry a request in each column; seconds.
+    """One entry a request in each of COLUMNS; seconds.
 
     Args:
         starts: intended start, from the beginning of the row; in a closed loop, when it was sent.
         latencies: from the intended start to the last byte of the answer, or to the end of waiting for it.
         lateness: from the intended start to when the client sent it.
-        outcomes: index into `labels`.
+        outcomes: HTTP status, or index into ENDS.
         good: 1 where a good request was sent.
-        labels: HTTP statuses, and the ends without an answer.
         bare_refusals: answers 429 and 503 without Retry-After.
         wrong: answers with 200 that hold an error, or another request's answer.
         moved: requests that were sent again to another server after a 503.
@@ -35,7 +36,6 @@ class Samples:
     lateness: "array[float]" = field(default_factory=lambda: array("d"))
     outcomes: "array[int]" = field(default_factory=lambda: array("H"))
     good: "array[int]" = field(default_factory=lambda: array("b"))
-    labels: list[str] = field(default_factory=list)
     bare_refusals: int = 0
     wrong: int = 0
     moved: int = 0
@@ -44,38 +44,37 @@ class Samples:
 
     def add(self, start: float, latency: float, lateness: float, outcome: str, good: bool) -> None:
         """Note one request."""
-        if outcome not in self.labels:
-            self.labels.append(outcome)
         self.starts.append(start)
         self.latencies.append(latency)
         self.lateness.append(lateness)
-        self.outcomes.append(self.labels.index(outcome))
+        self.outcomes.append(int(outcome) if outcome.isdigit() else ENDS.index(outcome))
         self.good.append(good)
 
     def __len__(self) -> int:
         return len(self.starts)
 
+    def requests(self, good: bool) -> Iterator[tuple[float, float, str]]:
+        """Start, latency and outcome of each good request, or of each malformed one."""
+        for start, latency, outcome, was in zip(self.starts, self.latencies, self.outcomes, self.good, strict=True):
+            if was == good:
+                yield start, latency, ENDS[outcome] if outcome < len(ENDS) else str(outcome)
+
     def counts(self, good: bool | None = None) -> Counter[str]:
         """Requests by outcome: of the good ones, the malformed ones, or all."""
-        pairs = zip(self.outcomes, self.good, strict=True)
-        return Counter(self.labels[outcome] for outcome, was in pairs if good is None or was == good)
+        kinds = (True, False) if good is None else (good,)
+        return Counter(outcome for kind in kinds for _, _, outcome in self.requests(kind))
 
-    def latencies_of(self, outcome: str, good: bool = True) -> list[float]:
-        """Latencies of the requests with an outcome, seconds, ascending."""
-        if outcome not in self.labels:
-            return []
-        wanted = self.labels.index(outcome)
-        columns = zip(self.latencies, self.outcomes, self.good, strict=True)
-        return sorted(latency for latency, found, was in columns if found == wanted and was == good)
+    def latencies_of(self, outcome: str) -> list[float]:
+        """Latencies of the good requests with an outcome, seconds, ascending."""
+        return sorted(latency for _, latency, found in self.requests(good=True) if found == outcome)
 
 
 def merged(parts: Iterable[Samples]) -> Samples:
     """The samples of several client processes."""
     whole = Samples()
     for part in parts:
-        columns = zip(part.starts, part.latencies, part.lateness, part.outcomes, part.good, strict=True)
-        for start, latency, lateness, outcome, good in columns:
-            whole.add(start, latency, lateness, part.labels[outcome], bool(good))
+        for column in COLUMNS:
+            getattr(whole, column).extend(getattr(part, column))
         whole.bare_refusals += part.bare_refusals
         whole.wrong += part.wrong
         whole.moved += part.moved

@@ -5,8 +5,7 @@ import re
 import time
 from dataclasses import replace
 
-from .connection import ConnectionFailed, connect
-from .endpoints import host_of
+from .connection import Answer, ConnectionFailed, connect
 from .plan import Plan, Shot
 
 RETRY_SECONDS = 0.05
@@ -30,30 +29,26 @@ def recovery_seconds(plan: Plan, least_in_a_row: int, most_seconds: float) -> fl
         if in_a_row == least_in_a_row:
             return round(passed, 2)
         try:
-            status, _ = asyncio.run(_post(plan, shot))
+            answered = asyncio.run(_post(plan, shot)).status == "200"
         except (ConnectionFailed, TimeoutError):
-            status = ""
-        in_a_row = in_a_row + 1 if status == "200" else 0
-        if status != "200":
+            answered = False
+        in_a_row = in_a_row + 1 if answered else 0
+        if not answered:
             time.sleep(RETRY_SECONDS)
     return None
 
 
 def _expected(plan: Plan, shot: Shot) -> bytes:
-    status, body = asyncio.run(_post(plan, shot))
-    found = re.search(plan.answer, body, re.DOTALL) if plan.answer else None
-    if status != "200" or (plan.answer and found is None):
-        raise RuntimeError(f"a good request of {len(shot.body)} bytes got {status}: {body[:300]!r}")
-    return found[1] if found else b""
+    answer = asyncio.run(_post(plan, shot))
+    found = re.search(plan.answer, answer.body, re.DOTALL)
+    if answer.status != "200" or found is None:
+        raise RuntimeError(f"a good request of {len(shot.body)} bytes got {answer.status}: {answer.body[:300]!r}")
+    return found[1] if plan.answer else b""
 
 
-async def _post(plan: Plan, shot: Shot) -> tuple[str, bytes]:
-    host, port = plan.targets[0]
-    connection = await connect(host, port, plan.timeout_seconds)
+async def _post(plan: Plan, shot: Shot) -> Answer:
+    connection = await connect(*plan.targets[0], plan.timeout_seconds)
     try:
-        answer = await connection.post(
-            shot.wire(host_of(plan.targets[0]), plan.path, plan.headers), plan.timeout_seconds
-        )
+        return await connection.post(shot.wire(plan.targets[0], plan.path, plan.headers), plan.timeout_seconds)
     finally:
         connection.close()
-    return answer.status, answer.body

@@ -1,7 +1,7 @@
 """What a row of load comes to: rates, percentiles, the client's own lateness, and what went wrong."""
 
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +16,6 @@ LATE_SHARE, LATE_LEAST_MS = 0.1, 1.0
 
 def percentile(ascending: Sequence[float], q: float) -> float:
     """Nearest rank: the least value that at least q percent of all do not exceed; one that occurred."""
-    if not ascending:
-        raise ValueError("percentile of no values")
     return ascending[max(0, math.ceil(len(ascending) * q / 100) - 1)]
 
 
@@ -37,10 +35,14 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
     everything that got a status.
     """
     good, malformed = samples.counts(good=True), samples.counts(good=False)
-    accepted = samples.latencies_of(OK)
     seconds = samples.stopped_after or plan.seconds
-    in_time = _in_time(samples, plan.timeout_seconds, math.inf if plan.rate else seconds)
-    latency, late = percentiles_ms(accepted), percentiles_ms(sorted(samples.lateness)) if plan.rate else None
+    until = math.inf if plan.rate else seconds
+    in_time = sum(
+        outcome == OK and latency <= plan.timeout_seconds and start + latency <= until
+        for start, latency, outcome in samples.requests(good=True)
+    )
+    latency = percentiles_ms(samples.latencies_of(OK))
+    late = percentiles_ms(sorted(samples.lateness)) if plan.rate else None
     return {
         "loop": "open" if plan.rate else "closed",
         "arrivals": plan.arrivals if plan.rate else None,
@@ -66,44 +68,23 @@ def summary(plan: Plan, samples: Samples) -> dict[str, Any]:
     }
 
 
-def _in_time(samples: Samples, timeout_seconds: float, until: float) -> int:
-    """Good requests answered with 200 within the timeout; in a closed loop, before the end of the row."""
-    columns = zip(samples.starts, samples.latencies, samples.outcomes, samples.good, strict=True)
-    return sum(
-        bool(good) and samples.labels[outcome] == OK and latency <= timeout_seconds and start + latency <= until
-        for start, latency, outcome, good in columns
-    )
-
-
 def is_late(lateness: dict[str, float] | None, latency: dict[str, float]) -> bool:
     """Whether the client itself made so much of the latencies that they are hardly the server's."""
-    if lateness is None:
-        return False
-    return lateness["p99"] > max(LATE_LEAST_MS, LATE_SHARE * latency["p99"])
+    return lateness is not None and lateness["p99"] > max(LATE_LEAST_MS, LATE_SHARE * latency["p99"])
 
 
 def timeline(samples: Samples, bin_seconds: float) -> list[dict[str, Any]]:
     """Good requests by when they were meant to start: their outcomes, and the p99 of those answered with 200."""
-    if not samples.starts:
-        return []
-    bins = int(max(samples.starts) / bin_seconds) + 1
-    counts: list[Counter[str]] = [Counter() for _ in range(bins)]
-    latencies: list[list[float]] = [[] for _ in range(bins)]
-    columns = zip(samples.starts, samples.latencies, samples.outcomes, samples.good, strict=True)
-    for start, latency, outcome, good in columns:
-        if not good:
-            continue
-        number, label = int(start / bin_seconds), samples.labels[outcome]
-        counts[number][label] += 1
-        if label == OK:
-            latencies[number].append(latency)
+    bins: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for start, latency, outcome in samples.requests(good=True):
+        bins[int(start / bin_seconds)][outcome].append(latency)
     return [
         {
             "at": round(number * bin_seconds, 3),
-            "statuses": dict(sorted(counts[number].items())),
-            "p99_ms": round(percentile(sorted(found), 99) * 1e3, 2) if found else None,
+            "statuses": dict(sorted((outcome, len(found)) for outcome, found in bins[number].items())),
+            "p99_ms": round(percentile(sorted(bins[number][OK]), 99) * 1e3, 2) if OK in bins[number] else None,
         }
-        for number, found in enumerate(latencies)
+        for number in range(max(bins, default=-1) + 1)
     ]
 
 

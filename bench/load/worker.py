@@ -1,6 +1,6 @@
 """The process of one client: reads its plan from stdin, says that it is there, begins when told, writes its samples.
 
-Imports nothing heavy. Started by `processes.Clients`.
+It imports nothing heavy, and is started by `processes.Clients`.
 """
 
 import gc
@@ -12,7 +12,6 @@ import sys
 from contextlib import suppress
 
 from .client import run_client
-from .plan import Plan
 
 READY = b"ready\n"
 BEGIN = struct.Struct("d")
@@ -22,14 +21,13 @@ NICE = -10
 
 
 def main() -> None:
-    """One plan. A byte on stdin, or its end, stops the row early."""
+    """Run one plan. A byte on stdin, or its end, stops the row early."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
     stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
     plan = pickle.load(stdin)
-    assert isinstance(plan, Plan)
     stdout.write(READY)
     stdout.flush()
     (begin,) = BEGIN.unpack(stdin.read(BEGIN.size))

@@ -8,12 +8,18 @@ import argparse
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
+from ..server.request import Request
+from ..server.tables import line
 from .catalogue import PEERS, VENVS
 from .install import TORCH, install
-from .run import DEFAULT_OUT, OURS, Request, run
+from .run import DEFAULT_OUT, OURS, Comparison
+from .tables import skipped, table
 
 VENV_FOLDER = Path("/tmp/peers")
 WIDTH = 120
@@ -25,20 +31,20 @@ def main(arguments: list[str] | None = None) -> int:
     if options.command == "setup":
         return _setup(options)
     request = Request(
-        peers=options.peers,
-        venvs=options.venvs,
         seconds=options.seconds,
         concurrency=options.concurrency,
         clients=options.clients,
-        rate=options.rate,
-        device_ms=options.device_ms,
+        rates=(options.rate,),
         settings=dict(pair.split("=", 1) for pair in options.set),
     )
-    document = run(request, say=_say, note=lambda line: print(line, file=sys.stderr, flush=True))
+    note = partial(print, file=sys.stderr, flush=True)
+    document = Comparison(request, options.venvs, options.device_ms, _say, note).run(options.peers)
     document["command"] = shlex.join(["python", "-m", "milkweed.bench.peers", *(arguments or sys.argv[1:])])
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")
-    _print(document)
+    Console(width=WIDTH, markup=False, emoji=False, highlight=False).print(table(document))
+    for why in skipped(document):
+        print(why)
     return 0
 
 
@@ -56,20 +62,7 @@ def _setup(options: argparse.Namespace) -> int:
 
 
 def _say(row: dict[str, Any]) -> None:
-    latency = row["latency_ms"] or {}
-    line = f"  {row['server']:15} {row['section']:10} {row['what']:28} {row['goodput']:8.1f}/s "
-    line += f"p50 {latency.get('p50', '-')} p99 {latency.get('p99', '-')} ms, CPU {row['cpu_ms_per_request']} ms, "
-    print(line + f"{row['statuses']}", file=sys.stderr, flush=True)
-
-
-def _print(document: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    from .tables import skipped, table
-
-    Console(width=WIDTH, markup=False, emoji=False, highlight=False).print(table(document))
-    for line in skipped(document):
-        print(line)
+    print(f"  {row['server']}: {line(row)}", file=sys.stderr, flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:

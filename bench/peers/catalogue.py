@@ -1,15 +1,15 @@
 """The peers: what is installed, how each is started, and the cheapest request that it accepts."""
 
-import base64
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ..load.plan import Shot
-from .servers.tiny_vit import RAW_BYTES, SIZE
+from ..load.requests import MULTIPART, base64_json, cut, multipart
+from .servers.tiny_vit import SIZE
 
 SERVERS = Path(__file__).parent / "servers"
 
@@ -69,43 +69,27 @@ def _torchserve(bin: Path, weights: Path, port: int, scratch: Path) -> list[str]
     return [str(bin / "python"), str(SERVERS / "torchserve_start.py"), str(weights), str(port), str(scratch)]
 
 
-def _raw(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
-    kind = "application/octet-stream"
-    return (*(Shot(image.tobytes(), kind) for image in images), Shot(_cut(images[0]), kind, good=False))
+def _shots(wrap: Callable[[bytes], Shot]) -> Callable[[Sequence[np.ndarray]], tuple[Shot, ...]]:
+    """Requests from pictures: their pixels wrapped as a peer takes them, and one whose pixels are cut off."""
+
+    def shots(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
+        broken = replace(wrap(cut(images[0].tobytes())), good=False)
+        return (*(wrap(image.tobytes()) for image in images), broken)
+
+    return shots
 
 
-def _multipart(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
-    edge = "peer-4f1c"
-    head = f'--{edge}\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n'
-    head += "Content-Type: application/octet-stream\r\n\r\n"
-
-    def shot(body: bytes, good: bool = True) -> Shot:
-        whole = head.encode() + body + f"\r\n--{edge}--\r\n".encode()
-        return Shot(whole, f"multipart/form-data; boundary={edge}", good)
-
-    return (*(shot(image.tobytes()) for image in images), shot(_cut(images[0]), good=False))
+def _tensor(body: bytes) -> Shot:
+    tensor = {"name": "pixels", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8"}
+    head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(body)}}]}).encode()
+    return Shot(head + body, _BYTES, headers=(("Inference-Header-Content-Length", str(len(head))),))
 
 
-def _base64(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
-    def shot(body: bytes, good: bool = True) -> Shot:
-        return Shot(json.dumps({"images": [base64.b64encode(body).decode()]}).encode(), "application/json", good)
-
-    return (*(shot(image.tobytes()) for image in images), shot(_cut(images[0]), good=False))
-
-
-def _binary_tensor(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
-    def shot(body: bytes, good: bool = True) -> Shot:
-        tensor = {"name": "pixels", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8"}
-        head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(body)}}]}).encode()
-        length = ("Inference-Header-Content-Length", str(len(head)))
-        return Shot(head + body, "application/octet-stream", good, headers=(length,))
-
-    return (*(shot(image.tobytes()) for image in images), shot(_cut(images[0]), good=False))
-
-
-def _cut(image: np.ndarray) -> bytes:
-    return image.tobytes()[: RAW_BYTES * 2 // 3]
-
+_BYTES = "application/octet-stream"
+_raw = _shots(lambda body: Shot(body, _BYTES))
+_multipart = _shots(lambda body: Shot(multipart([body], _BYTES), MULTIPART))
+_base64 = _shots(lambda body: Shot(base64_json([body]), "application/json"))
+_binary_tensor = _shots(_tensor)
 
 _CLASS = rb'"class":\s*(\d+)'
 _TENSOR_CLASS = rb'"data":\s*\[(\d+)'

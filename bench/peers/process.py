@@ -1,21 +1,20 @@
 """A peer as a running process: started, asked until it is ready, and ended with all it has started."""
 
 import os
-import signal
-import subprocess
 import tempfile
+import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from ..serving.ports import free_port, wait_until_ready
+from ..process import free_port
 from .catalogue import Peer
 from .install import venv_of
 
-START_SECONDS, END_SECONDS = 120.0, 10.0
+START_SECONDS, END_SECONDS, ASK_EVERY_SECONDS = 120.0, 10.0, 0.1
 
 
 @contextmanager
@@ -28,10 +27,9 @@ def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0)
     Raises:
         RuntimeError: it did not start in START_SECONDS; with the last that it said.
     """
-    port = free_port(following=2)  # some serve gRPC and metrics as well
+    port, venv = free_port(following=2), venv_of(peer, venvs)  # some serve gRPC and metrics as well
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile("w+") as said:
-        venv = venv_of(peer, venvs)
-        process = subprocess.Popen(
+        process = psutil.Popen(
             peer.command(venv / "bin", weights, port, Path(scratch)),
             stdout=said,
             stderr=said,
@@ -41,15 +39,30 @@ def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0)
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            try:
-                wait_until_ready(url + peer.ready, START_SECONDS, lambda: process.poll() is None)
-            except RuntimeError as error:
+            why = _not_ready(process, url + peer.ready)
+            if why:
                 said.seek(0)
-                last = " ".join(said.read()[-600:].split())
-                raise RuntimeError(f"{peer.name} did not start: {error}; {last}") from None
+                raise RuntimeError(f"{peer.name} did not start: {url}: {why}; {' '.join(said.read()[-600:].split())}")
             yield process.pid, url
         finally:
             _end(process)
+
+
+def _not_ready(process: psutil.Popen, url: str) -> str:
+    """Ask until the URL answers with 200; why it did not, or nothing."""
+    end, last = time.monotonic() + START_SECONDS, ""
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            return "its process ended"
+        try:
+            with urllib.request.urlopen(url, timeout=2) as answer:
+                if answer.status == 200:
+                    return ""
+                last = f"status {answer.status}"
+        except OSError as error:  # urllib's errors are such, too
+            last = str(error)
+        time.sleep(ASK_EVERY_SECONDS)
+    return f"not ready within {START_SECONDS:g} s: {last}"
 
 
 def _environment(peer: Peer, venv: Path, weights: Path, scratch: str) -> dict[str, str]:
@@ -60,21 +73,14 @@ def _environment(peer: Peer, venv: Path, weights: Path, scratch: str) -> dict[st
     return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": scratch, **own}
 
 
-def _end(process: subprocess.Popen[Any]) -> None:
-    """SIGTERM, then SIGKILL for what is left of its session and its descendants: some leave orphans behind."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
-    process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(family, timeout=END_SECONDS)
-    for orphan in alive:
-        try:
-            orphan.kill()
-        except psutil.NoSuchProcess:
-            continue
-    try:
-        process.wait(END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _end(process: psutil.Popen) -> None:
+    """SIGTERM, then SIGKILL for what is left of it and its descendants: some leave orphans behind."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = process.children(recursive=True)
+        process.terminate()
+    _, alive = psutil.wait_procs([process, *family], timeout=END_SECONDS)
+    for left in alive:
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    process.wait()

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 
 from ...models import load_bundle
-from ..serving.bundles import tiny_bundle
+from ..server.bundles import tiny_bundle
 
 
 def export(folder: Path) -> tuple[Path, Path]:

@@ -32,7 +32,7 @@ def print_report(report: "RunReport") -> None:
 
 def curve_lines(report: "RunReport") -> list[str]:
     """Candidates drawn in characters: quality, or KL where there is no other, against their parameters."""
-    from ...models.report.curve import MEASURES, measured, measures
+    from ...models.report.charts import MEASURES, measured, measures
 
     names = measures(report.curve)
     if not names:
@@ -64,7 +64,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def _outcome(report: "RunReport") -> dict[str, str]:
-    from ...models.report.spelling import compact, duration, size, three_digits
+    from ...models.report.terms import compact, duration, size, three_digits
     from ...models.report.verdict import verdict
 
     found = verdict(report)
@@ -93,8 +93,7 @@ def _outcome(report: "RunReport") -> dict[str, str]:
 
 
 def _quality(report: "RunReport") -> dict[str, str]:
-    from ...models.report.sampling import sampling_error
-    from ...models.report.spelling import counted, percent, three_digits
+    from ...models.report.terms import counted, percent, sampling_error, three_digits
 
     before, after = report.before, report.after
     if after is None:
@@ -124,8 +123,7 @@ def _course(report: "RunReport") -> dict[str, str]:
 
 
 def _print_layers(rows: Sequence["LayerRow"]) -> None:
-    from ...models.report.layer_names import kept_dense, structure_text
-    from ...models.report.spelling import compact, optional, share, size
+    from ...models.report.terms import compact, kept_dense, optional, share, size, structure_text
 
     worst = max((row.error for row in rows if row.error is not None), default=0.0)
     columns: list[tuple[str, Callable[[LayerRow], str]]] = [
@@ -152,7 +150,8 @@ def _print_layers(rows: Sequence["LayerRow"]) -> None:
 
 
 def _print_curve(report: "RunReport") -> None:
-    from ...models.report.curve import best_at_size, candidate_text, measures
+    from ...models.report.charts import best_at_size, measures
+    from ...models.report.terms import candidate_text
 
     for line in curve_lines(report):
         print(_drawable(line))
@@ -165,7 +164,7 @@ def _print_curve(report: "RunReport") -> None:
 
 
 def _change(before: float | None, after: float | None, spell: Callable[..., str]) -> str:
-    from ...models.report.spelling import before_arrow
+    from ...models.report.terms import before_arrow
 
     if before is None or before == after:
         return spell(after)
@@ -179,7 +178,7 @@ def _scale(values: Sequence[float], top: int) -> Callable[[float], int]:
 
 
 def _number(value: float | None) -> str:
-    from ...models.report.spelling import three_digits
+    from ...models.report.terms import three_digits
 
     return "" if value is None else three_digits(value)
 

@@ -1,4 +1,4 @@
-"""Makes models smaller, and dense again: calibration, projection, budgets; compression and densification of bundles."""
+"""Compresses models, with calibration, projection and budgets, and makes them dense again."""
 
 from .compression import CalibrationData, CompressReport, compress_model
 from .densification import DensifyReport, densify_layer, densify_model

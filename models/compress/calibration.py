@@ -1,4 +1,4 @@
-"""Calibration: what is learnt of a model from a few images before it is compressed."""
+"""Learns from a few images, before a model is compressed, how its layers' inputs are distributed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,12 +17,12 @@ from .projection.statistics import InputStatistics
 
 MIN_IMAGES = 16
 FEW_IMAGES = 128
-"""Fewer than this are accepted with a warning: a layer of 768 inputs has 300,000 covariances to learn."""
+"""Fewer images are accepted with a warning, since a layer of 768 inputs has 300,000 covariances to learn."""
 
 TURN, FITTED = 5, 3
-"""Of every five images three are fitted to, and two held out, which choices are made and figures given on.
+"""Of every five images three are fitted to, and two held out for choices and figures.
 
-So many, since what is chosen on a few images is chosen for those images.
+So many are held out because a choice made on a few images fits only those.
 """
 
 BATCH = 32
@@ -56,7 +56,7 @@ class Images:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all images."""
         return sum(len(batch) for batch in (*self.fitted, *self.held_out))
 
     def warnings(self) -> tuple[str, ...]:
@@ -75,11 +75,11 @@ class Calibration:
     ridge: float
 
     def all(self) -> dict[str, InputStatistics]:
-        """Statistics of all images together: for the final fit, when all choices are made."""
+        """Statistics of all images together, for the final fit, when all choices are made."""
         return {name: found.merged(self.held_out[name]) for name, found in self.fitted.items()}
 
     def rearranged(self, arrangements: Sequence[Arrangement]) -> "Calibration":
-        """Of the model whose hidden units have moved."""
+        """The calibration of the model after its hidden units have moved."""
         moved = {f"{one.mlp}.fc2": one.order for one in arrangements}
         fitted, held_out = (
             {name: permuted(found, moved[name]) if name in moved else found for name, found in part.items()}
@@ -91,7 +91,7 @@ class Calibration:
 def calibrate(
     model: nn.Module, names: Sequence[str], images: Images, progress: Callable[[int, int], None] | None = None
 ) -> Calibration:
-    """Measure what reaches the named linear layers, and choose the ridge.
+    """Measure the inputs of the named linear layers, and choose the ridge.
 
     Raises:
         ValueError: an activation that is not finite.
@@ -107,7 +107,7 @@ def calibrate(
 
 
 class _Told:
-    """Passes batches on and tells how many of all were."""
+    """Passes batches on and reports the progress over all of them."""
 
     def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
         self._total, self._progress, self._done = total, progress, 0

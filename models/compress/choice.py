@@ -1,4 +1,4 @@
-"""Chooses what each layer becomes, and can say why."""
+"""Chooses the structure of each layer, and gives the reason."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from .projection.layer_fit import LayerFit
 from .request import CompressRequest
 
 CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
-"""Budgets that are tried beside the asked one, so that the report shows what more or less would cost."""
+"""Budgets that are tried beside the one asked for, so that the report shows what more or less would cost."""
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class MeasuredTrial:
 
 @dataclass(frozen=True)
 class Choice:
-    """What each layer becomes.
+    """The structures that layers become.
 
     Args:
-        structures: of the layers that change.
+        structures: structures of the layers that change.
         trials: allocations that were measured on the way.
         sensitivities: KL in nats that each layer at half of its weights is responsible for.
-        costs: in the budget's unit, if there was one.
+        costs: the layers' costs in the budget's unit, if there was a budget.
         warnings: sentences for a person.
     """
 
@@ -47,7 +47,7 @@ class Choice:
     warnings: tuple[str, ...] = ()
 
     def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, LayerNote]:
-        """Why each of the layers is what it is, and how good."""
+        """The reason for each layer's structure, and its figures."""
         return {
             name: LayerNote(
                 reason=self._reason(name),

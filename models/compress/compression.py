@@ -34,12 +34,12 @@ from .request import CompressRequest
 
 @dataclass(frozen=True)
 class CalibrationData:
-    """Calibration images as tensors, and what to say of them.
+    """Calibration images as tensors, with their record for the report.
 
     Args:
-        images: normalised (n, 3, H, W).
-        targets: class of each, int64 (n,), where they are labelled.
-        use: what became of the folder's images.
+        images: normalised images (n, 3, H, W).
+        targets: the class of each, int64 (n,), where they are labelled.
+        use: how many of the folder's images were used, and which were skipped.
     """
 
     images: Tensor
@@ -49,7 +49,7 @@ class CalibrationData:
 
 @dataclass(frozen=True)
 class CompressReport:
-    """What `compress_model` did; `report` is what lies in the bundle as report.json."""
+    """The result of `compress_model`; `report` is the one that lies in the bundle as report.json."""
 
     config: BundleConfig
     report: RunReport
@@ -89,8 +89,8 @@ def compress_model(
     structured matrix; with them, the one whose outputs are nearest on them.
 
     Args:
-        device: that the images run on; layers are fitted on the CPU.
-        note: called with sentences for a person: what a search tried.
+        device: the device that the images run on; layers are fitted on the CPU.
+        note: is called with sentences for a person on what a search tried.
         command: the command line that does it again, for the report.
 
     Raises:
@@ -198,7 +198,7 @@ def _final_fits(
     calibration: Calibration | None,
     progress: Progress | None,
 ) -> dict[str, LayerFit]:
-    """Fits by all images: nothing is chosen by the held-out ones any more."""
+    """The fits to all images, since the held-out ones are no longer needed for choices."""
     statistics = {} if calibration is None else calibration.all()
     requests = {
         name: FitRequest.of(linear_layer(model, name), structure, statistics.get(name))
@@ -269,7 +269,7 @@ def _save(
 
 
 def compression_metrics(report: RunReport) -> dict[str, Any]:
-    """The record in config.json: what it cost, on what; the report beside it has the rest."""
+    """The record in config.json of sizes and held-out quality; the report beside it has the rest."""
     assert report.totals_before is not None
     assert report.totals_after is not None
     after = report.after
@@ -289,7 +289,7 @@ def _named(progress: Progress | None, step: str) -> Callable[[int, int], None] |
 
 
 class _Clock:
-    """Seconds by step."""
+    """Measures the seconds of each step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}

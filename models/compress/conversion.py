@@ -1,4 +1,4 @@
-"""Converts a bundle: the same model with its weights held in another precision, and how far its answers moved."""
+"""Converts a bundle to weights in another precision, and measures how far the answers move."""
 
 import time
 from collections import Counter
@@ -24,10 +24,10 @@ Batches = Iterable[tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True)
 class ConvertReport:
-    """What `convert_model` did.
+    """The result of `convert_model`.
 
     Args:
-        source, config: what the bundles say, before and after.
+        source, config: the configs of the bundles before and after.
         before, after: both models on the same images; agreement and KL are with the model before. None without images.
     """
 
@@ -52,14 +52,14 @@ def convert_model(
 ) -> ConvertReport:
     """Read the bundle `source`, write it as `out` with its weights in another precision. Its layers stay as they are.
 
-    Measured accuracy moves to the provenance; what was measured now takes its place.
+    Accuracy measured before moves to the provenance; what is measured now takes its place.
 
     Args:
         weights: one of `storage.STORAGES`.
         limit: relative error of a layer's outputs up to which it becomes int8.
-        sample: normalised images (B, 3, H, W) that int8 is tried on; made ones when None.
-        batches: that both models are measured on; nothing is measured when None.
-        folder: name of the folder they are from, for the record.
+        sample: normalised images (B, 3, H, W) that int8 is tried on; None takes made ones.
+        batches: images that both models are measured on; None measures nothing.
+        folder: name of their folder, for the record.
 
     Raises:
         BundleError: a bundle that cannot be read or written.
@@ -93,7 +93,7 @@ def convert_model(
 
 
 def _measured(before: Measured | None, after: Measured | None, folder: str | None) -> dict[str, Any]:
-    """For the record; what needs labels is left out where there are none."""
+    """The measured figures for the record; those that need labels are left out where there are none."""
     if before is None or after is None:
         return {"accuracy": NOT_MEASURED}
     record: dict[str, Any] = {"images": {"folder": folder, "count": after.images}}

@@ -16,12 +16,12 @@ from ..bundle.provenance import add_step
 from ..layers.structured import StructuredLinear
 
 Progress = Callable[[int, int, str], None]
-"""Called with layers done, layers in all, and the layer just done."""
+"""Is called with the layers done, their number, and the layer just done."""
 
 
 @dataclass(frozen=True)
 class DensifyReport:
-    """What `densify_model` did."""
+    """The result of `densify_model`."""
 
     config: BundleConfig
     layers: tuple[str, ...]
@@ -43,19 +43,13 @@ def densify_model(
     """
     start = time.perf_counter()
     model, config = load_bundle(source)
-    names = [name for name, module in model.named_modules() if isinstance(module, StructuredLinear)]
+    before = sum(parameter.numel() for parameter in model.parameters())
+    try:
+        names = densify_layers(model, progress)
+    except ValueError as error:
+        raise ValueError(f"bundle {source}: {error}") from None
     if not names:
         raise ValueError(f"bundle {source}: every layer is dense already")
-    before = sum(parameter.numel() for parameter in model.parameters())
-    for done, name in enumerate(names, 1):
-        layer = model.get_submodule(name)
-        assert isinstance(layer, StructuredLinear)
-        try:
-            model.set_submodule(name, densify_layer(layer))
-        except ValueError as error:
-            raise ValueError(f"bundle {source}: layer {name}: {error}") from None
-        if progress:
-            progress(done, len(names), name)
     after = sum(parameter.numel() for parameter in model.parameters())
     config = replace(
         config,
@@ -71,7 +65,24 @@ def densify_model(
         ),
     )
     saved = save_bundle(out, model, config, overwrite=overwrite)
-    return DensifyReport(saved, tuple(names), before, after, time.perf_counter() - start)
+    return DensifyReport(saved, names, before, after, time.perf_counter() - start)
+
+
+def densify_layers(model: nn.Module, progress: Progress | None = None) -> tuple[str, ...]:
+    """Replace every structured layer of `model` by its dense one, in place; returns their names.
+
+    Raises:
+        ValueError: a layer that no dense layer can stand for; names it.
+    """
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, StructuredLinear)}
+    for done, (name, layer) in enumerate(layers.items(), 1):
+        try:
+            model.set_submodule(name, densify_layer(layer))
+        except ValueError as error:
+            raise ValueError(f"layer {name}: {error}") from None
+        if progress:
+            progress(done, len(layers), name)
+    return tuple(layers)
 
 
 def densify_layer(layer: StructuredLinear) -> nn.Linear:

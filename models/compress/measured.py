@@ -27,25 +27,25 @@ class Measuring:
 
     @classmethod
     def of(cls, model: nn.Module, images: Images) -> "Measuring":
-        """With `model`, dense, as the reference."""
+        """Take `model`, which is dense, as the reference."""
         return cls.on(model, images.held_out, images.held_out_targets)
 
     @classmethod
     def on(cls, model: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> "Measuring":
-        """With `model`, dense, as the reference, on images of one's own."""
+        """Take `model`, which is dense, as the reference, on these images."""
         return cls(tuple(batches), targets, answers(model, batches))
 
     @property
     def before(self) -> Measured:
-        """The dense model itself."""
+        """The figures of the dense model itself."""
         return self.of_answers(self.reference)
 
     def __call__(self, model: nn.Module) -> Measured:
-        """A model on the same images."""
+        """The figures of a model on the same images."""
         return self.of_answers(answers(model, self.batches))
 
     def of_answers(self, found: Tensor) -> Measured:
-        """Log-probabilities (images, classes) of these images that some model gave."""
+        """The figures of a model that gave these log-probabilities (images, classes)."""
         compared = divergence(self.reference, found)
         return Measured(
             top1=self._accuracy(found, 1),
@@ -56,7 +56,7 @@ class Measuring:
         )
 
     def _accuracy(self, found: Tensor, best: int) -> float | None:
-        """Percent whose class is among the `best` answers."""
+        """Percent of images whose class is among the `best` answers."""
         if self.targets is None:
             return None
         hits = (found.topk(best).indices == self.targets.to(found.device).unsqueeze(1)).any(1)
@@ -66,7 +66,7 @@ class Measuring:
 def measured_change(
     reference: nn.Module, model: nn.Module, batches: Iterable[tuple[Tensor, Tensor | None]]
 ) -> tuple[Measured, Measured]:
-    """`reference` and `model` on images that are gone through once and need not fit in memory.
+    """Measure `reference` and `model` on images that are read once and need not fit in memory.
 
     Args:
         batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
@@ -80,7 +80,7 @@ def measured_change(
 
 
 def _together(parts: Sequence[Measured]) -> Measured:
-    """Measured on all their images."""
+    """The figures over the images of all parts."""
     images = sum(part.images for part in parts)
 
     def mean(name: str) -> float | None:

@@ -14,27 +14,27 @@ from ..bundle.storage import STORAGES, as_stored, storable_weights
 INT8_LIMIT = 0.02
 """Relative error of a layer's outputs up to which its weights become int8.
 
-Those of DeiT-Tiny are off by 0.015 at most (`milkweed convert`): what is off by more has outliers among its weights.
+DeiT-Tiny's layers are off by 0.015 at most (`milkweed convert`); a layer that is off by more has outliers.
 """
 
 FALLBACK = "bfloat16"
-"""Of a layer above the limit: it has float32's range, so that no weight can be outside it."""
+"""The precision of a layer above the limit; it has float32's range, so that no weight can be outside it."""
 
 MADE_NOISE = 6
 
 NOT_MEASURED = "not measured"
-"""On record in place of a figure."""
+"""Stands in the record in place of a figure."""
 
 
 @dataclass(frozen=True)
 class Quantisation:
-    """How a model's weights are held, and what that does to its layers.
+    """The precision of each of a model's weights, and the errors that it causes in the layers.
 
     Args:
-        weights: what was asked for, one of STORAGES.
+        weights: the storage that was asked for, one of STORAGES.
         storage: precision by layer, as `save_bundle` takes it.
         limit: as INT8_LIMIT.
-        errors: of int8 by layer, whether it was chosen or not; None where no image reached the layer.
+        errors: int8's error by layer, whether int8 was chosen or not; None where no image reached the layer.
         tried_on: the images of these errors, in words.
     """
 
@@ -50,7 +50,7 @@ class Quantisation:
         return {name: error for name, error in self.errors.items() if self.storage[name] != "int8"}
 
     def record(self) -> dict[str, Any]:
-        """As plain data: what was asked for, and of int8 the limit, the largest error within it, and what is not."""
+        """The storage as plain data; for int8 also the limit, the largest error within it, and the layers beyond."""
         if self.weights != "int8":
             return {"weights": self.weights}
         kept = self.kept
@@ -64,7 +64,7 @@ class Quantisation:
         return {"weights": self.weights, "int8": found}
 
     def metrics(self, *, measured: bool) -> dict[str, Any]:
-        """Member of a bundle's metrics; none where all is float32.
+        """The member of a bundle's metrics; there is none where all is float32.
 
         Args:
             measured: whether another member says how accurate the model is as it is stored.
@@ -74,7 +74,7 @@ class Quantisation:
 
 
 def check_storage(weights: str, limit: float) -> None:
-    """Raises ValueError where they are none."""
+    """Raise ValueError for an unknown storage or an impossible limit."""
     if weights not in STORAGES:
         raise ValueError(f"storage {weights!r} must be one of {', '.join(STORAGES)}")
     if not (isfinite(limit) and limit >= 0):
@@ -89,16 +89,16 @@ def choose_storage(
     *,
     limit: float = INT8_LIMIT,
 ) -> Quantisation:
-    """How each layer of a model is held.
+    """Choose the precision of each layer of a model.
 
     Args:
-        model: as `load_bundle` gives it.
+        model: a model as `load_bundle` gives it.
         weights: one of STORAGES.
-        batches: normalised images (B, 3, size, size) that int8 is tried on; made ones when None.
-        size: of the model's images, px.
+        batches: normalised images (B, 3, size, size) that int8 is tried on; None takes made ones.
+        size: side of the model's images, px.
 
     Raises:
-        ValueError: `weights` or `limit` is none, or a weight is not finite.
+        ValueError: an unknown storage, an impossible limit, or a weight that is not finite.
     """
     check_storage(weights, limit)
     if weights == "float32":
@@ -112,11 +112,11 @@ def choose_storage(
 
 
 def int8_errors(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, float | None], int]:
-    """What int8 weights do to the outputs of each layer, by themselves, with the inputs that the exact model gives.
+    """Measure the errors that int8 weights cause in the outputs of each layer, with the exact model's inputs.
 
     Returns:
-        By layer, the norm of the outputs' error relative to that of the outputs without their bias, over all images;
-        None where there is no such number. And how many images these were.
+        By layer, the norm of the outputs' error relative to that of the outputs without their bias, over all images,
+        or None where there is no such number; and the number of images.
     """
     names = storable_weights(model)
     rounded = as_stored(model, dict.fromkeys(names, "int8"))
@@ -135,16 +135,16 @@ def int8_errors(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, 
 
 
 def made_images(model: nn.Module, size: int) -> Tensor:
-    """The golden images and noise, (n, 3, size, size), for the model: something to run, where there are no photographs.
+    """The golden images and noise, (n, 3, size, size), to run a model on where there are no photographs.
 
-    They tell how much a layer's outputs are off, which hardly depends on the images, and nothing of accuracy.
+    They show how much a layer's outputs are off, which hardly depends on the images; they say nothing on accuracy.
     """
     noise = torch.randn(MADE_NOISE, 3, size, size, generator=torch.Generator().manual_seed(0))
     return torch.cat([golden_images(size), noise]).to(next(model.parameters()).device)
 
 
 class _Sums:
-    """A forward hook of a layer: adds up squares of its outputs and of what its rounded twin gives instead."""
+    """A forward hook that adds up squares of a layer's outputs and of their difference from its rounded twin's."""
 
     def __init__(self, twin: nn.Module) -> None:
         self.twin, self.off, self.whole, self.seen = twin, 0.0, 0.0, False

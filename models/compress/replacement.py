@@ -9,7 +9,7 @@ from .projection.layer_fit import FitRequest, LayerFit, fit_layer
 
 
 def replace_layer(model: nn.Module, name: str, fit: LayerFit) -> None:
-    """Replace the dense linear layer `name` of `model` by what was fitted to it, its bias shifted."""
+    """Replace the dense linear layer `name` of `model` by the layer that was fitted to it, with its bias shifted."""
     linear = linear_layer(model, name)
     with on_meta():
         layer = fit.structure.build()

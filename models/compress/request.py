@@ -1,4 +1,4 @@
-"""CompressRequest: what a compression is asked for."""
+"""Defines CompressRequest, the options of a compression."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -17,13 +17,13 @@ class CompressRequest:
     """Which layers become what: one structure for all, or the best for each within a budget.
 
     Args:
-        layers: as `select_linears`.
-        structure, nblocks, rank, options: without a budget: the kind of every layer's matrix and its options, as in
-            `LayerSpec`.
+        layers: as in `select_linears`.
+        structure, nblocks, rank, options: the kind of every layer's matrix and its options, as in `LayerSpec`;
+            used without a budget.
         budget: share of what the layers cost dense, above 0 and below 1; needs calibration images.
         cost: the budget's unit, one of COSTS.
-        block_counts: of Monarch structures that a budget chooses from; 1 is low rank.
-        refinements: allocations after the first, each with sensitivities measured anew.
+        block_counts: block counts of Monarch structures that a budget chooses from; 1 is low rank.
+        refinements: the number of allocations after the first, each with sensitivities measured anew.
         storage, int8_limit: how the result's file holds its weights, as in `choose_storage`.
     """
 
@@ -52,5 +52,5 @@ class CompressRequest:
         check_storage(self.storage, self.int8_limit)
 
     def to_dict(self) -> dict[str, Any]:
-        """As plain JSON data."""
+        """The request as plain JSON data."""
         return {**asdict(self), "layers": list(self.layers), "block_counts": list(self.block_counts)}

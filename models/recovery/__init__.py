@@ -1,4 +1,4 @@
-"""Recovery: what a compressed model lost is taught to it again by the dense model, on images without labels."""
+"""Teaches a compressed model again what it lost, by the dense model's answers on images without labels."""
 
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import RecoveryPlan

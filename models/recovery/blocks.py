@@ -1,4 +1,4 @@
-"""Where a model's blocks are, and what comes out of them while it runs."""
+"""Finds a model's blocks, and records their outputs while it runs."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -22,10 +22,10 @@ class Tap:
 def block_names(model: nn.Module) -> tuple[str, ...]:
     """The blocks of a model in the order they run: ViTAE's reduction and normal cells, ViT's blocks.
 
-    Those that do nothing are left out.
+    Blocks that do nothing are left out.
 
     Raises:
-        ValueError: it has none.
+        ValueError: the model has no blocks.
     """
     names = tuple(
         name for name, module in model.named_modules() if _BLOCK.fullmatch(name) and not isinstance(module, nn.Identity)
@@ -37,7 +37,7 @@ def block_names(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[Tap]:
-    """Record what the named blocks give in every forward inside."""
+    """Inside, record the outputs of the named blocks in every forward."""
     tap = Tap()
 
     def record(name: str) -> Any:
@@ -57,8 +57,8 @@ def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[Tap]:
 def feature_error(features: Tensor, wanted: Tensor) -> Tensor:
     """Mean squared difference of two blocks' outputs, each position normalised over its channels, in float32.
 
-    What reads them normalises them as well. Without it a few channels, whose constants are far above what the
-    others carry, and the last blocks, whose outputs are largest, would be all that counts.
+    The layers that read them normalise them as well. Without it only a few channels with very large constants, and
+    the last blocks, whose outputs are largest, would count.
 
     Args:
         features, wanted: tokens (B, N, C), or a grid (B, C, H, W).

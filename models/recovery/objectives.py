@@ -1,4 +1,4 @@
-"""What recovery makes smaller: each block's distance to the dense one, then the whole model's."""
+"""Defines the losses of recovery: each block's distance to the dense one, then the whole model's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,14 +12,14 @@ from .blocks import Tap, feature_error, tapped
 
 @dataclass(frozen=True)
 class BlockReconstruction:
-    """Each block is to give the outputs of the dense block, from what the blocks before it give.
+    """The distance of each block's outputs from the dense block's, each fed by the blocks before it.
 
     Gradients flow through all blocks: an early one also learns what helps those after it.
 
     Args:
         teacher: the dense model, in eval mode, on the images' device.
         blocks: names of blocks.
-        recipe: its mixup and cutmix.
+        recipe: gives mixup and cutmix.
     """
 
     teacher: nn.Module
@@ -41,10 +41,10 @@ class FeatureDistillation:
     Args:
         teacher: the dense model, in eval mode, on the images' device.
         blocks: names of blocks whose outputs are compared.
-        recipe: its mixup and cutmix.
+        recipe: gives mixup and cutmix.
         temperature: softens the classes (arXiv 1503.02531).
-        feature_weight: of the mean distance of the outputs; 0 does without.
-        hard_share: weight of cross entropy, 0..1; the KL has the rest. Images without classes have the KL alone.
+        feature_weight: weight of the mean distance of the outputs; 0 leaves it out.
+        hard_share: weight of the cross entropy, 0..1; the KL has the rest, and all where classes are not known.
     """
 
     teacher: nn.Module
@@ -81,6 +81,6 @@ def _mean_error(own: Tap, dense: Tap, blocks: Sequence[str]) -> Tensor:
 
 
 def _as_served(model: nn.Module) -> None:
-    """No dropout, batch norms on their running statistics: as the dense model answers, and as this one will."""
+    """Switch dropout off and batch norms to their running statistics, as the model will answer when it is served."""
     if model.training:
         model.eval()

@@ -1,4 +1,4 @@
-"""RecoveryPlan: everything that decides the result of a recovery, beside the models and the images."""
+"""Defines RecoveryPlan: all that decides a recovery's result beside the models and the images."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,23 +15,23 @@ class RecoveryPlan:
     """Two phases of AdamW, each with its own warm-up and cosine. The defaults are measured (docs/compression.md).
 
     Args:
-        epochs: passes over the images in the distillation; 0 does without it.
-        block_epochs: passes over them before that, block by block; 0 does without.
+        epochs: passes over the images in the distillation; 0 leaves it out.
+        block_epochs: passes over them before that, block by block; 0 leaves them out.
         batch_size: images of a step, as the source gives them.
         lr, block_lr: learning rates after the warm-up, of the distillation and of the phase before it.
-        warmup: share of a phase, 0..1.
-        weight_decay: of matrices.
-        betas: of AdamW.
+        warmup: length of the warm-up as a share of a phase, 0..1.
+        weight_decay: the decay of matrices.
+        betas: AdamW's betas.
         clip_norm: largest norm of all gradients together; None does not clip.
         temperature, feature_weight, hard_share: as in `FeatureDistillation`.
         mixup, cutmix: as in `Recipe`.
         trained: `structured` trains the structured layers and all vectors (norms, biases); `all` everything.
         structured_lr: BTT's rates for the factors, as in `Recipe`.
-        ema_decay: of the running average, which is then what is evaluated and kept; None is off.
+        ema_decay: the decay of a running average of the weights, which is then evaluated and kept; None is off.
         amp: number type of autocast.
-        evaluate_every: epochs between two looks at the held-out images.
-        patience: looks without a better model before a phase ends early; None never does.
-        seed: of every random choice.
+        evaluate_every: epochs between two evaluations on the held-out images.
+        patience: evaluations without a better model after which a phase ends early; None is off.
+        seed: the seed of every random choice.
     """
 
     epochs: int = 12
@@ -77,7 +77,7 @@ class RecoveryPlan:
         self.recipe(max(self.block_epochs, 1), self.block_lr)
 
     def recipe(self, epochs: int, lr: float) -> Recipe:
-        """Of a phase of so many epochs."""
+        """The recipe of a phase of so many epochs."""
         return Recipe(
             epochs=epochs,
             batch_size=self.batch_size,
@@ -95,5 +95,5 @@ class RecoveryPlan:
         )
 
     def to_dict(self) -> Mapping[str, Any]:
-        """As plain JSON data."""
+        """The plan as plain JSON data."""
         return {**asdict(self), "betas": list(self.betas)}

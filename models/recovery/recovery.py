@@ -1,4 +1,4 @@
-"""Recovery of a compressed model from the dense one: block by block, then as a whole; never worse than before."""
+"""Trains a compressed model to answer as the dense one: block by block, then as a whole; never worse than before."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,20 +20,20 @@ from .plan import RecoveryPlan
 
 Row = dict[str, Any]
 Progress = Callable[[str, int, int], None]
-"""Called with the phase, its steps done, and its steps in all."""
+"""Is called with the phase, its steps done, and their number."""
 
 
 @dataclass(frozen=True)
 class RecoveryResult:
-    """What a recovery came to.
+    """The result of a recovery.
 
     Args:
-        model: the one that was given, with the best weights found, in eval mode.
-        history: a row an epoch and phase, and one before the first; `kl` and `agreement` where it was evaluated.
+        model: the model that was given, with the best weights found, in eval mode.
+        history: a row for each epoch of each phase, and one before the first; evaluated rows have `kl` and `agreement`.
         kl_before, kl_after: mean KL(dense || model) on the held-out images, nats.
         agreement_before, agreement_after: percent of them with the dense model's best class.
         resumed: whether a saved state was taken up.
-        seconds: of all its parts together.
+        seconds: the time of all its parts together.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class RecoveryResult:
 
 @dataclass(frozen=True)
 class _Phase:
-    """A phase of the plan; `first_epoch` is the source's, so that no two phases see the same augmentations."""
+    """A phase of the plan; it begins at the source's `first_epoch`, so that no two see the same augmentations."""
 
     name: str
     objective: Objective
@@ -90,12 +90,12 @@ def recover(
     there. A run that was killed and is called again with its state ends as one that was not, bit for bit.
 
     Args:
-        model: compressed, on the device to train on; in float32.
-        teacher: the dense model it came from.
+        model: the compressed model in float32, on the device to train on.
+        teacher: the dense model that it came from.
         source: images of `plan.batch_size`; classes are used if `plan.hard_share` is above 0.
         held_out: batches of normalised images (B, 3, H, W) that are not trained on.
         state: folder for the run's state, to be removed by who saved the result; None saves nothing.
-        fingerprint: plain JSON data that a saved state must agree with; the plan belongs to it anyway.
+        fingerprint: plain JSON data that a saved state must agree with, beside the plan.
 
     Raises:
         TrainingError: a state of another run, a loss or answers that are not finite, a state that cannot be written
@@ -168,7 +168,7 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_P
 
 @contextmanager
 def _only_trained(model: nn.Module, trained: str) -> Iterator[None]:
-    """Inside, only what the plan trains wants gradients; a bundle is loaded without."""
+    """Inside, the parameters that the plan trains want gradients, and no others; a bundle is loaded with none."""
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     structured = {
         f"{name}.{key}"

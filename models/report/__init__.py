@@ -1,14 +1,15 @@
-"""What a run of `compress` or `train` did, found and cost: report.html for a person, report.json for programs."""
+"""Reports what a run of `compress` or `train` did, found and cost, for a person and for programs."""
 
-from .document import Candidate, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
-from .picture import plot_report
-from .report import check_report_packages, read_report, write_report
+from .charts import plot_report
+from .document import Candidate, DataUse, LayerRow, Measured, Role, RunReport, Skipped, Totals
+from .write import check_report_packages, read_report, write_report
 
 __all__ = [
     "Candidate",
     "DataUse",
     "LayerRow",
     "Measured",
+    "Role",
     "RunReport",
     "Skipped",
     "Totals",

@@ -1,14 +1,13 @@
-"""RunReport: what a run of `compress` or `train` did, found and cost, as plain data, and its JSON form."""
+"""Defines RunReport, what a run of `compress` or `train` did, found and cost, as plain data with a JSON form."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from .plain_data import from_plain
+from ..errors import quoted
 
-KINDS = ("compress", "train")
-ROLES = ("calibration", "recovery", "held out", "training", "evaluation")
-FORMAT = 1
+Role = Literal["calibration", "recovery", "held out", "training", "evaluation"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,19 +24,14 @@ class DataUse:
     """A set of images and what it was used for.
 
     Args:
-        role: one of ROLES.
-        folder: its name alone, without the folders above.
-        images: that were used; the skipped ones are not among them.
+        folder: the name of its folder, without the folders above.
+        images: how many were used; the skipped ones are not among them.
     """
 
-    role: str
+    role: Role
     folder: str
     images: int
     skipped: tuple[Skipped, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.role not in ROLES:
-            raise ValueError(f"role {self.role!r} must be one of {', '.join(ROLES)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +42,7 @@ class Measured:
         top1, top5: accuracy in percent, with labels.
         agreement: percent of images whose best class is the dense model's.
         kl: mean KL(dense || this model) of the class probabilities, nats.
-        images: they were measured on.
+        images: the number of images that it was measured on.
     """
 
     top1: float | None = None
@@ -60,7 +54,7 @@ class Measured:
 
 @dataclass(frozen=True, kw_only=True)
 class Totals:
-    """What the whole model costs: MACs and milliseconds of one image, bytes of its weights."""
+    """What the whole model costs; MACs and latency are of one image, bytes are those of its weights."""
 
     parameters: int
     macs: int
@@ -73,12 +67,10 @@ class LayerRow:
     """One linear layer before and after.
 
     Args:
-        kind: of the matrix it is now, "dense" where it was kept.
-        nblocks, rank: of that matrix, None where it has none.
-        dense_weights, weights: without the bias, before and after.
-        macs_before, macs_after: of one image.
-        bytes_before, bytes_after: of the weights, without the bias.
-        latency_before_us, latency_after_us: of one image.
+        kind: the kind of its matrix now, "dense" where it was kept.
+        nblocks, rank: of that matrix; None where it has none.
+        dense_weights, weights: their numbers before and after; like the bytes, they leave out the bias.
+        macs_before, macs_after, latency_before_us, latency_after_us: the costs of one image.
         error: relative error of the outputs on the calibration images, sqrt(tr(D C D') / tr(W C W')), where D is
             what the projection changes in W and C the covariance of the inputs, tokens weighted.
         sensitivity: KL in nats that this layer at half of its weights is responsible for.
@@ -109,10 +101,10 @@ class Candidate:
     """One compressed model that was tried.
 
     Args:
-        label: what a person would call it.
+        label: its name for a person.
         share: its parameters relative to the dense model's, 0..1.
         kl, agreement, top1: as in `Measured`.
-        chosen: whether this is the one that was kept.
+        chosen: whether this one was kept.
     """
 
     label: str
@@ -129,14 +121,14 @@ class RunReport:
     """What a run did, found and cost.
 
     Args:
-        kind: one of KINDS.
-        version: of the bundle that was written; input_version of the one it was made from, None if from scratch.
-        arguments: what was asked, plain JSON data.
+        version, input_version: versions of the bundle that was written and of the one that it was made from; the
+            latter is None for a run from scratch.
+        arguments: what was asked, as plain JSON data.
         command: the command line that does it again.
-        measured_on: what the latencies were measured on: device, threads, dtype, images at once.
-        versions: of the libraries.
+        measured_on: device, threads, dtype and batch size of the latencies.
+        versions: versions of the libraries.
         seconds_by_step: in the order of the steps.
-        before, after: quality of the model it was made from (dense, or where training began) and of the written
+        before, after: quality of the model at the beginning (dense, or where training began) and of the written
             one, on the same images.
         totals_before, totals_after: costs of the dense model and of the written one.
         layers: every linear layer, in the model's order.
@@ -146,7 +138,9 @@ class RunReport:
         warnings: sentences for a person.
     """
 
-    kind: str
+    __pydantic_config__: ClassVar = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+
+    kind: Literal["compress", "train"]
     arch: str
     version: str
     input_version: str | None = None
@@ -164,23 +158,25 @@ class RunReport:
     curve: tuple[Candidate, ...] = ()
     history: tuple[Mapping[str, float | int | str | None], ...] = ()
     warnings: tuple[str, ...] = ()
-    format: int = FORMAT
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"kind {self.kind!r} must be one of {', '.join(KINDS)}")
-        if self.format != FORMAT:
-            raise ValueError(f"format {self.format!r} must be {FORMAT}")
+    format: Literal[1] = 1
 
     def to_dict(self) -> dict[str, Any]:
-        """What report.json holds."""
-        return {"format": self.format, **{name: value for name, value in asdict(self).items() if name != "format"}}
+        """The members of report.json."""
+        return {"format": self.format, **asdict(self)}
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunReport":
         """From a parsed report.json.
 
         Raises:
-            ValueError: a member missing, unknown or of another type; names it.
+            ValueError: names the member that is missing, unknown or of another type.
         """
-        return from_plain(cls, document, "report")
+        from pydantic import TypeAdapter, ValidationError  # here, so that compression and the kernels need only torch
+
+        try:
+            return TypeAdapter(RunReport).validate_json(json.dumps(document))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        found = "" if first["type"] == "missing" else f", not {quoted(first['input'], 40)}"
+        raise ValueError(f"report{where}: {first['msg']}{found}")

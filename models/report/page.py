@@ -1,15 +1,15 @@
-"""The page of a report: one self-contained HTML file without scripts. The one place that knows jinja2."""
+"""Renders a report's page, one self-contained HTML file without scripts. Only this module imports jinja2."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib.resources import files
 from typing import Any
 
-from . import spelling
-from .charts import draw, history_chart, layer_chart, size_chart
-from .document import LayerRow, RunReport, Totals
-from .layer_names import kept_dense, structure_text
-from .sampling import accuracy_change, sampling_error
+from . import terms
+from .charts import measured, page_charts
+from .document import Candidate, LayerRow, Measured, RunReport
+from .drawing import require
+from .terms import compact, optional, percent, size
 from .verdict import verdict
 
 MAX_SKIPPED = 50
@@ -17,14 +17,20 @@ MAX_SKIPPED = 50
 
 
 @dataclass(frozen=True)
-class Tile:
-    """One figure in large letters: its name, before and after, what it means, and its share of before (0..1)."""
+class Figure:
+    """One figure of a tile or a table, as text.
 
-    name: str
+    Args:
+        after, before: the figure, and what it was where that is known and another.
+        name, note: of a tile: its heading, and what the figure means.
+        bar: 0..1, how long the bar below it is; None draws none.
+    """
+
     after: str
     before: str = ""
+    name: str = ""
     note: str = ""
-    share: float | None = None
+    bar: float | None = None
 
 
 def render_page(report: RunReport) -> str:
@@ -33,124 +39,137 @@ def render_page(report: RunReport) -> str:
     Raises:
         ImportError: matplotlib or jinja2 is not installed.
     """
-    jinja2 = _jinja()
+    jinja2 = require("jinja2")
     environment = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_template),
+        loader=jinja2.FunctionLoader(lambda name: (files(__package__) / name).read_text(encoding="utf-8")),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals["before_arrow"] = spelling.before_arrow
-    for name in ("compact", "duration", "optional", "percent", "points", "share", "size", "counted", "three_digits"):
-        environment.filters[name] = environment.globals[name] = getattr(spelling, name)
-    environment.filters["structure"] = structure_text
-    text: str = environment.get_template("page.html.j2").render(_context(report))
+    environment.filters |= {"counted": terms.counted, "duration": terms.duration, "structure": terms.structure_text}
+    text: str = environment.get_template("page.html.j2").render(
+        report=report,
+        verdict=verdict(report),
+        tiles=[*_quality_tiles(report), *_cost_tiles(report)],
+        charts=page_charts(report),
+        candidates=_candidates(report.curve),
+        columns=_layer_columns(report.layers),
+        sums=_sums(report.layers) if report.layers else None,
+        kept=terms.kept_dense(report.layers),
+        arguments=_flat(report.arguments),
+        max_skipped=MAX_SKIPPED,
+        missing=terms.MISSING,
+    )
     return text
 
 
-def check_jinja() -> None:
-    """Find out early whether pages can be made.
-
-    Raises:
-        ImportError: names what to install.
-    """
-    _jinja()
-
-
-def _context(report: RunReport) -> dict[str, Any]:
-    return {
-        "report": report,
-        "verdict": verdict(report),
-        "tiles": [*_quality_tiles(report), *_cost_tiles(report.totals_before, report.totals_after)],
-        "charts": {
-            name: draw(name, chart, report)
-            for name, chart in (("size", size_chart), ("layers", layer_chart), ("history", history_chart))
-        },
-        "totals": _layer_totals(report.layers),
-        "kept": kept_dense(report.layers),
-        "has": _columns(report),
-        "largest_error": max((row.error for row in report.layers if row.error is not None), default=0.0),
-        "arguments": _flat(report.arguments),
-        "max_skipped": MAX_SKIPPED,
-        "missing": spelling.MISSING,
-    }
-
-
-def _quality_tiles(report: RunReport) -> list[Tile]:
+def _quality_tiles(report: RunReport) -> list[Figure]:
     before, after = report.before, report.after
     if after is None:
         return []
     tiles = []
-    for name, value, was in (
-        ("Top-1 accuracy", after.top1, before.top1 if before else None),
-        ("Top-5 accuracy", after.top5, before.top5 if before else None),
-    ):
-        if value is None:
-            continue
-        error = sampling_error(value, after.images)
-        notes = [f"± {error:.1f} on {spelling.counted(after.images, 'image')}"] if error is not None else []
-        change = accuracy_change(before, after) if name.startswith("Top-1") else None
-        if change is not None:
-            notes.insert(0, f"{spelling.points(change[0])} points (± {change[1]:.1f})")
-        elif was is not None:
-            notes.insert(0, f"{spelling.points(value - was)} points")
-        tiles.append(
-            Tile(name, spelling.percent(value), spelling.percent(was) if was is not None else "", "; ".join(notes))
-        )
+    if after.top1 is not None:
+        change = terms.accuracy_change(before, after)
+        chance = "" if change is None else f" (± {change[1]:.1f})"
+        tiles.append(_accuracy_tile("Top-1 accuracy", after.top1, before.top1 if before else None, after, chance))
+    if after.top5 is not None:
+        tiles.append(_accuracy_tile("Top-5 accuracy", after.top5, before.top5 if before else None, after))
     if after.agreement is not None:
-        error = sampling_error(after.agreement, after.images)
-        note = (
-            f"same answer as the dense model, ± {error:.1f}" if error is not None else "same answer as the dense model"
-        )
-        tiles.append(Tile("Agreement", spelling.percent(after.agreement), "", note))
+        error = terms.sampling_error(after.agreement, after.images)
+        note = f"same answer as the dense model{'' if error is None else f', ± {error:.1f}'}"
+        tiles.append(Figure(percent(after.agreement), name="Agreement", note=note))
     if after.kl is not None:
-        tiles.append(
-            Tile("KL", spelling.three_digits(after.kl), "", "from the dense model's probabilities, nats; 0 is equal")
-        )
+        note = "from the dense model's probabilities, nats; 0 is equal"
+        tiles.append(Figure(optional(after.kl), name="KL", note=note))
     return tiles
 
 
-def _cost_tiles(before: Totals | None, after: Totals | None) -> list[Tile]:
+def _accuracy_tile(name: str, value: float, before: float | None, after: Measured, chance: str = "") -> Figure:
+    notes = [] if before is None else [f"{terms.points(value - before)} points{chance}"]
+    error = terms.sampling_error(value, after.images)
+    if error is not None:
+        notes.append(f"± {error:.1f} on {terms.counted(after.images, 'image')}")
+    was = "" if before is None else percent(before)
+    return Figure(percent(value), was, name, "; ".join(notes))
+
+
+def _cost_tiles(report: RunReport) -> list[Figure]:
+    after = report.totals_after
     if after is None:
         return []
-    tiles = [
-        _cost_tile("Parameters", before.parameters if before else None, after.parameters, spelling.compact),
-        _cost_tile("MACs an image", before.macs if before else None, after.macs, spelling.compact),
-        _cost_tile("Weights", before.bytes if before else None, after.bytes, spelling.size),
+    kinds: list[tuple[str, str, Callable[[float], str]]] = [
+        ("Parameters", "parameters", compact),
+        ("MACs an image", "macs", compact),
+        ("Weights", "bytes", size),
+        ("Latency", "latency_ms", lambda ms: f"{terms.three_digits(ms)} ms"),
     ]
-    if after.latency_ms is not None:
-        latency = before.latency_ms if before else None
-        tiles.append(_cost_tile("Latency", latency, after.latency_ms, lambda ms: f"{spelling.three_digits(ms)} ms"))
+    tiles = []
+    for name, attribute, spell in kinds:
+        was: float | None = getattr(report.totals_before, attribute, None)
+        value: float | None = getattr(after, attribute)
+        if value is not None and (not was or was == value):
+            tiles.append(Figure(spell(value), name=name))
+        elif value is not None and was is not None:
+            tiles.append(Figure(spell(value), spell(was), name, f"{terms.share(value, was)} of dense", value / was))
     return tiles
 
 
-def _cost_tile(name: str, before: float | None, after: float, spell: Any) -> Tile:
-    if before is None or before <= 0 or before == after:
-        return Tile(name, spell(after))
-    return Tile(name, spell(after), spell(before), f"{spelling.share(after, before)} of dense", after / before)
+def _candidates(curve: Sequence[Candidate]) -> tuple[list[str], list[tuple[Candidate, list[str]]]]:
+    """The headings of the table of candidates, and its rows; columns without figures are left out."""
+    kinds: list[tuple[str, str, Callable[[float | None], str]]] = [
+        ("top-1", "top1", percent),
+        ("agreement", "agreement", percent),
+        ("KL", "kl", optional),
+    ]
+    kinds = [kind for kind in kinds if measured(curve, kind[1])]
+    rows = [
+        (
+            candidate,
+            [compact(candidate.parameters), percent(100 * candidate.share)]
+            + [spell(getattr(candidate, name)) for _, name, spell in kinds],
+        )
+        for candidate in sorted(curve, key=lambda candidate: candidate.share)
+    ]
+    return ["parameters", "of dense", *(title for title, _, _ in kinds)], rows
 
 
-def _layer_totals(rows: tuple[LayerRow, ...]) -> dict[str, float | None]:
-    """Sums of the columns; None where a layer lacks the figure."""
-    names = ("dense_weights", "weights", "macs_before", "macs_after", "bytes_before", "bytes_after")
-    sums: dict[str, float | None] = {name: sum(getattr(row, name) for row in rows) for name in names}
+def _layer_columns(rows: Sequence[LayerRow]) -> dict[str, Callable[[LayerRow], Figure]]:
+    """The columns of the table of layers, with what makes a cell of each; those without figures are left out."""
+    columns: dict[str, Callable[[LayerRow], Figure]] = {
+        "weights": lambda row: _change(row.dense_weights, row.weights, compact, bar=True),
+        "MACs": lambda row: _change(row.macs_before, row.macs_after, compact),
+        "bytes": lambda row: _change(row.bytes_before, row.bytes_after, size),
+    }
+    if any(row.latency_before_us is not None or row.latency_after_us is not None for row in rows):
+        columns["latency, µs"] = lambda row: _change(row.latency_before_us, row.latency_after_us, optional)
+    errors = [row.error for row in rows if row.error is not None]
+    if errors:
+        largest = max(errors)
+        columns["error"] = lambda row: Figure(
+            optional(row.error), bar=row.error / largest if row.error is not None and largest else None
+        )
+    if any(row.sensitivity is not None for row in rows):
+        columns["sensitivity"] = lambda row: Figure(optional(row.sensitivity))
+    return columns
+
+
+def _change(before: float | None, after: float | None, spell: Callable[[Any], str], bar: bool = False) -> Figure:
+    share = (after or 0) / before if before and bar else None
+    if before is None or before == after:
+        return Figure(spell(after), bar=share)
+    return Figure(spell(after), terms.before_arrow(spell(before), spell(after)), bar=share)
+
+
+def _sums(rows: Sequence[LayerRow]) -> LayerRow:
+    """All layers as one row; a latency is None where a layer lacks it."""
+    sums: dict[str, Any] = {"error": None, "sensitivity": None}
+    for pair in (("dense_weights", "weights"), ("macs_before", "macs_after"), ("bytes_before", "bytes_after")):
+        sums |= {name: sum(getattr(row, name) for row in rows) for name in pair}
     for name in ("latency_before_us", "latency_after_us"):
         values = [getattr(row, name) for row in rows]
         sums[name] = None if None in values else sum(values)
-    return sums
-
-
-def _columns(report: RunReport) -> dict[str, bool]:
-    """Which optional columns hold anything."""
-    rows, curve = report.layers, report.curve
-    return {
-        "latency": any(row.latency_before_us is not None or row.latency_after_us is not None for row in rows),
-        "error": any(row.error is not None for row in rows),
-        "sensitivity": any(row.sensitivity is not None for row in rows),
-        "reason": any(row.reason for row in rows),
-        **{name: any(getattr(c, name) is not None for c in curve) for name in ("top1", "agreement", "kl")},
-    }
+    return replace(rows[0], **sums)
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
@@ -159,28 +178,12 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     for name, value in values.items():
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, list | tuple):
-            flat[f"{prefix}{name}"] = ", ".join(map(_spelled, value))
         else:
-            flat[f"{prefix}{name}"] = _spelled(value)
+            items = value if isinstance(value, list | tuple) else [value]
+            flat[f"{prefix}{name}"] = ", ".join(map(_spelled, items))
     return flat
 
 
 def _spelled(value: Any) -> str:
-    if value is None:
-        return "not given"
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return str(value)
-
-
-def _template(name: str) -> str:
-    return (files(__package__) / name).read_text(encoding="utf-8")
-
-
-def _jinja() -> Any:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise ImportError(f"reports need the package jinja2: pip install 'milkweed[train]' ({error})") from error
-    return jinja2
+    words = {None: "not given", True: "yes", False: "no"}
+    return words[value] if value is None or isinstance(value, bool) else str(value)

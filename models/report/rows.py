@@ -1,4 +1,4 @@
-"""A model's layers and totals as a report shows them: before, with every layer dense, and as it is."""
+"""Counts a model's layers and totals for a report: with every layer dense, and as the model is now."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from .document import LayerRow, RunReport, Totals
 
 @dataclass(frozen=True, kw_only=True)
 class LayerNote:
-    """What is known of a layer beside its shape; as in `LayerRow`."""
+    """The part of a `LayerRow` that the model itself does not tell."""
 
     reason: str = ""
     error: float | None = None
@@ -23,11 +23,11 @@ class LayerNote:
 
 
 def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> tuple[LayerRow, ...]:
-    """Every linear layer, in the model's order.
+    """A row for every linear layer, in the model's order.
 
     Args:
         size: side of the model's images, px.
-        notes: by layer; a layer without one has no reason.
+        notes: what is known by layer; a layer without a note has no reason.
     """
     rows = []
     for account in layer_accounts(model, size):
@@ -36,7 +36,6 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
         structured = isinstance(layer, StructuredLinear)
         weights = layer.weight_count if isinstance(layer, StructuredLinear) else dense_weights
         item = next(layer.parameters()).element_size()
-        note = notes.get(account.name, LayerNote())
         rows.append(
             LayerRow(
                 name=account.name,
@@ -51,11 +50,7 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
                 macs_after=account.macs,
                 bytes_before=item * dense_weights,
                 bytes_after=item * weights,
-                latency_before_us=note.latency_before_us,
-                latency_after_us=note.latency_after_us,
-                error=note.error,
-                sensitivity=note.sensitivity,
-                reason=note.reason,
+                **vars(notes.get(account.name, LayerNote())),
             )
         )
     return tuple(rows)
@@ -78,7 +73,7 @@ def stored_bytes(report: RunReport, model: nn.Module, storage: Mapping[str, str]
     """The report with the bytes of its layers and of the whole model as a file holds them, scales included.
 
     Args:
-        model: that the report is of, float32.
+        model: the model of the report, in float32.
         storage: precision by layer, as `save_bundle` takes it.
     """
     if not storage:

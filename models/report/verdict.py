@@ -1,15 +1,14 @@
-"""What came of a run, in words that need no knowledge of compression."""
+"""Says what came of a run, in words that need no knowledge of compression."""
 
 from dataclasses import dataclass
 
 from .document import RunReport, Totals
-from .sampling import accuracy_change, sampling_error
-from .spelling import compact, counted, percent, share, three_digits
+from .terms import accuracy_change, compact, counted, percent, sampling_error, share, three_digits
 
 GOOD_POINTS, FAIR_POINTS = 1.0, 5.0
-"""Loss of top-1, in points, up to which a compressed model is called as accurate, or a little less so."""
+"""A compressed model that loses up to so many points of top-1 is called as accurate, or a little less so."""
 GOOD_AGREEMENT, FAIR_AGREEMENT = 98.0, 90.0
-"""The same without labels: percent of answers that equal the dense model's."""
+"""The limits without labels: percent of answers that equal the dense model's."""
 
 
 @dataclass(frozen=True)
@@ -17,9 +16,9 @@ class Verdict:
     """A run's outcome.
 
     Args:
-        level: "good", "fair" or "poor" for what a compression did to accuracy; "open" where nothing says so.
+        level: "good", "fair" or "poor" for what a compression did to accuracy; "open" where that is not known.
         headline: the outcome in a few words.
-        sentence: what it gives and what it costs, with figures.
+        sentence: its quality and its costs, with figures.
     """
 
     level: str
@@ -28,7 +27,7 @@ class Verdict:
 
 
 def verdict(report: RunReport) -> Verdict:
-    """The outcome of a run."""
+    """The outcome of a run, as the page and the terminal show it."""
     level, headline = _compressed(report) if report.kind == "compress" else _trained(report)
     sentences = [_quality(report), _costs(report)]
     return Verdict(level, headline, " ".join(sentence for sentence in sentences if sentence))

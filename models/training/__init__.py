@@ -1,19 +1,15 @@
-"""Trains models: recipe, schedule, objectives, running average, states on disk, one process or several."""
+"""Trains models by a recipe, in one process or several, with states on disk that survive a kill."""
 
 from .average import Ema
-from .errors import TrainingError
-from .evaluation import accuracy
 from .loop import Start, TrainResult, train_model
 from .mixing import Mixed, mix
-from .objective import Classification, Distillation, Objective, cross_entropy, distillation_loss
-from .optimizer import make_optimizer, parameter_groups
+from .objective import Classification, Distillation, Objective, accuracy, cross_entropy, distillation_loss
+from .optimizer import learning_rate, parameter_groups
 from .processes import Alone, Processes
-from .randomness import seed_of, seed_step
 from .recipe import Recipe
-from .s2d import densified
-from .schedule import learning_rate
-from .source import Batch, BatchSource, TensorSource
-from .state import Saved, StateFolder
+from .run import densified
+from .source import Batch, BatchSource, TensorSource, seed_of
+from .state import Saved, StateFolder, TrainingError
 
 __all__ = [
     "Alone",
@@ -37,10 +33,8 @@ __all__ = [
     "densified",
     "distillation_loss",
     "learning_rate",
-    "make_optimizer",
     "mix",
     "parameter_groups",
     "seed_of",
-    "seed_step",
     "train_model",
 ]

@@ -1,4 +1,4 @@
-"""Ema: a running average of a model's weights, which often answers better than the last weights."""
+"""Keeps a running average of a model's weights, which often answers better than the last weights."""
 
 from collections.abc import Mapping
 
@@ -9,12 +9,12 @@ from torch import Tensor
 class Ema:
     """Exponential moving average of floating tensors; others (counters) are copied.
 
-    Step t moves it by 1 - min(decay, (1 + t) / (10 + t)): early on it follows quickly, so that the random start
-    has no part in it.
+    Step t moves it by 1 - min(decay, (1 + t) / (10 + t)), so that it follows quickly at first and forgets the random
+    start.
 
     Args:
-        decay: 0..1, of the long run.
-        tensors: where it starts, by name; copied.
+        decay: 0..1, the share of the average that a step keeps in the long run.
+        tensors: the weights that it starts from, by name; they are copied.
     """
 
     def __init__(self, decay: float, tensors: Mapping[str, Tensor]) -> None:

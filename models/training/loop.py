@@ -1,4 +1,4 @@
-"""The training loop: epochs and steps, evaluations, saved states; a run that was killed goes on to the same result."""
+"""Trains a model through epochs and steps, evaluates and saves; a run that was killed goes on to the same result."""
 
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -9,20 +9,19 @@ from typing import Any
 import torch
 from torch import nn
 
-from .errors import TrainingError
 from .objective import Objective
+from .optimizer import learning_rate
 from .processes import Alone, Processes
 from .recipe import Recipe
 from .run import Best, Row, Run
-from .schedule import learning_rate
 from .source import BatchSource
-from .state import Saved, StateFolder, check_fingerprint
+from .state import Saved, StateFolder, TrainingError, check_fingerprint
 
 Evaluate = Callable[[nn.Module], Mapping[str, float]]
 """Measures a model in eval mode; the names of its figures become members of the history's rows."""
 
 Transform = tuple[int, Callable[[nn.Module], nn.Module]]
-"""After how many epochs layers are replaced, and by what."""
+"""After how many epochs layers are replaced, and the function that replaces them in a model."""
 
 LOOK_STEPS = 16
 """Steps between two looks at the losses, and so between two saves: a look waits for the device."""
@@ -32,7 +31,7 @@ HIGHER_IS_BETTER = ("top1", "top5", "agreement")
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run begins that shares its first epochs with another: the other's kept state and fingerprint."""
+    """The kept state and the fingerprint of another run, whose first epochs a run shares and need not repeat."""
 
     path: Path
     fingerprint: Mapping[str, Any]
@@ -40,15 +39,15 @@ class Start:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to.
+    """The result of a run.
 
     Args:
         model: the best if a figure was monitored, else the last (its average with `ema_decay`), in eval mode.
-        history: a row an epoch, and one before the first if a figure was monitored.
+        history: a row for each epoch, and one before the first if a figure was monitored.
         best: the row of `model` if a figure was monitored.
         finished: False where `stop_after_epochs` ended it.
         resumed_at: the step that a saved state brought it to; None if it began anew.
-        seconds: of all its parts together.
+        seconds: the time of all its parts together.
     """
 
     model: nn.Module
@@ -88,22 +87,21 @@ def train_model(
     started again ends with the weights of one that was not, bit for bit (on one machine, one number of threads).
 
     Args:
-        model: on the device to train on.
+        model: a model on the device to train on.
         state: folder for the run's state; None saves nothing.
-        fingerprint: plain JSON data that a saved state must agree with; the recipe and the source's steps belong to
-            it anyway.
-        evaluate: called every `evaluate_every` epochs and after the last, in the first process alone.
+        fingerprint: plain JSON data that a saved state must agree with, beside the recipe and the source's steps.
+        evaluate: is called every `evaluate_every` epochs and after the last, in the first process alone.
         monitor: the figure by which the best model is chosen, the one before the first step included; lower is
             better, unless it is one of HIGHER_IS_BETTER. None keeps the last model.
         patience: stop after so many evaluations without a better one.
         transform: see `Transform`; moments of the parameters that stay are kept, and the schedule goes on.
         stop_after_epochs: leave off there; the state stays for the rest.
-        save_every_seconds: between two saves; the end of an epoch saves too.
+        save_every_seconds: time between two saves; the end of an epoch saves too.
         keep_states_at, keep_in: keep a copy of the state after these epochs, in folders `epoch-N` of `keep_in`.
         start: begin at another run's kept state, where there is no own state yet.
-        progress: called with steps done and in all.
-        on_row: called with each new row of the history.
-        phase: member of the rows.
+        progress: is called with the steps done and in all.
+        on_row: is called with each new row of the history.
+        phase: a member of the rows.
 
     Raises:
         TrainingError: a state of another run, a loss that is not finite, a state that cannot be written or read.

@@ -1,4 +1,4 @@
-"""Mixup and CutMix of a batch with itself in another order.
+"""Mixes a batch with itself in another order, by mixup or CutMix.
 
 Sources: mixup (arXiv 1710.09412), CutMix (arXiv 1905.04899).
 """
@@ -15,8 +15,8 @@ class Mixed:
 
     Args:
         images: (B, C, H, W).
-        partner: (B,), index of the image that each was mixed with.
-        share: of the own image, 0..1; 1 - share is the partner's.
+        partner: (B,), the index of the image that each was mixed with.
+        share: the part of the own image, 0..1; the partner has the rest.
     """
 
     images: Tensor
@@ -25,7 +25,7 @@ class Mixed:
 
 
 def mix(images: Tensor, mixup: float, cutmix: float) -> Mixed:
-    """Mix by torch's generator of the CPU; with both alphas 0 the images stay as they are.
+    """Mix by torch's generator of the CPU; with both alphas 0 nothing is drawn and the images stay as they are.
 
     Args:
         mixup, cutmix: as in `Recipe`.
@@ -44,7 +44,7 @@ def mix(images: Tensor, mixup: float, cutmix: float) -> Mixed:
 
 
 def _cut(images: Tensor, partner: Tensor, share: float) -> Mixed:
-    """Paste a box of the partner, of (1 - share) of the area before the border cuts it."""
+    """Paste a box of the partner; it has (1 - share) of the area before the border cuts it."""
     height, width = images.shape[-2:]
     side = (1 - share) ** 0.5
     top, bottom = _span(height, side)

@@ -1,6 +1,6 @@
-"""Objectives: what a step makes smaller. Each is called with the model, normalised images and, if known, classes."""
+"""Defines the losses that training makes smaller, and the accuracy that tells what came of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,10 +9,11 @@ from torch.nn import functional as F
 
 from .mixing import Mixed, mix
 from .recipe import Recipe
+from .source import Batch
 
 Objective = Callable[[nn.Module, Tensor, Tensor | None], Tensor]
 """(model, images (B, 3, H, W), targets int64 (B,) or None) -> loss (). Random choices come from torch's generator,
-which is set anew before each step."""
+which is seeded before each step."""
 
 
 @dataclass(frozen=True)
@@ -33,9 +34,9 @@ class Distillation:
     """KL(teacher || model) on mixed images, with cross entropy beside it where classes are known (arXiv 1503.02531).
 
     Args:
-        teacher: in eval mode, on the images' device.
+        teacher: a model in eval mode, on the images' device.
         temperature: softens both; the KL is scaled by its square, which keeps the gradients' size.
-        hard_share: weight of cross entropy, 0..1; the KL has the rest. Images without classes have the KL alone.
+        hard_share: weight of the cross entropy, 0..1; the KL has the rest, and all where classes are not known.
     """
 
     teacher: nn.Module
@@ -62,7 +63,7 @@ class Distillation:
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, mixed: Mixed, label_smoothing: float) -> Tensor:
-    """Cross entropy of mixed images in float32: by their shares of both classes."""
+    """Cross entropy of mixed images in float32, by their shares of both classes."""
     logits = logits.float()
     own = F.cross_entropy(logits, targets, label_smoothing=label_smoothing)
     if mixed.share == 1:
@@ -80,3 +81,33 @@ def distillation_loss(logits: Tensor, wanted: Tensor, temperature: float = 1.0) 
     student = F.log_softmax(logits.float() / temperature, dim=-1)
     teacher = F.log_softmax(wanted.float() / temperature, dim=-1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True) * temperature**2
+
+
+@torch.inference_mode()
+def accuracy(model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    """Top-1, top-5 (with more than 5 classes) in percent, mean cross entropy in nats (`held_out_loss`), in float32.
+
+    Args:
+        model: a model in eval mode.
+        batches: images and their classes.
+
+    Raises:
+        ValueError: no images, or images without classes.
+    """
+    device = next(model.parameters()).device
+    images = hits1 = hits5 = classes = 0
+    loss = 0.0
+    for pixels, targets in batches:
+        if targets is None:
+            raise ValueError("images without classes: accuracy needs a class for each")
+        logits = model(pixels.to(device)).float().cpu()
+        classes = logits.shape[1]
+        best = logits.topk(min(5, classes), dim=1).indices
+        hits1 += int((best[:, 0] == targets).sum())
+        hits5 += int((best == targets[:, None]).sum())
+        loss += float(F.cross_entropy(logits, targets, reduction="sum"))
+        images += len(targets)
+    if images == 0:
+        raise ValueError("no images to measure accuracy on")
+    figures = {"top1": 100 * hits1 / images, "held_out_loss": loss / images}
+    return figures if classes <= 5 else {**figures, "top5": 100 * hits5 / images}

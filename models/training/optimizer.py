@@ -1,5 +1,6 @@
-"""AdamW over a model's parameters: who decays, and how fast the factors of structured layers move."""
+"""Makes AdamW for a model: which parameters decay, and which rate each has at a step."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,14 +11,14 @@ from ..layers.structured import StructuredLinear
 from .recipe import Recipe
 
 RATE = "rate"
-"""Member of a parameter group: its learning rate relative to the recipe's."""
+"""The member of a parameter group that holds its learning rate relative to the recipe's."""
 
 
 def make_optimizer(model: nn.Module, recipe: Recipe) -> torch.optim.AdamW:
     """AdamW over the parameters that want gradients.
 
     Raises:
-        ValueError: none does.
+        ValueError: there are none.
     """
     groups = parameter_groups(model, recipe)
     if not groups:
@@ -41,8 +42,21 @@ def parameter_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     return [{"params": params, "weight_decay": decay, RATE: rate} for (decay, rate), params in groups.items()]
 
 
+def learning_rate(recipe: Recipe, step: int, steps_per_epoch: int) -> float:
+    """The recipe's rate at step `step` (from 0): a linear warm-up, then a cosine.
+
+    The w steps of the warm-up have lr/w, 2 lr/w, ..., lr; the cosine would reach `final_lr` at the step after the last.
+    """
+    total = recipe.epochs * steps_per_epoch
+    warmup = round(recipe.warmup_epochs * steps_per_epoch)
+    if step < warmup:
+        return recipe.lr * (step + 1) / warmup
+    done = (step - warmup) / (total - warmup)
+    return recipe.final_lr + (recipe.lr - recipe.final_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group its share of the recipe's rate."""
+    """Give every parameter group its share of the recipe's rate."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[RATE]
 

@@ -1,4 +1,4 @@
-"""Several processes that train one model: DDP, each with all of it, or FSDP, each with a part; started by torchrun."""
+"""Trains one model in several processes that torchrun started: DDP, each with all of it, or FSDP, each with a part."""
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,7 +25,7 @@ def joined(kind: str | None, device: torch.device) -> Iterator[Processes]:
 
     Args:
         kind: one of PARALLEL.
-        device: this process's own; CUDA talks through NCCL, a CPU through gloo.
+        device: this process's own device; CUDA talks through NCCL, a CPU through gloo.
 
     Raises:
         ValueError: an unknown kind, or not started by torchrun.
@@ -46,14 +46,14 @@ def joined(kind: str | None, device: torch.device) -> Iterator[Processes]:
 
 
 def local_device(device: torch.device) -> torch.device:
-    """The CUDA device of this process's place on its machine; a CPU as it is."""
+    """The CUDA device that belongs to this process on its machine; a CPU is returned as it is."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device.type == "cuda" else device
 
 
 class Ddp:
     """Each process has the whole model and its part of each batch; gradients are averaged.
 
-    On CUDA batch norms take the statistics of all processes; gloo has no such norm, on CPUs each takes its own.
+    On CUDA batch norms take the statistics of all processes; gloo has no such norm, so that on CPUs each takes its own.
     """
 
     def __init__(self, device: torch.device) -> None:

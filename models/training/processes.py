@@ -1,4 +1,4 @@
-"""Processes: what a run asks of the processes that share it, and the run of one process alone."""
+"""Defines what a run asks of the processes that share it, and answers for a process that runs alone."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Processes(Protocol):
-    """The processes of a run. What is `collective` all of them must call together."""
+    """The processes of a run. A method marked "collective" must be called by all of them together."""
 
     rank: int
     count: int
@@ -18,7 +18,7 @@ class Processes(Protocol):
         ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Tensors of which each process may hold a part, in one piece. Collective."""
+        """The tensors in one piece, where each process may hold a part of them. Collective."""
         ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
@@ -34,12 +34,12 @@ class Processes(Protocol):
         ...
 
     def from_first(self, figures: Mapping[str, Any]) -> dict[str, Any]:
-        """What the first process passes, as plain data; the others pass anything. Collective."""
+        """The plain data that the first process passes; those of the others are ignored. Collective."""
         ...
 
 
 class Alone:
-    """The one process of a run."""
+    """A run's only process."""
 
     rank = 0
     count = 1

@@ -1,4 +1,4 @@
-"""Recipe: everything that decides the result of a training run, beside the model, the data and the objective."""
+"""Defines Recipe: all that decides a training run's result beside the model, the data and the objective."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -15,19 +15,19 @@ class Recipe:
     Args:
         epochs: passes over the source.
         batch_size: images of a step, over all processes together.
-        lr: at the end of the warm-up.
-        final_lr: where the cosine ends.
-        warmup_epochs: may be a fraction of an epoch.
-        weight_decay: of parameters with two dimensions or more; norms and biases have none.
-        betas: of AdamW.
+        lr: the learning rate at the end of the warm-up.
+        final_lr: the rate at which the cosine ends.
+        warmup_epochs: length of the warm-up, which may be a fraction of an epoch.
+        weight_decay: the decay of parameters with two dimensions or more; norms and biases have none.
+        betas: AdamW's betas.
         clip_norm: largest norm of all gradients together; None does not clip.
-        label_smoothing: 0..1, of cross entropy.
+        label_smoothing: the smoothing of cross entropy, 0..1.
         mixup, cutmix: alpha of the Beta distribution that shares are drawn from; 0 is off. With both, each step
             takes one of them by the toss of a coin.
-        ema_decay: of the running average of the weights, which is then what is evaluated and kept; None is off.
-        amp: number type of autocast.
+        ema_decay: the decay of a running average of the weights, which is then evaluated and kept; None is off.
+        amp: number type of autocast, one of AMP.
         structured_lr: give the factors of structured layers the rates of BTT (see `parameter_groups`).
-        seed: of every random choice.
+        seed: the seed of every random choice.
     """
 
     epochs: int
@@ -68,7 +68,7 @@ class Recipe:
             raise ValueError(f"amp {self.amp!r} must be one of {', '.join(AMP)}")
 
     def to_dict(self) -> Mapping[str, Any]:
-        """As plain JSON data."""
+        """The recipe as plain JSON data."""
         return {**asdict(self), "betas": list(self.betas)}
 
 

@@ -1,4 +1,4 @@
-"""Run: a model in training with all that a step changes, and how it becomes a saved state and back."""
+"""Holds a model in training with all that a step changes, and turns it into a saved state and back."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -10,23 +10,24 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..compress.densification import densify_layers
 from .average import Ema
-from .errors import TrainingError
 from .objective import Objective
 from .optimizer import load_moments, make_optimizer, moments, set_rate
 from .processes import Processes
-from .randomness import seed_step
 from .recipe import Recipe
+from .source import seed_of
+from .state import TrainingError
 
 Row = dict[str, Any]
-"""A line of a run's history: `step`, `phase`, `epoch`, and what was found."""
+"""A row of a run's history: `step`, `phase`, `epoch`, and the figures of that step."""
 
 _AMP = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass
 class Best:
-    """The best model that an evaluation has found: its value, row, weights, and evaluations since."""
+    """The best model that an evaluation has found: its figure, row and weights, and the evaluations since."""
 
     value: float
     row: Row
@@ -38,8 +39,8 @@ class Run:
     """A model in training.
 
     Args:
-        model: on its device; its parameters are changed in place.
-        processes: that share the run; each has the same model.
+        model: a model on its device; its parameters are changed in place.
+        processes: the processes that share the run; each has the same model.
     """
 
     def __init__(self, model: nn.Module, recipe: Recipe, processes: Processes) -> None:
@@ -66,8 +67,8 @@ class Run:
         self.optimizer = make_optimizer(model, self.recipe)
 
     def learn(self, objective: Objective, images: Tensor, targets: Tensor | None, rate: float) -> None:
-        """One step; its loss is looked at by `check_losses`."""
-        seed_step(self.recipe.seed, self.step, self.processes.rank)
+        """Take one step; `check_losses` looks at its loss later."""
+        torch.manual_seed(seed_of(self.recipe.seed, self.step, self.processes.rank))  # dropout, drop path, mixing
         images = images.to(self.device, non_blocking=True)
         targets = None if targets is None else targets.to(self.device, non_blocking=True)
         set_rate(self.optimizer, rate)
@@ -106,7 +107,7 @@ class Run:
         self._pending.clear()
 
     def take_mean_loss(self) -> float:
-        """Mean loss since the last call."""
+        """The mean loss since the last call."""
         mean = self.loss_sum / max(1, self.loss_count)
         self.loss_sum, self.loss_count = 0.0, 0
         return mean
@@ -118,20 +119,20 @@ class Run:
         return self._answering.eval()
 
     def answering_tensors(self) -> dict[str, Tensor]:
-        """Its weights, not copied. Collective."""
+        """The weights of the model that would be kept now, not copied. Collective."""
         return self.processes.whole(self.model.state_dict() if self.ema is None else self.ema.tensors)
 
     def kept(self) -> nn.Module:
-        """The model that the run is for: the best if one was chosen, else as `answering`. Collective."""
+        """The model that the run ends with: the best if one was chosen, else as `answering`. Collective."""
         model = self.answering()
         if self.best is not None:
             model.load_state_dict(self.best.tensors)
         return model
 
     def transform(self, change: Callable[[nn.Module], nn.Module]) -> None:
-        """Replace layers; what stays keeps its moments, and the average is changed alike. Collective.
+        """Replace layers; parameters that stay keep their moments, and the average is changed alike. Collective.
 
-        Weights chosen as best so far are of the old structure and no longer count.
+        The weights that were best so far have the old structure and no longer count.
         """
         saved = self.processes.whole(moments(self.optimizer, self._names()))
         average = None if self.ema is None else self.processes.whole(self.ema.tensors)
@@ -149,7 +150,7 @@ class Run:
         self.transformed, self.best = True, None
 
     def progress(self) -> Row:
-        """What, beside tensors, a saved state holds."""
+        """The plain data of a saved state."""
         best = self.best
         return {
             "step": self.step,
@@ -163,7 +164,7 @@ class Run:
         }
 
     def tensors(self) -> dict[str, Tensor]:
-        """What, beside plain data, a saved state holds. Collective."""
+        """The tensors of a saved state. Collective."""
         parts = {
             "model": self.processes.whole(self.model.state_dict()),
             "moments": self.processes.whole(moments(self.optimizer, self._names())),
@@ -173,7 +174,7 @@ class Run:
         return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
     def restore(self, progress: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Go on from a saved state, for which a model of its structure was taken already. Collective."""
+        """Go on from a saved state; the model must have its structure already. Collective."""
         self.step, self.seconds = progress["step"], progress["seconds"]
         self.transformed, self.history = progress["transformed"], list(progress["history"])
         self.loss_sum, self.loss_count = progress["loss_sum"], progress["loss_count"]
@@ -216,6 +217,19 @@ class Run:
 
     def _names(self) -> dict[Tensor, str]:
         return {parameter: name for name, parameter in self.model.named_parameters()}
+
+
+def densified(model: nn.Module) -> nn.Module:
+    """Replace every structured layer of `model` by the dense one that computes the same, in place; returns the model.
+
+    Training sparse and then going on dense is S2D. Source: Monarch (arXiv 2204.00595), section 4.2, reverse
+    sparsification.
+
+    Raises:
+        ValueError: a layer that no dense layer can stand for (a gated Pixelfly).
+    """
+    densify_layers(model)
+    return model
 
 
 def _part(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
-"""BatchSource: where batches come from, as a function of the epoch and the step in it."""
+"""Gives batches as a function of the epoch and the step in it, so that a run may go on anywhere."""
 
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -7,10 +8,17 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .randomness import seed_of
-
 Batch = tuple[Tensor, Tensor | None]
 """Normalised images (B, 3, H, W) and their classes, int64 (B,), or None."""
+
+
+def seed_of(*place: int) -> int:
+    """A seed of 63 bits for a place in a run such as (seed, step, rank); neighbouring places have unrelated seeds.
+
+    Seeds are functions of the place so that a run which goes on needs no generator's state.
+    """
+    text = ",".join(map(str, place)).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") >> 1
 
 
 class BatchSource(Protocol):
@@ -28,13 +36,13 @@ class BatchSource(Protocol):
 
 @dataclass(frozen=True)
 class TensorSource:
-    """Batches of images that are in memory and prepared already, in an order of each epoch's own.
+    """Batches of images that are in memory and prepared already; each epoch has an order of its own.
 
     Args:
         images: (N, 3, H, W).
         targets: int64 (N,), or None.
-        batch_size: of all processes together; an epoch's rest is dropped, but fewer images make one batch.
-        seed: of the order.
+        batch_size: images of all processes together; an epoch's rest is dropped, but fewer images make one batch.
+        seed: the seed of the order.
         rank, processes: this process takes every `processes`-th image of each batch.
     """
 

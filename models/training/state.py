@@ -1,8 +1,8 @@
-"""StateFolder: a run's state on disk, safetensors and JSON, whole at every instant.
+"""Keeps a run's state on disk as safetensors and JSON, whole at every instant.
 
 `state.json` names the tensors' file and its sha256. A save writes a new file of tensors beside the old, then lets
-a new state.json take the old one's place, then removes what no longer counts: whoever is killed in between, or has
-a full disk, leaves the state before.
+a new state.json take the old one's place, then removes the old tensors. A process that is killed in between, or finds
+the disk full, leaves the state before.
 """
 
 import contextlib
@@ -20,11 +20,14 @@ from ..bundle.durable import sync
 from ..bundle.safetensors_file import read_tensors, write_tensors
 from ..bundle.strict_json import MAX_JSON_BYTES, parse_json, readable_json
 from ..errors import quoted
-from .errors import TrainingError
 
 FORMAT = 1
 DOCUMENT = "state.json"
 SUFFIX = ".safetensors"
+
+
+class TrainingError(ValueError):
+    """A run that cannot begin, go on, or be taken up again; one line says what stopped it and what is kept."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class Saved:
     """A state as it was read.
 
     Args:
-        fingerprint: of the run it belongs to.
+        fingerprint: the fingerprint of the run that it belongs to.
         progress: how far the run was, plain data.
         tensors: weights, averages and moments, on the CPU.
     """
@@ -107,7 +110,7 @@ class StateFolder:
         sync(self.path)
 
     def _current(self) -> str | None:
-        """The file of tensors that counts."""
+        """The name of the tensors' file that state.json names."""
         try:
             return str(parse_json((self.path / DOCUMENT).read_bytes())["tensors"])
         except (OSError, ValueError):

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 import typer
 
-from milkweed.bench import cifar10
-from milkweed.bench.cifar10 import ExperimentError, run, table
-from milkweed.bench.cifar10_plan import SIBLINGS, Plan, Sibling, command, summary
-from milkweed.bench.cifar10_plot import plot
+from milkweed.bench.studies import cifar10
+from milkweed.bench.studies.cifar10 import TITLES, ExperimentError, Plan, command, run, summary
+from milkweed.bench.studies.pictures import cifar10 as plot
 from milkweed.cli.app import build_app
 
 TOP1 = {"dense": 84.0, "monarch": 83.5, "s2d": 84.25, "d2s": 12.0, "d2s_aware": 40.0, "d2s_recovered": 83.0}
@@ -60,29 +59,38 @@ def option(arguments: Sequence[str], name: str) -> str:
 def test_every_sibling_is_made_and_measured_once(tmp_path: Path) -> None:
     milkweed, out = FakeMilkweed(), tmp_path / "results" / "cifar10.json"
     document = run(tmp_path / "data", tmp_path / "work", Plan(), out=out, milkweed=milkweed)
-    assert milkweed.made() == [sibling.name for sibling in SIBLINGS]
+    assert milkweed.made() == list(TITLES)
     assert json.loads(out.read_text()) == document
     assert [row["top1"] for row in document["rows"]] == list(TOP1.values())
     assert {row["seconds"] for row in document["rows"]} == {61.5}
     assert str(tmp_path) not in out.read_text(), "a path of this machine in the results"
     again = FakeMilkweed()
-    assert run(tmp_path / "data", tmp_path / "work", Plan(), out=None, milkweed=again)["rows"] == document["rows"]
+    assert (
+        run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=again)["rows"]
+        == document["rows"]
+    )
     assert again.asked == []
 
 
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="killed"):
-        run(tmp_path / "data", tmp_path / "work", Plan(), out=None, milkweed=FakeMilkweed(fail_at="s2d"))
+        run(
+            tmp_path / "data",
+            tmp_path / "work",
+            Plan(),
+            out=tmp_path / "out.json",
+            milkweed=FakeMilkweed(fail_at="s2d"),
+        )
     milkweed = FakeMilkweed()
-    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=None, milkweed=milkweed)
+    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=milkweed)
     assert milkweed.made() == ["s2d", "d2s", "d2s_aware", "d2s_recovered"]
     assert [row["name"] for row in document["rows"]] == list(TOP1)
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "data", tmp_path / "work", Plan(), out=None, milkweed=FakeMilkweed())
+    run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=FakeMilkweed())
     with pytest.raises(ExperimentError, match="its epochs is 4, not 7"):
-        run(tmp_path / "data", tmp_path / "work", Plan(epochs=7), out=None, milkweed=FakeMilkweed())
+        run(tmp_path / "data", tmp_path / "work", Plan(epochs=7), out=tmp_path / "out.json", milkweed=FakeMilkweed())
 
 
 def test_a_failing_command_is_named_with_its_last_line(tmp_path: Path) -> None:
@@ -106,7 +114,9 @@ def test_models_differ_in_structure_alone() -> None:
 
 
 def test_summary_compares_each_seed_with_its_own_dense(tmp_path: Path) -> None:
-    document = run(tmp_path / "data", tmp_path / "work", Plan(seeds=(0, 1)), out=None, milkweed=FakeMilkweed())
+    document = run(
+        tmp_path / "data", tmp_path / "work", Plan(seeds=(0, 1)), out=tmp_path / "out.json", milkweed=FakeMilkweed()
+    )
     lines = {line["name"]: line for line in document["summary"]}
     assert lines["monarch"]["top1"] == 84.0
     assert lines["monarch"]["to_dense"] == -0.5
@@ -123,26 +133,22 @@ def test_an_unfinished_experiment_has_a_summary() -> None:
     assert summary(rows)[0]["sampling_error"] == 4.0
 
 
-def test_table_and_plot_show_the_figures(tmp_path: Path) -> None:
-    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=None, milkweed=FakeMilkweed())
-    found = table(document)
-    assert list(found.columns[0].cells) == [sibling.title for sibling in SIBLINGS]
-    assert list(found.columns[1].cells)[:3] == ["84.00", "83.50", "84.25"]
-    drawn = plot(document).decode()
+def test_the_plot_shows_the_figures(tmp_path: Path) -> None:
+    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=FakeMilkweed())
+    drawn = plot(document, tmp_path / "a.svg").read_text()
     assert "83.50 % · 610 k parameters" in drawn
     assert "12.00 % · 610 k parameters" in drawn
-    assert plot(document).decode() == drawn
 
 
-@pytest.mark.parametrize("sibling", SIBLINGS, ids=lambda sibling: sibling.name)
-def test_milkweed_takes_the_command(sibling: Sibling) -> None:
-    arguments = command(Plan(), sibling.name, 3, Path("data"), Path("work/seed3"))
+@pytest.mark.parametrize("name", TITLES)
+def test_milkweed_takes_the_command(name: str) -> None:
+    arguments = command(Plan(), name, 3, Path("data"), Path("work/seed3"))
     parsers = typer.main.get_command(build_app(arguments[0])).commands  # type: ignore[attr-defined]
     values = parsers[arguments[0]].make_context(arguments[0], list(arguments[1:])).params
-    assert values["out"] == Path("work/seed3") / sibling.name
+    assert values["out"] == Path("work/seed3") / name
     assert values["threads"] == 1
     if arguments[0] == "train":
         assert (values["epochs"], values["lr"], values["amp"], values["seed"]) == (4, 2e-3, "bfloat16", 3)
     else:
         assert (values["bundle"], values["layers"], values["nblocks"]) == (Path("work/seed3/dense"), "mlp", 4)
-        assert values["recover_epochs"] == (1 if sibling.name == "d2s_recovered" else None)
+        assert values["recover_epochs"] == (1 if name == "d2s_recovered" else None)

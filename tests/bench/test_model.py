@@ -109,15 +109,15 @@ def test_calls_alternate_and_medians_are_taken(monkeypatch: pytest.MonkeyPatch) 
 
         return run
 
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock["now"])
-    monkeypatch.setattr(bench.time, "process_time", lambda: clock["now"] / 2)
+    monkeypatch.setattr("time.perf_counter", lambda: clock["now"])
+    monkeypatch.setattr("time.process_time", lambda: clock["now"] / 2)
     pair = bench.Pair("mlp", "x", "float32", 1, call("dense", 0.030), call("monarch", 0.010), 6, 2)
-    row = bench._measure(pair, seconds=0.4)
-    assert (row.rounds, row.dense.wall_ms, row.monarch.wall_ms) == (10, 30, 10)
-    assert (row.dense.cpu_ms, row.monarch.cpu_ms, row.ratio_wall, row.ratio_cpu) == (15, 5, 3, 3)
-    assert row.dense.wall_iqr_ms == pytest.approx(0, abs=1e-9)
-    measured = order[2 + 2 * bench.WARM_UP_ROUNDS :]
-    assert measured[:4] == ["monarch", "dense", "dense", "monarch"]
+    row = bench.measure(pair, seconds=0.4)
+    dense, monarch = row["dense"], row["monarch"]
+    assert (row["rounds"], dense["wall_ms"], monarch["wall_ms"]) == (10, 30, 10)
+    assert (dense["cpu_ms"], monarch["cpu_ms"], row["ratio_wall"], row["ratio_cpu"]) == (15, 5, 3, 3)
+    assert dense["wall_iqr_ms"] == pytest.approx(0, abs=1e-9)
+    assert order[6:10] == ["dense", "monarch", "monarch", "dense"]  # two of each warm up
 
 
 def test_the_command_writes_json(

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.models_table import SCOPES, OwnModel, own_model, page
+from milkweed.bench.tables.models import SCOPES, OwnModel, own_model, page
 from milkweed.models.accounting import macs, parameter_count
 from milkweed.models.architectures.meta_init import on_meta
 from milkweed.models.architectures.registry import CUSTOM_VITAE, classifier_layers, create_model, own_architectures

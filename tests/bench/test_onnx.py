@@ -3,20 +3,16 @@
 import pytest
 import torch
 
-from milkweed.bench.onnx import _in_turns
-from milkweed.bench.onnx_families import smallest
+from milkweed.bench.studies.onnx import check_equal, smallest
 from milkweed.models.architectures.timm_models import recorded_timm_models
 
 
 def test_sides_are_measured_only_where_they_compute_the_same() -> None:
     x = torch.ones(2, 3)
     sides = {"torch dense": lambda x: x, "torch monarch": lambda x: 2 * x, "onnxruntime monarch": lambda x: 2 * x}
-    spent = _in_turns(sides, x, 3)
-    assert {side: {clock: len(ms) for clock, ms in times.items()} for side, times in spent.items()} == {
-        side: {"cpu": 3, "wall": 3} for side in sides
-    }
+    check_equal(sides, x)
     with pytest.raises(RuntimeError, match="onnxruntime dense computes something else than torch"):
-        _in_turns({**sides, "onnxruntime dense": lambda x: x + 2e-4}, x, 3)
+        check_equal({**sides, "onnxruntime dense": lambda x: x + 2e-4}, x)
 
 
 def test_each_family_is_tried_once_with_the_smallest_model() -> None:

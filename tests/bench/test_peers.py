@@ -14,6 +14,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from milkweed.bench.bodies import arrays, pictures
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.load.summary import summary
@@ -21,15 +22,13 @@ from milkweed.bench.peers.__main__ import main
 from milkweed.bench.peers.catalogue import PEERS, VENVS, Peer
 from milkweed.bench.peers.install import STAMP, install, missing, version_of
 from milkweed.bench.peers.process import running_peer
-from milkweed.bench.peers.run import SLOW
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.peers.tables import skipped, table
 from milkweed.bench.peers.weights import export
-from milkweed.bench.serving.bodies import array_bodies, pictures
-from milkweed.bench.serving.bundles import tiny_bundle
-from milkweed.bench.serving.ports import free_port
-from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.bench.process import free_port, slow_device
+from milkweed.bench.server.bundles import tiny_bundle
 from milkweed.inference.forward import Forward
+from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.loaders import PreprocessSpec, create_loader
 from milkweed.models import load_bundle
 
@@ -53,7 +52,7 @@ def test_peers_compute_what_we_do(tmp_path: Path) -> None:
     ours, config = load_bundle(bundle)
     images = pictures(32)
     batch = torch.stack([decode(image.tobytes()) for image in images])
-    loaded = create_loader("cpu", PreprocessSpec.from_dict(config.preprocess)).load(array_bodies(images))
+    loaded = create_loader("cpu", PreprocessSpec.from_dict(config.preprocess)).load(arrays(images))
     torch.testing.assert_close(batch, loaded.pixels, atol=1e-5, rtol=0)
     with torch.inference_mode():
         torch.testing.assert_close(theirs(batch), ours.eval()(batch), atol=1e-5, rtol=1e-5)
@@ -72,7 +71,7 @@ def test_requests_hold_the_pixels(name: str) -> None:
     images = pictures(32, 2)
     found = PEERS[name].shots(images)
     assert [shot.good for shot in found] == [True, True, False]
-    wire = found[1].wire("h:1", PEERS[name].path, ())
+    wire = found[1].wire(("h", 1), PEERS[name].path, ())
     assert wire.startswith(f"POST {PEERS[name].path} HTTP/1.1\r\n".encode())
     assert len(found[2].body) < len(found[1].body)
     if PEERS[name].body != "base64 in JSON":
@@ -182,11 +181,10 @@ def test_peers_that_are_not_there_are_rows_that_say_so(tmp_path: Path, capsys: p
 def test_our_slow_device_is_slow_with_a_recorded_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The sleep must not be recorded away: then nobody is short of the device."""
     monkeypatch.setattr(Forward, "run", Forward.run)
-    exec(SLOW.format(seconds=0.2), {})
-    model, config = load_bundle(tiny_bundle(tmp_path / "tiny"))
-    pipeline = build_pipeline(model, config, device="cpu")
-    pipeline.warm_up()
-    assert pipeline.traced is not None
-    assert pipeline.traced.reason is None
-    assert pipeline.warm_seconds[1] >= 0.2
+    exec(slow_device(0.2), {})
+    pipeline = open_model(tiny_bundle(tmp_path / "tiny"), InferenceOptions(device="cpu")).pipeline
+    forward = pipeline.forward_stage
+    assert forward.traced is not None
+    assert forward.traced.reason is None
+    assert forward.warm_seconds[1] >= 0.2
     pipeline.close()

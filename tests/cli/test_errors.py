@@ -185,6 +185,15 @@ def test_wrong_usage_exits_with_2(refused: Refused, arguments: tuple[str, ...], 
     assert refused(*arguments, code=2).startswith(message)
 
 
+@pytest.mark.parametrize("rest", [(), ("http", "--out", "x.json"), ("server",)])
+def test_an_installation_without_benchmarks_says_where_they_are(
+    refused: Refused, monkeypatch: pytest.MonkeyPatch, rest: tuple[str, ...]
+) -> None:
+    monkeypatch.setitem(sys.modules, "milkweed.bench.commands.app", None)
+    said = "the benchmarks are in a checkout of milkweed only: `make bench` there, or `pip install -e '.[bench]'`"
+    assert refused("bench", *rest) == said
+
+
 def test_a_wrong_variable_is_named(refused: Refused, bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MILKWEED_MICRO_BATCH", "many")
     assert refused("classify", "--model", bundle, "a.png", code=2).startswith("MILKWEED_MICRO_BATCH = 'many': ")

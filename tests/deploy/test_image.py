@@ -110,7 +110,7 @@ def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
         assert (ROOT / source).exists(), source
         assert f"!{source}" in lines, source
     assert lines[0] == "*"
-    for secret in (".git", ".venv", "keys.toml", "bench/results", "tests"):
+    for secret in (".git", ".venv", "keys.toml", "bench", "tests"):
         shown = [line[1:] for line in lines if line.startswith("!")]
         hidden = [line for line in lines[1:] if not line.startswith("!")]
         assert secret in hidden or not any(fnmatch.fnmatch(secret, pattern) for pattern in shown), secret

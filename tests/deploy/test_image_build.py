@@ -23,7 +23,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from milkweed.bench.serving.ports import free_port
+from ..support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")

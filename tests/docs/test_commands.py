@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ..e2e.forked import Forker
+from ..support.forked import Forker
 from .blocks import PAGES, ROOT, Block, blocks_of
 from .left_out import NOT_RUN, SLOW, reason
 from .parsed import check

@@ -11,9 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 
-from milkweed.bench.serving.ports import free_port
-
-from ..e2e.forked import Forked, Forker
+from ..support.forked import Forked, Forker
+from ..support.ports import free_port
 from .blocks import ROOT, Block, words
 
 SECONDS = 60.0

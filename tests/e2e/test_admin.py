@@ -7,8 +7,7 @@ from typing import Any
 
 import httpx
 
-from milkweed.bench.serving.ports import free_port
-
+from ..support.ports import free_port
 from .test_serving import jpeg
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.serving.ports import free_port
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.healthcheck import DEFAULTS
 
+from ..support.ports import free_port
 from .test_tls import OPENSSL, Authority
 
 

@@ -14,11 +14,11 @@ import numpy as np
 import psutil
 import pytest
 
-from milkweed.bench.serving.ports import free_port
 from milkweed.models import load_bundle
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.labels import Label
 
+from ..support.ports import free_port
 from .raw_client import dial
 
 MIB = 1 << 20

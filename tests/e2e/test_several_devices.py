@@ -11,8 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from milkweed.bench.serving.ports import free_port
-
+from ..support.ports import free_port
 from .test_serving import jpeg
 
 IMAGES = 12

@@ -198,7 +198,7 @@ def test_several_devices_compute_with_one_engine() -> None:
 
 
 def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path: Path) -> None:
-    """DeiT-Tiny with its real weights; the whole sample: `python -m milkweed.bench.onnx --photos`."""
+    """DeiT-Tiny with its real weights; docs/export.md has the whole sample."""
     import_checkpoint(
         shared / "weights" / "deit_tiny_patch16_224.safetensors", "deit_tiny_patch16_224", tmp_path / "deit"
     )

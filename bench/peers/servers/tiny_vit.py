@@ -16,56 +16,21 @@ DEVICE_SECONDS = float(os.environ.get("TINY_DEVICE_MS", "0")) / 1e3
 """That a batch takes besides, without the CPU: as if a slow device computed it."""
 
 
-class Attention(nn.Module):
-    """Of one block."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.qkv, self.proj = nn.Linear(dim, 3 * dim), nn.Linear(dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        b, n, c = x.shape
-        q, k, v = self.qkv(x).reshape(b, n, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
-        mixed: Tensor = self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c))
-        return mixed
-
-
-class Mlp(nn.Module):
-    """Of one block."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.fc1, self.fc2 = nn.Linear(dim, 4 * dim), nn.Linear(4 * dim, dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mixed: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return mixed
-
-
 class Block(nn.Module):
     """Attention, then MLP, each after its norm."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.norm1, self.norm2 = nn.LayerNorm(dim, eps=1e-6), nn.LayerNorm(dim, eps=1e-6)
-        self.attn, self.mlp = Attention(dim), Mlp(dim)
+        self.attn = nn.ModuleDict({"qkv": nn.Linear(dim, 3 * dim), "proj": nn.Linear(dim, dim)})
+        self.mlp = nn.ModuleDict({"fc1": nn.Linear(dim, 4 * dim), "fc2": nn.Linear(4 * dim, dim)})
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x))
-        y: Tensor = x + self.mlp(self.norm2(x))
+        b, n, c = x.shape
+        q, k, v = self.attn["qkv"](self.norm1(x)).reshape(b, n, 3, HEADS, c // HEADS).permute(2, 0, 3, 1, 4).unbind(0)
+        x = x + self.attn["proj"](F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c))
+        y: Tensor = x + self.mlp["fc2"](F.gelu(self.mlp["fc1"](self.norm2(x))))
         return y
-
-
-class PatchEmbed(nn.Module):
-    """Pixels to tokens."""
-
-    def __init__(self, dim: int, patch: int) -> None:
-        super().__init__()
-        self.proj = nn.Conv2d(3, dim, patch, patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(x).flatten(2).transpose(1, 2)
-        return tokens
 
 
 class TinyViT(nn.Module):
@@ -73,14 +38,14 @@ class TinyViT(nn.Module):
 
     def __init__(self, dim: int, patch: int, depth: int, classes: int) -> None:
         super().__init__()
-        self.patch_embed = PatchEmbed(dim, patch)
+        self.patch_embed = nn.ModuleDict({"proj": nn.Conv2d(3, dim, patch, patch)})
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, (SIZE // patch) ** 2 + 1, dim))
         self.blocks = nn.Sequential(*[Block(dim) for _ in range(depth)])
         self.norm, self.head = nn.LayerNorm(dim, eps=1e-6), nn.Linear(dim, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.patch_embed(x)
+        x = self.patch_embed["proj"](x).flatten(2).transpose(1, 2)
         x = torch.cat([self.cls_token.expand(len(x), -1, -1), x], 1) + self.pos_embed
         logits: Tensor = self.head(self.norm(self.blocks(x)[:, 0]))
         return logits

@@ -14,7 +14,7 @@ from tiny_vit import SIZE, classify, load, normalise
 MAX_BATCH, BATCH_MICROSECONDS = 16, 5000
 
 
-def scheduler(bounded: bool) -> Any:
+def batcher(bounded: bool) -> Any:
     """Triton's own, as it comes, or with a queue bounded in length and time."""
     policy = None
     if bounded:
@@ -41,7 +41,7 @@ def main(weights: str, port: int, bounded: bool) -> None:
             infer_func=infer,
             inputs=[Tensor(name="pixels", dtype=np.uint8, shape=(SIZE, SIZE, 3))],
             outputs=[Tensor(name="class", dtype=np.int64, shape=(1,))],
-            config=ModelConfig(max_batch_size=MAX_BATCH, scheduler=scheduler(bounded)),
+            config=ModelConfig(max_batch_size=MAX_BATCH, batcher=batcher(bounded)),
         )
         triton.serve()
 

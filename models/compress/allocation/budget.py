@@ -1,9 +1,9 @@
-"""Shares a budget out among layers: which structure each gets, so that the expected damage is least.
+"""Shares a budget out among layers: gives each the structure with which the expected damage is least.
 
 Errors of different layers are nearly independent, so what they do to the answers adds up: the damage of a choice
 is the sum over layers of measured sensitivity times expected error. For a price on cost, each layer's best
-option is found by itself (Lagrangian relaxation); the price is bisected until the budget is met, and what the
-convex hull left over is spent greedily.
+option is found by itself (Lagrangian relaxation). The price is bisected until the budget is met, and the rest of
+the budget, which no price on the convex hull spends, is spent greedily.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ _BISECTIONS = 100
 
 @dataclass(frozen=True)
 class Option(Generic[T]):
-    """One thing a layer could become.
+    """One structure that a layer could become.
 
     Args:
-        value: what it is; the option with the greatest cost is usually the layer as it is.
-        cost: in the budget's unit, such as weights.
-        damage: expected, in units that add up over layers, such as nats of KL.
+        value: the structure; the option with the greatest cost is usually the layer as it is.
+        cost: its cost in the budget's unit, such as weights.
+        damage: its expected damage in a unit that adds up over layers, such as nats of KL.
     """
 
     value: T
@@ -72,7 +72,7 @@ def _least_price(options: Mapping[str, Sequence[Option[T]]], budget: float) -> f
 
 
 def _at_price(options: Mapping[str, Sequence[Option[T]]], price: float) -> dict[str, Option[T]]:
-    """Each layer's best option; the cheaper of equals."""
+    """Each layer's best option at a price; of equals the cheaper one."""
     return {
         name: min(layer, key=lambda option: (option.damage + price * option.cost, option.cost))
         for name, layer in options.items()
@@ -82,7 +82,7 @@ def _at_price(options: Mapping[str, Sequence[Option[T]]], price: float) -> dict[
 def _spend(
     options: Mapping[str, Sequence[Option[T]]], chosen: dict[str, Option[T]], budget: float
 ) -> dict[str, Option[T]]:
-    """Spend what is left of the budget where it takes most damage away for its cost."""
+    """Spend the rest of the budget where it takes most damage away for its cost."""
     left = budget - _cost(chosen)
     while True:
         steps = [

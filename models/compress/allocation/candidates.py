@@ -1,8 +1,8 @@
-"""What a layer could become: structures of every block count and rank, and the output error each would have.
+"""Lists the structures that a layer could become, of every block count and rank, with the output error of each.
 
 Projecting every one would take hours for a large model. The singular values of the whitened sub-blocks give the
-error of a chunk-by-chunk projection for all ranks at once; what block coordinate descent makes better is
-measured at three ranks of each block count, and between them interpolated.
+error of a chunk-by-chunk projection for all ranks at once. The gain of block coordinate descent is measured at three
+ranks of each block count and interpolated between them.
 """
 
 import math
@@ -20,10 +20,10 @@ from ..projection.threads import one_thread
 
 BLOCK_COUNTS = (1, 2, 4, 8)
 RANK_MULTIPLE = 8
-"""Ranks that tensor cores' tiles take whole."""
+"""Ranks are multiples of this, which the tiles of tensor cores take whole."""
 
 MAX_RANKS = 16
-"""Ranks offered of one block count: their spacing is then a few percent of the layer."""
+"""So many ranks of one block count are offered; their spacing is then a few percent of the layer."""
 
 ANCHORS = (0.2, 0.45, 0.8)
 """Shares of a layer's weights at which block coordinate descent is run to scale the spectrum's prediction.
@@ -40,9 +40,9 @@ class Candidate:
     """One structure of a layer.
 
     Args:
-        nblocks, rank: as `MonarchLinear`; rank of each sub-block.
-        weights: that it stores, without bias.
-        objective: expected tr((W-M) C (W-M)^T) / tr(W C W^T).
+        nblocks, rank: as in `MonarchLinear`; the rank is that of each sub-block.
+        weights: the number that it stores, without bias.
+        objective: the expected tr((W-M) C (W-M)^T) / tr(W C W^T).
     """
 
     nblocks: int
@@ -56,9 +56,8 @@ def layer_candidates(
 ) -> tuple[Candidate, ...]:
     """Every structure worth considering for the weight (out, in), smallest first.
 
-    Offered are block counts that divide both widths, ranks a multiple of 8 (any, where the sub-blocks are too
-    small for that), and fewer weights than dense. A structure that costs as much as one with less error is left
-    out.
+    Block counts divide both widths, ranks are multiples of 8 (any rank, where the sub-blocks are too small for that),
+    and there are fewer weights than dense. A structure that costs as much as one with less error is left out.
     """
     found: list[Candidate] = []
     for nblocks in block_counts:
@@ -73,7 +72,7 @@ def layer_candidates(
 
 
 def candidate_ranks(in_features: int, out_features: int, nblocks: int) -> list[int]:
-    """Ranks of the sub-blocks offered for a layer; none where the blocks do not divide it or would save nothing."""
+    """Ranks of the sub-blocks that a layer is offered; none where blocks do not divide it or would save nothing."""
     if nblocks > min(in_features, out_features) or in_features % nblocks or out_features % nblocks:
         return []
     dense = in_features * out_features
@@ -87,13 +86,13 @@ def candidate_ranks(in_features: int, out_features: int, nblocks: int) -> list[i
 
 
 def weight_count(in_features: int, out_features: int, nblocks: int, rank: int) -> int:
-    """Weights of the factors."""
+    """The number of weights in both factors."""
     (blocks1, q, p), (blocks2, s, r) = monarch_shapes(in_features, out_features, nblocks, rank)
     return blocks1 * q * p + blocks2 * s * r
 
 
 def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
-    """Those of which no other has fewer weights and no more error; smallest first."""
+    """The candidates that no other beats in both weights and error, smallest first."""
     best: list[Candidate] = []
     for candidate in sorted(candidates, key=lambda c: (c.weights, c.objective)):
         if not best or candidate.objective < best[-1].objective:
@@ -121,7 +120,7 @@ def _objectives(weight: Tensor, inputs: InputStatistics, nblocks: int, ranks: Se
 
 
 def _interpolated(rank: int, anchors: Sequence[int], gains: Sequence[float]) -> float:
-    """Piecewise linear between the anchors, constant beyond them."""
+    """The gain at a rank: piecewise linear between the anchors, constant beyond them."""
     above = bisect_left(anchors, rank)
     if above in (0, len(anchors)):
         return gains[min(above, len(anchors) - 1)]

@@ -1,4 +1,4 @@
-"""What a linear layer costs, dense or as a structure: in weights, in multiply-accumulates, or in measured time."""
+"""Tells what a linear layer costs, dense or structured, in weights, multiply-accumulates or measured time."""
 
 import statistics
 import time
@@ -16,17 +16,17 @@ COSTS = ("parameters", "macs", "latency")
 
 LATENCY_ROUNDS = 7
 LATENCY_SECONDS = 0.02
-"""At least this long is one round of a layer's measurement: timers and the machine's moods are coarser than a call."""
+"""A round of a layer's measurement takes at least so long, since timers and load are coarser than a call."""
 
 
 class LayerCosts:
     """Costs of the linear layers of a model, in one unit.
 
     Args:
-        model: dense where it matters.
-        names: of the layers.
+        model: a model in which the named layers are dense.
+        names: the names of the layers.
         unit: one of COSTS: weights without bias; multiply-accumulates of one image; microseconds of one image in
-            the serving form, measured here: the median of interleaved rounds, each layer alone.
+            the serving form, measured here for each layer alone as the median of several rounds.
         size: side of the model's images, px.
     """
 
@@ -40,7 +40,7 @@ class LayerCosts:
         self._measured: dict[tuple[int, int, int, LayerSpec | None], float] = {}
 
     def __call__(self, name: str, structure: LayerSpec | None) -> float:
-        """Cost of the layer as `structure`, or dense (None)."""
+        """The cost of the layer as `structure`, or dense (None)."""
         weights = self._linears[name].weight.numel() if structure is None else structure.weight_count
         if self.unit == "parameters":
             return float(weights)
@@ -49,7 +49,7 @@ class LayerCosts:
         return self._latency(name, structure)
 
     def dense(self) -> float:
-        """All layers dense."""
+        """The cost of all layers, each dense."""
         return sum(self(name, None) for name in self._linears)
 
     def _latency(self, name: str, structure: LayerSpec | None) -> float:
@@ -58,7 +58,7 @@ class LayerCosts:
         key = (linear.in_features, linear.out_features, tokens, structure)
         if key not in self._measured:
             layer: nn.Module = (
-                nn.Linear(linear.in_features, linear.out_features) if structure is None else (structure.build())
+                nn.Linear(linear.in_features, linear.out_features) if structure is None else structure.build()
             )
             device = linear.weight.device
             served = prepare_for_inference(nn.Sequential(layer)).to(device)
@@ -68,7 +68,7 @@ class LayerCosts:
 
 
 def _median_us(module: Callable[[Tensor], Tensor], x: Tensor) -> float:
-    """Microseconds of a call: the median of rounds of several."""
+    """Microseconds of a call: the median over rounds, each of several calls."""
     with torch.inference_mode():
         calls = 1
         while (seconds := _seconds(module, x, calls)) < LATENCY_SECONDS:

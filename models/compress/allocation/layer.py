@@ -1,4 +1,4 @@
-"""A layer that may change: what it could become, and how to try that."""
+"""Holds a layer that may change, with the structures it could become and ways to try them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,11 +18,11 @@ PROBE_SWEEPS = 3
 
 @dataclass
 class SearchedLayer:
-    """A linear layer of a model, which is left as it was.
+    """A linear layer of a model; what is tried leaves it as it was.
 
     Args:
-        linear: dense.
-        inputs: their statistics.
+        linear: the dense layer.
+        inputs: the statistics of its inputs.
         candidates: structures that would make it smaller.
     """
 
@@ -44,7 +44,7 @@ class SearchedLayer:
         )
 
     def request(self, structure: LayerSpec) -> FitRequest:
-        """To fit the structure to this layer."""
+        """The request to fit the structure to this layer."""
         return FitRequest.of(self.linear, structure, self.inputs)
 
     def probe(self, share: float, ridge: float) -> LayerFit:
@@ -64,6 +64,6 @@ class SearchedLayer:
             yield
 
     def change(self, fit: LayerFit, part: float) -> Change:
-        """What the fit changes in the layer, of which the model is to have a part."""
+        """The difference that the fit makes to the layer, with the part of it that the model is to have."""
         bias = None if self.linear.bias is None else fit.bias_shift
         return Change(fit.weight.to(self.linear.weight) - self.linear.weight.detach(), bias, part)

@@ -25,28 +25,28 @@ from .layer import SearchedLayer
 from .slopes import Change, slopes
 
 Progress = Callable[[str, int, int], None]
-"""Called with the step's name, units done and in all."""
+"""Is called with the step's name, the units done and their number."""
 
 Cost = Callable[[str, LayerSpec | None], float]
-"""What a layer costs as a structure, or dense (None), in the budget's unit."""
+"""Gives the cost of a layer as a structure, or dense (None), in the budget's unit."""
 
 PROBE_SHARE = 0.5
-"""Share of its weights at which a layer's sensitivity is first measured."""
+"""The share of its weights at which a layer's sensitivity is first measured."""
 
 PROBE_PART = 0.25
-"""Part of that change which all layers have then: little enough damage in all to see each layer's."""
+"""The part of that change that all layers have then: there is little enough damage in all to see each layer's."""
 
 CONTEXT_SHARE = 0.7
-"""Share at which a layer that was kept dense is tried inside the compressed model."""
+"""The share of its weights at which a layer that was kept dense is tried inside the compressed model."""
 
 CONTEXT_PART = 0.5
-"""Part of that change: there, the slope of a square is what the whole change adds."""
+"""The part of that change that it has: half way, the slope of a square equals what the whole change adds."""
 
 CONTEXT_STEP = 2.0
-"""A sensitivity moves by at most this factor a turn: others move at the same time."""
+"""A sensitivity moves by at most this factor a turn, since others move at the same time."""
 
 LEAST_SENSITIVITY = 1e-4
-"""Nats for a relative error of 1: a few images measure less as noise, of either sign."""
+"""Nats for a relative error of 1; below it a few images measure noise, of either sign."""
 
 
 @dataclass(frozen=True)
@@ -71,13 +71,13 @@ class Search:
     """Searches structures for the linear layers of a model; the model is left as it was.
 
     Args:
-        model: dense where it matters, in eval mode.
-        statistics: of the inputs of each layer that may change.
+        model: a model in eval mode in which the layers that may change are dense.
+        statistics: statistics of the inputs of each layer that may change.
         batches: normalised images that answers are compared on; better not those of the statistics.
-        cost: of a layer, in the budget's unit.
-        reference: the dense model's log-probabilities (images, classes) of them.
-        block_counts: that are offered; 1 is low rank.
-        ridge: as `project_aware`.
+        cost: the cost of a layer, in the budget's unit.
+        reference: the dense model's log-probabilities (images, classes) of these images.
+        block_counts: block counts to choose from; 1 is low rank.
+        ridge: as in `project_aware`.
     """
 
     def __init__(
@@ -115,17 +115,17 @@ class Search:
         return {name: max(0.0, harm) for name, harm in harms.items()}
 
     def least_cost(self) -> float:
-        """The cheapest that the layers can be together."""
+        """The least cost that the layers can have together."""
         return sum(min(option.cost for option in options) for options in self._options().values())
 
     def run(self, budget: float, refinements: int) -> tuple[Trial, ...]:
-        """Allocate, measure, measure sensitivities in context, and allocate again; every trial, in order.
+        """Allocate, measure, measure sensitivities in context, and allocate again; returns every trial, in order.
 
-        The first is the same share for all layers, so that what is best of all is never worse.
+        The first trial gives all layers the same share, so that the best of all is never worse.
 
         Args:
-            budget: greatest cost of all layers together.
-            refinements: allocations after the first.
+            budget: the greatest cost of all layers together.
+            refinements: the number of allocations after the first.
 
         Raises:
             ValueError: the budget cannot be met.
@@ -150,7 +150,7 @@ class Search:
         return tuple(trials)
 
     def allocated(self, budget: float) -> dict[str, LayerSpec]:
-        """What the layers become within the budget, by what is known of them now; the dense ones are left out.
+        """The structures of the layers within the budget, by the sensitivities known now; dense layers are left out.
 
         Raises:
             ValueError: the budget cannot be met.
@@ -159,7 +159,7 @@ class Search:
         return {name: option.value for name, option in chosen.items() if option.value is not None}
 
     def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
-        """The best that each layer can be with its own share of the budget; None if some layer has nothing so cheap."""
+        """The best structures with an equal share of the budget for each layer; None if a layer has none so cheap."""
         share = budget / sum(self.cost(name, None) for name in self._layers) if self._layers else 0.0
         found = {}
         for name, options in self._options().items():
@@ -235,10 +235,10 @@ class Search:
         }
 
     def _sensitivities_in(self, trial: Trial) -> dict[str, float]:
-        """Of every layer, inside the trial's model.
+        """The sensitivity of every layer inside the trial's model.
 
-        Of a layer that changed, what a little more or less of its change would do: shares are moved in small steps.
-        One that is dense is given half of a change, where the slope is what the whole change would add.
+        For a layer that changed it is the effect of a little more or less of its change, since shares move in small
+        steps. A dense layer is given half of a change, where the slope equals what the whole change would add.
         """
         fits = self.fits(trial.structures)
         changes = {name: self._layers[name].change(fit, 1.0) for name, fit in fits.items()}
@@ -270,5 +270,5 @@ class Search:
 
 
 def _sensitivity(harm: float, fit: LayerFit) -> float:
-    """Nats for a relative objective of 1, of a layer whose fit adds `harm` to the KL."""
+    """Nats for a relative objective of 1, for a layer whose fit adds `harm` to the KL."""
     return max(harm / max(fit.error**2, 1e-12), LEAST_SENSITIVITY)

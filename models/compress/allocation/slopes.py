@@ -1,4 +1,4 @@
-"""How much each layer's change adds to the divergence of a model in which all of them changed, by one gradient.
+"""Measures by one gradient how much each layer's change adds to the divergence of a model in which all changed.
 
 Let a model have part a_l of the change that projection makes to layer l. Where KL(dense || model) grows as the
 square of each part, half of its slope dKL/da_l at a_l = 1 is what that layer's change is responsible for among
@@ -17,12 +17,12 @@ from torch.nn import functional as F
 from ...layers.select import linear_layer
 
 BATCH = 16
-"""Images of one backward pass: it keeps the activations of all blocks."""
+"""Images of one backward pass, which keeps the activations of all blocks."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """What is added to a linear layer, and which part of it the model has.
+    """A difference added to a linear layer, and the part of it that the model has.
 
     Args:
         weight: (out_features, in_features).
@@ -51,13 +51,13 @@ def slopes(
     *,
     progress: Callable[[int, int], None] | None = None,
 ) -> Slopes:
-    """Measure the model with these changes; it is left alone.
+    """Measure the model with these changes; the model itself stays as it is.
 
     Args:
-        model: in eval mode; `changes` names linear layers of it.
+        model: a model in eval mode; `changes` names linear layers of it.
         batches: normalised images (B, 3, H, W).
         reference: log-probabilities (images, classes) that KL is taken from.
-        progress: told images done and in all.
+        progress: is called with the images done and their number.
     """
     images = torch.cat([*batches])
     reference = reference.clone()  # made in inference mode, as a rule, where nothing may be kept for a backward pass

@@ -1,4 +1,4 @@
-"""Activation-aware projection: the Monarch layer whose outputs, on given inputs, are nearest to a dense layer's.
+"""Finds the Monarch layer whose outputs, on given inputs, are nearest to a dense layer's.
 
 For y = W x + b with inputs of mean mu and covariance C, the error E|(W x + b) - (M x + b')|^2 is least at
 b' = b + (W - M) mu, which leaves tr((W - M) C (W - M)^T) to M. Rows of one residue class (j, j+J, ...) share no
@@ -20,7 +20,7 @@ from .statistics import InputStatistics
 from .threads import one_thread
 
 RIDGE = 1e-3
-"""Added to the diagonal of C, relative to its mean: what the calibration images never did is not impossible."""
+"""Is added to the diagonal of C, relative to its mean, for what the calibration images did not show."""
 
 SWEEPS = 8
 TOLERANCE = 1e-3
@@ -29,12 +29,12 @@ TOLERANCE = 1e-3
 
 @dataclass(frozen=True)
 class AwareProjection:
-    """Factors w1 (N, q, p) and w2 (N, s, q), the shift that the bias takes, and what it costs.
+    """Factors w1 (N, q, p) and w2 (N, s, q), the shift of the bias, and the error.
 
     Args:
         bias_shift: (W - M) mu, (out_features,).
         objective: tr((W-M) C (W-M)^T) / tr(W C W^T), C without ridge; the relative output error is its root.
-        sweeps: block coordinate sweeps done.
+        sweeps: the number of block coordinate sweeps done.
     """
 
     w1: Tensor
@@ -58,8 +58,8 @@ def project_aware(
     Computed in float64, returned in the weight's dtype.
 
     Args:
-        ridge: added to the covariance's diagonal, relative to its mean.
-        sweeps: at most; 0 is whitening chunk by chunk alone.
+        ridge: is added to the covariance's diagonal, relative to its mean.
+        sweeps: the most sweeps to do; 0 is whitening chunk by chunk alone.
 
     Raises:
         ValueError: nblocks or rank outside their limits, widths that differ, values that are not finite.
@@ -96,7 +96,7 @@ def sub_block_ranks(K: int, J: int, q: int) -> Tensor:
 
 
 def check_projectable(weight: Tensor, inputs: InputStatistics, ridge: float) -> None:
-    """Refuse what cannot be projected.
+    """Refuse a weight that cannot be projected.
 
     Raises:
         ValueError: not a finite matrix of the statistics' width, or a ridge that is not positive.
@@ -137,7 +137,7 @@ class _Problem:
         return slice(k * self.p, (k + 1) * self.p)
 
     def whitened(self, T: Tensor, k: int) -> Tensor:
-        """T (J, s, p) in the norm of chunk k: T L."""
+        """T (J, s, p) in the norm of chunk k, T L."""
         return T @ self.roots[k]
 
     def unwhitened(self, A: Tensor, k: int) -> Tensor:
@@ -150,13 +150,13 @@ class _Problem:
         return U @ self.unwhitened(B, k)
 
     def error(self, M: Tensor) -> float:
-        """tr((W-M) C (W-M)^T), with ridge: what the sweeps lower."""
+        """tr((W-M) C (W-M)^T) with ridge, which the sweeps lower."""
         E = self.W - M
         return float(((E @ self.C) * E).sum())
 
 
 def _descend(problem: _Problem, sweeps: int) -> tuple[Tensor, int]:
-    """Block coordinate descent from the chunk by chunk start: M (J, s, K*p) and the sweeps done."""
+    """Descend from the chunk by chunk start; returns M (J, s, K*p) and the number of sweeps done."""
     M = torch.empty_like(problem.W)
     for k in range(problem.K):
         M[..., problem.chunk(k)] = problem.nearest(problem.W[..., problem.chunk(k)], k)

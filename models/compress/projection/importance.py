@@ -1,6 +1,6 @@
-"""Input statistics of linear layers in which a token counts by how much the answer depends on it.
+"""Measures input statistics of linear layers in which a token counts by how much the answer depends on it.
 
-An error at a patch token of the last block changes nothing: only the class token is read. So each token is
+An error at a patch token of the last block changes nothing, since only the class token is read. So each token is
 weighted with the length of the answer's gradient at the layer's output, |d log p(y) / d output| with y drawn from
 the model's own answer: the Fisher information's root, which a squared error at that token would be multiplied by
 (its square would be the exact second order, but then few tokens are left, and fits learn them by heart: measured
@@ -18,10 +18,10 @@ from torch.nn import functional as F
 from .statistics import InputStatistics, Moments
 
 PLAIN_SHARE = 0.3
-"""Share of the unweighted statistics in the mixture."""
+"""The share of the unweighted statistics in the mixture."""
 
 BATCH = 16
-"""Images of one backward pass: it keeps the activations of all blocks."""
+"""Images of one backward pass, which keeps the activations of all blocks."""
 
 
 def weighted_statistics(
@@ -30,9 +30,9 @@ def weighted_statistics(
     """Run `batches` through the model and back, and measure what reaches each named linear layer.
 
     Args:
-        model: in eval mode; its answers are class logits (B, classes).
+        model: a model in eval mode; its answers are class logits (B, classes).
         batches: normalised images (B, 3, H, W).
-        seed: of the classes that are drawn.
+        seed: the seed of the classes that are drawn.
 
     Raises:
         ValueError: no image, or an activation that is not finite.

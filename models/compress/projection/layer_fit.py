@@ -23,12 +23,12 @@ class LayerFit:
     """A structured layer that stands for a dense one.
 
     Args:
-        structure: what it is.
+        structure: its structure.
         state: its parameters without the bias, in the dense weight's dtype.
-        weight: the dense weight it is equal to, (out_features, in_features).
-        bias_shift: to add to the bias, (out_features,); zero without statistics.
-        error: relative output error sqrt(tr(D C D^T) / tr(W C W^T)), D what changed in W; without statistics C is
-            the identity.
+        weight: the dense weight that it is equal to, (out_features, in_features).
+        bias_shift: is to be added to the bias, (out_features,); zero without statistics.
+        error: relative output error sqrt(tr(D C D^T) / tr(W C W^T)), where D is the change of W; without statistics C
+            is the identity.
     """
 
     structure: LayerSpec
@@ -40,7 +40,7 @@ class LayerFit:
 
 @dataclass(frozen=True)
 class FitRequest:
-    """One layer to fit: its dense weight, what it becomes, and its inputs' statistics if known; all on the CPU."""
+    """One layer to fit: its dense weight, its future structure, its inputs' statistics if known; all on the CPU."""
 
     weight: Tensor
     structure: LayerSpec
@@ -48,7 +48,7 @@ class FitRequest:
 
     @classmethod
     def of(cls, linear: nn.Linear, structure: LayerSpec, inputs: InputStatistics | None = None) -> "FitRequest":
-        """For a layer wherever it is: float64 and LAPACK are the CPU's."""
+        """The request for a layer on any device; it is fitted on the CPU, which has float64 and LAPACK."""
         return cls(linear.weight.detach().cpu(), structure, inputs)
 
 
@@ -56,7 +56,7 @@ def fit_layer(request: FitRequest, *, ridge: float = RIDGE, sweeps: int = SWEEPS
     """Fit a structure to a dense layer: to its outputs where `inputs` are known, else to its weight.
 
     Args:
-        ridge, sweeps: as `project_aware`.
+        ridge, sweeps: as in `project_aware`.
 
     Raises:
         ValueError: a weight of other widths than the structure's, or values that are not finite.
@@ -89,7 +89,7 @@ def fit_layers(
     sweeps: int = SWEEPS,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, LayerFit]:
-    """`fit_layer` of many, one core each."""
+    """Fit many layers as `fit_layer` does, each on one core."""
     names: Sequence[str] = list(requests)
     fits = each_on_one_thread(
         lambda name: fit_layer(requests[name], ridge=ridge, sweeps=sweeps), names, progress=progress
@@ -122,7 +122,7 @@ def _lowrank(
 def _blockdiag(
     weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
 ) -> dict[str, Tensor]:
-    """Each block is the regression of its outputs on the inputs it sees: W_g C[:, chunk] C[chunk, chunk]^-1."""
+    """Make each block the regression of its outputs on the inputs it sees, W_g C[:, chunk] C[chunk, chunk]^-1."""
     N, s, p = structure.weight_shapes()["weight"]
     rows, columns = structure.out_features, structure.in_features
     places = torch.arange(N * p)
@@ -143,7 +143,7 @@ def _blockdiag(
 def _pixelfly(
     weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
 ) -> dict[str, Tensor]:
-    """In turns: the low-rank part fits what the blocks leave (whitened SVD), the blocks what it leaves (regression).
+    """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
 
     Either step is exact with the other part fixed, so none raises the error.
     """

@@ -1,4 +1,4 @@
-"""Work on many layers at once, a core each: blocks this small gain nothing from more threads."""
+"""Works on many layers at once, one core each, since blocks this small gain nothing from more threads."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ T = TypeVar("T")
 def each_on_one_thread(
     work: Callable[[str], T], names: Sequence[str], *, progress: Callable[[int, int], None] | None = None
 ) -> list[T]:
-    """`work(name)` for every name, in order; as many at once as the process may use cores.
+    """The results of `work(name)` for every name, in order; as many run at once as the process may use cores.
 
     Layers are independent, so cores are better spent on layers than on threads within one: no barrier, and no
     thread that waits for another one's turn on a busy machine.

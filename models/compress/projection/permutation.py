@@ -20,11 +20,11 @@ from .parallel import each_on_one_thread
 from .statistics import InputStatistics
 
 LEAST_GAIN = 0.01
-"""Relative: below it the units stay where they are."""
+"""The units stay where they are unless the errors fall by this part."""
 
 SWEEPS = 2
 DIRECTIONS = 32
-"""Leading directions of the units' correlations that they are clustered by."""
+"""The number of leading directions of the units' correlations that they are clustered by."""
 
 MAX_GROUPS = 8
 
@@ -35,8 +35,8 @@ class Arrangement:
 
     Args:
         mlp: name of the module that holds fc1 and fc2.
-        order: place i holds the unit that was at order[i], int64 (hidden,).
-        before, after: sum of both layers' relative objectives at `nblocks`.
+        order: int64 (hidden,); place i holds the unit that was at order[i].
+        before, after: the sum of both layers' relative objectives at `nblocks`.
     """
 
     mlp: str
@@ -67,8 +67,8 @@ def arrange_hidden_units(
     """Rearrange the hidden units of `model`'s MLPs in place, where that lowers their errors; returns what moved.
 
     Args:
-        statistics: of the inputs of the linear layers, as the units lie before.
-        nblocks: at which errors are compared.
+        statistics: statistics of the linear layers' inputs, in the order of the units before.
+        nblocks: the block count at which errors are compared.
     """
     mlps = arrangeable_mlps(model, statistics, nblocks) if nblocks > 1 else []
     found = each_on_one_thread(
@@ -81,7 +81,7 @@ def arrange_hidden_units(
 
 
 def apply_arrangement(model: nn.Module, arrangement: Arrangement) -> None:
-    """Move the units: rows and bias of fc1, columns of fc2."""
+    """Move the units, which are rows and bias of fc1 and columns of fc2."""
     mlp, order = model.get_submodule(arrangement.mlp), arrangement.order
     fc1, fc2 = _linear(mlp, "fc1"), _linear(mlp, "fc2")
     with torch.no_grad():
@@ -123,14 +123,14 @@ def _best_arrangement(
 
 
 def _computed(weight: Tensor, inputs: InputStatistics) -> Tensor:
-    """What each unit computes, as a direction: rows of W C^(1/2), of length 1; (hidden, in)."""
+    """The direction that each unit computes, (hidden, in): rows of W C^(1/2), of length 1."""
     values, vectors = torch.linalg.eigh(inputs.covariance)
     rows = weight.double() @ (vectors * values.clamp_min(0).sqrt())
     return rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-12)
 
 
 def _varying(inputs: InputStatistics) -> Tensor:
-    """How each unit varies with the others: coordinates in the leading directions of the correlations."""
+    """Each unit's coordinates in the leading directions of the correlations: how it varies with the others."""
     scale = inputs.covariance.diagonal().clamp_min(1e-300).sqrt()
     values, vectors = torch.linalg.eigh(inputs.covariance / scale.outer(scale))
     return vectors[:, -DIRECTIONS:] * values[-DIRECTIONS:].clamp_min(0).sqrt()

@@ -1,4 +1,4 @@
-"""D2S for Pixelfly: the flat butterfly and the low-rank matrix whose mean is nearest to a dense weight.
+"""Finds the flat butterfly and the low-rank matrix whose mean is nearest to a dense weight, for Pixelfly layers.
 
 A neutral gate (g = 1/2) makes the layer W = S/2 + L/2. S takes whatever L leaves on the kept blocks, so L need only fit
 W outside of them: a low-rank matrix seen through a mask. Its factors are fitted in turns, each exactly, the other fixed
@@ -19,12 +19,12 @@ TOLERANCE = 1e-5
 """A turn that lowers the error by less than this part of it is the last."""
 
 _JITTER = 1e-12
-"""Added to the diagonals of normal equations, relative to their mean: a row of blocks that are all kept has none."""
+"""Is added to the diagonals of normal equations, relative to their mean; rows with all blocks kept have only it."""
 
 
 @dataclass(frozen=True)
 class PixelflyFit:
-    """The state of the layer without its bias, and the relative Frobenius error: at the start, after each turn."""
+    """The layer's state without its bias, and the relative Frobenius errors at the start and after each turn."""
 
     state: Mapping[str, Tensor]
     errors: tuple[float, ...]
@@ -33,10 +33,10 @@ class PixelflyFit:
 def project_pixelfly(weight: Tensor, layer: LayerSpec, turns: int = TURNS) -> PixelflyFit:
     """Fit both parts to the weight (out, in), finite; the gate, where the layer has one, is left neutral.
 
-    Computed in float64, returned so. It starts at the truncated SVD of the whole weight.
+    It computes in float64 and returns that. It starts at the truncated SVD of the whole weight.
 
     Args:
-        turns: at most; each fits both factors of L once.
+        turns: the most turns to take; each fits both factors of L once.
     """
     assert layer.kind == "pixelfly"
     assert layer.rank is not None
@@ -55,7 +55,7 @@ def project_pixelfly(weight: Tensor, layer: LayerSpec, turns: int = TURNS) -> Pi
 
 
 class _Seen:
-    """A weight padded with zeros to whole blocks, and what of it lies outside the kept ones.
+    """A weight padded with zeros to whole blocks, and the part of it that lies outside the kept ones.
 
     The padding is fitted exactly by rows of zeros in both factors, so it changes nothing.
     """
@@ -76,12 +76,12 @@ class _Seen:
         return U[:, :rank] * S[:rank], Vh[:rank].T
 
     def error(self, left: Tensor, right: Tensor) -> float:
-        """What L = left right^T and the best S leave, relative."""
+        """The relative error that L = left right^T and the best S leave."""
         rest = (self.outside - left @ right.T) * self._spread
         return float(rest.norm()) / self._norm if self._norm else 0.0
 
     def kept_rest(self, left: Tensor, right: Tensor) -> Tensor:
-        """What L leaves on the kept blocks, (kept, b, b)."""
+        """The part that L leaves on the kept blocks, (kept, b, b)."""
         side = self.shape.block_size
         rest = (self.whole - left @ right.T).view(self.shape.rows, side, self.shape.columns, side).transpose(1, 2)
         return rest[self.unkept == 0]

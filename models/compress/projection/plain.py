@@ -1,4 +1,4 @@
-"""D2S: the structured matrix nearest to a dense one in Frobenius norm, for all kinds and shapes.
+"""Finds the structured matrix nearest to a dense one in Frobenius norm (D2S), for all kinds and shapes.
 
 Source: Monarch (arXiv 2204.00595), section 3.3. The sub-blocks M[j::J, k*p:(k+1)*p] tile M disjointly and the
 class bounds the rank of each by itself, so truncated SVDs of the sub-blocks are the exact optimum
@@ -33,7 +33,7 @@ def project_operator(weight: Tensor, nblocks1: int, nblocks2: int, rows: int) ->
     """Project a dense weight (m, n) onto w1 (K, q, p), w2 (J, s, r): p = ceil(n/K), s = ceil(m/J), r = K*q/J.
 
     Args:
-        weight: floating point, CPU or CUDA; computed in float64, returned in its dtype.
+        weight: a floating point matrix on CPU or CUDA; it is computed in float64 and returned in its dtype.
         nblocks1, nblocks2: K and J.
         rows: q, the rows of each block of w1. The sub-blocks get rank q/J each, rounded up or down where J
             does not divide q. In fly's terms: rank-1 projections have q = J, those of rank r q = r*J.
@@ -80,7 +80,7 @@ def project_linear(weight: Tensor, nblocks: int, rank: int | None = None) -> Pro
 
 
 def project_monarch(weight: Tensor, nblocks: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-    """As `project_linear`, the factors alone: (blkdiag1, blkdiag2)."""
+    """The factors (blkdiag1, blkdiag2) of `project_linear`."""
     projection = project_linear(weight, nblocks, rank)
     return projection.w1, projection.w2
 
@@ -88,7 +88,7 @@ def project_monarch(weight: Tensor, nblocks: int, rank: int | None = None) -> tu
 def project_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
     """Project the weight (out, in) of a linear layer onto a structure of any kind.
 
-    The nearest matrix for all kinds but pixelfly, where it is a local optimum (see `project_pixelfly`).
+    The result is the nearest matrix for all kinds but pixelfly, for which it is a local optimum (`project_pixelfly`).
 
     Returns:
         The state of the layer without its bias, in the weight's dtype, and the error |W - M| / |W| (Frobenius).
@@ -116,7 +116,7 @@ def _lowrank_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor],
 
 
 def _blockdiag_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
-    """The blocks themselves: what lies beside them is the error."""
+    """Take the blocks as they are; what lies beside them is the error."""
     N, s, p = layer.weight_shapes()["weight"]
     padded = weight.new_zeros(N * s, N * p)
     padded[: layer.out_features, : layer.in_features] = weight

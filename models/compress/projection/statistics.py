@@ -1,4 +1,4 @@
-"""What the inputs of linear layers look like on calibration images: their mean and covariance."""
+"""Gathers mean and covariance of the inputs that linear layers get on calibration images."""
 
 from dataclasses import dataclass, replace
 
@@ -13,7 +13,7 @@ class InputStatistics:
     Args:
         mean: (in_features,), float64.
         covariance: E[x x^T] - mean mean^T, (in_features, in_features), float64.
-        tokens: input vectors seen.
+        tokens: the number of input vectors seen.
     """
 
     mean: Tensor
@@ -21,16 +21,16 @@ class InputStatistics:
     tokens: int
 
     def uncentred(self) -> "InputStatistics":
-        """For a layer without a bias, which cannot take up a shift of the mean: second moments about zero."""
+        """The second moments about zero, for a layer without a bias, which cannot take up a shift of the mean."""
         return InputStatistics(torch.zeros_like(self.mean), self.covariance + self.mean.outer(self.mean), self.tokens)
 
     def merged(self, other: "InputStatistics") -> "InputStatistics":
-        """Of the inputs of both."""
+        """The statistics of the inputs of both."""
         tokens = self.tokens + other.tokens
         return replace(self.mixed(other, other.tokens / tokens), tokens=tokens)
 
     def mixed(self, other: "InputStatistics", share: float) -> "InputStatistics":
-        """Of inputs of which a `share` is drawn from the other's."""
+        """The statistics of inputs of which a `share` is drawn from the other's."""
         rest, gap = 1 - share, self.mean - other.mean
         covariance = rest * self.covariance + share * other.covariance + rest * share * gap.outer(gap)
         return InputStatistics(rest * self.mean + share * other.mean, covariance, self.tokens)

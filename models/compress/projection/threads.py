@@ -1,4 +1,4 @@
-"""LAPACK on one thread: more cost more than they give on blocks this small."""
+"""Runs LAPACK on one thread, since more cost more than they give on blocks this small."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,7 +8,10 @@ import torch
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """16 blocks of 768x192 take 0.24 s on one thread; on two, where another process needs the second core, 12 s."""
+    """Inside, torch computes on one thread.
+
+    16 blocks of 768x192 take 0.24 s so; on two threads, where another process needs the second core, 12 s.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -150,7 +150,7 @@ def test_text_from_a_report_cannot_drive_the_terminal(report: RunReport, capsys:
     ("data", "problem"),
     [
         (b"{", "report.json: not JSON: "),
-        (b'{"kind": "train"}', "report.json: report: member 'arch' is missing"),
+        (b'{"kind": "train"}', "report.json: report.arch: Field required"),
         (b" " * (9 << 20), "report.json has more than 8388608 bytes"),
         (b'{"kind": "train", "arch": "x", "version": "123"}', "report.json is about version '123', the bundle is "),
     ],

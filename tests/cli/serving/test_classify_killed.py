@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ...bench.fake_server import Answering, Fake, fake_server
 from ...sdk.client.answering import answers, images_of, refusal
 from ...support.command import MILKWEED
+from ...support.fake_server import Answering, Fake, fake_server
 
 WAIT_SECONDS = 60
 COUNT = 100

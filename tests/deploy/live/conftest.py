@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from milkweed.bench.serving.bundles import tiny_bundle
+from milkweed.bench.server.bundles import tiny_bundle
 
 from .monitoring import Programs
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from milkweed.bench.serving.ports import free_port, wait_until_ready
+from ...support.ports import free_port, wait_until_ready
 
 SHIPPED = Path(__file__).resolve().parents[3] / "deploy" / "prometheus"
 NOBODY = "http://localhost:9099"  # The shipped routes send their messages there until somebody writes an address in.

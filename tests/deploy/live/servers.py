@@ -1,23 +1,23 @@
 """This module has servers that can be ended and started again where they are scraped, and sends requests to them."""
 
-import subprocess
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from milkweed.bench.http_overhead import running_server
-from milkweed.bench.load.endpoints import target_of
-from milkweed.bench.load.plan import Plan, Watch
+from milkweed.bench.bodies import jpegs, pictures
+from milkweed.bench.load.plan import Plan, Watch, target_of
 from milkweed.bench.load.processes import Clients
-from milkweed.bench.serving.bodies import jpegs, pictures, shots
-from milkweed.bench.serving.ports import free_port
+from milkweed.bench.load.requests import shots
+
+from ...support.ports import free_port
+from ...support.server import Server
 
 
 class Replica:
@@ -35,24 +35,26 @@ class Replica:
         if bundle is None:
             usual["admin_port"] = port + 2
         self.admin_url = f"http://127.0.0.1:{port + 2}"
-        self._bundle, self._settings = bundle, {**usual, **settings}
-        self._stack = ExitStack()
-        self._process: subprocess.Popen[str] | None = None
+        self._bundles, self._settings = {"bench": bundle} if bundle else {}, {**usual, **settings}
+        self._server: Server | None = None
 
     def start(self) -> None:
-        """Start it and return once it is warm; raise RuntimeError where it does not become so."""
-        self._process, _ = self._stack.enter_context(running_server(self._bundle, self._settings))
+        """Start it and return once it is warm."""
+        self._server = Server(None, self._bundles, self._settings)
+        self._server.wait_ready()
 
     def kill(self) -> None:
         """Send SIGKILL, after which it answers nobody any more."""
-        assert self._process is not None, "it was not started"
-        self._process.kill()
-        self._process.wait()
-        self._stack.close()
+        assert self._server is not None, "it was not started"
+        self._server.close()
+        self._server = None
 
     def stop(self) -> None:
         """Send SIGTERM and wait for its end; do nothing where it does not run."""
-        self._stack.close()
+        if self._server is not None:
+            self._server.terminate()
+            self._server.exit()
+            self.kill()
 
 
 @contextmanager

@@ -21,10 +21,11 @@ import yaml
 from PIL import Image
 from starlette.testclient import TestClient
 
-from milkweed.bench.serving.ports import free_port, wait_until_ready
 from milkweed.cli.bundle_args import named_bundles
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
+
+from ...support.ports import free_port, wait_until_ready
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"

@@ -1,45 +1,25 @@
-"""The drawings hold the report's figures where they belong, and the page's colours and names."""
+"""The charts hold the report's figures where they belong, on the page and in a picture."""
 
+import random
 import re
 from dataclasses import replace
 from html import unescape
-from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
 import pytest
 
-from milkweed.models.report import Candidate, RunReport
-from milkweed.models.report.charts import draw, history_chart, layer_chart, size_chart
-from milkweed.models.report.curve import candidate_text
-
-Drawings = dict[str, tuple[str, str]]
-"""Of each chart, the wide and the narrow one."""
+from milkweed.models.report import Candidate, RunReport, plot_report
+from milkweed.models.report.charts import best_at_size, draw_history, draw_report, measured, measures, page_charts
+from milkweed.models.report.drawing import PAGE, figure
+from milkweed.models.report.terms import candidate_text
 
 
 @pytest.fixture(scope="module")
-def drawings(full: RunReport) -> Drawings:
-    charts = (("size", size_chart), ("layers", layer_chart), ("history", history_chart))
-    found = {name: draw(name, chart, full) for name, chart in charts}
-    return {name: drawing for name, drawing in found.items() if drawing is not None}
-
-
-def points(svg: str) -> dict[str, list[tuple[float, float]]]:
-    """Where the marks with a text are: x and y of each, y upwards."""
-    found: dict[str, list[tuple[float, float]]] = {}
-    for text, group in re.findall(r"<g><title>(.*?)</title>(.*?)</g>\s*</g>", svg, flags=re.DOTALL):
-        for x, y in re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', group):
-            found.setdefault(unescape(text), []).append((float(x), -float(y)))
-    return found
-
-
-def heights(svg: str) -> dict[str, float]:
-    """Heights of the bars with a text."""
-    found = {}
-    for text, path in re.findall(r'<g><title>(.*?)</title>\s*<path d="(.*?)"', svg, flags=re.DOTALL):
-        y = [float(value) for value in re.findall(r"[ML] [\d.-]+ ([\d.-]+)", path)]
-        found[unescape(text)] = max(y) - min(y)
-    return found
+def charts(full: RunReport) -> dict[str, list[str]]:
+    return page_charts(full)
 
 
 def off_line(x: list[float], y: list[float]) -> float:
@@ -48,82 +28,130 @@ def off_line(x: list[float], y: list[float]) -> float:
     return float(np.abs(np.asarray(y) - slope * np.asarray(x) - start).max())
 
 
-@pytest.mark.parametrize("narrow", [False, True])
-def test_every_candidate_is_drawn_at_its_figures(full: RunReport, drawings: Drawings, narrow: bool) -> None:
-    places = points(drawings["size"][narrow])
-    assert set(places) == {candidate_text(candidate) for candidate in full.curve}
-    first, second = zip(*(places[candidate_text(candidate)] for candidate in full.curve), strict=True)
-    shares = [candidate.share for candidate in full.curve]
-    assert off_line(shares, [x for x, _ in first]) < 0.01
-    assert off_line(shares, [x for x, _ in second]) < 0.01
-    assert off_line([candidate.top1 or 0 for candidate in full.curve], [y for _, y in first]) < 0.01
-    # KL spans decades: the axis is logarithmic.
-    assert off_line([np.log(candidate.kl or 1) for candidate in full.curve], [y for _, y in second]) < 0.5
-    assert (first[0][1] < first[-1][1]) & (second[0][1] > second[-1][1])
+def test_every_candidate_is_drawn_at_its_figures(full: RunReport, charts: dict[str, list[str]]) -> None:
+    for svg, name in zip(charts["size"], ("top1", "kl"), strict=True):
+        places = {}
+        for text, group in re.findall(r"<g><title>(.*?)</title>(.*?)</g>\s*</g>", svg, flags=re.DOTALL):
+            ((x, y),) = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', group)
+            places[unescape(text)] = (float(x), -float(y))
+            assert ("var(--series-2)" in group) == (unescape(text) == candidate_text(full.curve[15])), "the chosen one"
+        assert set(places) == {candidate_text(candidate) for candidate in full.curve}
+        x, y = zip(*(places[candidate_text(candidate)] for candidate in full.curve), strict=True)
+        assert off_line([candidate.share for candidate in full.curve], list(x)) < 0.01
+        values = [getattr(candidate, name) for candidate in full.curve]
+        # KL spans decades: the axis is logarithmic.
+        assert off_line(values if name == "top1" else list(np.log(values)), list(y)) < (0.01 if name == "top1" else 0.5)
+        assert (y[0] < y[-1]) == (name == "top1")
 
 
-def test_the_chosen_one_is_marked(full: RunReport, drawings: Drawings) -> None:
-    svg = drawings["size"][0]
-    marked = re.findall(r"<g><title>([^<]*)</title>(?:(?!</g>).)*var\(--chosen\)", svg, flags=re.DOTALL)
-    assert marked == [candidate_text(full.curve[15])] * 2
-
-
-def test_bars_are_as_high_as_the_figures(full: RunReport, drawings: Drawings) -> None:
-    svg = drawings["layers"][0]
-    bars = heights(svg)
-    for name in ("error", "sensitivity"):
-        pairs = [
-            (height, value)
-            for row in full.layers
-            for text, height in bars.items()
-            if text.startswith(f"{row.name}: {name} ") and (value := getattr(row, name)) is not None
-        ]
-        assert len(pairs) == sum(getattr(row, name) is not None for row in full.layers)
-        ratios = [height / value for height, value in pairs]
+def test_bars_are_as_high_as_the_figures(full: RunReport, charts: dict[str, list[str]]) -> None:
+    for svg, name in zip(charts["layers"], ("error", "sensitivity"), strict=True):
+        heights = {}
+        for text, path in re.findall(r'<g><title>(.*?)</title>\s*<path d="(.*?)"', svg, flags=re.DOTALL):
+            y = [float(value) for value in re.findall(r"[ML] [\d.-]+ ([\d.-]+)", path)]
+            heights[unescape(text).partition(":")[0]] = max(y) - min(y)
+        values = {row.name: value for row in full.layers if (value := getattr(row, name)) is not None}
+        assert heights.keys() == values.keys()
+        ratios = [heights[layer] / value for layer, value in values.items()]
         assert max(ratios) == pytest.approx(min(ratios), rel=1e-3)
-    for part in ("qkv", "proj", "fc1", "fc2", "kept dense"):
-        assert f">{part}</text>" in svg
-
-
-def test_blocks_are_marked_by_their_number(drawings: Drawings) -> None:
-    for svg, every in zip(drawings["layers"], (1, 2), strict=True):
+        for part in ("qkv", "proj", "fc1", "fc2", "kept dense"):
+            assert f">{part}</text>" in svg
         ticks = re.findall(r">(\d+)</text>", svg)
-        wanted = [str(block) for block in range(0, 12, every)]
-        assert "\n".join(wanted) in "\n".join(ticks)
-        assert len(ticks) <= len(wanted) + 2  # the zeros of the two axes of figures
+        assert ticks[:12] == [str(block) for block in range(12)]
 
 
-def test_phases_follow_each_other(full: RunReport, drawings: Drawings) -> None:
+def test_phases_follow_each_other(full: RunReport) -> None:
     """Steps start again at 0 in the second phase; the drawing goes on to the right."""
-    evaluated = [row for row in full.history if "kl" in row]
-    svg = drawings["history"][0]
-    dots = re.findall(r'<use xlink:href="#[^"]*" x="([\d.]+)" y="([\d.]+)" style="[^"]*var\(--series-(\d)\)', svg)
-    colors = [color for _, _, color in dots]
-    assert colors == ["1"] * 3 + ["2"] * 3 + ["1"] * 3 + ["2"] * 3  # top-1, then KL; blocks, then the whole
-    for begin in (0, 6):
-        xs = [float(x) for x, _, _ in dots[begin : begin + 6]]
-        assert all(a < b for a, b in pairwise(xs))
-    ys = [-float(y) for _, y, _ in dots]
-    assert off_line([float(row["top1"] or 0) for row in evaluated], ys[:6]) < 0.01
-    assert off_line([float(row["kl"] or 0) for row in evaluated], ys[6:]) < 0.01
-
-
-def test_nothing_to_draw_is_no_drawing(bare: RunReport) -> None:
-    lonely = replace(bare, curve=(Candidate(label="a", share=1.0, parameters=1),), history=({"step": 1, "loss": 2.0},))
-    for report in (bare, lonely):
-        for chart in (size_chart, layer_chart, history_chart):
-            assert draw("x", chart, report) is None
+    for name in ("loss", "top1"):
+        axis = figure(PAGE, 270).subplots()
+        draw_history(axis, full, name)
+        bold = {line.get_label(): line.get_xydata() for line in axis.lines if not line.get_label().startswith("_")}
+        assert list(bold) == ["blocks", "whole"]
+        assert bold["blocks"][-1][0] <= bold["whole"][0][0]
+        if name == "top1":
+            recorded = [row["top1"] for row in full.history if "top1" in row]
+            assert [y for points in bold.values() for _, y in points] == recorded
+            assert [x for points in bold.values() for x, _ in points] == [19, 39, 59, 78, 98, 118]
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
-def test_one_candidate_is_drawn(bare: RunReport, kl: float) -> None:
-    one = replace(bare, curve=(Candidate(label="$a_b$ <&>", share=1.0, parameters=1, kl=kl, chosen=True),))
-    drawn = draw("x", size_chart, one)
-    assert drawn is not None
-    assert list(points(drawn[0])) == [f"$a_b$ <&>: 1 parameters (100.0 %), KL {kl:.3f}"]
+def test_one_candidate_is_drawn_and_nothing_is_no_chart(bare: RunReport, kl: float) -> None:
+    one = Candidate(label="$a_b$ <&>", share=1.0, parameters=1, kl=kl, chosen=True)
+    (svg,) = page_charts(replace(bare, curve=(one,)))["size"]
+    text = f"$a_b$ &lt;&amp;&gt;: 1 parameters (100.0 %), KL {kl:.3f}"
+    assert f"<title>{text}</title>" in svg
+    lonely = replace(bare, curve=(replace(one, kl=None),), history=({"step": 1, "loss": 2.0},))
+    for report in (bare, lonely):
+        assert page_charts(report) == {"size": [], "history": [], "layers": []}
 
 
-def test_a_users_style_changes_nothing(full: RunReport, drawings: Drawings) -> None:
+def test_a_users_style_changes_nothing(full: RunReport, charts: dict[str, list[str]]) -> None:
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
-        assert draw("size", size_chart, full) == drawings["size"]
+        assert page_charts(full) == charts
         assert matplotlib.rcParams["font.size"] == 30
+
+
+def test_the_picture_has_candidates_and_layers_at_their_figures(full: RunReport) -> None:
+    axes = draw_report(full).axes
+    assert [axis.get_title() for axis in axes] == [
+        "top-1 accuracy, %",
+        "KL from the dense model, nats",
+        "relative error of the outputs",
+        "sensitivity: KL by this layer at half its weights, nats",
+    ]
+    for axis, name in zip(axes, ("top1", "kl"), strict=False):
+        drawn = {(x, y) for line in axis.lines for x, y in line.get_xydata() if len(line.get_xydata()) == 1}
+        assert drawn == {(100 * candidate.share, getattr(candidate, name)) for candidate in full.curve}
+    for axis, name in zip(axes[2:], ("error", "sensitivity"), strict=True):
+        bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axis.patches}
+        known = enumerate(getattr(row, name) for row in full.layers)
+        assert bars == {place: value for place, value in known if value is not None}
+
+
+def test_the_legend_names_what_has_bars(full: RunReport) -> None:
+    def only_fc1(row: Any) -> Any:
+        return row if row.name.endswith("fc1") else replace(row, error=None, sensitivity=None)
+
+    axes = draw_report(replace(full, layers=tuple(map(only_fc1, full.layers)))).axes
+    assert {text.get_text() for text in axes[2].get_legend().get_texts()} == {"fc1", "kept dense"}
+
+
+def test_a_report_without_figures_is_no_picture(bare: RunReport, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="nothing to draw"):
+        plot_report(bare, tmp_path / "a.svg")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize(("name", "sign"), [("kl", -1), ("top1", 1)])
+def test_best_at_size_is_what_nothing_as_small_matches(seed: int, name: str, sign: int) -> None:
+    rng = random.Random(seed)
+    curve = [
+        # Few values, so that sizes and figures coincide.
+        Candidate(
+            label=str(number),
+            share=rng.randint(1, 6) / 6,
+            parameters=number,
+            kl=rng.choice([None, rng.randint(0, 5) / 5]),
+            top1=float(rng.randint(0, 6)),
+        )
+        for number in range(20)
+    ]
+    figures = {(candidate.share, sign * value) for candidate, value in measured(curve, name)}
+    wanted = {
+        (share, value)
+        for share, value in figures
+        if all(value > v for s, v in figures if s < share) and all(value >= v for s, v in figures if s == share)
+    }
+    best = [(candidate.share, sign * getattr(candidate, name)) for candidate in best_at_size(curve, name)]
+    assert best == sorted(wanted)
+
+
+def test_measures() -> None:
+    one = Candidate(label="a", share=0.5, parameters=1)
+    both = replace(one, label="c", kl=0.1, agreement=90.0, top1=80.0)
+    assert measures([one]) == measures([]) == []
+    assert measures([one, replace(one, kl=0.0)]) == ["kl"]
+    assert measures([one, both]) == ["top1", "kl"]
+    assert measures([replace(one, agreement=90.0)]) == ["agreement"]
+    assert candidate_text(both) == "c: 1 parameters (50.0 %), top-1 80.0 %, agreement 90.0 %, KL 0.100"

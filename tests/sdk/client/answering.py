@@ -9,7 +9,7 @@ from email.policy import HTTP
 
 from milkweed.client import Answer, Prediction
 
-from ...bench.fake_server import Answering, Fake
+from ...support.fake_server import Answering, Fake
 
 ABOUT = '"model": "made", "version": "0123456789ab", "request_id": "r1"'
 

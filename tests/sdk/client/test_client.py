@@ -16,7 +16,7 @@ from milkweed.client import BadAnswer, Client, ImageRefused, RateLimited, Unauth
 from milkweed.client import errors as client_errors
 from milkweed.server import errors as server_errors
 
-from ...bench.fake_server import fake_server
+from ...support.fake_server import fake_server
 from .answering import ABOUT, answer, answers, images_of, refusal, response, saying, told_ms, until, url
 
 Call = Callable[..., Any]

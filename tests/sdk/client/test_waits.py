@@ -20,7 +20,7 @@ from milkweed.client import (
     UnknownModel,
 )
 
-from ...bench.fake_server import fake_server
+from ...support.fake_server import fake_server
 from .answering import answer, answers, refusal, response, saying, told_ms, until, url
 
 Call = Callable[..., Any]

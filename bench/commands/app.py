@@ -1,0 +1,249 @@
+"""The app `milkweed bench`, and its commands that measure models, kernels, decoding and the server's own cost."""
+
+import json as json_format
+import sys
+import tempfile
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...cli.bundle_args import demo_bundle, installed_demo
+from ...cli.errors import FAILED, WRONG_USAGE, CommandError
+from ...cli.help import page
+from ...cli.options import Json, Plot, number_option, split_list
+from ...cli.output import flattened, note, print_json, print_rich, print_table
+from ...cli.progress import progress
+from .options import BatchSizes, Out, Threads, chosen, counts, text_option
+from .output import Draw, check_files, finish, json_file, print_kernels, print_model
+from .server import HEADINGS, server
+
+app = typer.Typer(
+    help="Measure this machine: server, models, kernels, decoding.\n\n"
+    "Every command prints a table, writes JSON and, with --plot, a picture of it.\n\n"
+    "\b\nExample:\n  milkweed bench model --batch-sizes 1,2,4,8,16 --plot model.svg",
+    rich_markup_mode=None,
+)
+
+app.command(cls=page(HEADINGS))(server)
+
+MADE_IMAGES = 12
+"""JPEGs made for `bench decode` where no photographs are """
+
+MaybeBundle = Annotated[
+    Path | None,
+    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not "),
+]
+
+
+@app.command(cls=page())
+def model(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of a bundle with structured layers.")
+    ] = None,
+    arch: Annotated[
+        list[str] | None,
+        text_option("--arch", "NAME", "Measure this architecture with random weights; repeatable."),
+    ] = None,
+    layers: Annotated[str, text_option("--layers", "LIST", "With --arch: layers that are Monarch.")] = "mlp",
+    nblocks: Annotated[
+        int, number_option("--nblocks", "Blocks of each Monarch factor, of --arch and of the MLPs.")
+    ] = 4,
+    batch_sizes: BatchSizes = "1,8",
+    threads: Threads = 1,
+    seconds: Annotated[
+        float, number_option("--seconds", "Seconds that each row is measured; at least 7 rounds.", least=0, kind=float)
+    ] = 3.0,
+    mlp: Annotated[
+        bool, typer.Option("--mlp/--no-mlp", help="Measure the MLP blocks of ViT-S and ViT-B as well.")
+    ] = True,
+    plot: Plot = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Compare dense models with their Monarch form, on the CPU.
+
+    Whole forwards by batch size, and MLPs alone. Both compute the same; the calls alternate in one run. Ratios above
+    1: Monarch is faster. Without BUNDLE and --arch: the demo model, and two architectures with random weights.
+
+    \b
+    Example:
+      milkweed bench model ./deit-monarch --batch-sizes 1,4,16 --plot model.svg
+    """
+    from ..model import ARCHS, DEFAULT_OUT, run
+    from ..plots import model as draw
+
+    sizes = counts("--batch-sizes", batch_sizes)
+    check_files(out, plot, DEFAULT_OUT)
+
+    named = bundle is not None or arch is not None
+    with progress("bench model", "rows") as update:
+        document = run(
+            bundle if named else installed_demo(),
+            archs=(arch or ()) if named else ARCHS,
+            layers=split_list(layers),
+            nblocks=nblocks,
+            batch_sizes=sizes,
+            threads=threads,
+            seconds=seconds,
+            mlp=mlp,
+            progress=update,
+        )
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
+    if not json:
+        print_model(document)
+
+
+@app.command(cls=page())
+def kernels(
+    batch_sizes: BatchSizes = "1,8",
+    dtype: Annotated[str, text_option("--dtype", "float32|bfloat16", "Number type, on the CPU.")] = "float32",
+    nblocks: Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor: 2, 4 or 8.", least=2)] = 4,
+    threads: Threads = 1,
+    rounds: Annotated[int, number_option("--rounds", "Rounds in which all ways take turns.")] = 7,
+    device: Annotated[
+        str, text_option("--device", "auto|cpu|cuda", "Where to measure; auto = a GPU if there is one.")
+    ] = "auto",
+    plot: Plot = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Time kernels alone: MLPs of published shapes, dense and Monarch.
+
+    Each way is checked against float64 first. The roof of the roofline is what this machine reaches in the same run:
+    a large copy, a large matrix product. On a CPU these are PyTorch's ways and ours of strides; on a GPU all kernels
+    at batches 1, 8, 32 and 128 in bfloat16, with attention and whole forwards, in under ten minutes.
+
+    \b
+    Example:
+      milkweed bench kernels --batch-sizes 1,8 --threads 2 --plot roofline.svg
+    """
+    from ...inference.device import resolve_device
+    from ..kernels import DEFAULT_OUT, DTYPES, GPU_OUT, NBLOCKS, run
+    from ..plots import kernels as draw
+
+    if dtype not in DTYPES:
+        raise CommandError(f"--dtype {dtype}: expected {' or '.join(DTYPES)}", WRONG_USAGE)
+    if nblocks not in NBLOCKS:
+        raise CommandError(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
+    sizes = counts("--batch-sizes", batch_sizes)
+    on_gpu = resolve_device(device).type == "cuda"
+    check_files(out, plot, GPU_OUT if on_gpu else DEFAULT_OUT)
+    if on_gpu:
+        _gpu_kernels(nblocks, json_file(out, plot, GPU_OUT), json, plot, draw)
+        return
+    with progress("bench kernels", "shapes") as update:
+        document = run(dtype=dtype, batches=sizes, nblocks=nblocks, threads=threads, rounds=rounds, progress=update)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
+    if not json:
+        print_kernels(document)
+
+
+def _gpu_kernels(nblocks: int, out: Path, json: bool, plot: Path | None, draw: Draw) -> None:
+    """The benchmark of the GPU, which prints its own tables."""
+    from ..gpu import main as run_gpu
+
+    with redirect_stdout(sys.stderr if json else sys.stdout):
+        code = run_gpu(["--out", str(out), "--nblocks", str(nblocks)])
+    document = json_format.loads(out.read_text())
+    if plot is not None:
+        note(f"wrote {draw(document, plot)}")
+    if json:
+        print_json(document)
+    if code:
+        raise CommandError("a check of a kernel failed: see above", FAILED)
+
+
+@app.command(cls=page())
+def decode(
+    images: Annotated[
+        Path | None,
+        typer.Argument(metavar="IMAGES", help="Folder of JPEGs; not given: made ones, which are unlike photographs."),
+    ] = None,
+    rounds: Annotated[int, number_option("--rounds", "Passes over the images; all ways take turns.")] = 5,
+    limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
+    sections: Annotated[
+        str | None,
+        text_option("--sections", "LIST", "Some of one, batches, damage; not given: all."),
+    ] = None,
+    plot: Plot = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Compare ways from JPEG bytes to model input.
+
+    One image after the other: ours, timm's, torchvision's, nvImageCodec's and OpenCV's ways, where they are
+    installed, and how far their pixels are from the reference's. Then our loaders on batches, and how much damaged
+    data is refused.
+
+    \b
+    Example:
+      milkweed bench decode ./photos --sections one,batches --plot decode.svg
+    """
+    from ..decode.run import DEFAULT_OUT, SECTIONS, run
+    from ..decode.tables import tables
+    from ..plots import decode as draw
+
+    parts = SECTIONS if sections is None else chosen("--sections", sections, SECTIONS)
+    check_files(out, plot, DEFAULT_OUT)
+    with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
+        document = run(
+            images or _made_jpegs(Path(folder)),
+            rounds=rounds,
+            limit=limit,
+            sections=parts,
+            progress=update,
+        )
+    document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
+    if not json:
+        for table in tables(document):
+            print_rich(table)
+
+
+@app.command(cls=page())
+def http(
+    bundle: Annotated[
+        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
+    ] = None,
+    requests: Annotated[int, number_option("--requests", "Requests posted in all.", least=2)] = 2000,
+    concurrency: Annotated[int, number_option("--concurrency", "Connections at once.")] = 32,
+    body_bytes: Annotated[
+        int, number_option("--body-bytes", "Bytes of the JPEG that is posted.", least=10_000)
+    ] = 110_000,
+    plot: Plot = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Measure what the server itself costs a request.
+
+    CPU time of decoding, of the forward, and of all else; latency, memory, errors. Clients ask in a closed loop:
+    for latency under load see `milkweed bench server`.
+
+    \b
+    Example:
+      milkweed bench http --requests 2000 --concurrency 32 --plot http.svg
+    """
+    from ...models import read_config
+    from ..plots import http as draw
+    from ..server.http_overhead import DEFAULT_OUT, run
+
+    check_files(out, plot, DEFAULT_OUT)
+    bundle = bundle or demo_bundle()
+    read_config(bundle)  # what is wrong with it is told before a server is started on it
+    document = run(bundle, requests=requests, concurrency=concurrency, body_bytes=body_bytes)
+    finish(document, out, DEFAULT_OUT, json, plot, draw)
+    if not json:
+        print_table(("figure", "value"), flattened(document).items())
+    if document["errors"]:
+        raise CommandError(f"{document['errors']} of {document['requests']} requests failed", FAILED)
+
+
+def _made_jpegs(folder: Path) -> Path:
+    """JPEGs of the usual size of ImageNet's, upright and lying."""
+    from ..bodies import made_jpegs
+
+    for number, body in enumerate(made_jpegs(MADE_IMAGES)):
+        (folder / f"{number:02d}.jpg").write_bytes(body)
+    return folder

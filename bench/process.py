@@ -1,0 +1,153 @@
+"""A server process that is measured: free ports, the start of one of ours, and what it costs."""
+
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+PORTS = range(12_000, 32_000)
+"""Ports below those that Linux gives to clients: a client could take such a port, even by connecting to it while nobody
+listens there, and a server that is started again could not have it."""
+
+START_SECONDS = 120.0
+
+_SERVE = """
+import json, os, signal, sys, threading
+from pathlib import Path
+def end_with_the_parent():  # which may be killed: then nobody holds the other end
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+threading.Thread(target=end_with_the_parent, daemon=True).start()
+from milkweed.server.config.sources import load_settings
+settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
+from milkweed.server.process.serve import run_server
+sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
+"""
+
+_SLOW = """
+import time
+from milkweed.inference.forward import Forward
+quick = Forward.run
+def slow(self, pixels):
+    time.sleep({seconds})
+    return quick(self, pixels)
+Forward.run = slow
+"""
+
+
+def slow_device(seconds: float) -> str:
+    """A prelude with which each batch takes so much longer, without the CPU.
+
+    The sleep is not in the model, since a recorded forward has no Python left.
+    """
+    return _SLOW.format(seconds=seconds)
+
+
+def free_port(following: int = 0) -> int:
+    """A port of PORTS nobody listens on now, nor on so many that follow it."""
+    while True:
+        port = random.SystemRandom().choice(PORTS[: -1 - following])  # what a test seeds must not choose it
+        with ExitStack() as held:
+            try:
+                for number in range(port, port + following + 1):
+                    held.enter_context(socket.create_server(("127.0.0.1", number)))
+            except OSError:
+                continue
+            return port
+
+
+@contextmanager
+def running_server(
+    bundle: Path | None, settings: Mapping[str, Any] | None = None, prelude: str = ""
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server process of ours on a free port, warm; its URL.
+
+    Args:
+        bundle: None stands for a repository, which the settings name.
+        settings: those that are not to be as usual, by field name.
+        prelude: Python that it runs before milkweed.
+
+    Raises:
+        RuntimeError: it did not start in START_SECONDS; with the last that it printed.
+    """
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(dict(settings or {}))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            env={**os.environ, "PYTHONSAFEPATH": "1"},
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        late = threading.Timer(START_SECONDS, process.kill)
+        late.start()
+        try:
+            # printed once warm; end of file when the start failed
+            match = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)), None)
+            late.cancel()
+            if match is None:
+                said.seek(0)
+                raise RuntimeError(f"the server did not start with bundle {bundle}: {said.read()[-400:]}")
+            yield process, match[0]
+        finally:
+            late.cancel()
+            process.terminate()
+            process.wait(START_SECONDS)
+            process.stdout.close()
+            process.stdin.close()
+
+
+def stage_cpu_seconds(url: str) -> dict[str, float]:
+    """CPU seconds by stage since the server's start, from its metrics."""
+    with urllib.request.urlopen(url + "/metrics") as answer:
+        text = answer.read().decode()
+    found = re.findall(r'^milkweed_stage_cpu_seconds_total\{stage="(\w+)"\} (\S+)', text, re.MULTILINE)
+    return {stage: float(value) for stage, value in found}
+
+
+@dataclass(frozen=True)
+class Usage:
+    """CPU seconds since their start, resident and proportional bytes of so many processes."""
+
+    cpu_seconds: float = 0.0
+    rss_bytes: int = 0
+    pss_bytes: int = 0
+    processes: int = 0
+
+
+def usage(pid: int, *, proportional: bool = True) -> Usage:
+    """The usage of a process and its descendants; those that end meanwhile do not count.
+
+    Args:
+        proportional: also the proportional set size, which takes the kernel milliseconds a process.
+    """
+    cpu, rss, pss, count = 0.0, 0, 0, 0
+    try:
+        family = [parent := psutil.Process(pid), *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return Usage()
+    for process in family:
+        try:
+            times = process.cpu_times()
+            rss += process.memory_info().rss
+            pss += process.memory_full_info().pss if proportional else 0
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        cpu += times.user + times.system
+        count += 1
+    return Usage(cpu, rss, pss, count)

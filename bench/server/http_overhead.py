@@ -1,0 +1,67 @@
+"""Server CPU a request without decode and forward: raw JPEG bodies over kept connections."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..bodies import make_jpeg
+from ..load.plan import Plan, Shot, target_of
+from ..load.processes import run_plan
+from ..load.samples import OK, merged
+from ..load.summary import percentile
+from ..machine import machine
+from ..process import running_server, stage_cpu_seconds
+
+DEFAULT_OUT = Path("bench/results/http_overhead.json")
+
+FOREVER_SECONDS = 24 * 3600.0
+TIMEOUT_SECONDS = 60.0
+
+
+def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes: int = 110_000) -> dict[str, Any]:
+    """Measure one server process.
+
+    Returns:
+        CPU ms per request by part, RSS along the way, latencies, errors.
+    """
+    body = make_jpeg(body_bytes)
+    load_average = os.getloadavg()[0]
+    parts = []
+    with running_server(bundle) as (process, url):
+
+        def post(count: int) -> None:
+            plan = Plan((target_of(url),), "/classify", (Shot(body, "image/jpeg"),), FOREVER_SECONDS)
+            limits = replace(plan, connections=concurrency, requests=count, timeout_seconds=TIMEOUT_SECONDS)
+            parts.append(run_plan(limits))
+
+        server = psutil.Process(process.pid)
+        post(4 * concurrency)
+        parts.clear()
+        stages, rss, cpu = stage_cpu_seconds(url), [server.memory_info().rss], server.cpu_times()
+        for _ in range(2):
+            post(requests // 2)
+            rss.append(server.memory_info().rss)
+        cpu_after, stages_after = server.cpu_times(), stage_cpu_seconds(url)
+    samples, seconds = merged(parts), sum(max(map(float.__add__, part.starts, part.latencies)) for part in parts)
+    statuses, latencies = samples.counts(), samples.latencies_of(OK)
+    total_ms = (cpu_after.user + cpu_after.system - cpu.user - cpu.system) / len(samples) * 1e3
+    part_ms = {stage: (stages_after[stage] - stages[stage]) / len(samples) * 1e3 for stage in stages}
+    return {
+        "machine": machine(),
+        "load_average_before": round(load_average, 2),
+        "requests": len(samples),
+        "concurrency": concurrency,
+        "body_bytes": len(body),
+        "errors": len(samples) - statuses[OK],
+        "statuses": dict(statuses),
+        "requests_per_second": round(len(samples) / seconds, 1),
+        "cpu_ms_per_request": round(total_ms, 3),
+        "decode_cpu_ms_per_request": round(part_ms["decode"], 3),
+        "forward_cpu_ms_per_request": round(part_ms["forward"], 3),
+        "overhead_cpu_ms_per_request": round(total_ms - part_ms["decode"] - part_ms["forward"], 3),
+        "latency_ms": {f"p{q}": round(percentile(latencies, q) * 1e3, 2) for q in (50, 99)} if latencies else None,
+        "rss_mb": {name: round(value / 1e6, 1) for name, value in zip(("start", "middle", "end"), rss, strict=True)},
+    }

@@ -1,0 +1,114 @@
+"""Runs the sections of `milkweed bench server` and puts their rows in one document."""
+
+import os
+import tempfile
+from contextlib import ExitStack
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ...models.bundle.bundle import read_config
+from ..bodies import arrays, jpegs, make_jpeg, photos, pictures
+from ..load.requests import shots
+from ..load.single import learned
+from ..machine import machine
+from ..process import running_server, stage_cpu_seconds
+from . import sections
+from .bundles import random_bundle, tiny_bundle
+from .request import OWN, Request
+from .restarts import reloading, rolling
+from .subject import Say, Subject
+
+DEFAULT_OUT = Path("bench/results/server.json")
+
+PHOTO_BYTES = 110_000
+MOST_PHOTOS = 200
+
+UNKNOWN_SIZE = 224
+"""Pixels a side of arrays for a server that was not started here."""
+
+ROLLING_LOAD = 0.3
+"""Of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile."""
+
+
+def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
+    """Measure one server, started here or at a URL.
+
+    Args:
+        say: called with each row that is done.
+
+    Raises:
+        ValueError: a request that cannot be.
+        RuntimeError: no start, or a good request that is refused by a server at rest.
+    """
+    for section in OWN:
+        if request.url and section in request.sections:
+            raise ValueError(f"section {section} starts servers of its own: it measures none at {request.url}")
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        load_before = os.getloadavg()[0]
+        if request.url:
+            subject, *others = _subjects(request, request.url, None, UNKNOWN_SIZE, say)
+            most = _measure(subject, others)
+        else:
+            bundle = _bundle(request, scratch / "bundle")
+            with running_server(bundle, request.settings) as (process, url):
+                size = read_config(bundle).preprocess["size"]
+                subject, *others = _subjects(request, url, process.pid, size, say)
+                most = _measure(subject, others)
+            rate = min(request.rates or (ROLLING_LOAD * most,))
+            if "reload" in request.sections:
+                reloading(subject, bundle, scratch / "repository", rate)
+            if "rolling" in request.sections:
+                rolling(subject, bundle, rate)
+    return {
+        "benchmark": "server",
+        "version": version("milkweed"),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "load_average_before": round(load_before, 2),
+        "settings": request.document(),
+        "body": {"kind": subject.name, "bytes": len(subject.plan.shots[0].body), "images": request.images},
+        "capacity": round(most, 1),
+        "rows": subject.rows,
+        "complaints": sections.no_row_failed(subject.rows),
+    }
+
+
+def _measure(subject: Subject, others: list[Subject]) -> float:
+    """The sections on the one server; its capacity."""
+    chosen = subject.request.sections
+    subject.warm_up()
+    most = sections.capacity(subject, subject.name)
+    for other in others if "capacity" in chosen else ():
+        other.warm_up()
+        sections.capacity(other, other.name)
+    for section in (sections.load, sections.overload, sections.malformed, sections.soak):
+        if section.__name__ in chosen:
+            section(subject, most)
+    return most
+
+
+def _subjects(request: Request, url: str, pid: int | None, size: int, say: Say) -> list[Subject]:
+    """One for each kind of body, on the same server and with the same rows."""
+    found: list[Subject] = []
+    images = None if request.photos or size >= 64 else jpegs(pictures(size))
+    for kind in request.bodies or (("npy",) if size < 64 else ("raw",)):
+        encoded = arrays(pictures(size)) if kind == "npy" else images or _photos(request.photos)
+        subject = Subject(kind, learned(request.plan(url, shots(kind, encoded, request.images))), request, pid, say)
+        subject.stages = partial(stage_cpu_seconds, url) if pid else dict
+        found.append(replace(subject, rows=found[0].rows) if found else subject)
+    return found
+
+
+def _photos(folder: Path | None) -> list[bytes]:
+    return [make_jpeg(PHOTO_BYTES)] if folder is None else photos(folder, MOST_PHOTOS)
+
+
+def _bundle(request: Request, path: Path) -> Path:
+    if request.bundle is not None:
+        return request.bundle
+    return random_bundle(path, request.arch) if request.arch else tiny_bundle(path)

@@ -1,0 +1,1 @@
+"""Studies whose results stand in docs/ and bench/results/: one script each."""

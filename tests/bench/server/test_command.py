@@ -1,0 +1,183 @@
+"""`milkweed bench server` end to end, small: a real server, real load, rows that hang together."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from milkweed.bench.load.plan import Plan, Shot, Watch
+from milkweed.bench.process import usage
+from milkweed.bench.server.request import ANSWER, Request, usual_sections
+from milkweed.bench.server.restarts import growth_share, reloading, rolling
+from milkweed.bench.server.run import run
+from milkweed.bench.server.subject import Subject
+from milkweed.cli import main
+
+from ...support.fake_server import Answering, fake_server
+
+SMALL = ["--seconds", "0.5", "--concurrency", "256", "--overload-timeout-ms", "300"]
+
+
+def test_the_command_measures_a_server(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, picture = tmp_path / "results" / "server.json", tmp_path / "server.svg"
+    arguments = ["bench", "server", *SMALL, "--rates", "60", "--body", "npy", "--images", "2"]
+    arguments += ["--sections", "load,malformed", "--malformed", "0.3", "--set", "drain-grace-seconds=0"]
+    monkeypatch.setattr("milkweed.bench.server.subject.WARM_UP_SECONDS", 0.2)
+    monkeypatch.setattr("sys.argv", ["milkweed", *arguments, "--api-key", "secret"])
+    code = main([*arguments, "--api-key", "secret", "--out", str(out), "--plot", str(picture)])
+    printed, err = capfd.readouterr()
+    document = json.loads(out.read_text())
+    rows = document["rows"]
+    assert code == (1 if document["complaints"] else 0), err
+    assert not [words for words in document["complaints"] if "client" not in words], err  # this machine may be busy
+    sections = [(row["section"], row["server"]) for row in rows]
+    assert sections == [("capacity", "npy"), ("load", "npy"), ("malformed", "npy"), ("malformed", "npy")]
+    assert (document["benchmark"], document["body"]["images"], document["capacity"]) == (
+        "server",
+        2,
+        rows[0]["goodput"],
+    )
+    for row in rows:
+        assert row["statuses"] == {"200": row["good_sent"]}
+        assert row["good_sent"] > 5
+        assert row["cpu_ms_per_request"] > 0
+        assert min(row["rss_mb"]) > 50
+        assert 0 < row["stage_cpu_ms_per_request"]["forward"] < row["cpu_ms_per_request"]
+        assert row["latency_ms"]["p50"] <= row["latency_ms"]["p99"] <= row["latency_ms"]["max"]
+    assert rows[1]["rate"] == 60
+    assert set(rows[-1]["malformed_statuses"]) <= {"400", "415", "422"}
+    assert sum(rows[-1]["malformed_statuses"].values()) > 0
+    assert "secret" not in out.read_text()
+    assert document["command"].endswith("--api-key '***'")
+    assert printed.count("malformed") >= 2
+    assert picture.stat().st_size > 10_000
+
+
+def answering(ending: threading.Event) -> Answering:
+    """As milkweed answers; not ready once it is ending. The class is the body's length."""
+
+    async def answer(number: int, body: bytes) -> bytes:
+        if not body and ending.is_set():
+            return b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 0\r\n\r\n"
+        said = b'{"results": [{"predictions": [{"index": %d}]}]}' % len(body)
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(said), said)
+
+    return answer
+
+
+def test_against_a_url_there_is_no_cpu() -> None:
+    with fake_server(answering(threading.Event())) as fake:
+        usual_request = Request(url=f"http://127.0.0.1:{fake.port}", seconds=0.5, rates=(60,))
+        document = run(replace(usual_request, bodies=("npy",), sections=usual_sections("url")[:2], concurrency=256))
+        with pytest.raises(ValueError, match="section rolling starts servers of its own"):
+            run(replace(usual_request, sections=("rolling",)))
+    assert [row["section"] for row in document["rows"]] == ["capacity", "load"]
+    for row in document["rows"]:
+        assert row["statuses"] == {"200": row["sent"]}
+        assert (row["cpu_ms_per_request"], row["rss_mb"], row["wrong_answers"]) == (None, None, 0)
+
+
+@pytest.mark.parametrize("grace_seconds", [0.5, 0.0])
+def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, grace_seconds: float) -> None:
+    """A server that stays until everybody knows loses nothing; one that ends at once loses what comes after."""
+
+    @contextmanager
+    def running(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, str]]:
+        ending = threading.Event()
+        with fake_server(answering(ending), settings["port"]):
+            yield SimpleNamespace(returncode=0), f"http://127.0.0.1:{settings['port']}"
+            ending.set()
+            time.sleep(grace_seconds)
+        time.sleep(0.2)  # nobody is there
+
+    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.3)
+    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
+    subject = Subject("fake", plan, Request(restarts=2, watch=Watch(0.02, 0.1)))
+    rolling(subject, Path(), rate=200)
+    (row,) = subject.rows
+    assert (row["restarts"], row["exit_codes"], row["wrong_answers"]) == (2, [0], 0)
+    assert row["statuses"]["200"] > 100
+    assert (row["lost"] > 0) == (grace_seconds == 0)
+    assert row["good_failed"] == row["lost"]
+
+
+def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    loaded: list[str] = []
+
+    @contextmanager
+    def running(bundle: None, settings: dict[str, Any]) -> Iterator[tuple[SimpleNamespace, str]]:
+        assert sorted(path.name for path in Path(settings["repository"]).glob("bench/*")) == ["1", "2"]
+        with fake_server(answering(threading.Event())) as fake:
+            yield SimpleNamespace(pid=os.getpid()), f"http://127.0.0.1:{fake.port}"
+
+    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.restarts.load", lambda port, number: loaded.append(number))
+    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.2)
+    plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
+    subject = Subject("fake", plan, Request(reloads=3))
+    reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)
+    (row,) = subject.rows
+    assert loaded == ["1", "2", "1"]
+    assert (row["reloads"], row["lost"], row["good_failed"]) == (3, 0, 0)
+    assert row["statuses"]["200"] > 50
+
+
+def test_growth_of_memory_leaves_out_the_beginning() -> None:
+    climbing = [(float(at), 100.0 if at < 10 else 200.0) for at in range(100)]
+    assert growth_share(climbing) == 0.0
+    assert growth_share([(float(at), 100.0 + at) for at in range(100)]) == pytest.approx(195 / 115 - 1, abs=0.01)
+    assert growth_share(climbing[:12]) is None
+
+
+def test_usage_of_a_process_that_ended_is_nothing() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    assert usage(child.pid).processes == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sections", "all"], "--sections all: expected some of capacity, load, overload"),
+        (["--body", "xml"], "--body xml: expected some of raw, multipart, json, npy"),
+        (["--arrivals", "bursty"], "--arrivals bursty: expected some of poisson, fixed"),
+        (["--loads", "0.5,x"], "--loads 0.5,x: expected numbers above 0 with commas between"),
+        (["--set", "top_k"], "--set top_k: expected NAME=VALUE"),
+        (["--url", "http://127.0.0.1:1", "--arch", "x"], "give one of BUNDLE, --url and --arch"),
+        (["--seconds", "0.1"], "must be at least 0.5"),
+        (["--malformed", "1.5"], "--malformed 1.5: expected a share, 0 to 1"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "server", *arguments]) == 2
+    printed, err = capfd.readouterr()
+    assert printed == ""
+    assert words in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["server", "--url", "http://127.0.0.1:1"], "--url http://127.0.0.1:1: no connection: refused"),
+        (["http", "/no/such"], "bundle /no/such: no such folder"),
+    ],
+)
+def test_what_is_not_there_is_one_line(arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", *arguments]) == 1
+    printed, err = capfd.readouterr()
+    assert (printed, err) == ("", f"milkweed: error: {words}\n")

@@ -1,0 +1,66 @@
+"""The contract of the loaders on edge cases, and batches with bad images: who is good gets its pixels to the bit."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from milkweed.bench.bodies import BAD_KINDS, edge_cases
+from milkweed.loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, validate
+
+SPEC = PreprocessSpec()
+LIMITS = {"cpu": (0.05, 8.0), "dali exact": (0.15, 8.0), "dali fused": (0.3, 32.0)}
+"""Levels 0..255: an image's mean and a pixel may be so far from the reference; docs/decoding.md has the same."""
+
+
+@pytest.fixture(params=LIMITS)
+def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Loader]]:
+    name = str(request.param)
+    if name == "cpu":
+        yield name, CpuLoader(SPEC)
+        return
+    pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
+    from milkweed.loaders.decode.dali import DaliLoader
+
+    loader = DaliLoader(SPEC, resample="exact" if name == "dali exact" else "fused", max_batch=32)
+    yield name, loader
+    loader.close()
+
+
+def test_every_size_sampling_and_orientation_is_the_references(named: tuple[str, Loader]) -> None:
+    name, loader = named
+    mean, largest = LIMITS[name]
+    cases = edge_cases()
+    for what, body in cases.items():  # the cases are what they are called
+        info = validate(body)
+        sides, _, sampling = what.partition(" ")
+        if "x" in sides:
+            assert (sides, sampling == "Gray") == (f"{info.width}x{info.height}", info.mode == "L")
+        else:
+            assert what == f"orientation {info.orientation}"
+    bodies = list(cases.values())
+    for first in range(0, len(bodies), 32):
+        found, wanted = (each.load(bodies[first : first + 32]) for each in (loader, PillowLoader(SPEC)))
+        assert found.errors == wanted.errors == {}
+        off = (found.pixels - wanted.pixels).abs() * torch.tensor(SPEC.std).view(3, 1, 1) * 255
+        assert float(off.mean((1, 2, 3)).max()) <= mean
+        assert round(float(off.max()), 2) <= largest
+
+
+@pytest.mark.parametrize("kind", BAD_KINDS)
+def test_eight_bad_images_of_32_harm_nobody(
+    named: tuple[str, Loader], kind: str, picture: Callable, encoded: Callable[..., bytes]
+) -> None:
+    _, loader = named
+    clean = [encoded(picture(160 + seed, 120, seed), "JPEG") for seed in range(32)]
+    bad = [BAD_KINDS[kind](body, at // 4) if at % 4 == 3 else body for at, body in enumerate(clean)]
+    wanted, alone, found = PillowLoader(SPEC).load(bad), loader.load(clean), loader.load(bad)
+    # Random bytes in the coded data may still be a picture, which then is the reference's too.
+    assert len(wanted.errors) == 8 or kind == "scan overwritten"
+    assert {at: error.code for at, error in found.errors.items()} == {
+        at: error.code for at, error in wanted.errors.items()
+    }
+    good = [at for at in range(32) if at % 4 != 3]
+    places = {at: place for place, at in enumerate(found.ok)}
+    pixels = torch.stack([found.pixels[places[at]] for at in good])
+    assert torch.equal(pixels, alone.pixels[good])
