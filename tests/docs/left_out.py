@@ -17,7 +17,7 @@ NOT_RUN = (
     (r"milkweed bench ", "takes minutes"),
     (r"python -m milkweed\.bench\.", "takes minutes"),
     (r"python deploy/grafana/", "writes into the repository, or asks a Prometheus"),
-    (r"milkweed serve --tls-cert", "needs certificates: tests/e2e/test_tls.py"),
+    (r"milkweed serve --tls-cert", "needs certificates: tests/e2e/connections/test_tls.py"),
     (r".*\.venv/bin/serve ", "needs Ray: tests/deploy/ray"),
 )
 

@@ -19,7 +19,7 @@ import pytest
 from PIL import Image
 
 from ..support.ports import free_port
-from .test_tls import OPENSSL, Authority, name_on, trusting
+from .connections.test_tls import OPENSSL, Authority, name_on, trusting
 
 CLIENTS = Path(__file__).with_name("oip_clients.py")
 

@@ -12,8 +12,8 @@ import pytest
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.healthcheck import DEFAULTS
 
-from ..support.ports import free_port
-from .test_tls import OPENSSL, Authority
+from ...support.ports import free_port
+from ..connections.test_tls import OPENSSL, Authority
 
 
 def check(**settings: object) -> tuple[int, str]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ..support.ports import free_port
+from ...support.ports import free_port
 from .raw_client import LITTLE_PATIENCE, read_end, statuses, trickling
 from .test_tls import Authority, trusting
 

@@ -18,7 +18,7 @@ from milkweed.models import load_bundle
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.labels import Label
 
-from ..support.ports import free_port
+from ...support.ports import free_port
 from .raw_client import dial
 
 MIB = 1 << 20

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from ..support.ports import free_port
-from .test_serving import jpeg
+from ...support.ports import free_port
+from ..test_serving import jpeg
 
 IMAGES = 12
 CLIENTS = 4

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from .test_serving import jpeg
+from ..test_serving import jpeg
 
 BROKEN = """
 import signal, threading

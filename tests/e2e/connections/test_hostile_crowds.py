@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ..support.ports import free_port
+from ...support.ports import free_port
 from .raw_client import HEAD, IMAGE, WHOLE, check_others, dial, error_of, read_end, statuses
 
 IN_FLIGHT = 'milkweed_http_requests_in_flight{route="/classify"}'

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-SCRIPT = Path(__file__).resolve().parents[1] / "fuzz" / "http_fuzz.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "fuzz" / "http_fuzz.py"
 
 
 def load() -> ModuleType:
