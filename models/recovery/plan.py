@@ -12,7 +12,7 @@ TRAINED = ("structured", "all")
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryPlan:
-    """Two phases of AdamW, each with its own warm-up and cosine. The defaults are measured (docs/recovery.md).
+    """Two phases of AdamW, each with its own warm-up and cosine. The defaults are measured (docs/compression.md).
 
     Args:
         epochs: passes over the images in the distillation; 0 leaves it out.

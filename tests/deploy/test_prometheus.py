@@ -136,7 +136,7 @@ def level_labels(record: str) -> set[str]:
 
 SERIES = exported() | FOREIGN | {record: level_labels(record) for record in RECORDS}
 LOADERS = set(
-    re.findall(r'^    name = "(\w+)"$', "".join(map(Path.read_text, ROOT.glob("loaders/*.py"))), re.MULTILINE)
+    re.findall(r'^    name = "(\w+)"$', "".join(map(Path.read_text, ROOT.glob("loaders/decode/*.py"))), re.MULTILINE)
 )
 GPU_KINDS = re.findall(r"^\| `(\w+)` \|", OBSERVABILITY.partition("| kind of `gpu_memory_bytes`")[2], re.MULTILINE)
 VALUES: dict[str, Iterable[str]] = {

@@ -10,7 +10,10 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 RUNBOOK = (DOCS / "runbook.md").read_text(encoding="utf-8")
-CODE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ROOT / "server").rglob("*.py")))
+CODE = "\n".join(
+    path.read_text(encoding="utf-8")
+    for path in sorted((*(ROOT / "server").rglob("*.py"), *(ROOT / "inference").rglob("*.py")))
+)
 RULES: list[dict[str, Any]] = [
     rule
     for path in sorted((ROOT / "deploy" / "prometheus" / "rules").glob("*.yml"))

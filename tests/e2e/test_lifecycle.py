@@ -60,11 +60,11 @@ def test_not_ready_but_accepting_after_sigterm(serving: Any) -> None:
 
 HELD_LOAD = """
 import threading
-from milkweed.server.repository import served_model as served
+from milkweed.inference import open as opening
 from milkweed.server.scheduler.scheduler import Scheduler
-stopped, close, load = threading.Event(), Scheduler.close, served.load_bundle
+stopped, close, load = threading.Event(), Scheduler.close, opening.load_bundle
 Scheduler.close = lambda self: (close(self), stopped.set())
-served.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
+opening.load_bundle = lambda path: (stopped.wait(60), load(path))[1]
 """
 """A model is loaded only once the server stops."""
 
@@ -72,7 +72,7 @@ FAILED_LOAD = """
 def fail(path):
     stopped.wait(60)
     raise ValueError("the load was interrupted, too")
-served.load_bundle = fail
+opening.load_bundle = fail
 """
 
 

@@ -104,8 +104,8 @@ def test_inspect_and_the_server_count_the_bytes_there_are(milkweed: Milkweed, bu
 
     model = open_model("tiny", out, Settings(device="cpu", cpu_graphs=True))
     try:
-        assert model.pipeline.traced is not None
-        assert model.pipeline.traced.reason is None
+        assert model.pipeline.forward_stage.traced is not None
+        assert model.pipeline.forward_stage.traced.reason is None
         described = model.describe()
         assert described["storage"] == {"int8": len(after["storage"])}
         assert described["parameter_bytes"] == {
@@ -114,7 +114,7 @@ def test_inspect_and_the_server_count_the_bytes_there_are(milkweed: Milkweed, bu
             "on_disk": after["bytes"]["on_disk"],
         }
         pixels = torch.randn(3, 3, 32, 32)
-        served = model.pipeline.lanes.run(pixels).probabilities
+        served = model.pipeline.forward_stage.run(pixels).probabilities
     finally:
         model.pipeline.close()
     expanded = prepare_for_inference(load_bundle(out)[0])

@@ -41,7 +41,7 @@ def test_every_series_is_in_the_docs(triggers: dict[str, Any], root: Path) -> No
 def test_every_label_is_one(triggers: dict[str, Any], constant: Callable[[str, str], Any]) -> None:
     stage = re.findall(r'stage="(\w+)"', triggers["queue-wait"]["metadata"]["query"])
     assert stage == ["queue"]
-    assert set(stage) <= set(constant("metrics.py", "STAGES"))
+    assert set(stage) <= set(constant("telemetry/metrics.py", "STAGES"))
 
 
 def test_inference_is_counted_and_nothing_else(triggers: dict[str, Any], root: Path) -> None:

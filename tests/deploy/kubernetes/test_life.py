@@ -34,9 +34,9 @@ def test_there_is_time_for_the_whole_shutdown(
     longest = (
         settings.drain_grace_seconds
         + settings.drain_seconds
-        + constant("http_server.py", "LAST_REQUEST_SECONDS")
-        + constant("http_server.py", "DRAIN_MARGIN_SECONDS")
-        + constant("tracing/tracer.py", "FLUSH_SECONDS")
+        + constant("process/http_server.py", "LAST_REQUEST_SECONDS")
+        + constant("process/side_ports.py", "DRAIN_MARGIN_SECONDS")
+        + constant("telemetry/tracer.py", "FLUSH_SECONDS")
     )
     given = manifests.pod["terminationGracePeriodSeconds"]
     assert given >= longest + 5
