@@ -1,4 +1,4 @@
-"""Lists the classifiers of timm that milkweed serves: `python -m milkweed.bench.tables.timm_models`, a quarter of an hour.
+"""Records timm's classifiers that milkweed serves: `python -m milkweed.bench.tables.timm_models`, a quarter of an hour.
 
 Every name of timm is built without weights. It is left out if it takes no square pictures, gives no logits, has no
 linear layer outside its classifier, or tensors that a bundle cannot hold. Of the others all those layers are replaced
