@@ -14,7 +14,7 @@ from .shapes import MonarchShape
 
 @dataclass(frozen=True)
 class Decision:
-    """Which implementation runs, and why in a few words."""
+    """The implementation that runs, and why in a few words."""
 
     implementation: str  # "feature_major" | "batched"
     reason: str

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 __all__ = ["load"]
 
 MAX_IMAGE_BYTES = 64 << 20
-"""Of one image. A server takes less, since its images are strangers'; here 20 megapixels have to fit as they are."""
+"""Bytes of one image at most. A server takes less, since strangers send its images; here 20 megapixels must fit."""
 
 
 def load(bundle: str | os.PathLike[str] = "demo", device: str = "auto") -> "LocalModel":

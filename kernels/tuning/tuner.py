@@ -24,7 +24,7 @@ from .verify import Oracle, TuningError, failure
 logger = logging.getLogger("milkweed.tuner")
 
 TIE = 1.02
-"""Of candidates within 2 % of the fastest, the one that keeps fewest bytes on the device is chosen."""
+"""Among candidates within 2 % of the fastest, the one that keeps fewest bytes on the device is chosen."""
 
 FINALISTS = 3
 """How many segmentations are timed end to end."""

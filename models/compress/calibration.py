@@ -20,7 +20,7 @@ FEW_IMAGES = 128
 """Fewer images are accepted with a warning, since a layer of 768 inputs has 300,000 covariances to learn."""
 
 TURN, FITTED = 5, 3
-"""Of every five images three are fitted to, and two held out for choices and figures.
+"""Three of every five images are fitted to, and two are held out for choices and figures.
 
 So many are held out because a choice made on a few images fits only those.
 """

@@ -14,7 +14,7 @@ REFINEMENTS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class CompressRequest:
-    """Which layers become what: one structure for all, or the best for each within a budget.
+    """Says which layers become what: one structure for all, or the best for each within a budget.
 
     Args:
         layers: as in `select_linears`.

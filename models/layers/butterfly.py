@@ -68,7 +68,7 @@ class ButterflyShape:
         return cls(rows, columns, block_size, butterfly_size, n_factors, global_size)
 
     def layout(self) -> Tensor:
-        """Which blocks are kept: bool (rows, columns) on the CPU.
+        """The blocks that are kept: bool (rows, columns) on the CPU.
 
         The mask of side B keeps (i, j) where i = j or i xor j is one of the first f powers of two. Each of its cells
         covers 1/B of the matrix in both directions. A block is kept where it overlaps a kept cell or one of the global

@@ -200,7 +200,7 @@ def fold_batch_norms(model: nn.Module) -> None:
 
 
 def kernel_decision(device: torch.device) -> str:
-    """Which kernel a prepared model's Monarch layers run on a device, and why, in words."""
+    """The kernel that a prepared model's Monarch layers run on a device, and why, in words."""
     return str(decide(device, differentiable=False))
 
 

@@ -101,7 +101,7 @@ class EngineGroup(EngineEvents):
 
     @property
     def trouble(self) -> str | None:
-        """Which engines do not answer, in words; None where all do."""
+        """Says in words which engines do not answer; None where all do."""
         lost = [name for name, engine in zip(self.names, self.engines, strict=True) if not engine.alive]
         if not lost:
             return None

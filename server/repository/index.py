@@ -39,7 +39,7 @@ class ModelIndex(Mapping[str, ServedModel]):
             yield from models
 
     def versions(self, name: str) -> tuple[ServedModel, ...]:
-        """Of one name; none where there is no such name."""
+        """All versions of one name; none where there is no such name."""
         return self._versions.get(name, ())
 
     def find(self, name: str | None = None, version: str | None = None) -> ServedModel:

@@ -73,7 +73,7 @@ def by_name(bundles: Iterable[StoredBundle]) -> dict[str, list[StoredBundle]]:
 def newest(
     found: Mapping[str, list[StoredBundle]], keep: int, pins: Callable[[str], Collection[str]] = lambda name: ()
 ) -> dict[str, list[StoredBundle]]:
-    """Of each name, the versions to serve, oldest of them first, so that the newest comes in last.
+    """The versions of each name to serve, oldest of them first, so that the newest comes in last.
 
     Args:
         keep: so many, the newest.

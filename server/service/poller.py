@@ -57,7 +57,7 @@ class RepositoryPoller:
         return found
 
     def open_first(self, found: Mapping[str, list[StoredBundle]]) -> list[ServedModel]:
-        """Of each name, the versions to serve from the start; on the engine thread.
+        """The versions of each name to serve from the start; on the engine thread.
 
         A version that cannot be served leaves its place to the one before: a pod that is started again must not be lost
         to a version that a running one refuses.

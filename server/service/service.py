@@ -104,7 +104,7 @@ class Service(EngineEvents):
 
     @property
     def names(self) -> Sequence[str]:
-        """Of the bundles given at the start."""
+        """Names of the bundles given at the start."""
         return list(self.bundles)
 
     def start(

@@ -14,12 +14,12 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 
 def datasource() -> build.DatasourceVariable:
-    """Which Prometheus."""
+    """The Prometheus to ask."""
     return build.DatasourceVariable("datasource").label("Data source").type("prometheus")
 
 
 def servers() -> list[build.QueryVariable]:
-    """Which servers: namespace, job, instance."""
+    """The servers to show: namespace, job, instance."""
     return [
         label("namespace", "Namespace", "milkweed_build_info", "namespace"),
         # Without `.*`: `up` exists for every job, and All shall mean those that are milkweed.
@@ -29,22 +29,22 @@ def servers() -> list[build.QueryVariable]:
 
 
 def model() -> build.QueryVariable:
-    """Which models."""
+    """The models to show."""
     return label("model", "Model", "milkweed_model_info", "model", *_CHOSEN)
 
 
 def version() -> build.QueryVariable:
-    """Which versions of them."""
+    """The versions of these models to show."""
     return label("version", "Version", "milkweed_model_info", "version", *_CHOSEN, 'model=~"$model"')
 
 
 def device() -> build.QueryVariable:
-    """Which devices, as the server calls them: cpu, cuda:0."""
+    """The devices to show, as the server calls them: cpu, cuda:0."""
     return label("device", "Device", "milkweed_engine_up", "device", *_CHOSEN)
 
 
 def gpus() -> list[build.QueryVariable]:
-    """Which nodes and GPUs, as dcgm-exporter calls them."""
+    """The nodes and GPUs to show, as dcgm-exporter calls them."""
     return [
         label("node", "Node", "DCGM_FI_DEV_GPU_UTIL", "Hostname"),
         label("gpu", "GPU", "DCGM_FI_DEV_GPU_UTIL", "gpu", 'Hostname=~"$node"'),
