@@ -31,8 +31,8 @@ from ..models.training import (
     train_model,
 )
 from .progress import Progress
+from .starting_model import starting_model
 from .train_job import TrainJob
-from .train_model import starting_model
 from .train_report import data_use, measured_row, run_report
 from .train_split import fingerprint, plain_twin, split_samples
 

@@ -2,7 +2,7 @@
 
 from .charts import plot_report
 from .document import Candidate, DataUse, LayerRow, Measured, Role, RunReport, Skipped, Totals
-from .write import check_report_packages, read_report, write_report
+from .files import check_report_packages, read_report, write_report
 
 __all__ = [
     "Candidate",

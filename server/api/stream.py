@@ -8,7 +8,7 @@ from starlette.types import Send
 from ...inference.results import SCORE_COST, Predictions
 from ..errors import ClientDisconnected, ServiceError
 from ..http.disconnect import cancel_on_disconnect
-from ..http.parsers import Parsers
+from ..http.parser_threads import ParserThreads
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, Request, outcome_label
 from ..service.params import ClassifyParams
@@ -32,7 +32,7 @@ class Stream:
     """
 
     def __init__(
-        self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: Parsers
+        self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: ParserThreads
     ) -> None:
         self._params, self._requester, self._send, self._parsers = params, requester, send, parsers
         self._ready: asyncio.Queue[tuple[int, Outcome] | None] = asyncio.Queue()

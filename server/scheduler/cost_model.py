@@ -14,8 +14,8 @@ OUTLIER = 4.0
 """A measurement counts for at most so many times the estimate: what is really slower gets there in a few steps."""
 
 FIRST_PIXEL_SECONDS = 50e-9
-"""At first a pixel seems to take no more than this, eight times what a CPU takes: else the first batch of a model that was
-loaded under load would promise half a minute to the next one."""
+"""At first a pixel seems to take no more than this, eight times what a CPU takes: else the first batch of a model that
+was loaded under load would promise half a minute to the next one."""
 
 PIXELS_AN_IMAGE = 50_000
 """What an image costs to decode whatever its size, in pixels of a JPEG: calls, resize, normalise (about 0.3 ms)."""

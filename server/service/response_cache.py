@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ...inference.results import Predictions
-from ..http.parsers import Parsers
+from ..http.parser_threads import ParserThreads
 from ..scheduler.request import Outcome
 from ..telemetry.context import RequestContext
 from .params import ClassifyParams
@@ -39,7 +39,7 @@ class ResponseCache:
         registry: where the cache's metrics are shown.
     """
 
-    def __init__(self, max_bytes: int, answer: Answer, parsers: Parsers, registry: CollectorRegistry) -> None:
+    def __init__(self, max_bytes: int, answer: Answer, parsers: ParserThreads, registry: CollectorRegistry) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0
         self._answer, self._parsers = answer, parsers

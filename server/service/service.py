@@ -18,7 +18,7 @@ from ..engine.engine_group import EngineGroup, Pipelines
 from ..engine.events import EngineEvents
 from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
-from ..http.parsers import Parsers
+from ..http.parser_threads import ParserThreads
 from ..repository.index import ModelIndex
 from ..repository.served_model import OpenModel, ServedModel, open_model
 from ..scheduler.request import Batch, Priority, Request
@@ -62,7 +62,7 @@ class Service(EngineEvents):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: set[Request] = set()
         self.lag = LoopLag(self.metrics.loop_lag)
-        self.parsers = Parsers()
+        self.parsers = ParserThreads()
         self.sandboxed_images = SandboxedImages(image_limits(settings))
         self.answer: Answer = partial(submit_and_wait, self)
         if settings.cache_bytes:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.http.parsers import Parsers
+from milkweed.server.http.parser_threads import ParserThreads
 
 from ...support import server_parts
 
@@ -131,14 +131,14 @@ async def test_lines_that_the_deadline_finds_unwritten_are_errors(
     running: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Large ones are written on a thread: none may count as sent, and then be missing."""
-    run = Parsers.run
+    run = ParserThreads.run
 
-    async def stuck(parsers: Parsers, work: Any, size: int) -> Any:
+    async def stuck(parsers: ParserThreads, work: Any, size: int) -> Any:
         if size and "Stream" in work.__qualname__:
             await asyncio.Event().wait()
         return await run(parsers, work, size)
 
-    monkeypatch.setattr(Parsers, "run", stuck)
+    monkeypatch.setattr(ParserThreads, "run", stuck)
     async with running() as app:
         headers = {**LINES, "X-Request-Timeout-Ms": "300"}
         answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)

@@ -78,7 +78,7 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(
     running: server_parts.Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
-    monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 100)
+    monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 100)
     seen: list[str] = []
 
     def watched(*given: Any) -> Any:

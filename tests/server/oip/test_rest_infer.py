@@ -254,7 +254,7 @@ async def test_stages_are_counted_and_shown(running: Any, oip: SimpleNamespace) 
 async def test_large_bodies_and_answers_leave_the_loop_free(
     running: Any, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("milkweed.server.http.parsers.INLINE_BYTES", 500)
+    monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 500)
     large = server_parts.encoded("BMP", size=(700, 600))  # 1.2 MB
     body, headers = oip.binary(large, large)
     text = base64.b64encode(large).decode()

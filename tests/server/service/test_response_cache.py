@@ -20,7 +20,7 @@ from milkweed.inference.results import Predictions
 from milkweed.loaders.errors import InputError
 from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
-from milkweed.server.http.parsers import INLINE_BYTES, Parsers
+from milkweed.server.http.parser_threads import INLINE_BYTES, ParserThreads
 from milkweed.server.scheduler.request import Outcome
 from milkweed.server.security.keys import key_block, new_key
 from milkweed.server.service.response_cache import ResponseCache, cost
@@ -68,7 +68,7 @@ class Rig:
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.engine = Engine()
         self.registry = CollectorRegistry()
-        self.cache = ResponseCache(max_bytes, self.engine, Parsers(), self.registry)
+        self.cache = ResponseCache(max_bytes, self.engine, ParserThreads(), self.registry)
 
     async def ask(self, *bodies: bytes, digest: bytes = b"v1", top_k: int = 5, **headers: str) -> Any:
         """Outcomes, and what the answer's X-Cache says."""

@@ -15,7 +15,7 @@ INLINE_BYTES = 1 << 20
 THREADS = 2
 
 
-class Parsers:
+class ParserThreads:
     """The threads. Metrics are collected on other threads, so that no body can delay a scrape."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from milkweed.models.report import (
     read_report,
     write_report,
 )
-from milkweed.models.report.write import MAX_HISTORY, MAX_REPORT_BYTES
+from milkweed.models.report.files import MAX_HISTORY, MAX_REPORT_BYTES
 
 LAYER: dict[str, Any] = {
     "name": "head",
