@@ -33,10 +33,10 @@ check: .venv/.installed-check
 docs: .venv/.installed-check
 	$(MKDOCS) serve --dev-addr localhost:8800
 
-# Known holes in what is installed, as of now: asks pypi.org, so it needs the network. What cannot be asked about fails.
+# Known holes in what is installed, as of now: asks the package index, so it needs the network. What cannot be asked about fails.
 audit: .venv/.installed-check
 	@$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off --requirement constraints.txt \
-		|| { echo 'audit: failed: a hole above, or pypi.org could not be asked (needs the network)' >&2; exit 1; }
+		|| { echo 'audit: failed: a hole above, or the package index could not be asked (needs the network)' >&2; exit 1; }
 
 bench: .venv/.installed-bench
 	$(BIN)/milkweed bench model

@@ -14,7 +14,7 @@ class Extra:
     """An extra of milkweed's package.
 
     Args:
-        packages: the names on PyPI of the packages that it installs.
+        packages: the names of the packages that it installs.
         gives: what it is for.
         gpu_only: whether it is useless where there is no GPU.
     """
