@@ -11,13 +11,7 @@ extern "C" const char* mw_conv_branch(int mode, unsigned seed, int dtype, int ti
   const mw::ConvBranchArgs args{tokens, weight1,  weight2, weight3, bias1,        bias2,    bias3,
                                 residual, out,    batch,   side,    class_tokens, channels, hidden_channels,
                                 groups,   shared_limit};
-#ifdef MILKWEED_ONE_TILE  // builds in a moment: for planted bugs
-  if (dtype != 0 || tile > 1 || hidden_channels != 2 * channels) return "not in this build";
-  return tile == 0 ? mw::conv_branch::launch_tile<mw::conv_branch::Tile<mw::bf16, 4, 8, 8, 1, 1>>(args, nullptr)
-                   : mw::conv_branch::launch_tile<mw::conv_branch::Tile<mw::bf16, 4, 8, 4, 2, 1>>(args, nullptr);
-#else
   return mw::conv_branch_launch(static_cast<mw::DType>(dtype), tile, args, nullptr);
-#endif
 }
 
 extern "C" int mw_conv_branch_tiles() { return mw::conv_branch_tiles(); }

@@ -1,14 +1,11 @@
 // The fused Monarch MLP under the emulator, for ctypes. Builds the variants that the quick tests use, or every one
-// (MW_EVERY_SHAPE), or the one of MW_ONE_SHAPE blocks in which bugs are planted.
+// (MW_EVERY_SHAPE).
 #include <type_traits>
 
 namespace mw {
 constexpr bool built(bool is_bf16, int nblocks, int block_width, int tile) {
 #if defined(MW_EVERY_SHAPE)
   return is_bf16 || nblocks > 0 || block_width > 0 || tile >= 0;
-#elif defined(MW_ONE_SHAPE)
-  const bool four = nblocks == 4;
-  return is_bf16 && nblocks == MW_ONE_SHAPE && block_width == (four ? 48 : 32) && tile == (four ? 2 : 0);
 #else
   if (nblocks == 2) return is_bf16 && block_width == 96;
   if (nblocks == 8) return is_bf16 && block_width == 32 && tile == 0;

@@ -1,86 +1,9 @@
-// Small kernels that use one primitive each, so that the emulator itself is held to an independent reference.
+// Small kernels with one mistake each, which the emulator must notice.
 #include "primitives.cuh"
 
 using namespace mw;
 
 namespace {
-
-struct ConvertArgs {
-  const float* from;
-  uint16_t* to;
-  float* back;
-  int count;
-};
-
-template <class T>
-MW_GLOBAL(32, 1) convert(const ConvertArgs args) {
-  for (int i = thread_index(); i < args.count; i += 32) {
-    const T value = from_float<T>(args.from[i]);
-    args.to[i] = value.bits;
-    args.back[i] = to_float(value);
-  }
-}
-
-struct ProductArgs {
-  const void* a;  // 16 x 16, row major
-  const void* b;  // 8 x 16: b transposed, so that its columns are rows
-  float* c;       // 16 x 8, added to
-};
-
-// The way the kernels use it: copies to shared memory, ldmatrix, mma, fragments out.
-template <class T>
-MW_GLOBAL(32, 1) product(const ProductArgs args) {
-  T* a = reinterpret_cast<T*>(shared_memory());
-  T* b = a + 16 * 16;
-  const auto* from_a = static_cast<const T*>(args.a);
-  const auto* from_b = static_cast<const T*>(args.b);
-  copy_async_16(a + lane() * 8, from_a + lane() * 8, true);
-  copy_async_16(b + lane() * 8, from_b + (lane() % 16) * 8, lane() < 16);
-  copy_async_commit();
-  copy_async_wait<0>();
-  sync_warp();
-  uint32_t fragment_a[4], fragment_b[4];
-  ldmatrix_x4(fragment_a, a + (lane() % 16) * 16 + (lane() / 16) * 8);
-  ldmatrix_x4(fragment_b, b + ((lane() & 7) + (lane() >> 4) * 8) * 16 + ((lane() >> 3) & 1) * 8);
-  float c[4];
-  float* out = args.c + (lane() / 4) * 8 + 2 * (lane() % 4);
-  for (int i = 0; i < 4; i++) c[i] = out[(i / 2) * 64 + i % 2];
-  mma_16x8x16<T>(c, fragment_a, fragment_b[0], fragment_b[1]);
-  for (int i = 0; i < 4; i++) out[(i / 2) * 64 + i % 2] = c[i];
-}
-
-struct TransposeArgs {
-  const uint16_t* from;  // 16 x 16
-  uint32_t* to;          // 32 lanes x 4 registers
-};
-
-MW_GLOBAL(32, 1) transpose(const TransposeArgs args) {
-  bf16* tile = reinterpret_cast<bf16*>(shared_memory());
-  for (int i = lane(); i < 256; i += 32) tile[i].bits = args.from[i];
-  sync_warp();
-  uint32_t r[4];
-  ldmatrix_x4_trans(r, tile + (lane() % 16) * 16 + (lane() / 16) * 8);
-  for (int i = 0; i < 4; i++) args.to[lane() * 4 + i] = r[i];
-}
-
-struct FunctionArgs {
-  const float* x;
-  float* gelu_bf16;
-  float* gelu_fp16;
-  float* silu;
-  float* shuffled;
-  int count;
-};
-
-MW_GLOBAL(32, 1) functions(const FunctionArgs args) {
-  for (int i = thread_index(); i < args.count; i += 32) {
-    args.gelu_bf16[i] = gelu<bf16>(args.x[i]);
-    args.gelu_fp16[i] = gelu<fp16>(args.x[i]);
-    args.silu[i] = silu(args.x[i]);
-  }
-  args.shuffled[lane()] = shuffle_xor(args.x[lane()], 5);
-  args.shuffled[32 + lane()] = shuffle(args.x[lane()], 3);
-}
 
 struct FaultArgs {
   int kind;
@@ -132,25 +55,6 @@ float mw_past_the_end() {
   return value;
 }
 
-void mw_convert(int dtype, const float* from, uint16_t* to, float* back, int count) {
-  const ConvertArgs args{from, to, back, count};
-  if (dtype == 0)
-    launch<convert<bf16>>(dim3(1), 32, 0, nullptr, args);
-  else
-    launch<convert<fp16>>(dim3(1), 32, 0, nullptr, args);
-}
-const char* mw_product(int mode, int dtype, const void* a, const void* b, float* c) {
-  emulator::mode = mode;
-  const ProductArgs args{a, b, c};
-  return dtype == 0 ? launch<product<bf16>>(dim3(1), 32, 1024, nullptr, args)
-                    : launch<product<fp16>>(dim3(1), 32, 1024, nullptr, args);
-}
-void mw_transpose(const uint16_t* from, uint32_t* to) {
-  launch<transpose>(dim3(1), 32, 512, nullptr, TransposeArgs{from, to});
-}
-void mw_functions(const float* x, float* gelu_bf16, float* gelu_fp16, float* silu, float* shuffled, int count) {
-  launch<functions>(dim3(1), 32, 0, nullptr, FunctionArgs{x, gelu_bf16, gelu_fp16, silu, shuffled, count});
-}
 const char* mw_faulty(int kind, char* global) {
   return launch<faulty>(dim3(1), 64, 1024, nullptr, FaultArgs{kind, global});
 }

@@ -26,18 +26,6 @@ from .emulation import DTYPES, MODES, TOLERANCE, guarded, guards_untouched, rela
 TILES = range(len(BLOCK_GROUPS))
 SHARED_LIMIT = 227 * 1024
 
-PLANTED = {
-    "input wait": ("copy_async_wait<0>();  // sync: input wait", ""),
-    "input barrier": ("sync_block();          // sync: input barrier", ""),
-    "hidden barrier": ("sync_group<C>();  // sync: hidden barrier", ""),
-    "contracted barrier": ("sync_group<C>();  // sync: contracted barrier", ""),
-    "result barrier": ("sync_block();  // sync: result barrier", ""),
-    "border not cleared": ("if (grid.pixel(cell) >= 0) continue;", "if (cell != 0) continue;"),
-    "another pixel's NaN": ("wanted < P::quads ? wanted : P::quads - 1", "wanted"),
-}
-IN_GROUPED_CONV = {"another pixel's NaN"}  # the header that it is planted in; the others in conv_branch.cuh
-ONLY_IN_FULL = {"hidden barrier", "result barrier", "border not cleared"}  # each costs a compilation
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -271,30 +259,3 @@ def test_refusals_name_what_is_wrong() -> None:
     assert "equal" in text(convs=[convs[0], nn.Conv2d(64, 32, 3, 1, 1, groups=4)])
     with pytest.raises(ValueError, match="3x3"):
         pack_conv_branch([nn.Conv2d(32, 64, 5, groups=8), *convs[1:]], torch.bfloat16)
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_caught(emulated: Callable[..., ctypes.CDLL], every_shape: bool, name: str) -> None:
-    if name in ONLY_IN_FULL and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full runs it")
-    defines = ("MILKWEED_ONE_TILE=1",)
-    right = Kernel(emulated("conv_branch", defines=defines))
-    header = "conv/grouped_conv.cuh" if name in IN_GROUPED_CONV else "conv/conv_branch.cuh"
-    wrong = Kernel(emulated("conv_branch", defines=defines, mutations={header: PLANTED[name]}))
-    problem = Problem(1, 6, 8, 8)
-    packed, (clean, _) = pack_conv_branch(problem.convs(), problem.dtype), problem.inputs()
-    spoilt = clean.clone()
-    spoilt.view(6, 6, 8, 4)[5, 5, 7, 3] = math.nan
-    caught = {"right": False, "wrong": False}
-    for tokens in (clean, spoilt):
-        expected = truth(tokens, problem.convs(), None, problem)
-        numbers = ~expected.isnan()
-        for mode in MODES:
-            for tile in range(2):
-                for label, kernel in (("right", right), ("wrong", wrong)):
-                    out = guarded(problem.shape, problem.dtype)
-                    good = kernel.refusal(tokens, packed, None, out, problem, mode=mode, tile=tile) is None
-                    good = good and guards_untouched(out) and torch.equal(out.isnan(), ~numbers)
-                    good = good and relative_error(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
-                    caught[label] |= not good
-    assert caught == {"right": False, "wrong": True}

@@ -173,29 +173,6 @@ def test_what_cannot_be_launched_says_why(performer: Performer, how: dict[str, i
         performer(case, **how)
 
 
-SUMMARY, WEIGHTS, OUTPUT = (
-    "performer/performer_summary.cuh",
-    "performer/performer_weights.cuh",
-    "performer/performer_output.cuh",
-)
-PLANTED = {
-    "first tile wait": (SUMMARY, "copy_async_wait<1>();  // sync: first tile wait", 0),
-    "first tile barrier": (SUMMARY, "sync_block();          // sync: first tile barrier", 0),
-    "next tile wait": (SUMMARY, "copy_async_wait<0>();  // sync: next tile wait", 0),
-    "next tile barrier": (SUMMARY, "sync_block();          // sync: next tile barrier", 0),
-    "stages are free": (SUMMARY, "sync_block();  // sync: stages are free", 0),
-    "sums are there": (SUMMARY, "sync_block();  // sync: sums are there", 0),
-    "resident wait": (WEIGHTS, "copy_async_wait<0>();  // sync: resident wait", 0),
-    "resident barrier": (WEIGHTS, "sync_block();          // sync: resident barrier", 0),
-    "piece wait": (WEIGHTS, "copy_async_wait<C::stages - 2>();  // sync: piece wait", 2),
-    "piece barrier": (WEIGHTS, "sync_block();                      // sync: piece barrier", 2),
-    "single stage is free": (WEIGHTS, "sync_block();  // sync: single stage is free", 1),
-    "single stage wait": (WEIGHTS, "copy_async_wait<0>();  // sync: single stage wait", 1),
-    "single stage barrier": (WEIGHTS, "sync_block();          // sync: single stage barrier", 1),
-}
-QUICK = ("next tile wait", "next tile barrier", "stages are free", "resident barrier", "piece barrier")
-
-
 def right_in_every_mode(performer: Performer) -> bool:
     case = make_case(64, 1, 200, torch.bfloat16)
     truth = case.truth()
@@ -209,12 +186,3 @@ def test_the_small_tile_is_right(emulated: Build, stages: int, every_shape: bool
     if stages == 1 and not every_shape:
         pytest.skip("MILKWEED_EMULATE=full asks for it")
     assert right_in_every_mode(Performer(emulated("performer", defines=(f"MW_STAGES={stages}",))))
-
-
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_shows_in_some_mode(emulated: Build, name: str, every_shape: bool) -> None:
-    if name not in QUICK and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full asks for it")
-    header, text, stages = PLANTED[name]
-    library = emulated("performer", mutations={header: (text, "")}, defines=(f"MW_STAGES={stages}",))
-    assert not right_in_every_mode(Performer(library))
