@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from milkweed.kernels import (
-    decide,
     monarch_linear,
     monarch_reference,
     monarch_to_dense,
@@ -21,7 +20,6 @@ from milkweed.kernels import (
 )
 from milkweed.kernels.batched import monarch_batched
 from milkweed.kernels.feature_major import feature_major_linear
-from milkweed.kernels.ops import _batched
 
 Case = dict[str, np.ndarray]
 Path_ = Callable[[Tensor, Tensor, Tensor, Tensor | None, int], Tensor]
@@ -88,16 +86,6 @@ def test_every_path_gives_flys_outputs(shared: Path, path: Path_) -> None:
         assert got.shape == want.shape, name
         error = (got - want).abs().max() / want.abs().max()
         assert error <= tolerance, f"{name}: {error}"
-
-
-@pytest.mark.parametrize("path", PATHS)
-def test_float32_stays_within_1e5_of_the_float64_golden(shared: Path, path: Path_) -> None:
-    for name, case in golden_cases(shared).items():
-        x, w1, w2 = (torch.from_numpy(case[k]).float() for k in ("x", *_factor_names(case)))
-        bias = torch.from_numpy(case["bias"]).float() if "bias" in case else None
-        want = torch.from_numpy(case["y"])
-        got = path(x, w1, w2, bias, want.shape[-1]).double()
-        assert (got - want).abs().max() / want.abs().max() <= 1e-5, name
 
 
 def test_dense_weight_is_flys(shared: Path) -> None:
@@ -211,30 +199,6 @@ def test_bfloat16_is_as_exact_as_the_batched_path() -> None:
     assert ours <= 1.25 * theirs
 
 
-def test_packing_converts_once_and_shares_when_it_can() -> None:
-    w1, w2 = torch.randn(2, 4, 3), torch.randn(2, 5, 4)
-    assert pack_monarch(w1, w2).w1.data_ptr() == w1.data_ptr()
-    assert pack_monarch(w1, w2).w2.data_ptr() == w2.data_ptr()
-    assert pack_monarch(w1, w2, dtype=torch.bfloat16).w2.dtype == torch.bfloat16
-
-
-def test_packed_parts_come_apart_again() -> None:
-    w1, w2, bias = torch.randn(2, 4, 3), torch.randn(2, 5, 4), torch.randn(9)
-    packed = pack_monarch(w1, w2, bias, out_features=9)
-    assert torch.equal(packed.factor2, w2)
-    assert packed.bias is not None
-    assert torch.equal(packed.bias, bias)
-    assert pack_monarch(w1, w2).bias is None
-
-
-def test_packed_batched_path_agrees() -> None:
-    g = torch.Generator().manual_seed(8)
-    w1, w2, bias = (torch.randn(s, generator=g, dtype=torch.float64) for s in ((3, 4, 5), (2, 7, 6), (13,)))
-    packed = pack_monarch(w1, w2, bias, in_features=14, out_features=13)
-    x = torch.randn(6, 14, generator=g, dtype=torch.float64)
-    torch.testing.assert_close(_batched(x, packed), feature_major_linear(x, packed), rtol=1e-12, atol=1e-12)
-
-
 @pytest.mark.parametrize(
     ("shapes", "width", "out", "message"),
     [
@@ -260,14 +224,6 @@ def test_packed_layers_refuse_what_they_were_not_packed_for() -> None:
         packed_mlp(torch.zeros(1, 6), layer, layer)
     with pytest.raises(ValueError, match=r"bias of shape \(3,\): the layer has 10 outputs"):
         pack_monarch(torch.zeros(2, 4, 3), torch.zeros(2, 5, 4), torch.zeros(3))
-
-
-def test_decision_is_printable_and_follows_device_and_gradients() -> None:
-    cpu = torch.device("cpu")
-    assert decide(cpu, differentiable=False).implementation == "feature_major"
-    assert decide(cpu, differentiable=True).implementation == "batched"
-    assert decide(torch.device("meta"), differentiable=False).implementation == "batched"
-    assert str(decide(cpu, differentiable=True)) == "batched (gradients wanted)"
 
 
 @pytest.mark.gpu

@@ -13,7 +13,7 @@ from milkweed.kernels.native.toolchain import BuildError
 
 from . import device_compiler
 from .device_code import cuobjdump, global_stores, spilled_bytes
-from .device_compiler import compile_kernels, device_headers
+from .device_compiler import compile_kernels
 from .launches import chosen_launches
 
 FULL = os.environ.get("MILKWEED_COMPILE") == "full"
@@ -72,8 +72,3 @@ def test_launches_fit_the_device(header: str) -> None:
     for launch in chosen_launches(header):
         assert launch.shared_bytes <= 227 * 1024, launch
         assert launch.threads <= 1024
-
-
-def test_every_header_is_without_launch_functions() -> None:
-    for name, text in device_headers().items():
-        assert "const char* launch" not in text.replace("const char* launch(dim3", ""), name

@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -80,16 +79,6 @@ def test_layout_of_an_mlp_is_the_definition(J: int, K2: int, J2: int, s: int, r:
     x = torch.randn(3, J * 5)
     want = product(F.gelu(product(x, *first, hidden) + bias.double()), *second, J2 * 3)
     torch.testing.assert_close(sorted_mlp_reference(x, fc1, fc2, None).double(), want, rtol=1e-4, atol=1e-5)
-
-
-def test_model_widths_are_not_padded() -> None:
-    """ViT-B's and ViT-S's blocks fill their slots, so that no launch reads or writes more than it must."""
-    for d, h in ((768, 3072), (384, 1536)):
-        narrow, wide = d // 4, h // 4
-        fc1 = sort_layer(*factors(4, narrow, narrow, 4, wide), None, h, torch.bfloat16)
-        fc2 = sort_layer(*factors(4, narrow, wide, 4, narrow), None, d, torch.bfloat16)
-        first, second = sort_mlp(fc1, fc2, h)
-        assert (first.w2.shape, first.out_features, second.p) == ((4, wide, narrow), h, wide)
 
 
 def test_layers_that_do_not_fit_are_refused() -> None:
@@ -174,21 +163,6 @@ def test_devices_that_do_not_fit_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     assert "nothing to compute" in str(triton_refusal(MonarchShape(4, 0, 8, 4, 8, 0), torch.bfloat16, cuda))
 
 
-def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def refusal() -> str | None:
-        return triton_refusal(MonarchShape(4, 8, 8, 4, 8, 8), torch.bfloat16, torch.device("cuda"))
-
-    monkeypatch.setattr(triton_module, "find_spec", lambda name: object())
-    monkeypatch.setenv("CC", "/usr/bin/cc")
-    monkeypatch.setattr(triton_module.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
-    assert refusal() == "no Python.h: triton needs the headers of this Python"
-    monkeypatch.delenv("CC")
-    monkeypatch.setattr(triton_module.shutil, "which", lambda name: None)
-    assert refusal() == "no C compiler: triton needs gcc, clang or $CC"
-    monkeypatch.setattr(triton_module, "find_spec", lambda name: None)
-    assert refusal() == "the package triton is not installed"
-
-
 def test_triton_is_not_imported_before_it_launches() -> None:
     code = (
         "import sys; sys.modules['triton'] = None\n"
@@ -227,23 +201,6 @@ def test_tiles_fit_and_cover(
     assert not tile.tma or p % tile.BK == 0
     programs = -(-rows // tile.BM) * -(-n // (tile.BN * tile.parts)) * (1 if interleaved else blocks)
     assert tile.programs(problem) == programs
-
-
-def test_tiles_of_vit_b_waste_nothing() -> None:
-    rows = 197 * 128
-    first, hidden, last = (
-        choose_tile(None, Product(rows, 4, n, 192, 2, interleaved, True), HOPPER)
-        for n, interleaved in ((192, False), (768, False), (192, True))
-    )
-    assert (first.BM, first.parts * first.BN, first.BK) == (128, 192, 64)
-    assert (hidden.BM, hidden.parts * hidden.BN, hidden.BK) == (128, 256, 64)
-    assert (last.BM, last.BN * 4, last.BK) == (128, 256, 64)
-
-
-def test_one_image_gets_small_tiles() -> None:
-    tile = choose_tile(None, Product(197, 4, 192, 192, 2, False, True), HOPPER)
-    assert tile.BM < 128
-    assert tile.programs(Product(197, 4, 192, 192, 2, False, True)) >= 64
 
 
 def test_tiles_are_refused_where_they_make_no_sense() -> None:

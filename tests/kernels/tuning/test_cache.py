@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.kernels.tuning.cache import FORMAT, TuningCache, device_cache, device_file_name, user_folder
+from milkweed.kernels.tuning.cache import FORMAT, TuningCache, device_cache, device_file_name
 
 WRITER = """
 import sys
@@ -40,13 +40,6 @@ def test_what_is_put_is_found_again_here_and_later(tmp_path: Path) -> None:
     assert TuningCache(path).get("b") == [2]
     assert entries(path) == {"a": {"x": 1}, "b": [2]}
     assert {p.name for p in path.parent.iterdir()} <= {"cache.json", "cache.json.lock"}
-
-
-def test_without_a_file_it_is_memory() -> None:
-    cache = TuningCache()
-    cache.put("a", 1)
-    assert cache.get("a") == 1
-    assert cache.get("b") is None
 
 
 def test_processes_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -166,18 +159,3 @@ def test_a_device_has_its_file_and_its_preset(tmp_path: Path, monkeypatch: pytes
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.delenv("HOME", raising=False)
     assert device_cache(device).path is None
-
-
-def test_a_gpu_s_file_has_its_name_and_capability(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Properties:
-        name, major, minor = "NVIDIA H200 (PCIe)", 9, 0
-
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
-    assert device_file_name(torch.device("cuda:0")) == "nvidia-h200-pcie-sm90.json"
-
-
-def test_the_cache_is_where_the_user_keeps_caches() -> None:
-    assert user_folder({"XDG_CACHE_HOME": "/y", "HOME": "/z"}) == Path("/y/milkweed/tune")
-    assert user_folder({"XDG_CACHE_HOME": "relative", "HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
-    assert user_folder({"HOME": "/z"}) == Path("/z/.cache/milkweed/tune")
-    assert user_folder({}) is None
