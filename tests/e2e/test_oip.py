@@ -1,9 +1,7 @@
 """The Open Inference Protocol of a real process, by hand and by the clients that people have."""
 
-import asyncio
 import importlib.util
 import io
-import json
 import shutil
 import struct
 import subprocess
@@ -13,7 +11,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from PIL import Image
@@ -46,18 +43,6 @@ def both(serving: Any, grpc: ModuleType) -> Iterator[Any]:
         yield server
 
 
-def request(*images: bytes) -> tuple[bytes, dict[str, str]]:
-    data = b"".join(struct.pack("<I", len(image)) + image for image in images)
-    tensor = {
-        "name": "image",
-        "datatype": "BYTES",
-        "shape": [len(images)],
-        "parameters": {"binary_data_size": len(data)},
-    }
-    text = json.dumps({"inputs": [tensor]}).encode()
-    return text + data, {"Inference-Header-Content-Length": str(len(text))}
-
-
 def message(image: bytes) -> bytes:
     """A ModelInferRequest for the model `tiny`, by hand: fields 1, 5 and 7, each a length and bytes."""
 
@@ -70,23 +55,6 @@ def message(image: bytes) -> bytes:
 
     tensor = field(1, b"image") + field(2, b"BYTES") + field(3, b"\1")
     return field(1, b"tiny") + field(5, tensor) + field(7, struct.pack("<I", len(image)) + image)
-
-
-def test_rest_and_grpc_answer_as_classify_does(both: Any, grpc: ModuleType) -> None:
-    image = jpeg()
-    body, headers = request(image)
-    classified = httpx.post(both.url + "/classify", content=image).json()["results"][0]["predictions"]
-    outputs = httpx.post(both.url + "/v2/models/tiny/infer", content=body, headers=headers).json()["outputs"]
-    assert outputs[1]["data"] == [p["index"] for p in classified]
-    assert outputs[2]["data"] == [p["score"] for p in classified]
-    with grpc.insecure_channel(both.address) as channel:
-        answer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message(image), timeout=30)
-    index = np.array([p["index"] for p in classified], "<i8").tobytes()
-    score = np.array([p["score"] for p in classified], "<f4").tobytes()
-    # raw_output_contents, field 6: the last two of three
-    assert answer.endswith(b"\x32" + bytes([len(index)]) + index + b"\x32" + bytes([len(score)]) + score)
-    ok = both.metric('milkweed_grpc_request_duration_seconds_count{code="OK",method="ModelInfer"}')
-    assert ok == 1
 
 
 def test_refused_calls_write_nothing_to_the_log(both: Any, grpc: ModuleType) -> None:
@@ -178,18 +146,6 @@ def test_without_the_packages_the_start_names_the_extra(serving: Any) -> None:
         assert server.exit() == 1
         [line] = server.log
     assert "pip install 'milkweed[grpc]'" in line
-
-
-def test_many_at_once_over_both(both: Any, grpc: ModuleType) -> None:
-    images = [jpeg(seed) for seed in range(5)]
-
-    async def ask() -> list[bytes]:
-        async with grpc.aio.insecure_channel(both.address) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            return await asyncio.gather(*(call(message(images[i % 5]), timeout=60) for i in range(100)))
-
-    answers = asyncio.run(ask())
-    assert all(answers[i] == answers[i % 5] for i in range(100))
 
 
 @pytest.mark.parametrize("trial", ["triton-http", "triton-grpc", "kserve-rest", "kserve-grpc"])

@@ -13,7 +13,6 @@ from milkweed.kernels.blocked import (
     block_monarch,
     blocked_reference,
     blocked_refusal,
-    slots,
 )
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.shapes import MonarchShape
@@ -56,28 +55,6 @@ def test_layout_is_the_definition(nb: int, q: int, p: int, s: int) -> None:
     torch.testing.assert_close(through_layout(x, layer), monarch_reference(x, w1, w2), rtol=1e-12, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("nb", "in_features", "out_features", "rank"),
-    [
-        (4, 768, 3072, None),
-        (4, 3072, 768, None),
-        (4, 192, 576, None),
-        (4, 320, 640, None),
-        (4, 384, 1152, None),
-        (4, 768, 768, 18),  # q not a multiple of nb
-        (8, 512, 2048, None),
-        (2, 256, 512, 31),
-    ],
-)
-def test_layout_of_model_widths(nb: int, in_features: int, out_features: int, rank: int | None) -> None:
-    p, s = in_features // nb, out_features // nb
-    w1, w2 = factors(nb, rank or min(p, s), p, s)
-    layer = block_monarch(w1, w2, None, in_features, out_features, torch.float16)
-    x = torch.randn(2, in_features, dtype=torch.float64)
-    expected = monarch_reference(x, w1.half().double(), w2.half().double())
-    torch.testing.assert_close(through_layout(x, layer), expected, rtol=1e-11, atol=1e-9)
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("act", list(Activation))
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -93,21 +70,6 @@ def test_reference_is_the_definition(dtype: torch.dtype, act: Activation, with_b
     got = blocked_reference(x, layer, act, residual)
     assert got.dtype == dtype
     assert (got - y).norm() / y.norm() <= (4e-3 if dtype == torch.bfloat16 else 1e-3)
-
-
-def test_bias_stays_float32() -> None:
-    w1, w2 = factors(2, 8, 8, 8)
-    bias = torch.randn(16, dtype=torch.float64)
-    layer = block_monarch(w1, w2, bias, 16, 16, torch.bfloat16)
-    assert layer.bias is not None
-    assert torch.equal(layer.bias, bias.float())
-    assert (layer.dtype, layer.in_features, layer.out_features, layer.nblocks) == (torch.bfloat16, 16, 16, 2)
-
-
-def test_slots_are_the_least_that_fill_the_instruction() -> None:
-    assert [slots(MonarchShape(4, q, 8, 4, 8, q)) for q in (1, 16, 17, 192)] == [4, 4, 8, 48]
-    assert [slots(MonarchShape(2, q, 8, 2, 8, q)) for q in (1, 16, 17)] == [8, 8, 16]
-    assert [slots(MonarchShape(8, q, 8, 8, 8, q)) for q in (1, 16, 17)] == [2, 2, 4]
 
 
 @pytest.mark.parametrize(

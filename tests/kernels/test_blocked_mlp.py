@@ -90,17 +90,6 @@ def test_layers_without_bias() -> None:
     torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
 
 
-def test_packing_costs_only_what_padding_adds() -> None:
-    # 384-1536, nblocks 4: no padding at all, so as many numbers as in the factors.
-    fc1, fc2 = make_mlp(4, 384, 1536)
-    packed = block_mlp(fc1, fc2, torch.bfloat16)
-    assert sum(t.numel() for t in packed.tensors[:3]) == sum(w.numel() for layer in (fc1, fc2) for w in layer[:2])
-    assert packed.factor1.dtype == packed.stream.dtype == packed.factor2.dtype == torch.bfloat16
-    assert packed.bias1.dtype == packed.bias2.dtype == torch.float32
-    assert all(t.is_contiguous() for t in packed.tensors)
-    assert (packed.nblocks, packed.block_width, packed.width) == (4, 96, 384)
-
-
 def test_refusals_say_why() -> None:
     fc1, fc2 = make_mlp(4, 192, 768)
     assert mlp_refusal(fc1, fc2, torch.float32) == "fused MLP: torch.float32, not bfloat16 or float16"

@@ -1,27 +1,7 @@
 // The Monarch linear kernel's entry for the tests: raw pointers and sizes in, nullptr or the reason out.
 #include "linear/monarch_linear.cuh"
 
-namespace {
-
-// Whether 8 rows of a chunk have the same 16 bytes of their depth in 8 different groups of banks.
-template <class C>
-bool banks_differ() {
-  for (int vector = 0; vector < C::depth / 8; vector++) {
-    unsigned groups = 0;
-    for (int row = 0; row < 8; row++) groups |= 1u << (mw::linear::position<C>(row, vector) / 8 % 8);
-    if (groups != 0xff) return false;
-  }
-  return true;
-}
-
-}  // namespace
-
 extern "C" {
-
-int mw_monarch_linear_banks_differ() {
-  using namespace mw::linear;
-  return banks_differ<Rows128<mw::bf16, 4>>() && banks_differ<Rows32<mw::bf16, 8>>();  // depths 32 and 16
-}
 
 int mw_monarch_linear_tiles() { return mw::monarch_linear_tiles(); }
 

@@ -5,9 +5,6 @@ using namespace mw;
 
 extern "C" {
 
-int mw_performer_splits(int images, int tokens, int multiprocessors) {
-  return performer_splits(images, tokens, multiprocessors);
-}
 int64_t mw_performer_workspace(int images, int dim, int splits) { return performer_workspace(images, dim, splits); }
 int64_t mw_performer_weights(int dtype, int dim, int mlp) {
   return performer_weights(static_cast<DType>(dtype), dim, mlp != 0);

@@ -237,10 +237,6 @@ def test_tiles_are_those_that_exist(kernel: Kernel) -> None:
     assert kernel.launch(make_case(4, 64, 64, 8), len(TILES))[0] == "monarch_linear: no such tile"
 
 
-def test_rows_of_a_chunk_are_in_different_banks(kernel: Kernel) -> None:
-    assert kernel.library.mw_monarch_linear_banks_differ() == 1
-
-
 # fmt: off
 MODEL_LAYERS = [  # blocks, inputs, outputs
     (4, 192, 768), (4, 768, 192), (4, 192, 576), (4, 256, 512), (4, 512, 256), (4, 320, 640), (4, 384, 1152),

@@ -148,16 +148,6 @@ def test_splits_change_the_last_bits_at_most(performer: Performer) -> None:
             assert relative_error(performer(case, splits=splits, multiprocessors=multiprocessors), truth) <= 1e-3
 
 
-def test_the_number_of_splits_fills_the_device(performer: Performer) -> None:
-    splits = performer.library.mw_performer_splits
-    assert [splits(*shape) for shape in ((1, 3136, 132), (8, 3136, 132), (128, 3136, 132), (1024, 3136, 132))] == [
-        16, 16, 3, 1,
-    ]  # fmt: skip
-    assert splits(1, 784, 132) == 6
-    assert splits(1, 1, 132) == 1
-    assert splits(0, 196, 132) == 1
-
-
 @pytest.mark.parametrize(
     ("how", "text"),
     [
