@@ -31,8 +31,6 @@ NO_CACHE = "there is no --cache-bytes"
 NO_GRPC = "there is no --grpc-port"
 NO_GPU = "it runs on a CPU"
 NO_DCGM = "there is no dcgm-exporter"
-NO_DALI = "DALI is not the loader"
-NO_FILES = "there is neither --api-keys nor --tls-cert"
 
 # Queries without an answer on this server, and why; all others must have one, and these must have none.
 EMPTY_QUERIES = {
@@ -53,25 +51,9 @@ EMPTY_QUERIES = {
     ("gpu", "Power", "A"): NO_DCGM,
     ("gpu", "XID", "A"): NO_DCGM,
 }
-EMPTY_SERIES = {
-    "milkweed_cache_hits_total": NO_CACHE,
-    "milkweed_cache_misses_total": NO_CACHE,
-    'milkweed_decode_backend_images_total{backend="dali"}': NO_DALI,
-    'milkweed_model_info{loader="dali"}': NO_DALI,
-    'milkweed_grpc_request_duration_seconds_count{method="ModelInfer",code="OK"}': NO_GRPC,
-    'milkweed_grpc_request_duration_seconds_bucket{method="ModelInfer",code="OK"}': NO_GRPC,
-    'milkweed_grpc_request_duration_seconds_bucket{method="ModelInfer",code="OK",le="1.0"}': NO_GRPC,
-    "milkweed_gpu_memory_bytes": NO_GPU,
-    'milkweed_gpu_memory_bytes{kind!~"free|torch_cached"}': NO_GPU,
-    'milkweed_gpu_memory_bytes{kind=~"torch_allocated|unaccounted"}': NO_GPU,
-    "milkweed_file_reload_failing": NO_FILES,
-    "DCGM_FI_DEV_XID_ERRORS": NO_DCGM,
-}
 if container_memory() is None:
     NO_LIMIT = "nothing limits this machine's memory"
     EMPTY_QUERIES["gpu", "Resident memory by server", "B"] = NO_LIMIT
-    EMPTY_SERIES["milkweed_container_memory_working_set_bytes"] = NO_LIMIT
-    EMPTY_SERIES["milkweed_container_memory_limit_bytes"] = NO_LIMIT
 
 
 QUERIES = [
