@@ -1,10 +1,8 @@
 """Tests the command as a process: its start-up, pipes, interrupts, a server and its client."""
 
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,17 +54,6 @@ def test_version_prints_the_packages_version() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"milkweed {version('milkweed')}\n", "")
 
 
-def test_every_help_has_one_line_and_an_example(milkweed: Milkweed) -> None:
-    for command in (*COMMANDS, "bench model", "bench decode", "bench http"):
-        ran = milkweed(*command.split(), "--help")
-        assert (ran.code, ran.err) == (0, "")
-        usage, _, summary, *_ = ran.out.splitlines()
-        assert usage.startswith(f"Usage: milkweed {command} ")
-        assert re.fullmatch(r"  [A-Z].*[.]", summary), summary
-        assert len(summary) <= 66
-        assert f"\n  Example:\n    milkweed {command}" in ran.out
-
-
 def test_serve_has_an_option_for_each_setting(milkweed: Milkweed) -> None:
     from milkweed.server.config.settings import Settings
 
@@ -85,19 +72,6 @@ def test_a_closed_pipe_is_quiet(arguments: tuple[str, ...]) -> None:
     os.close(write)
     _, err = process.communicate(timeout=WAIT_SECONDS)
     assert (process.returncode, err) == (1, "")
-
-
-def test_ports_in_use_get_one_line(bundle: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        ran = _run("serve", bundle, "--port", port, "--metrics-port", 0)
-        metrics = _run("serve", bundle, "--port", 0, "--metrics-port", port)
-    for process in (ran, metrics):
-        assert (process.returncode, process.stdout) == (1, "")
-        assert process.stderr.count("\n") == 1
-        assert process.stderr.startswith("milkweed: ")
-        assert str(port) in process.stderr
-        assert "in use" in process.stderr
 
 
 def test_a_server_and_its_client_agree_with_the_bundle(
@@ -129,62 +103,3 @@ def test_a_server_and_its_client_agree_with_the_bundle(
     gone = milkweed("classify", "--url", url, paths[0])
     assert (gone.code, gone.out) == (1, "")
     assert gone.err.startswith(f"milkweed: error: --url {url}: no answer from {url}/classify: ")
-
-
-def test_classify_refuses_a_server_that_is_not_milkweed(
-    milkweed: Milkweed, tmp_path: Path, images: list[bytes]
-) -> None:
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
-
-    class Other(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"[]")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    (tmp_path / "a.png").write_bytes(images[0])
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        thread = Thread(target=server.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        ran = milkweed("classify", "--url", url, tmp_path / "a.png")
-        thread.join(WAIT_SECONDS)
-    want = f"milkweed: error: --url {url}: answered 200, but not as milkweed does\n"
-    assert (ran.code, ran.out, ran.err) == (1, "", want)
-
-
-def test_progress_in_a_log_is_a_line_now_and_then(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from milkweed.cli import progress
-
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with progress.progress("evaluate", "images") as update:
-        for now[0], done in ((5.0, 10), (20.0, 40), (21.0, 42)):  # the first and the last come too soon
-            update(done, 100)
-    assert capsys.readouterr().err == "milkweed: evaluate: 40 of 100 images, 2.0 images/s, 30 s left\n"
-
-
-def test_a_bar_is_drawn_on_a_terminal(bundle: Path, tmp_path: Path) -> None:
-    """On a terminal the bar goes to stderr, and stdout holds the JSON alone."""
-    controller, terminal = os.openpty()
-    process = subprocess.Popen(
-        [*MILKWEED, "models", "deit_tiny*", "--json"],
-        stdout=subprocess.PIPE,
-        stderr=terminal,
-        env={**ENVIRONMENT, "TERM": "xterm"},
-    )
-    os.close(terminal)
-    out, _ = process.communicate(timeout=WAIT_SECONDS)
-    drawn = os.read(controller, 1 << 16).decode()
-    os.close(controller)
-    assert len(json.loads(out)["models"]) == 2
-    assert "architectures/s" in drawn
-    assert "2/2" in drawn

@@ -160,21 +160,6 @@ def name_of(rule: dict[str, Any]) -> str:
     return str(rule.get("record") or f"{rule['alert']}-{rule['labels']['severity']}")
 
 
-def test_the_parser_sees_selectors_matchers_and_clauses() -> None:
-    selectors, clauses = parse(
-        'sum by (a, b) (rate(x:y_z{l="1", m=~"2|3"}[5m])) / on (a) w offset 1d > 0.5 or vector(1)'
-    )
-    assert selectors == [Selector("x:y_z", (("l", "=", "1"), ("m", "=~", "2|3"))), Selector("w", ())]
-    assert clauses == [{"a", "b"}, {"a"}]
-
-
-def test_the_families_of_the_code_are_those_of_the_docs() -> None:
-    table = OBSERVABILITY.partition("## Metrics")[2].partition("## Traces")[0]
-    first_cells = " ".join(re.findall(r"^\| ([^|]+) \|", table, re.MULTILINE))
-    assert {name.removeprefix("milkweed_") for name in FAMILIES} == set(re.findall(r"`([a-z_]+)`", first_cells))
-    assert FAMILIES["milkweed_model_parameter_bytes"] == ("gauge", {"model", "version", "form"})
-
-
 @pytest.mark.parametrize("rule", RULES, ids=name_of)
 def test_every_series_label_and_value_exists(rule: dict[str, Any]) -> None:
     selectors, clauses = parse(rule["expr"])
@@ -206,15 +191,6 @@ def test_requests_for_inference_are_all_of_those_routes_and_no_other() -> None:
         assert not pattern.fullmatch(other)
 
 
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_record_is_named_by_its_level(record: str) -> None:
-    assert re.fullmatch(r"[a-z_]+:milkweed_[a-z_]+:[a-z0-9_]+", record)
-    selectors, clauses = parse(RECORDS[record])
-    dropped = {"le"} if "histogram_quantile" in RECORDS[record] else set()
-    labels = clauses[0] if clauses else set().union(*(SERIES[selector.name] for selector in selectors))
-    assert labels - dropped == level_labels(record)
-
-
 @pytest.mark.parametrize("rule", ALERTS, ids=name_of)
 def test_an_alert_says_how_urgent_what_and_where_to_read_on(rule: dict[str, Any]) -> None:
     name, says = rule["alert"], rule["annotations"]
@@ -232,19 +208,6 @@ def test_every_alert_has_a_case_that_fires_and_one_that_does_not() -> None:
     silent = {case["alertname"] for case in cases if not case["exp_alerts"]}
     assert fire == {(rule["alert"], rule["labels"]["severity"]) for rule in ALERTS}
     assert silent == {rule["alert"] for rule in ALERTS}
-
-
-def test_every_record_has_a_case_or_is_part_of_what_has_one() -> None:
-    said = " ".join(str(test.get("promql_expr_test")) for file in TESTS.values() for test in file["tests"])
-    used = {selector.name for rule in RULES for selector in parse(rule["expr"])[0]}
-    assert [record for record in RECORDS if record not in said and record not in used] == []
-
-
-def test_cases_evaluate_records_before_alerts() -> None:
-    names = [group["name"] for group in GROUPS]
-    order = [*(name for name in names if "alerts" not in name), *(name for name in names if "alerts" in name)]
-    for stem, file in TESTS.items():
-        assert stem == "recording" or file["group_eval_order"] == order
 
 
 def test_constants_are_the_objectives_that_the_docs_say() -> None:

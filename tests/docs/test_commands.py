@@ -3,7 +3,6 @@
 import ast
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from ..support.forked import Forker
 from .blocks import PAGES, ROOT, Block, blocks_of
-from .left_out import NOT_RUN, SLOW, reason
+from .left_out import reason
 from .parsed import check
 from .placeholders import make_placeholders
 from .walk import Walk, environment, walking
@@ -20,7 +19,6 @@ from .walk import Walk, environment, walking
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl, as the pages do")
 
 SHELLS = ("sh", "console", "bash")
-TEXTS = ("json", "yaml", "toml", "")
 
 # Pages whose first commands ask a server that runs already, with the defaults.
 ASK = {"docs/client.md", "docs/kubernetes.md", "docs/oip.md", "docs/ray.md"}
@@ -116,13 +114,6 @@ def test_what_is_not_run_is_there(walk: Walk) -> None:
                         raise
 
 
-def test_no_reason_is_left_over() -> None:
-    commands = [command for page in PAGES for block in shells(page) for command in block.commands]
-    assert [
-        begins for begins, _ in (*NOT_RUN, *SLOW) if not any(re.match(begins, command) for command in commands)
-    ] == []
-
-
 @pytest.mark.parametrize("page", [page for page in PAGES if any(b.language == "python" for b in blocks_of(page))])
 def test_the_python_of_a_page_runs(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
     """All blocks in one program: later ones go on from earlier ones."""
@@ -139,28 +130,9 @@ def test_the_python_of_a_page_runs(page: str, walk: Walk, request: pytest.Fixtur
     walk.python(before + "\n".join(block.text for block in blocks))
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_blocks_say_what_they_are(page: str) -> None:
-    """So that no command hides in a block of another kind, or in one that is only indented."""
-    program = r"(?m)^ *(?:\.venv/bin/|\$ )?(?:milkweed [a-z]+ |curl |python -m |make [a-z]+|docker |kubectl |pip )"
-    for block in blocks_of(page):
-        assert block.language in (*SHELLS, *TEXTS, "python"), f"{page}:{block.line}"
-        if block.language == "toml":
-            tomllib.loads(block.text)
-        if block.language in TEXTS:
-            assert not re.search(program, block.text), f"{page}:{block.line}"
-    indented = "\n".join(line for line in (ROOT / page).read_text().splitlines() if line.startswith("    "))
-    outside = [line for line in re.findall(program + r".*", indented) if line.strip() not in _fenced(page)]
-    assert outside == []
-
-
 def _stand_where_it_is_read(page: str, walk: Walk, request: pytest.FixtureRequest) -> None:
     """The files of the repository that a page speaks of, and the server that it takes for granted."""
     for name in ("docs", "README.md", "models") if page in IN_THE_REPOSITORY else ("docs", "README.md"):
         (walk.folder / name).symlink_to(ROOT / name)
     if page in ASK:
         walk.ports = request.getfixturevalue("standing").ports
-
-
-def _fenced(page: str) -> str:
-    return "\n".join(block.text for block in blocks_of(page))

@@ -1,7 +1,5 @@
 """Tests the rows, sentences and exit codes of `milkweed doctor`."""
 
-import io
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -50,27 +48,3 @@ def test_doctor_reads_the_files_that_settings_name(milkweed: Milkweed) -> None:
     ran = milkweed("doctor", *FREE, "--tls-cert", "/no/such.pem", "--json")
     assert ran.code == 1
     assert "/no/such.pem" in rows(ran)["settings", "settings"]["text"]
-
-
-def test_doctor_prints_in_a_locale_of_few_characters(
-    milkweed: Milkweed, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(out, encoding="ascii"))
-    assert milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu").err == ""
-    assert b"\\u2192 milkweed inspect" in out.getvalue()
-
-
-def test_doctor_prints_a_table_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
-    ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu")
-    lines = ran.out.splitlines()
-    assert [line for line in lines if line.strip() and not line.startswith(" ")][:5] == [
-        line.ljust(len(line))
-        for line in lines
-        if line.strip() in ("machine", "GPU", "packages", "settings", "would serve")
-    ]
-    assert lines[-1] == "milkweed serve works here"
-    broken = milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu")
-    assert broken.code == 1
-    assert "milkweed serve would not start like this" in broken.out
-    assert "→ milkweed inspect" in broken.out

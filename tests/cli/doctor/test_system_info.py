@@ -12,48 +12,10 @@ from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
 from milkweed.inference import backend as engine_choice
-from milkweed.inference.device import usable_cores
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
-from milkweed.server.http.transport.sockets import PortError
 from milkweed.server.telemetry import nvml
 from milkweed.server.telemetry.system_metrics import container_memory
-
-
-def test_the_cpu_is_what_the_kernel_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file = tmp_path / "cpuinfo"
-    file.write_text("processor\t: 0\nmodel name\t: Xeon 8488C\nflags\t\t: fpu avx512f amx_bf16\n\nprocessor\t: 1\n")
-    monkeypatch.setattr(module, "CPU_INFO", file)
-    found = gather()
-    assert found.cpu == "Xeon 8488C"
-    assert found.flags == {"fpu", "avx512f", "amx_bf16"}
-    assert found.cores == usable_cores()
-    assert found.cpu_capability == torch.backends.cpu.get_cpu_capability()
-
-
-def test_gpus_on_the_bus_are_counted_without_a_driver(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for number, (vendor, kind) in enumerate((("0x10de", "0x030200"), ("0x10de", "0x040300"), ("0x8086", "0x030000"))):
-        folder = tmp_path / f"0000:0{number}:00.0"
-        folder.mkdir()
-        (folder / "vendor").write_text(vendor + "\n")
-        (folder / "class").write_text(kind + "\n")
-    monkeypatch.setattr(module, "PCI", tmp_path)
-    assert gather().gpus_on_bus == 1  # the second is its sound
-    monkeypatch.setattr(module, "PCI", tmp_path / "none")
-    assert gather().gpus_on_bus == 0
-
-
-def test_torchs_own_words_say_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def too_old() -> None:
-        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040). Please update\nmore")
-
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "init", too_old)
-    found = gather()
-    assert found.cuda_error == "The NVIDIA driver on your system is too old (found version 11040)"
-    assert found.gpus == ()
-    monkeypatch.setattr(torch.version, "cuda", None)
-    assert gather().cuda_error == "this PyTorch is built without CUDA"
 
 
 def test_gather_reads_the_containers_limit_and_the_drivers_version(
@@ -81,18 +43,6 @@ def test_a_port_in_use_is_broken() -> None:
     assert (found.status, found.fix) == ("broken", f"milkweed serve --port {number + 1000}")
     assert found.text == f"cannot listen on 127.0.0.1 port {number}: Address already in use (--port)"
     assert plan(port=number)["port"].text == f"127.0.0.1:{number} is free"
-
-
-def test_what_mends_a_port_could_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    def taken(host: str, port: int) -> socket.socket:
-        if port:
-            raise PortError(f"cannot listen on {host} port {port}: Address already in use")
-        return socket.socket()
-
-    monkeypatch.setattr(planned, "listen", taken)
-    assert plan(port=65_000)["port"].fix == "milkweed serve --port 64000"
-    monkeypatch.undo()
-    assert plan(host="203.0.113.9", port=18_000)["port"].fix == "milkweed serve --host 127.0.0.1"
 
 
 def test_the_engine_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:

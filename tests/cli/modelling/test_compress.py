@@ -1,22 +1,16 @@
 """Tests `milkweed compress` with images: calibration, budgets, recovery, skipped images, refusals, a killed run."""
 
 import os
-import signal
-import subprocess
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from milkweed.cli.progress import job_progress
 from milkweed.models import load_bundle, read_config
 from milkweed.models.report import read_report
 
-from ...support.command import MILKWEED, Milkweed, Refused
+from ...support.command import Milkweed, Refused
 
-WAIT_SECONDS = 120
 QUICK = ("--device", "cpu", "--layers", "mlp,qkv")
 
 
@@ -134,48 +128,6 @@ def test_compress_refuses_what_cannot_be_done(
     said = refused("compress", colour_bundle, places["out"], *QUICK, *given)
     assert said.startswith(message.format(**places))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["few", "none"]
-
-
-@pytest.fixture
-def same_threads() -> Iterator[None]:
-    """Put PyTorch's threads back: --threads sets them for the process."""
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("no_page", "same_threads")
-def test_a_killed_recovery_ends_as_one_that_was_not(
-    milkweed: Milkweed, refused: Refused, colour_bundle: Path, colour_photos: Path, tmp_path: Path
-) -> None:
-    fixed = (*QUICK, "--rank", 1, "--recover", colour_photos, "--recover-batch-size", 4)
-    fixed = (*fixed, "--recover-epochs", 5, "--recover-amp", "none", "--threads", 1)
-    killed, whole = tmp_path / "killed", tmp_path / "whole"
-    state = tmp_path / ".killed.compress" / "recovery" / "distillation" / "state.json"
-    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-    command = [*MILKWEED, *map(str, ("compress", colour_bundle, killed, *fixed))]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment) as process:
-        give_up = time.monotonic() + WAIT_SECONDS
-        while not state.exists() and process.poll() is None and time.monotonic() < give_up:
-            time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    assert state.exists()
-    assert not killed.exists()
-    other = refused("compress", colour_bundle, killed, *fixed, "--nblocks", 2)
-    assert other.startswith(f"{state.parents[2]} holds an unfinished run with nblocks 4, not 2: ")
-    ran = milkweed("compress", colour_bundle, killed, *fixed, "--json")
-    assert ran.code == 0, ran.err
-    assert "going on with the unfinished run" in ran.err
-    assert "the recovery went on where it was interrupted" in ran.err
-    assert milkweed("compress", colour_bundle, whole, *fixed).code == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
-    one, other_bytes = ((path / "model.safetensors").read_bytes() for path in (killed, whole))
-    assert one == other_bytes
-    assert ran.document["version"] == read_config(whole).version
-    history = ran.document["report"]["history"]
-    assert [row["epoch"] for row in history if row["phase"] == "distillation"] == list(range(6))
 
 
 def test_steps_are_shown_one_after_the_other(

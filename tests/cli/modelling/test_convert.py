@@ -1,6 +1,5 @@
 """Tests `milkweed convert`, and what other commands and a server say of a bundle in fewer bits."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -9,12 +8,12 @@ import torch
 from safetensors.torch import load_file
 
 from milkweed.cli.modelling.convert import UNMEASURED
-from milkweed.models import load_bundle, read_config, resident_bytes, save_bundle
+from milkweed.models import load_bundle, read_config, resident_bytes
 from milkweed.models.serving.pack import prepare_for_inference
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
-from ...support.command import Milkweed, Refused
+from ...support.command import Milkweed
 
 CPU = ("--device", "cpu")
 
@@ -201,63 +200,3 @@ def test_convert_refuses_what_cannot_be_done(
     assert (ran.code, ran.out) == (code, "")
     assert ran.err.splitlines()[-1].startswith(f"milkweed: error: {message.format(**places)}"), ran.err
     assert not places["out"].exists()
-
-
-def test_convert_refuses_a_weight_outside_float16(refused: Refused, colour_bundle: Path, tmp_path: Path) -> None:
-    model, config = load_bundle(colour_bundle)
-    model.get_parameter("blocks.0.attn.proj.weight")[0, 0] = 1e6
-    save_bundle(tmp_path / "large", model, config)
-    said = refused("convert", tmp_path / "large", tmp_path / "out", "--storage", "float16", *CPU)
-    assert said == ("blocks.0.attn.proj.weight holds 1e+06, the largest float16 is 65504: choose bfloat16 or float32")
-    assert not (tmp_path / "out").exists()
-
-
-def test_convert_replaces_a_bundle_only_by_force(
-    refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(colour_bundle, out)
-    said = refused("convert", colour_bundle, out, "--storage", "bfloat16")
-    assert said == f"bundle {out}: exists already; --force replaces it"
-    assert milkweed("convert", out, out, "--storage", "bfloat16", "--force", *CPU).code == 0
-    assert set(read_config(out).storage.values()) == {"bfloat16"}
-
-
-@pytest.mark.parametrize("command", ["convert", "inspect", "densify"])
-def test_truncated_converted_bundles_are_refused(
-    refused: Refused, milkweed: Milkweed, bundle: Path, tmp_path: Path, command: str
-) -> None:
-    broken = tmp_path / "broken"
-    assert milkweed("convert", bundle, broken, "--storage", "int8", *CPU).code == 0
-    file = broken / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    rest = {"convert": (tmp_path / "out", "--storage", "float32"), "inspect": (), "densify": (tmp_path / "out",)}
-    said = refused(command, broken, *rest[command])
-    assert said.startswith(f"bundle {broken}: model.safetensors: "), said
-    assert not (tmp_path / "out").exists()
-
-
-def test_convert_refuses_a_newer_format(refused: Refused, bundle: Path, tmp_path: Path) -> None:
-    newer = tmp_path / "newer"
-    shutil.copytree(bundle, newer)
-    config = newer / "config.json"
-    config.write_text(config.read_text().replace('"format": 1', '"format": 2'))
-    said = refused("convert", newer, tmp_path / "out", "--storage", "int8")
-    assert said == f"bundle {newer}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
-
-
-@pytest.mark.parametrize(
-    ("of", "message"),
-    [
-        ("", "is a bundle of milkweed already"),
-        ("model.safetensors", "is int8 with scales, as in a bundle of milkweed"),
-    ],
-)
-def test_import_refuses_a_converted_bundle(
-    refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path, of: str, message: str
-) -> None:
-    out = tmp_path / "out"
-    assert milkweed("convert", colour_bundle, out, "--storage", "int8", *CPU).code == 0
-    args = {name: value for name, value in read_config(out).arch_args.items() if name != "num_classes"}
-    arch = ("--arch", read_config(out).arch, "--arch-args", json.dumps(args))
-    assert message in refused("import", out / of, tmp_path / "imported", *arch)

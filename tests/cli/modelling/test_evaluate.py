@@ -73,13 +73,6 @@ def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, dat
         assert (result.correct1, result.images) == (want, 12)
 
 
-def test_evaluate_prints_a_text_for_a_person(milkweed: Milkweed, bundle: Path, data: Path) -> None:
-    ran = milkweed("evaluate", bundle, data, "--batch-size", 3)
-    assert ran.code == 0
-    assert "top-1     41.67 % (5)" in ran.out
-    assert "top-5     75.00 % (9)" in ran.out
-
-
 def test_unreadable_images_are_named_counted_and_skipped(milkweed: Milkweed, bundle: Path, data: Path) -> None:
     folder = next(iter(sorted(data.iterdir())))
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
@@ -146,11 +139,6 @@ def test_folders_are_named_by_id_text_or_index(tmp_path: Path, labels: Any) -> N
     targets = {sample.path.name: sample.target for sample in found.samples}
     assert targets == {"a.png": 0, "b.JPEG": 1, "c.webp": 5, "d.gif": 2, "e.png": 4}
     assert found.classes == 5
-
-
-def test_text_goes_before_index(tmp_path: Path, labels: Any) -> None:
-    found = labelled_images(_put(tmp_path, "1/a.png"), labels)
-    assert [sample.target for sample in found.samples] == [6]
 
 
 def test_a_text_of_two_classes_is_refused(tmp_path: Path, labels: Any) -> None:

@@ -1,9 +1,7 @@
 """`milkweed inspect` shows a bundle's report, draws its curves, and passes a broken one over by name."""
 
-import io
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.cli.modelling.report import curve_lines, print_report, sparkline
+from milkweed.cli.modelling.report import print_report
 from milkweed.models import read_config
 from milkweed.models.report import Candidate, DataUse, LayerRow, Measured, RunReport, Skipped, Totals
 
@@ -131,14 +129,6 @@ def test_inspect_draws_the_report(
     assert f"bundle {bundle} has no report.json of its compression or training to draw" in ran.err
 
 
-def test_without_a_report_the_structure_is_shown(milkweed: Milkweed, bundle: Path) -> None:
-    ran = milkweed("inspect", bundle)
-    assert [line.split()[1:4] for line in ran.out.splitlines() if line.startswith("layers.2.NC.")] == [
-        ["monarch", "nblocks", "4"]
-    ] * 4
-    assert "\nreport\n" not in ran.out
-
-
 def test_text_from_a_report_cannot_drive_the_terminal(report: RunReport, capsys: pytest.CaptureFixture[str]) -> None:
     print_report(replace(report, layers=(replace(report.layers[0], name=ESCAPE),), arch=ESCAPE))
     out = capsys.readouterr().out
@@ -166,48 +156,3 @@ def test_a_broken_report_is_named_and_passed_over(
         assert ran.err.startswith(f"milkweed: bundle {path}: {problem}")
         assert ran.err.endswith(": passed over\n")
     assert ran.document["report"] is None
-
-
-def test_an_almost_empty_report_is_short(capsys: pytest.CaptureFixture[str]) -> None:
-    print_report(RunReport(kind="train", arch="x", version="0"))
-    assert capsys.readouterr().out == "\nreport\n  outcome  Trained, its accuracy not measured.\n"
-
-
-def test_a_terminal_without_unicode_gets_letters(report: RunReport, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", out)
-    print_report(report)
-    out.flush()
-    text = out.buffer.getvalue().decode("ascii")  # type: ignore[attr-defined]
-    assert "81.2 -> 74.4 % +- 2.8 on 250 images" in text
-    assert "#*+=-,._" in text
-    assert "  @ try 2" in text
-
-
-def test_curve_puts_each_candidate_where_it_belongs(report: RunReport) -> None:
-    lines = curve_lines(report)
-    assert lines[0] == "top-1 accuracy, % (● chosen)"
-    grid = [line.partition("│")[2] for line in lines[1:15]]
-    found = {(x, y): cell for y, cells in enumerate(grid) for x, cell in enumerate(cells) if cell != " "}
-    assert found == {(0, 13): "·", (21, 9): "●", (42, 4): "·", (63, 0): "·"}
-    assert (lines[1][:8], lines[14][:8]) == ("    80.0", "    20.0")
-    assert lines[16].split() == ["25.0", "parameters", "100.0", "%", "of", "dense"]
-
-
-def test_curve_of_one_or_none(report: RunReport) -> None:
-    one = Candidate(label="a", share=0.5, parameters=1, kl=0.2, chosen=True)
-    assert sum("●" in line for line in curve_lines(replace(report, curve=(one,)))[1:]) == 1
-    assert curve_lines(replace(report, curve=())) == []
-    assert curve_lines(replace(report, curve=(Candidate(label="a", share=0.5, parameters=1),))) == []
-
-
-@pytest.mark.parametrize(
-    ("values", "text"),
-    [
-        ([1.0, 2.0], "▁█"),
-        ([3.0, 3.0], "▄▄"),
-        ([float(k // 10) for k in range(80)], "▁▁▁▁▁▂▂▂▂▂▃▃▃▃▃▄▄▄▄▄▅▅▅▅▅▆▆▆▆▆▇▇▇▇▇█████"),
-    ],
-)
-def test_sparkline(values: list[float], text: str) -> None:
-    assert sparkline(values) == text

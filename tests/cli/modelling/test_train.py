@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from milkweed.cli.options import json_object
-from milkweed.jobs.dataset import DataError, class_labels, image_files
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import layer_specs_for
@@ -186,18 +184,11 @@ def test_unreadable_images_are_named(train: Callable[..., Any], photos: Path, tm
     [
         (["--schedule", "s2d", "--structure", "dense"], "schedule s2d needs structured layers"),
         (PIXELFLY, "layer blocks.0.mlp.fc1 has a gate, no dense layer computes the same: use --no-gating"),
-        (["--s2d-fraction", "1"], "s2d_fraction 1.0 must be above 0 and below 1"),
         (["--held-out-fraction", "0.001"], "leaves 36 to train on and 0 to measure on"),
-        (["--structure", "lowrank"], "nblocks 2: a lowrank structure has no such option"),
-        (["--layers", "none"], "selects no linear layer"),
-        (["--mixup", "nan"], "nan: must be at least 0"),
         (["--keep-state-at", "99"], "--keep-state-at 99: must be an epoch from 1 to 30"),
-        (["--arch-args", "{1"], "--arch-args {1: not JSON"),
-        (["--preprocess", "nowhere.json"], "nowhere.json: no JSON object, and as a file: No such file"),
         (["--parallel", "ddp"], "start it with torchrun"),
         (["--new-head"], "a new head is for a bundle to start from"),
         (["--start-at", "nowhere"], "state nowhere: there is none to start from"),
-        (["--amp", "int8"], "amp 'int8' must be one of"),
     ],
 )
 @pytest.mark.usefixtures("no_page")
@@ -212,22 +203,3 @@ def test_train_refuses_what_cannot_be_done(
 
 def test_train_replaces_no_bundle(refused: Refused, dense_bundle: Path, photos: Path) -> None:
     assert "exists already" in refused("train", dense_bundle, "--data", photos, "--arch", "vit_tiny_patch16_224")
-
-
-def test_class_labels_and_image_files_read_a_folder(photos: Path, tmp_path: Path) -> None:
-    assert [(label.id, label.label) for label in class_labels(photos)] == [(name, name) for name in sorted(COLOURS)]
-    (tmp_path / "notes.txt").write_text("no image")
-    (tmp_path / "loose.png").write_bytes((photos / "red" / "0.png").read_bytes())
-    (tmp_path / "deep" / "er").mkdir(parents=True)
-    (tmp_path / "deep" / "er" / "b.JPG").write_bytes(b"")
-    assert image_files(tmp_path) == [tmp_path / "deep" / "er" / "b.JPG", tmp_path / "loose.png"]
-    with pytest.raises(DataError, match="1 folders with images, training needs one for each class"):
-        class_labels(tmp_path)
-    with pytest.raises(DataError, match="no such folder"):
-        image_files(tmp_path / "nowhere")
-
-
-def test_json_object_reads_text_or_a_file(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text('{"depth": 3}')
-    assert json_object("--x", str(tmp_path / "a.json")) == json_object("--x", ' {"depth": 3}') == {"depth": 3}
-    assert json_object("--x", None) == {}

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import time
@@ -106,30 +105,3 @@ def test_a_server_that_goes_leaves_what_it_said(files: Path, tmp_path: Path) -> 
     assert lines(out) == 24
     heads = [head.partition(b"\r\n\r\n")[0] for head in fake.heads]
     assert all(b"X-Priority: bulk" in head for head in heads)
-
-
-def test_the_bar_on_a_terminal_leaves_a_pipe_alone(files: Path) -> None:
-    """With stderr on a terminal and stdout in a pipe, every line is in the pipe and none in the bar."""
-    served: list[Fake] = []
-    controller, terminal = os.openpty()
-    with fake_server(answering(COUNT, served)) as fake:
-        served.append(fake)
-        url = f"http://127.0.0.1:{fake.port}"
-        process = subprocess.Popen(
-            [*MILKWEED, "classify", str(files), "--url", url, "--format", "ndjson"],
-            stdout=subprocess.PIPE,
-            stderr=terminal,
-            env={**os.environ, "TERM": "xterm", "COLUMNS": "120"},
-        )
-        os.close(terminal)
-        out, _ = process.communicate(timeout=WAIT_SECONDS)
-    drawn = b""
-    try:
-        while chunk := os.read(controller, 1 << 16):
-            drawn += chunk
-    except OSError:  # Linux says so when the other side is closed
-        pass
-    os.close(controller)
-    assert len([json.loads(line) for line in out.splitlines()]) == COUNT
-    assert b"images/s" in drawn
-    assert b"predictions" not in drawn

@@ -32,15 +32,6 @@ def test_the_script_makes_the_rule(root: Path) -> None:
     assert script["TARGET"].read_text(encoding="utf-8") == script["prometheus_rule"]()
 
 
-def test_the_script_takes_every_file(root: Path, tmp_path: Path) -> None:
-    script = runpy.run_path(str(root / "deploy/kubernetes/prometheus_rule.py"))
-    for name in ("b", "a"):
-        (tmp_path / f"{name}.yml").write_text(f"groups: [{{name: {name}, rules: [{{record: r, expr: '1'}}]}}]\n")
-    manifest = yaml.safe_load(script["prometheus_rule"](tmp_path))
-    assert [group["name"] for group in manifest["spec"]["groups"]] == ["a", "b"]
-    assert manifest["spec"]["groups"][0]["rules"] == [{"record": "r", "expr": "1"}]
-
-
 def test_every_dashboard_is_there_once(made: Any, root: Path) -> None:
     files = {file.name: file for file in (root / "deploy/grafana/dashboards").glob("*.json")}
     assert len(files) >= 3

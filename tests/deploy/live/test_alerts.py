@@ -19,10 +19,9 @@ import httpx
 import pytest
 
 from ..test_prometheus import RULES
-from .monitoring import EVERY_SECONDS, Key, Message, Programs, Prometheus, monitoring, newest, shortened, wait_until
+from .monitoring import EVERY_SECONDS, Key, Message, Programs, Prometheus, monitoring, newest, wait_until
 from .servers import Replica, slow_uploads, traffic
 
-PAGE = Path(__file__).resolve().parents[3] / "docs" / "observability.md"
 HEAD = "| fault | alert | for | fires after | told after | ends after | end told after |\n|---|---|---|---|---|---|---|"
 
 FACTOR = 60.0
@@ -266,27 +265,3 @@ def test_malformed_images_are_nothing_to_be_told_of(programs: Programs, bundle: 
         outcomes = end()
     assert outcomes["200"] > 50
     assert outcomes["415"] + outcomes["422"] > 50
-
-
-def test_the_page_has_the_rows_of_these_faults() -> None:
-    section = PAGE.read_text(encoding="utf-8").partition("\n## Alerts, made to fire\n")[2]
-    rows = [line for line in section.splitlines() if line.startswith("| ")][1:]
-    printed = [beginning(name, alert) for name, fault in FAULTS.items() for alert in fault.alerts()]
-    assert ["|".join(line.split("|")[:4]) + "|" for line in rows] == printed
-
-
-def test_durations_of_rules_and_routes_are_divided_and_nothing_else() -> None:
-    text = """
-    expr: rate(x{le="5m"}[5m]) / y offset 1h > 10 and max_over_time(z[1h:1m])
-    for: 2m
-    annotations: {description: "in 15m, for: {{ $value }} [s]"}
-      group_wait: 30s
-"""
-    expected = """
-    expr: rate(x{le="5m"}[5000ms]) / y offset 60000ms > 10 and max_over_time(z[60000ms:3000ms])
-    for: 2000ms
-    annotations: {description: "in 15m, for: {{ $value }} [s]"}
-      group_wait: 500ms
-"""
-    assert shortened(text, 60) == expected
-    assert shortened(text, 1) == text

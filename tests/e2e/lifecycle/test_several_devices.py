@@ -1,17 +1,14 @@
 """Several devices behind a real socket, with CPU engines in their place: the same answers, and no request lost."""
 
 import json
-import shutil
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from ...support.ports import free_port
 from ..test_serving import jpeg
 
 IMAGES = 12
@@ -140,21 +137,6 @@ def test_killed_engines_cost_what_they_had_in_hand_and_the_last_one_ends_the_pro
                 break
             kills += 1
         assert server.exit() == 1
-
-
-def test_reloads_under_load_lose_nothing(serving: Any, tiny_bundle: Path, tmp_path: Path, images: list[bytes]) -> None:
-    shutil.copytree(tiny_bundle, tmp_path / "tiny")
-    port = free_port()
-    with serving(bundles={}, device="cpu,cpu", repository=tmp_path, admin_port=port) as server:
-        url = server.wait_ready()
-        with Load(url, images) as load, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as admin:
-            for _ in range(6):
-                assert admin.post("/v1/models/tiny/load").status_code == 200
-                load.wait(10)
-        assert set(load.statuses) == {200}
-        assert server.metric('milkweed_engine_up{device="cpu:1"}') == 1
-        server.terminate()
-        assert server.exit() == 0
 
 
 @pytest.mark.parametrize(

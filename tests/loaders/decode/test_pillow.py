@@ -63,11 +63,6 @@ def test_padding_equals_timm(size, crop_pct, picture, encoded):
     assert_equals_timm(encoded(picture(*size), "PNG"), PreprocessSpec(size=63, crop_pct=crop_pct))
 
 
-def test_extreme_aspect_equals_timm(picture, encoded):
-    for size in ((2000, 2), (2, 2000)):
-        assert_equals_timm(encoded(picture(*size), "PNG"), PreprocessSpec(size=32))
-
-
 @pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": 0}, {"subsampling": 1}])
 def test_jpeg_equals_timm(options, picture, encoded):
     assert_equals_timm(encoded(picture(321, 243), "JPEG", **options), PreprocessSpec())

@@ -80,3 +80,14 @@ def test_the_serving_form_gives_the_originals_logits(
     with torch.inference_mode():
         got = model(images).numpy()
     assert np.abs(got - golden[f"{name}__fp64"]).max() <= TOLERANCE[name]
+
+
+def test_the_comparison_notices_another_epsilon(
+    fill: ModuleType, golden: dict[str, np.ndarray], images: Tensor
+) -> None:
+    model = build("vitae_basic_tiny", fill)
+    for norm in (module for module in model.modules() if isinstance(module, nn.LayerNorm)):
+        norm.eps *= 10
+    with torch.inference_mode():
+        got = model(images[:1]).numpy()
+    assert np.abs(got - golden["vitae_basic_tiny__fp64"][:1]).max() > 3 * TOLERANCE["vitae_basic_tiny"]

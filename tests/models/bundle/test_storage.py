@@ -16,7 +16,7 @@ from milkweed.models import BundleConfig, create_model, load_bundle, save_bundle
 from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.golden import golden_record
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.bundle.storage import as_stored, storable_weights, stored_tensors
+from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.int8 import quantised
 from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
@@ -88,15 +88,6 @@ def test_int8_of_rows_of_zeros_or_tiny_weights() -> None:
     assert values[0].tolist() == [0, 0]
 
 
-def test_expanded_int8_weights_become_the_same_int8_again() -> None:
-    weight = torch.randn(64, 50, generator=torch.Generator().manual_seed(3)) * torch.logspace(-5, 5, 64)[:, None]
-    values, scale = quantised(weight)
-    for scales in (torch.bfloat16, torch.float32):
-        again, same = quantised(values.float() * scale.float(), scales)
-        assert torch.equal(again, values)
-        assert torch.equal(same.float(), scale.float())
-
-
 @pytest.mark.parametrize("precision", ["bfloat16", "float16", "int8"])
 @pytest.mark.parametrize("kind", ["dense", *KINDS])
 def test_a_reader_gets_the_rounded_model(tmp_path: Path, tiny_vit: dict[str, Any], kind: str, precision: str) -> None:
@@ -152,19 +143,6 @@ def test_the_version_differs_between_storages(tmp_path: Path, tiny_vit: dict[str
     # read and written again as it is: nothing moves
     loaded, read = load_bundle(tmp_path / "int8")
     assert save_bundle(tmp_path / "third", loaded, read, storage=read.storage).version == versions[2]
-
-
-def test_a_float32_bundle_has_no_storage_member(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
-    model, config = tiny(tiny_vit)
-    saved(tmp_path / "int8", model, config, "int8")
-    loaded, read = load_bundle(tmp_path / "int8")
-    save_bundle(tmp_path / "float32", loaded, read)  # whoever changes a model and saves it need not know of storage
-    document = json.loads((tmp_path / "float32" / "config.json").read_text())
-    assert "storage" not in document
-    assert document["format"] == 1
-    assert {tensor.dtype for tensor in load_file(tmp_path / "float32" / "model.safetensors").values()} == {
-        torch.float32
-    }
 
 
 def test_storage_can_be_set_for_some_layers_alone(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
@@ -280,13 +258,3 @@ def test_bad_scales_are_refused(int8_bundle: Path, change: Tensors, message: str
     document["files"]["model.safetensors"] = hashlib.sha256(file.read_bytes()).hexdigest()
     (int8_bundle / "config.json").write_text(json.dumps(document))
     refuse(int8_bundle, f"model.safetensors: {message}")
-
-
-def test_stored_tensors_of_a_meta_model_have_the_files_shapes(tiny_vit: dict[str, Any]) -> None:
-    model, _ = tiny(tiny_vit)
-    storage = dict.fromkeys(storable_weights(model), "int8")
-    real, empty = stored_tensors(model, storage), stored_tensors(model.to("meta"), storage)
-    assert {key: (tensor.shape, tensor.dtype) for key, tensor in real.items()} == {
-        key: (tensor.shape, tensor.dtype) for key, tensor in empty.items()
-    }
-    assert all(tensor.is_meta for tensor in empty.values())

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from milkweed.models import BundleConfig, compress_model, create_model, densify_model, load_bundle, save_bundle
 from milkweed.models.architectures.registry import default_preprocess
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.compress import CompressReport, CompressRequest, densify_layer
+from milkweed.models.compress import CompressReport, CompressRequest
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.layer_spec import layer_specs_of
@@ -131,15 +131,6 @@ def test_densifying_computes_the_same(tmp_path: Path, dense: Path) -> None:
     assert report.config.provenance["commands"][-1]["input_version"] == load_bundle(tmp_path / "m")[1].version
 
 
-def test_projecting_a_densified_model_recovers_it(tmp_path: Path, dense: Path) -> None:
-    compress(dense, tmp_path / "m", layers=("mlp",), nblocks=4)
-    densify_model(tmp_path / "m", tmp_path / "d")
-    report = compress(tmp_path / "d", tmp_path / "m2", layers=("mlp",), nblocks=4)
-    assert max(row.error or 0.0 for row in changed(report)) < 1e-6
-    first, second = load_bundle(tmp_path / "m")[0], load_bundle(tmp_path / "m2")[0]
-    assert (logits(first) - logits(second)).abs().max() <= 1e-5
-
-
 def test_what_is_monarch_already_is_kept(tmp_path: Path, dense: Path) -> None:
     compress(dense, tmp_path / "a", layers=("mlp",), nblocks=4)
     report = compress(tmp_path / "a", tmp_path / "b", layers=("qkv",), nblocks=2)
@@ -173,16 +164,6 @@ def test_senseless_compression_is_refused(tmp_path: Path, dense: Path, options: 
     assert not (tmp_path / "m").exists()
 
 
-def test_layers_that_save_nothing_are_warned_of(tmp_path: Path, dense: Path) -> None:
-    report = compress(dense, tmp_path / "m", layers=("proj",), nblocks=2)
-    assert report.parameters_after == report.parameters_before
-    assert report.report.warnings == (
-        "2 layers keep their number of weights and only lose accuracy, the first is blocks.0.attn.proj",
-        NO_DATA,
-    )
-    assert compress(dense, tmp_path / "n", layers=("proj",), nblocks=4).report.warnings == (NO_DATA,)
-
-
 def test_outputs_are_not_overwritten_unasked(tmp_path: Path, dense: Path) -> None:
     compress(dense, tmp_path / "m")
     with pytest.raises(BundleError, match="exists already"):
@@ -194,12 +175,3 @@ def test_outputs_are_not_overwritten_unasked(tmp_path: Path, dense: Path) -> Non
 def test_densifying_a_dense_bundle_is_refused(tmp_path: Path, dense: Path) -> None:
     with pytest.raises(ValueError, match="every layer is dense already"):
         densify_model(dense, tmp_path / "d")
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_densified_layer_computes_the_same(bias: bool) -> None:
-    layer = MonarchLinear(30, 31, bias=bias, nblocks=4, dtype=torch.float64)
-    x = torch.randn(5, 30, dtype=torch.float64)
-    linear = densify_layer(layer)
-    assert (linear.bias is not None) == bias
-    assert (linear(x) - layer(x)).abs().max() < 1e-13

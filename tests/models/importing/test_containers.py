@@ -62,23 +62,6 @@ def test_every_container_gives_the_models_logits(
     assert len(report.info.sha256) == 64
 
 
-def test_the_info_of_a_container_has_layout_and_notes(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    said = {}
-    for kind, write in containers.CONTAINERS.items():
-        said[kind] = read_checkpoint(write(tmp_path, state, None))[1]
-    assert said["timm .pth.tar"].wrapper == "state_dict_ema"
-    assert said["DeiT .pth"].notes[0].startswith("took the averaged weights (model_ema)")
-    assert said["Lightning .ckpt"].notes[0] == "left out 1 tensors beside the model, such as 'loss_fn.weight'"
-    assert (
-        "callback 'EMACallback': 32 tensors without names" in said["Lightning .ckpt, averages without names"].notes[0]
-    )
-    assert said["DeepSpeed folder"].container == "DeepSpeed folder, torch zip"
-    assert said["DeepSpeed folder"].facts["ds_version"] == "0.6.5"
-    assert said["DeepSpeed folder"].stripped == ("module.", "model.")
-    assert said["Hugging Face folder, shards"].container == "Hugging Face folder, safetensors"
-    assert said["index of .bin shards"].container == "shards, torch zip"
-
-
 @pytest.mark.parametrize("kind", containers.PICKLED)
 def test_a_payload_in_any_container_is_refused_and_does_not_run(
     tmp_path: Path, state: dict[str, Tensor], kind: str

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from milkweed.models.layers.blockdiag import BlockdiagLinear
-from milkweed.models.layers.butterfly import ButterflyShape, Gathering
+from milkweed.models.layers.butterfly import ButterflyShape
 from milkweed.models.layers.layer_spec import LayerSpec, layer_spec_of
 from milkweed.models.layers.lowrank import LowRankLinear
 from milkweed.models.layers.monarch import MonarchLinear
@@ -110,15 +110,6 @@ def test_layouts_are_flys(golden: Arrays, name: str, sizes: tuple[int, ...]) -> 
     assert torch.equal(layout, torch.from_numpy(golden[f"layout/{name}"]).bool())
 
 
-def test_rows_that_read_alike_are_multiplied_together() -> None:
-    regular = Gathering.of(ButterflyShape.of(768, 3072, 32, 8, 2).layout())
-    assert regular.columns.shape == (8, 3)  # one group a row of the mask's cells, each reads 3 cells of 3 blocks
-    assert regular.blocks.shape == (8, 12, 9)
-    uneven = ButterflyShape.of(768, 768, 32, 16, 2).layout()
-    assert Gathering.of(uneven).columns.shape == (24, int(uneven.sum(1).max()))
-    assert uneven.sum(1).min() < uneven.sum(1).max()
-
-
 @pytest.mark.parametrize("layer", LAYERS, ids=IDS)
 @torch.no_grad()
 def test_forward_is_the_dense_equivalent(layer: StructuredLinear) -> None:
@@ -182,71 +173,17 @@ def test_a_gated_layer_is_dense_only_where_its_gate_is_constant() -> None:
     torch.testing.assert_close(layer(x), F.linear(x, layer.dense_weight(), layer.bias), rtol=1e-12, atol=1e-12)
 
 
-def test_initial_values_are_flys() -> None:
-    torch.manual_seed(0)
-    pixelfly = PixelflyLinear(512, 1024, rank=64)
-    bounds = {
-        "sparse.weight": (512 * 3 / 16) ** -0.5,
-        "low_rank.lr_weight1": 512**-0.5,
-        "low_rank.lr_weight2": 64**-0.5,
-        "gate.weight": 512**-0.5,
-        "bias": 1024**-0.5,
-    }
-    state = {
-        **pixelfly.state_dict(),
-        **{f"d.{k}": v for k, v in BlockdiagLinear(256, 1024).state_dict().items()},
-        **{f"r.{k}": v for k, v in LowRankLinear(256, 1024, rank=64).state_dict().items()},
-    }
-    bounds |= {"d.weight": 64**-0.5, "d.bias": 1024**-0.5, "r.lr_weight1": 256**-0.5, "r.lr_weight2": 64**-0.5}
-    for key, bound in bounds.items():
-        largest, spread = float(state[key].abs().max()), float(state[key].std())
-        assert 0.95 * bound <= largest <= bound, key
-        assert abs(spread - bound / 3**0.5) < 0.1 * bound, key
-
-
-@pytest.mark.parametrize("layer", [CASES["fbbflylr_32_64_r8_gate"], LAYERS[3]])
-def test_bfloat16_autocast_trains(layer: StructuredLinear) -> None:
-    twin = layer_spec_of(layer).build()
-    x = torch.randn(6, layer.in_features)
-    with torch.autocast("cpu", torch.bfloat16):
-        y = twin(x)
-    assert y.dtype == torch.bfloat16
-    y.float().square().mean().backward()
-    assert all(p.grad is not None and bool(p.grad.any()) for p in twin.parameters())
-    torch.testing.assert_close(y.float(), twin(x), rtol=5e-2, atol=5e-2)
-
-
-def test_a_layer_keeps_working_after_a_copy_on_another_device() -> None:
-    layer = PixelflyLinear(32, 64, rank=8, block_size=4, butterfly_size=8)
-    x = torch.randn(3, 32)
-    want = layer(x)
-    layer.sparse.gathering(torch.device("meta"))
-    torch.testing.assert_close(layer(x), want, rtol=0, atol=0)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"kind": "lowrank"}, "rank None: a lowrank structure needs a rank"),
         ({"kind": "lowrank", "rank": 9}, "rank 9 must be between 1 and 8, the smaller width"),
         ({"kind": "blockdiag", "nblocks": 9}, "nblocks 9 must be between 1 and 8"),
-        ({"kind": "blockdiag", "shuffle": 1}, "shuffle 1 must be true or false"),
         ({"kind": "pixelfly", "block_size": 4, "butterfly_size": 4}, "rank None: a pixelfly structure needs a rank"),
-        ({"kind": "pixelfly", "rank": 2}, "block_size 32 must be between 1 and 8, the smaller width"),
-        ({"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 6}, "butterfly_size 6 must be a power of"),
-        ({"kind": "pixelfly", "rank": -1, "block_size": 4, "butterfly_size": 4}, "rank -1 must be between 0 and 8"),
         ({"kind": "pixelfly", "rank": 2, "block_size": 3, "butterfly_size": 4}, "divide the padded widths: 9 it does"),
-        (
-            {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 4, "n_factors": 3},
-            "n_factors 3 must be between 0 and 2",
-        ),
         (
             {"kind": "pixelfly", "rank": 0, "block_size": 4, "butterfly_size": 2, "n_factors": 1},
             "gating true: rank 0 leaves nothing to mix",
-        ),
-        (
-            {"kind": "pixelfly", "rank": 2, "block_size": 4, "butterfly_size": 2, "n_factors": 1, "global_size": 9},
-            "global_size 9 must be between 0 and 8, the smaller width",
         ),
         (
             {"kind": "pixelfly", "rank": 2, "block_size": 1, "butterfly_size": 2, "n_factors": 1, "in_features": 2**21},
@@ -263,7 +200,6 @@ def test_a_layer_keeps_working_after_a_copy_on_another_device() -> None:
             },
             "1099511627776 cells: at most",
         ),
-        ({"kind": "pixelfly", "rank": 2, "block_size": "4"}, "block_size '4' must be a whole number"),
         ({"kind": ["pixelfly"]}, "structure kind ['pixelfly'] is unknown: must be one of monarch, lowrank, blockdiag"),
     ],
 )

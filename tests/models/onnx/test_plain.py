@@ -13,7 +13,7 @@ from milkweed.models.architectures.vitae.attention import Mlp
 from milkweed.models.layers.blockdiag import BlockdiagLinear
 from milkweed.models.layers.monarch import MonarchLinear
 from milkweed.models.layers.structured import StructuredLinear
-from milkweed.models.onnx.plain import PlainBlockdiag, PlainMonarch, PlainMonarchMlp, folded_factors, plain_form
+from milkweed.models.onnx.plain import PlainBlockdiag, PlainMonarch, PlainMonarchMlp, plain_form
 
 NUMBERS = torch.float64
 
@@ -50,13 +50,6 @@ def test_folded_factors_multiply_to_the_matrix(factors: Factors) -> None:
     x = torch.randn(3, 5, factors.K * factors.p, dtype=NUMBERS)
     layer = PlainMonarch(pack_monarch(w1, w2))
     torch.testing.assert_close(layer(x), monarch_reference(x, w1, w2), rtol=0, atol=1e-12)
-
-
-def test_even_ranks_need_no_zeros() -> None:
-    w1, w2 = Factors(4, 12, 12, 4, 48).tensors
-    first, second = folded_factors(w1, w2)
-    assert (first.numel(), second.numel()) == (w1.numel(), w2.numel())
-    assert not bool((first == 0).any() | (second == 0).any())
 
 
 @pytest.mark.parametrize("layer", [(30, 50), (50, 30), (32, 64)])

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
-from milkweed.models.recovery.blocks import block_names, feature_error, tapped
+from milkweed.models.recovery.blocks import block_names
 from milkweed.models.training import mix
 
 RECIPE = RecoveryPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)
@@ -42,27 +42,6 @@ def test_the_blocks_of_each_family_are_found(case: Any, tiny_vitae: dict[str, An
     assert block_names(vitae) == ("layers.0.RC", "layers.1.RC", "layers.1.NC.0", "layers.1.NC.1")
     with pytest.raises(ValueError, match="Sequential has no blocks"):
         block_names(nn.Sequential(nn.Linear(2, 2)))
-
-
-def test_a_tap_records_inside_and_is_gone_after(case: Any) -> None:
-    with torch.no_grad():
-        with tapped(case.dense, BLOCKS) as tap:
-            case.dense(case.images[:2])
-        expected = stages(case.dense, case.images[:2])
-        for place, name in enumerate(BLOCKS):
-            torch.testing.assert_close(tap.outputs[name], expected[place + 1])
-        kept = tap.outputs["blocks.1"]
-        case.dense(case.images[2:4])
-    assert tap.outputs["blocks.1"] is kept
-
-
-def test_feature_error_is_that_of_normalised_positions_on_tokens_and_grids() -> None:
-    generator = torch.Generator().manual_seed(4)
-    one, other = torch.randn(2, 12, 8, generator=generator), torch.randn(2, 12, 8, generator=generator)
-    assert float(feature_error(one, other)) == pytest.approx(error(one, other), rel=1e-5)
-    grids = [tokens.transpose(1, 2).reshape(2, 8, 3, 4) for tokens in (one, other)]
-    assert float(feature_error(*grids)) == pytest.approx(error(one, other), rel=1e-5)
-    assert float(feature_error(5 * one + 3, one)) == pytest.approx(0, abs=1e-5)
 
 
 def test_block_reconstruction_compares_every_blocks_output(case: Any) -> None:

@@ -5,15 +5,12 @@ import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import Any
 
-import matplotlib
 import numpy as np
 import pytest
 
 from milkweed.models.report import Candidate, RunReport, plot_report
-from milkweed.models.report.charts import best_at_size, draw_history, draw_report, measured, measures, page_charts
-from milkweed.models.report.drawing import PAGE, figure
+from milkweed.models.report.charts import best_at_size, draw_report, measured, page_charts
 from milkweed.models.report.terms import candidate_text
 
 
@@ -60,20 +57,6 @@ def test_bars_are_as_high_as_the_figures(full: RunReport, charts: dict[str, list
         assert ticks[:12] == [str(block) for block in range(12)]
 
 
-def test_phases_follow_each_other(full: RunReport) -> None:
-    """Steps start again at 0 in the second phase; the drawing goes on to the right."""
-    for name in ("loss", "top1"):
-        axis = figure(PAGE, 270).subplots()
-        draw_history(axis, full, name)
-        bold = {line.get_label(): line.get_xydata() for line in axis.lines if not line.get_label().startswith("_")}
-        assert list(bold) == ["blocks", "whole"]
-        assert bold["blocks"][-1][0] <= bold["whole"][0][0]
-        if name == "top1":
-            recorded = [row["top1"] for row in full.history if "top1" in row]
-            assert [y for points in bold.values() for _, y in points] == recorded
-            assert [x for points in bold.values() for x, _ in points] == [19, 39, 59, 78, 98, 118]
-
-
 @pytest.mark.parametrize("kl", [0.0, 0.3])
 def test_one_candidate_is_drawn_and_nothing_is_no_chart(bare: RunReport, kl: float) -> None:
     one = Candidate(label="$a_b$ <&>", share=1.0, parameters=1, kl=kl, chosen=True)
@@ -83,12 +66,6 @@ def test_one_candidate_is_drawn_and_nothing_is_no_chart(bare: RunReport, kl: flo
     lonely = replace(bare, curve=(replace(one, kl=None),), history=({"step": 1, "loss": 2.0},))
     for report in (bare, lonely):
         assert page_charts(report) == {"size": [], "history": [], "layers": []}
-
-
-def test_a_users_style_changes_nothing(full: RunReport, charts: dict[str, list[str]]) -> None:
-    with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": "mine"}):
-        assert page_charts(full) == charts
-        assert matplotlib.rcParams["font.size"] == 30
 
 
 def test_the_picture_has_candidates_and_layers_at_their_figures(full: RunReport) -> None:
@@ -106,14 +83,6 @@ def test_the_picture_has_candidates_and_layers_at_their_figures(full: RunReport)
         bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in axis.patches}
         known = enumerate(getattr(row, name) for row in full.layers)
         assert bars == {place: value for place, value in known if value is not None}
-
-
-def test_the_legend_names_what_has_bars(full: RunReport) -> None:
-    def only_fc1(row: Any) -> Any:
-        return row if row.name.endswith("fc1") else replace(row, error=None, sensitivity=None)
-
-    axes = draw_report(replace(full, layers=tuple(map(only_fc1, full.layers)))).axes
-    assert {text.get_text() for text in axes[2].get_legend().get_texts()} == {"fc1", "kept dense"}
 
 
 def test_a_report_without_figures_is_no_picture(bare: RunReport, tmp_path: Path) -> None:
@@ -145,13 +114,3 @@ def test_best_at_size_is_what_nothing_as_small_matches(seed: int, name: str, sig
     }
     best = [(candidate.share, sign * getattr(candidate, name)) for candidate in best_at_size(curve, name)]
     assert best == sorted(wanted)
-
-
-def test_measures() -> None:
-    one = Candidate(label="a", share=0.5, parameters=1)
-    both = replace(one, label="c", kl=0.1, agreement=90.0, top1=80.0)
-    assert measures([one]) == measures([]) == []
-    assert measures([one, replace(one, kl=0.0)]) == ["kl"]
-    assert measures([one, both]) == ["top1", "kl"]
-    assert measures([replace(one, agreement=90.0)]) == ["agreement"]
-    assert candidate_text(both) == "c: 1 parameters (50.0 %), top-1 80.0 %, agreement 90.0 %, KL 0.100"

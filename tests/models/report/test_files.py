@@ -30,11 +30,6 @@ LAYER: dict[str, Any] = {
 LEAST: dict[str, Any] = {"kind": "train", "arch": "vit", "version": "0"}
 
 
-def test_the_same_report_gives_the_same_bytes(full: RunReport) -> None:
-    small = replace(full, layers=full.layers[:3], curve=full.curve[14:17], history=())
-    assert write_report(small) == write_report(small)
-
-
 def test_a_written_report_comes_back(full: RunReport, bare: RunReport, files: dict[str, bytes], tmp_path: Path) -> None:
     assert set(files) == {"report.html", "report.json"}
     assert files["report.html"].startswith(b"<!doctype html>")
@@ -63,11 +58,6 @@ def test_names_that_are_no_text_are_written(bare: RunReport) -> None:
     assert "caf\\udce9.jpg" in files["report.html"].decode()
 
 
-def test_what_is_no_plain_data_is_refused(bare: RunReport) -> None:
-    with pytest.raises(ValueError, match=r"report\.arguments\.out PosixPath\('/x'\) is a PosixPath, not plain data"):
-        write_report(replace(bare, arguments={"out": Path("/x")}))
-
-
 def test_a_long_history_keeps_its_evaluations(bare: RunReport) -> None:
     long = tuple({"step": k, "loss": 1.0} | ({"top1": 1.0} if k % 1001 == 7 else {}) for k in range(10_002))
     kept = json.loads(write_report(replace(bare, history=long))["report.json"])["history"]
@@ -86,29 +76,16 @@ def test_a_missing_package_is_named(bare: RunReport, monkeypatch: pytest.MonkeyP
             attempt()
 
 
-def test_what_is_left_out_has_its_default() -> None:
-    report = RunReport.from_dict(LEAST | {"layers": [LAYER], "seconds_by_step": {"all": 3}})
-    assert (report.layers[0].error, report.layers[0].reason, report.after, report.curve) == (None, "", None, ())
-    assert isinstance(report.seconds_by_step["all"], float)
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"kind": "serve"}, "report.kind: Input should be 'compress' or 'train', not 'serve'"),
         ({"format": 2}, "report.format: Input should be 1, not 2"),
-        ({"version": None}, "report.version: Input should be a valid string, not None"),
         ({"extra": 1}, "report.extra: Unexpected keyword argument"),
-        ({"layers": {}}, "report.layers: Input should be a valid array, not {}"),
-        ({"layers": [LAYER, 3]}, "report.layers[1]: Input should be an object, not 3"),
         ({"layers": [LAYER | {"rank": 2.5}]}, "report.layers[0].rank: Input should be a valid integer, not 2.5"),
-        ({"layers": [LAYER | {"rank": True}]}, "report.layers[0].rank: Input should be a valid integer, not True"),
-        ({"layers": [LAYER | {"error": "1"}]}, "report.layers[0].error: Input should be a valid number, not '1'"),
-        ({"layers": [LAYER | {"extra": 1}]}, "report.layers[0].extra: Unexpected keyword argument"),
         ({"layers": [{"name": "head"}]}, "report.layers[0].kind: Field required"),
         ({"after": {"images": 5, "kl": float("nan")}}, "report.after.kl: Input should be a finite number, not nan"),
         ({"data": [{"role": "fun", "folder": "x", "images": 1}]}, "report.data[0].role: Input should be 'calibration'"),
-        ({"history": [{"loss": [1]}]}, "report.history[0].loss.float: Input should be a valid number, not [1]"),
     ],
 )
 def test_what_is_no_report_is_refused(change: dict[str, Any], message: str) -> None:

@@ -41,13 +41,6 @@ def test_spelling(spelled: Callable[[Any], str], texts: dict[Any, str]) -> None:
     assert {value: spelled(value) for value in texts} == texts
 
 
-def test_before_an_arrow_the_unit_is_written_once() -> None:
-    assert terms.before_arrow("147 k", "73.7 k") == "147"
-    assert terms.before_arrow("1.05 G", "676 M") == "1.05 G"
-    assert terms.before_arrow("111", "72.6") == "111"
-    assert terms.share(1, 0) == "–"
-
-
 @pytest.mark.parametrize(("percent", "images"), [(81.2, 250), (50.0, 1000), (97.0, 500)])
 def test_sampling_error_is_the_spread_of_samples(percent: float, images: int) -> None:
     drawn = np.random.default_rng(0).binomial(images, percent / 100, 20_000) * 100 / images

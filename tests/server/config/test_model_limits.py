@@ -151,23 +151,3 @@ async def test_a_flood_of_one_model_leaves_room_for_others(running: server_parts
         assert sorted(answer.status_code for answer in answers) == [200] * 13 + [503] * 16
         assert [answer.status_code for answer in answers[-8:]] == [200] * 8
         assert (await ask("flood", 40)).status_code == 200
-
-
-async def test_a_flood_without_a_limit_of_its_own_takes_all_room(running: server_parts.Start) -> None:
-    """What the limit is for: the same flood without one keeps the other model out."""
-    settings = {"max_queue_images": 8, "max_images_per_request": 4, "max_batch_size": 1}
-    async with running(settings=settings, names=("flood", "calm")) as app:
-        app.models["flood"].gate.clear()
-
-        def flood(seed: int) -> "asyncio.Task[httpx.Response]":
-            content = server_parts.encoded(seed=seed)
-            return asyncio.create_task(app.client.post("/classify", params={"model": "flood"}, content=content))
-
-        ask = [flood(0)]
-        await server_parts.entered(app.models["flood"])  # of the others the device takes none
-        ask += [flood(seed) for seed in range(1, 9)]
-        await server_parts.until(lambda: app.service.scheduler.depth == 8)
-        answer = await app.client.post("/classify", params={"model": "calm"}, content=server_parts.encoded())
-        server_parts.check_error(answer, 503, "overloaded", "8 images wait")
-        app.models["flood"].gate.set()
-        await asyncio.gather(*ask)

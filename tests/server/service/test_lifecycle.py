@@ -200,28 +200,6 @@ async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any) -> N
         assert await version(app)
 
 
-async def test_reloads_under_load_lose_nothing(running: Any) -> None:
-    async with running(settings={"overlap": "on"}) as app:
-        Openers(app)
-        answers: list[str] = []
-        stop = asyncio.Event()
-
-        async def client(seed: int) -> None:
-            while not stop.is_set():
-                answer = await app.client.post("/classify", content=server_parts.encoded(seed=seed))
-                answers.append("ok" if answer.status_code == 200 else answer.text)
-
-        clients = [asyncio.create_task(client(seed)) for seed in range(4)]
-        for number in range(8):
-            await app.service.lifecycle.load("held", Path("x"), str(number))
-        stop.set()
-        await asyncio.gather(*clients)
-        await app.service.lifecycle.settled()
-        assert set(answers) == {"ok"}
-        assert len(app.service.engines.engines[0].models) == len(app.service.scheduler.models) == 1
-        assert len(app.service.loaded) == 1
-
-
 def test_an_index_never_changes() -> None:
     def model(name: str, number: str) -> ServedModel:
         pipeline = server_parts.make_pipeline(server_parts.HeldModel())

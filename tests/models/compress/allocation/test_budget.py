@@ -64,40 +64,11 @@ def test_it_is_as_good_as_any_combination_but_for_one_step(seed: int) -> None:
         assert optimum - 1e-9 <= found.damage <= optimum + greatest_step(layers) + 1e-9
 
 
-def test_it_finds_the_optimum_in_most_cases() -> None:
-    """The gap is there, but rare and small: a greedy choice from the cheapest on has none of both."""
-    gaps = []
-    for seed in range(100):
-        layers = random_layers(seed, layers=5, options=4)
-        budget = 0.6 * sum(options[-1].cost for options in layers.values())
-        least = sum(options[0].cost for options in layers.values())
-        if least <= budget:
-            gaps.append(allocate(layers, budget).damage - best(layers, budget))
-    assert len(gaps) > 80
-    assert sum(gap < 1e-9 for gap in gaps) > 0.5 * len(gaps)
-    assert sum(gaps) / len(gaps) < 0.15
-
-
-def test_a_budget_for_all_dense_keeps_all_dense() -> None:
-    layers = random_layers(3, 6, 5)
-    found = allocate(layers, sum(options[-1].cost for options in layers.values()))
-    assert found.damage == 0
-    assert all(found.chosen[name] == options[-1] for name, options in layers.items())
-
-
 def test_equal_layers_share_a_budget_that_only_some_can_have() -> None:
     """At one price all of them change their minds at once; what is left over must still be spent."""
     options = [Option("small", 10, 1.0), Option("dense", 20, 0.0)]
     found = allocate({f"{layer}": options for layer in range(6)}, 90)
     assert (found.cost, found.damage) == (90, 3.0)
-
-
-def test_the_sensitive_layer_is_kept() -> None:
-    def options(damage: float) -> list[Option[str]]:
-        return [Option("half", 50, damage), Option("dense", 100, 0.0)]
-
-    found = allocate({"a": options(1), "b": options(30), "c": options(2)}, 200)
-    assert {name: option.value for name, option in found.chosen.items()} == {"a": "half", "b": "dense", "c": "half"}
 
 
 def test_dearer_and_worse_is_never_chosen() -> None:
@@ -111,14 +82,3 @@ def test_a_budget_that_cannot_be_met_names_the_least() -> None:
     with pytest.raises(ValueError, match=r"budget 15 cannot be met: the least possible is 15\.5"):
         allocate(layers, 15)
     assert allocate(layers, 15.5).cost == 15.5
-
-
-@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e15])
-def test_units_do_not_matter(scale: float) -> None:
-    layers = random_layers(7, 5, 4)
-    budget = 0.7 * sum(options[-1].cost for options in layers.values())
-    scaled = {
-        name: [Option(o.value, o.cost * scale, o.damage / scale) for o in options] for name, options in layers.items()
-    }
-    want, found = allocate(layers, budget).chosen, allocate(scaled, budget * scale).chosen
-    assert {name: o.value for name, o in found.items()} == {name: o.value for name, o in want.items()}

@@ -1,14 +1,12 @@
 """What a layer could become: which structures are offered, and how well the error of each is foretold."""
 
 from collections.abc import Callable
-from itertools import pairwise
 
 import pytest
 import torch
 from torch import Tensor
 
 from milkweed.models.compress.allocation.candidates import (
-    MAX_RANKS,
     Candidate,
     candidate_ranks,
     frontier,
@@ -51,15 +49,6 @@ def test_ranks_that_save_weights(columns: int, rows: int, nblocks: int, ranks: l
     assert all(weight_count(columns, rows, nblocks, rank) < columns * rows for rank in ranks)
 
 
-def test_of_very_many_ranks_some_are_offered() -> None:
-    ranks = candidate_ranks(1024, 4096, 1)
-    assert len(ranks) == MAX_RANKS
-    assert (ranks[0], ranks[-1]) == (8, 816)
-    assert all(rank % 8 == 0 for rank in ranks)
-    gaps = [right - left for left, right in pairwise(ranks)]
-    assert max(gaps) - min(gaps) <= 8
-
-
 def test_low_rank_errors_are_exact(inputs: Inputs) -> None:
     weight, seen = matrix(40, 24), inputs(24)
     found = layer_candidates(weight, seen, [1])
@@ -82,16 +71,6 @@ def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, colum
     assert all(0.2 < ratio < 5 for ratio in ratios)  # beyond them
 
 
-def test_smaller_is_worse_and_nothing_else_is_offered(inputs: Inputs) -> None:
-    found = layer_candidates(matrix(64, 32), inputs(32))
-    assert len(found) >= 4
-    assert len({candidate.nblocks for candidate in found}) > 1
-    for smaller, larger in pairwise(found):
-        assert smaller.weights < larger.weights < 64 * 32
-        assert smaller.objective > larger.objective
-        assert weight_count(32, 64, smaller.nblocks, smaller.rank) == smaller.weights
-
-
 def test_the_frontier_is_by_its_definition() -> None:
     chance = torch.randint(0, 12, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
     candidates = [Candidate(1, place, weights, float(error)) for place, (weights, error) in enumerate(chance)]
@@ -103,13 +82,6 @@ def test_the_frontier_is_by_its_definition() -> None:
         if not any((w <= weights and e <= error) and (w, e) != (weights, error) for w, e in pairs)
     }
     assert [(candidate.weights, candidate.objective) for candidate in found] == sorted(kept)
-
-
-def test_inputs_that_never_vary_make_every_structure_free() -> None:
-    still = InputStatistics(torch.ones(16, dtype=torch.float64), torch.zeros(16, 16, dtype=torch.float64), 9)
-    found = layer_candidates(matrix(32, 16), still)
-    assert len(found) == 1
-    assert (found[0].weights, found[0].objective) == (2 * (16 + 32), 0.0)  # rank 1 of two blocks; low rank begins at 8
 
 
 def test_a_layer_that_nothing_fits_has_no_candidates(inputs: Inputs) -> None:

@@ -83,18 +83,6 @@ def test_trials_are_what_the_compressed_model_does(model: nn.Module, batches: li
         assert (trial.found.agreement, trial.found.images) == (want.agreement, 40)
 
 
-def test_measuring_again_in_context_does_not_lose(model: nn.Module, batches: list[Tensor]) -> None:
-    search = searching(model, batches)
-    search.measure_sensitivities()
-    trials = search.run(0.4 * 4 * WIDTH**2, refinements=6)
-    labels = [f"allocation {number}" for number in range(1, len(trials))]
-    assert [trial.label for trial in trials] == ["equal shares", *labels]
-    assert len(trials) <= 8
-    # each is new: one that comes up again is not measured again
-    structures = [tuple(sorted(trial.structures.items(), key=lambda item: item[0])) for trial in trials]
-    assert len(set(structures)) == len(structures)
-
-
 def test_the_model_is_left_bit_for_bit(model: nn.Module, batches: list[Tensor]) -> None:
     before = copy.deepcopy(model.state_dict())
     parameters = dict(model.named_parameters())
@@ -128,21 +116,3 @@ def test_the_least_that_is_possible_is_known_and_met(model: nn.Module, batches: 
     assert {(layer.nblocks, layer.rank) for layer in trial.structures.values()} == {(4, 1)}
     with pytest.raises(ValueError, match="budget 1023 cannot be met: the least possible is 1024"):
         search.run(search.least_cost() - 1, refinements=0)
-
-
-def test_a_layer_that_nothing_fits_is_not_searched(batches: list[Tensor]) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 7), nn.Linear(7, 5)).requires_grad_(False)
-    seen = collect_statistics(model, ["1", "2"], batches)
-    search = Search(model, seen, batches, lambda name, structure: 1.0, answers(model, batches), block_counts=(2, 4))
-    assert search.names == ()
-    assert search.measure_sensitivities() == {}
-
-
-def test_progress_counts_layers_and_images(model: nn.Module, batches: list[Tensor]) -> None:
-    told: list[tuple[str, int, int]] = []
-    search = searching(model, batches, progress=lambda *step: told.append(step))
-    search.measure_sensitivities()
-    search.run(0.5 * 4 * WIDTH**2, refinements=1)
-    assert [row[1:] for row in told if row[0] == "finding candidates"] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    for step in ("measuring sensitivities", "measuring sensitivities in context"):
-        assert [row[1:] for row in told if row[0] == step] == [(16, 40), (32, 40), (40, 40)]

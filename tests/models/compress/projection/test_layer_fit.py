@@ -2,7 +2,6 @@
 
 import copy
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -84,47 +83,6 @@ def test_blocks_are_the_regressions_on_what_they_see(inputs: Inputs) -> None:
         want = torch.linalg.lstsq(root[columns].T, (weight[rows] @ root).T).solution.T
         torch.testing.assert_close(fit.weight[rows, columns], want, rtol=1e-6, atol=1e-8)
         assert not fit.weight[rows, slice(4 - 4 * block, 8 - 4 * block)].any()
-
-
-def test_pixelfly_turns_never_raise_the_error(inputs: Inputs, monkeypatch: pytest.MonkeyPatch) -> None:
-    weight, seen, shape = matrix(32, 48), inputs(48), structure("pixelfly", 32, 48)
-    errors = []
-    for turns in (1, 2, 3, 5, 10, 20):
-        monkeypatch.setattr("milkweed.models.compress.projection.layer_fit.PIXELFLY_TURNS", turns)
-        errors.append(fit_layer(FitRequest(weight, shape, seen), ridge=1e-9).error)
-    assert all(after <= before * (1 + 1e-9) for before, after in pairwise(errors))
-    assert errors[-1] < 0.9 * errors[0]
-
-
-def test_without_a_low_rank_part_the_blocks_are_the_regression(inputs: Inputs) -> None:
-    shape = structure("pixelfly", 16, 16, rank=0, gating=False)
-    fit = fit_layer(FitRequest(matrix(16, 16), shape, inputs(16)), ridge=1e-12)
-    root = torch.linalg.cholesky(inputs(16).covariance)
-    want = torch.linalg.lstsq(root[:8].T, (matrix(16, 16)[:8] @ root).T).solution.T  # rows of blocks 0, 1 read 0, 1
-    torch.testing.assert_close(fit.weight[:8, :8], want, rtol=1e-6, atol=1e-8)
-    assert not fit.weight[:8, 8:].any()
-    assert set(fit.state) == {"sparse.weight"}
-
-
-def test_pixelfly_has_its_blocks_and_rank_alone(inputs: Inputs) -> None:
-    """Off the kept blocks the weight is of the low-rank part's rank."""
-    shape = structure("pixelfly", 16, 16, rank=2)
-    fit = fit_layer(FitRequest(matrix(16, 16), shape, inputs(16)))
-    low = fit.state["low_rank.lr_weight2"] @ fit.state["low_rank.lr_weight1"] / 2
-    assert int(torch.linalg.matrix_rank(low)) == 2
-    rest = (fit.weight - low).view(4, 4, 4, 4).transpose(1, 2).flatten(2).abs().amax(-1)
-    kept = torch.tensor([[1, 1, 0, 0], [1, 1, 0, 0], [0, 0, 1, 1], [0, 0, 1, 1]])  # diagonal and stride 1
-    assert torch.equal(rest > 1e-9, kept.bool())
-    assert not fit.state["gate.weight"].any()
-    assert not fit.state["gate.bias"].any()
-
-
-@kinds
-def test_a_layer_without_bias_gets_none(inputs: Inputs, kind: str) -> None:
-    model = nn.Sequential(nn.Linear(32, 48, bias=False).requires_grad_(False))
-    shape = structure(kind, 48, 32, bias=False)
-    replace_layer(model, "0", fit_layer(FitRequest(model[0].weight, shape, inputs(32).uncentred())))
-    assert "bias" not in model[0].state_dict()
 
 
 @kinds

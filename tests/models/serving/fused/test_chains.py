@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.kernels.chain_ir import Dense, evaluate, kinds
+from milkweed.kernels.chain_ir import evaluate, kinds
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.vitae.normal import NormalCell
 from milkweed.models.layers.monarch import MonarchLinear
@@ -80,14 +80,6 @@ def test_the_chains_and_the_branch_of_a_normal_cell_compute_the_cell(class_token
     assert kinds(chains.attention.operators) == HALF
 
 
-@torch.no_grad()
-def test_chains_hold_the_checkpoints_own_tensors() -> None:
-    block = vit_block()
-    fc1 = chains_of(block).mlp.operators[1]
-    assert isinstance(fc1, Dense)
-    assert fc1.weight.data_ptr() == block.mlp.fc1.weight.data_ptr()
-
-
 def odd(change: Callable[[Any], None], **args: Any) -> Any:
     block = vit_block(**args)
     change(block)
@@ -122,8 +114,3 @@ def test_a_part_that_a_chain_cannot_hold_is_refused_with_the_reason(name: str) -
     make, reason = REFUSED[name]
     with pytest.raises(NotFusable, match=reason):
         take_apart(make())
-
-
-@pytest.mark.parametrize("module", [nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2)), nn.LayerNorm(4)])
-def test_a_module_that_is_no_block_is_left_alone(module: nn.Module) -> None:
-    assert take_apart(module) is None

@@ -49,30 +49,6 @@ def test_monarch_layers_in_a_reduction_cell_run_in_torch_and_are_reported() -> N
     assert resident_bytes(copied) >= 0.95 * sum(p.numel() * 4 for p in model.parameters())
 
 
-def test_a_monarch_layer_before_the_performer_does_not_keep_its_kernels_away() -> None:
-    arch, args = MODELS["vitae"]
-    dense = build("vitae")
-    torch.manual_seed(0)
-    specs = layer_specs_for(dense, ["layers.0.RC.attn.kqv"], nblocks=4)
-    model = create_model(arch, num_classes=10, layer_specs=specs, **args)
-    copied, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), kernels=NATIVE)
-    [performer] = [part for part in report.parts if part.kind == "performer"]
-    assert performer.plans[0].engines == ("native_performer",)
-    x = images(3)
-    with torch.inference_mode():
-        assert relative(copied(x.bfloat16()), model(x)) <= 3e-2
-
-
-def test_features_that_no_kernel_takes_run_in_torch_and_are_reported() -> None:
-    model = build("vitae")
-    with torch.no_grad():
-        model.layers[0].RC.attn.w.mul_(1e39 / model.layers[0].RC.attn.w.abs().max())  # type: ignore[index, union-attr, operator]
-    _, report = fused(model, dtype=torch.bfloat16, kernels=NATIVE)
-    [performer] = [part for part in report.parts if part.kind == "performer"]
-    assert list(performer.refused) == ["native_performer"]
-    assert "do not fit" in performer.refused["native_performer"]
-
-
 class Odd(NormalCell):
     """A cell that computes something else; nobody wrote a rule for it."""
 

@@ -16,8 +16,8 @@ from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.chain import Chain
-from milkweed.kernels.tuning.verify import TuningError, relative_error
-from milkweed.models.serving.fused.alternatives import Alternative, Bucketed, choose
+from milkweed.kernels.tuning.verify import TuningError
+from milkweed.models.serving.fused.alternatives import Alternative, choose
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.fused.tuning import FreshCache, Tuning, choose_chain, open_cache, refusals
 
@@ -105,12 +105,6 @@ def test_force_measures_once_a_start_and_writes_the_cache(tmp_path: Path) -> Non
     assert choose_chain(one, PROBLEM, tuning(mode="force", cache=forced, measure=never)).source == "cached"
     later = choose_chain(one, PROBLEM, tuning(cache=open_cache(CPU, "auto", tmp_path), measure=never))
     assert later.seconds == first.seconds
-
-
-def test_the_cache_is_in_the_given_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert open_cache(CPU, "auto", tmp_path / "here").path == tmp_path / "here" / "cpu.json"
-    assert open_cache(CPU, "auto").path == tmp_path / "milkweed" / "tune" / "cpu.json"
 
 
 @pytest.mark.parametrize("mode", ["auto", "off"])
@@ -214,18 +208,6 @@ def test_a_way_that_is_wrong_or_fails_is_left_out_and_reported(
 def test_untuned_parts_take_the_first_right_way() -> None:
     assert choose(Doubling(WRONG, RIGHT), PROBLEM, tuning(mode="off")).way.name == "right"
     assert choose(Doubling(), PROBLEM, tuning(measure=never)).way.name == "torch"
-
-
-def test_bucketed_parts_take_the_nearest_bucket_above() -> None:
-    made = {n: Alternative(f"of {n}", lambda x, n=n: torch.full_like(x, n)) for n in (4, 1)}
-    part = Bucketed(made)
-    assert [part(torch.zeros(n))[0].item() for n in (1, 2, 4, 9)] == [1, 4, 4, 4]
-    assert repr(part) == "Bucketed(1: of 1, 4: of 4)"
-
-
-def test_relative_error_is_frobeniuss() -> None:
-    assert relative_error(torch.tensor([3.0, 4.0]), torch.tensor([3.0, 0.0])) == pytest.approx(4 / 3)
-    assert relative_error(torch.ones(2), torch.ones(3)) == float("inf")
 
 
 def test_report_is_plain_data_and_a_line() -> None:
