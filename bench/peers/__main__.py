@@ -1,4 +1,4 @@
-"""The peers' command.
+"""Measures the same tiny ViT behind milkweed and behind other servers, one after the other.
 
 python -m milkweed.bench.peers setup litserve triton --venvs /tmp/peers
 python -m milkweed.bench.peers run --peers milkweed litserve triton --seconds 10
@@ -6,87 +6,172 @@ python -m milkweed.bench.peers run --peers milkweed litserve triton --seconds 10
 
 import argparse
 import json
-import shlex
+import subprocess
 import sys
-from functools import partial
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from rich.table import Table
 
+from ...models import load_bundle
+from ..bodies import arrays, pictures
+from ..load.requests import shots
+from ..load.single import learned
+from ..machine import machine
+from ..process import running_server, slow_device
+from ..server import sections
+from ..server.bundles import TINY_SIZE, tiny_bundle
 from ..server.request import Request
+from ..server.subject import Subject
 from ..server.tables import line
-from .catalogue import PEERS, VENVS
-from .install import TORCH, install
-from .run import DEFAULT_OUT, OURS, Comparison
-from .tables import skipped, table
+from .catalogue import PEERS
+from .process import running_peer
 
-VENV_FOLDER = Path("/tmp/peers")
-WIDTH = 120
+OURS = "milkweed"
+RATE = 250.0
+"""Requests a second of the open loop, alike for all."""
+
+DEVICE_MS = 50.0
+"""A batch takes so much more without the CPU in the overload rows: so that the device is what there is too little of,
+not the cores that the client needs too."""
+
+COLUMNS = ("server", "CPU ms/req", "req/s", "open p50", "open p99", "neighbours", "goodput at 2x", "PSS MB")
+
+
+def export(folder: Path) -> tuple[Path, Path]:
+    """Write the bundle for our server and the state dict of the same weights for the peers; return their places."""
+    bundle, weights = tiny_bundle(folder / "tiny"), folder / "tiny.pt"
+    state = load_bundle(bundle)[0].state_dict()
+    torch.save({name: value.contiguous() for name, value in state.items()}, weights)
+    return bundle, weights
+
+
+def measure(name: str, request: Request, venvs: Path, bundle: Path, weights: Path) -> dict[str, Any]:
+    """Run all rows of one server. One that cannot be measured has a line that says why."""
+    found: dict[str, Any] = {"name": name, "version": version(OURS), "body": "npy", "batching": "as it comes"}
+    rows, why = list[dict[str, Any]](), None
+    if name != OURS:
+        peer = PEERS[name]
+        found |= {"version": peer.version(venvs), "body": peer.body, "batching": peer.settings}
+    try:
+        if found["version"] is None:
+            raise RuntimeError(f"not installed: python -m milkweed.bench.peers setup {name}")
+        with _started(name, request, venvs, bundle, weights, 0.0, rows) as subject:
+            most = sections.capacity(subject)
+            sections.load(subject, most)
+            sections.malformed(subject, most)
+        with _started(name, request, venvs, bundle, weights, DEVICE_MS, rows) as subject:
+            most = sections.capacity(subject, "slow device,", section="slow")
+            sections.overload(subject, most, tells=name == OURS)
+    except RuntimeError as error:
+        why = str(error)
+    return {**found, "skipped": why, "rows": rows}
+
+
+@contextmanager
+def _started(
+    name: str, request: Request, venvs: Path, bundle: Path, weights: Path, device_ms: float, rows: list[dict[str, Any]]
+) -> Iterator[Subject]:
+    """Yield the server, running and warm."""
+    images = pictures(TINY_SIZE)
+    if name == OURS:
+        prelude = slow_device(device_ms / 1e3) if device_ms else ""
+        with running_server(bundle, {}, prelude) as (process, url):
+            plan = request.plan(url, shots("npy", arrays(images)))
+            subject = Subject(name, learned(plan), request, process.pid, _say, rows)
+            subject.warm_up()
+            yield subject
+    else:
+        peer = PEERS[name]
+        with running_peer(peer, venvs, weights, device_ms) as (pid, url):
+            plan = request.plan(url, peer.shots(images), peer.path, peer.answer)
+            subject = Subject(name, learned(plan), request, pid, _say, rows)
+            subject.warm_up()
+            yield subject
+
+
+def _say(row: Mapping[str, Any]) -> None:
+    print(f"  {row['server']}: {line(row)}", file=sys.stderr, flush=True)
+
+
+def cells(server: Mapping[str, Any]) -> list[str]:
+    """The COLUMNS of one server that was measured.
+
+    They are CPU a request and rate of the closed loop; latencies, ms, of the open loop that all get alike; good
+    requests failed beside malformed ones; answers in time at twice the capacity of the slow device, as a share of it.
+    """
+    rows = server["rows"]
+    capacities = [row for row in rows if row["section"] == "capacity"]
+    whole = [row for row in capacities if not row["good_failed"]] or capacities
+    capacity = max(whole, key=lambda row: float(row["goodput"]))
+    found = {row["section"]: row for row in rows}  # of several rows of a section, the last
+    latency, mixed = found["load"]["latency_ms"] or {"p50": "-", "p99": "-"}, found["malformed"]
+    most = max(float(row["goodput"]) for row in rows if row["section"] == "slow")
+    shares = "/".join(f"{100 * row['goodput'] / most:.0f}" for row in rows if row["section"] == "overload")
+    return [
+        *(server["name"], f"{capacity['cpu_ms_per_request']:.2f}", f"{capacity['goodput']:.0f}"),
+        *(f"{latency['p50']}", f"{latency['p99']}", f"{mixed['good_failed'] / max(1, mixed['good_sent']):.1%}"),
+        *(f"{shares}% of {most:.0f}", f"{capacity['pss_mb']:.0f}"),
+    ]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Command line; see the module's docstring. 1 where something could not be installed."""
-    options = _parser().parse_args(arguments)
-    if options.command == "setup":
-        return _setup(options)
-    request = Request(
-        seconds=options.seconds,
-        concurrency=options.concurrency,
-        clients=options.clients,
-        rates=(options.rate,),
-        settings=dict(pair.split("=", 1) for pair in options.set),
-    )
-    note = partial(print, file=sys.stderr, flush=True)
-    document = Comparison(request, options.venvs, options.device_ms, _say, note).run(options.peers)
-    document["command"] = shlex.join(["python", "-m", "milkweed.bench.peers", *(arguments or sys.argv[1:])])
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(document, indent=1) + "\n")
-    Console(width=WIDTH, markup=False, emoji=False, highlight=False).print(table(document))
-    for why in skipped(document):
-        print(why)
-    return 0
+    """Run the command line of the module's docstring; return 1 where something could not be installed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    setup = commands.add_parser("setup", help="make the environments of peers")
+    setup.add_argument("names", nargs="*", metavar="NAME", choices=[*PEERS, []], help=f"some of {', '.join(PEERS)}")
+    run = commands.add_parser("run", help="measure milkweed and peers")
+    run.add_argument("--peers", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="NAME")
+    run.add_argument("--seconds", type=float, default=10.0, help="of a row")
+    run.add_argument("--out", type=Path, default=Path("bench/results/peers.json"))
+    for command in (setup, run):
+        command.add_argument("--venvs", type=Path, default=Path("/tmp/peers"), help="folder of the environments")
+    options = parser.parse_args(arguments)
+    return _setup(options) if options.command == "setup" else _run(options)
 
 
 def _setup(options: argparse.Namespace) -> int:
     failed = 0
-    for name in options.names or [name for name in PEERS if name not in VENVS]:
-        print(f"{name}: ", end="", flush=True)
+    for name in options.names or PEERS:
         try:
-            install(name, options.venvs, options.torch)
-            print("there")
-        except RuntimeError as error:
+            PEERS[name].install(options.venvs)
+            print(f"{name}: there")
+        except (OSError, subprocess.CalledProcessError) as error:
             failed = 1
-            print(f"not installed: {error}")
+            print(f"{name}: not installed: {error} {(getattr(error, 'stderr', None) or '')[-500:]}")
     return failed
 
 
-def _say(row: dict[str, Any]) -> None:
-    print(f"  {row['server']}: {line(row)}", file=sys.stderr, flush=True)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m milkweed.bench.peers",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    commands = parser.add_subparsers(dest="command", required=True)
-    setup = commands.add_parser("setup", help="make the environments of peers")
-    setup.add_argument("names", nargs="*", metavar="NAME", choices=[*PEERS, []], help=f"some of {', '.join(PEERS)}")
-    setup.add_argument("--torch", default=TORCH, help="requirement that pip gets for torch")
-    measure = commands.add_parser("run", help="measure milkweed and peers")
-    measure.add_argument("--peers", nargs="+", choices=[OURS, *PEERS], default=[OURS, *PEERS], metavar="NAME")
-    measure.add_argument("--seconds", type=float, default=10.0, help="of a row")
-    measure.add_argument("--concurrency", type=int, default=32, help="connections of the first capacity row")
-    measure.add_argument("--clients", type=int, default=1, help="client processes")
-    measure.add_argument("--rate", type=float, default=250.0, help="of the open-loop row, requests a second")
-    measure.add_argument("--device-ms", type=float, default=50.0, help="that a batch takes besides, under overload")
-    measure.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="setting of our server")
-    measure.add_argument("--out", type=Path, default=DEFAULT_OUT)
-    for command in (setup, measure):
-        command.add_argument("--venvs", type=Path, default=VENV_FOLDER, help="folder of the environments")
-    return parser
+def _run(options: argparse.Namespace) -> int:
+    request = Request(seconds=options.seconds, rates=(RATE,))
+    with tempfile.TemporaryDirectory() as folder:
+        places = export(Path(folder))
+        servers = [measure(name, request, options.venvs, *places) for name in options.peers]
+    document = {
+        "benchmark": "peers",
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "machine": machine(),
+        "settings": {**request.document(), "device_ms": DEVICE_MS},
+        "servers": servers,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    table = Table(*COLUMNS, box=None, pad_edge=False)
+    for server in servers:
+        if server["skipped"] is None:
+            table.add_row(*cells(server))
+        else:
+            print(f"{server['name']}: skipped: {server['skipped']}")
+    Console(width=120, markup=False, emoji=False, highlight=False).print(table)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,6 +1,9 @@
 """The peers: what is installed, how each is started, and the cheapest request that it accepts."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,140 +16,156 @@ from .servers.tiny_vit import SIZE
 
 SERVERS = Path(__file__).parent / "servers"
 
-DEBIAN_PYTHON = Path("/usr/bin/python3.11")
+DEBIAN_PYTHON = "/usr/bin/python3.11"
 """Triton's Python backend in nvidia-pytriton is linked to it; it fails under others of the same version."""
 
-Command = Callable[[Path, Path, int, Path], list[str]]
-"""Interpreter's folder, weights, port, scratch folder -> the command that serves in the foreground."""
+TORCH = ("--extra-index-url", "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu", "numpy")
+STAMP = "installed.txt"
 
-
-@dataclass(frozen=True)
-class Peer:
-    """One server under comparison.
-
-    Args:
-        requirements: of pip, beside torch and numpy.
-        command: starts it.
-        path: of the request.
-        ready: answers 200 when it can be asked.
-        shots: from pixels, uint8 (32, 32, 3), and bodies that are malformed.
-        answer: regular expression that finds the class.
-        body: what the request is, in words.
-        python: that its venv must be made with; None = this one.
-        tools: commands that must be there.
-        environment: variables that it is started with; {weights} and {port} are filled in.
-        settings: its batching, in words.
-    """
-
-    name: str
-    requirements: Sequence[str]
-    command: Command
-    path: str
-    ready: str
-    shots: Callable[[Sequence[np.ndarray]], tuple[Shot, ...]]
-    answer: bytes
-    body: str
-    settings: str
-    python: Path | None = None
-    tools: Sequence[str] = ()
-    environment: dict[str, str] = field(default_factory=dict)
-
-
-def _script(name: str, *more: str) -> Command:
-    return lambda bin, weights, port, scratch: [
-        *(str(bin / "python"), str(SERVERS / name), str(weights), str(port)),
-        *more,
-    ]
-
-
-def _bentoml(bin: Path, weights: Path, port: int, scratch: Path) -> list[str]:
-    where = ["--working-dir", str(SERVERS), "--host", "127.0.0.1", "--port", str(port)]
-    return [str(bin / "bentoml"), "serve", "bentoml_app:Tiny", *where]
-
-
-def _torchserve(bin: Path, weights: Path, port: int, scratch: Path) -> list[str]:
-    """A script, because the archive must be packed first."""
-    return [str(bin / "python"), str(SERVERS / "torchserve_start.py"), str(weights), str(port), str(scratch)]
-
-
-def _shots(wrap: Callable[[bytes], Shot]) -> Callable[[Sequence[np.ndarray]], tuple[Shot, ...]]:
-    """Requests from pictures: their pixels wrapped as a peer takes them, and one whose pixels are cut off."""
-
-    def shots(images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
-        broken = replace(wrap(cut(images[0].tobytes())), good=False)
-        return (*(wrap(image.tobytes()) for image in images), broken)
-
-    return shots
+BYTES = "application/octet-stream"
 
 
 def _tensor(body: bytes) -> Shot:
     tensor = {"name": "pixels", "shape": [1, SIZE, SIZE, 3], "datatype": "UINT8"}
     head = json.dumps({"inputs": [{**tensor, "parameters": {"binary_data_size": len(body)}}]}).encode()
-    return Shot(head + body, _BYTES, headers=(("Inference-Header-Content-Length", str(len(head))),))
+    return Shot(head + body, BYTES, headers=(("Inference-Header-Content-Length", str(len(head))),))
 
 
-_BYTES = "application/octet-stream"
-_raw = _shots(lambda body: Shot(body, _BYTES))
-_multipart = _shots(lambda body: Shot(multipart([body], _BYTES), MULTIPART))
-_base64 = _shots(lambda body: Shot(base64_json([body]), "application/json"))
-_binary_tensor = _shots(_tensor)
+BODIES: dict[str, Callable[[bytes], Shot]] = {
+    "raw": lambda body: Shot(body, BYTES),
+    "multipart": lambda body: Shot(multipart([body], BYTES), MULTIPART),
+    "base64 in JSON": lambda body: Shot(base64_json([body]), "application/json"),
+    "binary tensor": _tensor,
+}
 
-_CLASS = rb'"class":\s*(\d+)'
-_TENSOR_CLASS = rb'"data":\s*\[(\d+)'
-_TRITON = ("/v2/models/tiny/infer", "/v2/models/tiny/ready", _binary_tensor, _TENSOR_CLASS, "binary tensor")
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One server under comparison.
+
+    Args:
+        requirements: of pip, beside torch and numpy; the first is the peer's own package.
+        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in.
+        path: of the request.
+        ready: answers 200 when it can be asked.
+        body: one of BODIES.
+        answer: regular expression that finds the class.
+        settings: its batching, in words.
+        python: that its venv must be made with.
+        environment: variables that it is started with; filled in as the command is.
+        venv: the environment's name, where it is not the peer's.
+    """
+
+    name: str
+    requirements: Sequence[str]
+    command: str = "{bin}/python {servers}/{name}_app.py {weights} {port}"
+    path: str
+    ready: str
+    body: str
+    answer: bytes = rb'"class":\s*(\d+)'
+    settings: str
+    python: str = sys.executable
+    environment: dict[str, str] = field(default_factory=dict)
+    venv: str = ""
+
+    def shots(self, images: Sequence[np.ndarray]) -> tuple[Shot, ...]:
+        """Requests with the pixels of pictures, uint8 (32, 32, 3), and a malformed one whose pixels are cut off."""
+        wrap = BODIES[self.body]
+        broken = replace(wrap(cut(images[0].tobytes())), good=False)
+        return (*(wrap(image.tobytes()) for image in images), broken)
+
+    def home(self, venvs: Path) -> Path:
+        """The folder of its environment."""
+        return venvs / (self.venv or self.name)
+
+    def install(self, venvs: Path) -> None:
+        """Make its environment; do nothing where it is complete.
+
+        Raises:
+            CalledProcessError: pip failed; its words are in `stderr`.
+            OSError: the interpreter that it needs is not there.
+        """
+        home = self.home(venvs)
+        if (home / STAMP).exists():
+            return
+        # Our own variables would lead the foreign interpreter to our packages.
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+        def call(*command: str) -> str:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+            return done.stdout
+
+        pip = (str(home / "bin" / "python"), "-m", "pip")
+        call(self.python, "-m", "venv", str(home))
+        call(*pip, "install", *TORCH)
+        call(*pip, "install", *self.requirements)
+        (home / STAMP).write_text(call(*pip, "freeze"))
+
+    def version(self, venvs: Path) -> str | None:
+        """The installed version of its own package; None where it is not installed."""
+        file, package = self.home(venvs) / STAMP, self.requirements[0].partition("[")[0]
+        lines = file.read_text().splitlines() if file.exists() else []
+        return next((line.partition("==")[2] for line in lines if line.startswith(f"{package}==")), None)
+
+
+_TRITON = Peer(
+    name="triton",
+    requirements=("nvidia-pytriton",),
+    path="/v2/models/tiny/infer",
+    ready="/v2/models/tiny/ready",
+    body="binary tensor",
+    answer=rb'"data":\s*\[(\d+)',
+    settings="batch 16, 5 ms, queue as it comes",
+    python=DEBIAN_PYTHON,
+)
 
 PEERS: dict[str, Peer] = {
     peer.name: peer
     for peer in (
         Peer(
-            "litserve",
-            ("litserve", "python-multipart", "uvloop", "httptools"),
-            _script("litserve_app.py"),
-            *("/predict", "/health", _multipart, _CLASS, "multipart"),
-            "batch 16, 5 ms, fast_queue",
+            name="litserve",
+            requirements=("litserve", "python-multipart", "uvloop", "httptools"),
+            path="/predict",
+            ready="/health",
+            body="multipart",
+            settings="batch 16, 5 ms, fast_queue",
+        ),
+        _TRITON,
+        replace(
+            _TRITON,
+            name="triton-bounded",
+            command="{bin}/python {servers}/triton_app.py {weights} {port} bounded",
+            settings="batch 16, 5 ms, queue 64, 250 ms REJECT",
+            venv="triton",
         ),
         Peer(
-            "triton",
-            ("nvidia-pytriton",),
-            _script("triton_app.py"),
-            *_TRITON,
-            "batch 16, 5 ms, queue as it comes",
-            python=DEBIAN_PYTHON,
-        ),
-        Peer(
-            "triton-bounded",
-            ("nvidia-pytriton",),
-            _script("triton_app.py", "bounded"),
-            *_TRITON,
-            "batch 16, 5 ms, queue 64, 250 ms REJECT",
-            python=DEBIAN_PYTHON,
-        ),
-        Peer(
-            "bentoml",
-            ("bentoml",),
-            _bentoml,
-            *("/classify", "/readyz", _base64, rb"\[(\d+)", "base64 in JSON"),
-            "adaptive batching, 16, 1 s",
+            name="bentoml",
+            requirements=("bentoml",),
+            command="{bin}/bentoml serve bentoml_app:Tiny --working-dir {servers} --host 127.0.0.1 --port {port}",
+            path="/classify",
+            ready="/readyz",
+            body="base64 in JSON",
+            answer=rb"\[(\d+)",
+            settings="adaptive batching, 16, 1 s",
             environment={"TINY_WEIGHTS": "{weights}", "BENTOML_DO_NOT_TRACK": "True"},
         ),
         Peer(
-            "ray",
-            ("ray[serve]",),
-            _script("ray_app.py"),
-            *("/", "/-/healthz", _raw, _CLASS, "raw"),
-            "batch 16, 5 ms, one replica",
+            name="ray",
+            requirements=("ray[serve]",),
+            path="/",
+            ready="/-/healthz",
+            body="raw",
+            settings="batch 16, 5 ms, one replica",
             environment={"RAY_USAGE_STATS_ENABLED": "0"},
         ),
         Peer(
-            "torchserve",
-            ("torchserve", "torch-model-archiver", "pyyaml", "setuptools"),
-            _torchserve,
-            *("/predictions/tiny", "/ping", _raw, _CLASS, "raw"),
-            "batch 16, 5 ms, one worker",
-            tools=("java",),
+            name="torchserve",  # it needs Java
+            requirements=("torchserve", "torch-model-archiver", "pyyaml", "setuptools"),
+            command="{bin}/python {servers}/torchserve_start.py {weights} {port} {scratch}",
+            path="/predictions/tiny",
+            ready="/ping",
+            body="raw",
+            settings="batch 16, 5 ms, one worker",
         ),
     )
 }
-
-VENVS = {"triton-bounded": "triton"}
-"""Peers that share another's environment."""

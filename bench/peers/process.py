@@ -11,15 +11,16 @@ from pathlib import Path
 import psutil
 
 from ..process import free_port
-from .catalogue import Peer
-from .install import venv_of
+from .catalogue import SERVERS, Peer
 
 START_SECONDS, END_SECONDS, ASK_EVERY_SECONDS = 120.0, 10.0, 0.1
+OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")
+"""Beginnings of variables that a peer does not get."""
 
 
 @contextmanager
 def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0) -> Iterator[tuple[int, str]]:
-    """Its first process and its URL, once it is ready.
+    """Yield its first process and its URL, once it is ready.
 
     Args:
         device_ms: that a batch takes besides.
@@ -27,50 +28,40 @@ def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0)
     Raises:
         RuntimeError: it did not start in START_SECONDS; with the last that it said.
     """
-    port, venv = free_port(following=2), venv_of(peer, venvs)  # some serve gRPC and metrics as well
+    port, bin = free_port(following=2), peer.home(venvs) / "bin"  # some serve gRPC and metrics as well
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile("w+") as said:
+        places = {"name": peer.name, "bin": bin, "servers": SERVERS, "weights": weights, "port": port}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environment |= {"PATH": f"{bin}:{environment.get('PATH', '')}", "OMP_NUM_THREADS": "1", "TMPDIR": scratch}
+        environment |= {"TINY_DEVICE_MS": str(device_ms)}
+        environment |= {name: value.format(**places) for name, value in peer.environment.items()}
         process = psutil.Popen(
-            peer.command(venv / "bin", weights, port, Path(scratch)),
+            [part.format(**places, scratch=scratch) for part in peer.command.split()],
             stdout=said,
             stderr=said,
             cwd=scratch,
-            env={**_environment(peer, venv, weights, scratch), "TINY_DEVICE_MS": str(device_ms)},
+            env=environment,
             start_new_session=True,
         )
         try:
             url = f"http://127.0.0.1:{port}"
-            why = _not_ready(process, url + peer.ready)
-            if why:
+            if not _ready(process, url + peer.ready):
                 said.seek(0)
-                raise RuntimeError(f"{peer.name} did not start: {url}: {why}; {' '.join(said.read()[-600:].split())}")
+                raise RuntimeError(f"{peer.name} did not start: {' '.join(said.read()[-600:].split())}")
             yield process.pid, url
         finally:
             _end(process)
 
 
-def _not_ready(process: psutil.Popen, url: str) -> str:
-    """Ask until the URL answers with 200; why it did not, or nothing."""
-    end, last = time.monotonic() + START_SECONDS, ""
-    while time.monotonic() < end:
-        if process.poll() is not None:
-            return "its process ended"
-        try:
-            with urllib.request.urlopen(url, timeout=2) as answer:
-                if answer.status == 200:
-                    return ""
-                last = f"status {answer.status}"
-        except OSError as error:  # urllib's errors are such, too
-            last = str(error)
+def _ready(process: psutil.Popen, url: str) -> bool:
+    """Ask until the URL answers with 200, the process ends, or it has taken too long."""
+    end = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+            if answer.status == 200:
+                return True
         time.sleep(ASK_EVERY_SECONDS)
-    return f"not ready within {START_SECONDS:g} s: {last}"
-
-
-def _environment(peer: Peer, venv: Path, weights: Path, scratch: str) -> dict[str, str]:
-    ours = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-    own = {name: value.format(weights=weights) for name, value in peer.environment.items()}
-    path = f"{venv / 'bin'}:{kept.get('PATH', '')}"
-    return {**kept, "PATH": path, "OMP_NUM_THREADS": "1", "TMPDIR": scratch, **own}
+    return False
 
 
 def _end(process: psutil.Popen) -> None:
