@@ -41,11 +41,7 @@ def test_import_keeps_the_weights(milkweed: Milkweed, tmp_path: Path) -> None:
     assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
     assert [label.label for label in config.labels] == ["cat", "dog", "emu"]
     document = ran.document
-    assert (document["version"], document["num_classes"], document["monarch_layers"]) == (
-        config.version,
-        3,
-        0,
-    )
+    assert (document["version"], document["num_classes"], document["monarch_layers"]) == (config.version, 3, 0)
     assert document["source"]["facts"] == {"epoch": 7}
     assert document["notes"] == ["took the prefix module. off the keys"]
     assert milkweed(*arguments).code == 1
@@ -214,10 +210,7 @@ def test_import_refuses_labels_that_do_not_fit(refused: Refused, tmp_path: Path)
 def test_inspect_says_that_no_accuracy_is_on_record(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:
     model, config = load_bundle(bundle)
     bare = BundleConfig(
-        arch=config.arch,
-        arch_args=config.arch_args,
-        structure=config.structure,
-        preprocess=config.preprocess,
+        arch=config.arch, arch_args=config.arch_args, structure=config.structure, preprocess=config.preprocess
     )
     save_bundle(tmp_path / "bare", model, bare, default_labels(7))
     assert "\nmetrics\n  none on record" in milkweed("inspect", tmp_path / "bare").out

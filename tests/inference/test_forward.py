@@ -124,9 +124,7 @@ def served(name: str, settings: Settings, how: Any) -> ServedModel:
 @pytest.mark.parametrize("how", [capture, refuse], ids=["captured", "not captured"])
 async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> None:
     app = create_app(
-        Settings(),
-        {"fused": Path("fused")},
-        open_model=lambda name, path, settings: served(name, settings, how),
+        Settings(), {"fused": Path("fused")}, open_model=lambda name, path, settings: served(name, settings, how)
     )
     transport = httpx.ASGITransport(app=app)
     async with app.router.lifespan_context(app):

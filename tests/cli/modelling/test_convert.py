@@ -248,10 +248,7 @@ def test_convert_refuses_a_newer_format(refused: Refused, bundle: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("of", "message"),
-    [
-        ("", "is a bundle of milkweed already"),
-        ("model.safetensors", "is int8 with scales, as in a bundle of milkweed"),
-    ],
+    [("", "is a bundle of milkweed already"), ("model.safetensors", "is int8 with scales, as in a bundle of milkweed")],
 )
 def test_import_refuses_a_converted_bundle(
     refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path, of: str, message: str

@@ -123,11 +123,7 @@ def test_record_goes_into_the_config_and_leaves_the_version(
     entry = after.metrics["evaluations"]["val"]
     assert (entry["images"], entry["correct1"], entry["top5"]) == (12, 5, 75.0)
     assert entry["versions"]["torch"]
-    assert [path.name for path in sorted(copy.iterdir())] == [
-        "config.json",
-        "labels.json",
-        "model.safetensors",
-    ]
+    assert [path.name for path in sorted(copy.iterdir())] == ["config.json", "labels.json", "model.safetensors"]
     milkweed("evaluate", copy, data, "--record", "--limit", 2)
     _, again = load_bundle(copy)
     assert again.metrics["evaluations"]["val"]["images"] == 2
@@ -180,14 +176,8 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path: Path, labels: A
     [
         ((), "no images in it (0 other files)"),
         (("n00/a.txt",), "no images in it (1 other files)"),
-        (
-            ("train/n00/a.png", "test/n00/a.png"),
-            "2 of 2 folders fit none of the 7 labels: test, train (the first",
-        ),
-        (
-            ("n00_a.png", "cat.png"),
-            "1 of 2 files fit none of the 7 labels: cat.png (the first label is id 'n00'",
-        ),
+        (("train/n00/a.png", "test/n00/a.png"), "2 of 2 folders fit none of the 7 labels: test, train (the first"),
+        (("n00_a.png", "cat.png"), "1 of 2 files fit none of the 7 labels: cat.png (the first label is id 'n00'"),
         (("n00/empty.txt", "n00_a.png"), "1 folders, but no image in any of them"),
     ],
 )

@@ -210,10 +210,7 @@ def test_images_come_from_patterns_lists_and_stdin(
     names = [f"{photos}/{n}.png" for n in (4, 0)]
     (tmp_path / "list").write_text("\n".join(names) + "\n")
     assert asked("--from-file", tmp_path / "list") == names
-    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [
-        f"{photos}/1.png",
-        *names,
-    ]
+    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [f"{photos}/1.png", *names]
     assert asked("-", stdin=(photos / "0.png").read_bytes()) == ["-"]
     (photos / "[x].png").write_bytes(b"")
     assert asked(f"{photos}/[x].png") == [f"{photos}/[x].png"]

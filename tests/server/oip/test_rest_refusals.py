@@ -80,11 +80,7 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
             "bad_request",
             ("score and probabilities",),
         ),
-        (
-            {**document(), "outputs": [{"name": "score", "parameters": {"classification": 8}}]},
-            "bad_request",
-            ("0..7",),
-        ),
+        ({**document(), "outputs": [{"name": "score", "parameters": {"classification": 8}}]}, "bad_request", ("0..7",)),
         (
             {**document(), "outputs": [{"name": "score", "parameters": {"shared_memory_region": "x"}}]},
             "bad_request",
@@ -124,12 +120,7 @@ async def test_refusal_of_json(
     ],
 )
 async def test_refusal_of_headers(
-    running: Any,
-    oip: SimpleNamespace,
-    body: bytes,
-    headers: dict[str, str],
-    code: str,
-    words: tuple[str, ...],
+    running: Any, oip: SimpleNamespace, body: bytes, headers: dict[str, str], code: str, words: tuple[str, ...]
 ) -> None:
     async with running() as app, server_parts.one_reason(app, code):
         oip.check_refusal(

@@ -51,10 +51,7 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
         answer = await app.admin.post("/v1/models/a/load")
         assert (answer.status_code, answer.json()["error"]) == (
             422,
-            {
-                "code": "bad_bundle",
-                "message": "model a cannot be opened: an unexpected error, the log has it",
-            },
+            {"code": "bad_bundle", "message": "model a cannot be opened: an unexpected error, the log has it"},
         )
         mended = put("a", seed=4)
         assert await app.service.poller.poll() == [f"serves a ({mended})"]
