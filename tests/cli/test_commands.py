@@ -1,6 +1,5 @@
 """Tests what import, compress, densify, inspect, classify and models do and print, for a person and as JSON."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -195,16 +194,6 @@ def test_models_lists_architectures(milkweed: Milkweed) -> None:
     assert rows["vitae_basic"] == {"name": "vitae_basic", "parameters": None, "image_px": None, "linears": None}
     ran = milkweed("models", "deit_tiny_patch16_224", "--macs")
     assert ran.out.splitlines()[1].split() == ["deit_tiny_patch16_224", "5,717,416", "224", "48", "1.254"]
-
-
-def test_import_refuses_labels_that_do_not_fit(refused: Refused, tmp_path: Path) -> None:
-    state = create_model("deit_tiny_patch16_224", num_classes=3).state_dict()
-    torch.save(state, tmp_path / "w.pth")
-    (tmp_path / "labels.json").write_text(json.dumps(["cat"]))
-    arguments = ("import", tmp_path / "w.pth", tmp_path / "out", "--arch", "deit_tiny_patch16_224")
-    assert "1 labels given, the checkpoint has 3 classes" in refused(*arguments, "--labels", tmp_path / "labels.json")
-    assert "no.tsv: cannot read labels: No such file" in refused(*arguments, "--labels", tmp_path / "no.tsv")
-    assert "has 3 classes, num_classes is 4" in refused(*arguments, "--num-classes", 4)
 
 
 def test_inspect_says_that_no_accuracy_is_on_record(milkweed: Milkweed, bundle: Path, tmp_path: Path) -> None:

@@ -116,23 +116,6 @@ def test_import_refuses_what_is_no_checkpoint(
     assert not (tmp_path / "out").exists()
 
 
-def test_import_refuses_a_checkpoint_of_another_architecture(
-    milkweed: Milkweed, refused: Refused, tmp_path: Path
-) -> None:
-    path = tmp_path / "weights.pth"
-    torch.save({"state_dict": {"blocks.0.attn.qkv.weight": torch.zeros(3, 3)}}, path)
-    arguments = ("import", path, tmp_path / "out", "--arch", "vitae_basic_tiny")
-    said = refused(*arguments)
-    assert "you asked for vitae_basic_tiny; 264 keys expected, " in said
-    assert "first missing layers.0.RC.PCM.0.weight; first unexpected 'blocks.0.attn.qkv.weight'" in said
-    assert said.endswith("(--debug says more)")
-    ran = milkweed(*arguments, "--debug")
-    assert ran.code == 1
-    assert "Traceback (most recent call last):" in ran.err
-    assert " missing: layers.0.RC.PCM.0.weight, " in ran.err
-    assert ran.err.splitlines()[-1].startswith("milkweed: error: ")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -203,6 +186,7 @@ def test_a_bundle_is_replaced_only_by_force(refused: Refused, bundle: Path, dens
     want = f"bundle {copy}: exists already; --force replaces it"
     assert refused("compress", dense_bundle, copy) == want
     assert refused("densify", bundle, copy) == want
+    assert refused("convert", bundle, copy, "--storage", "bfloat16") == want
     assert refused("import", "weights.pth", copy, "--arch", "deit_tiny_patch16_224") == want
     assert load_bundle(copy)[1].version == load_bundle(bundle)[1].version
 

@@ -212,40 +212,6 @@ def test_convert_refuses_a_weight_outside_float16(refused: Refused, colour_bundl
     assert not (tmp_path / "out").exists()
 
 
-def test_convert_replaces_a_bundle_only_by_force(
-    refused: Refused, milkweed: Milkweed, colour_bundle: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    shutil.copytree(colour_bundle, out)
-    said = refused("convert", colour_bundle, out, "--storage", "bfloat16")
-    assert said == f"bundle {out}: exists already; --force replaces it"
-    assert milkweed("convert", out, out, "--storage", "bfloat16", "--force", *CPU).code == 0
-    assert set(read_config(out).storage.values()) == {"bfloat16"}
-
-
-@pytest.mark.parametrize("command", ["convert", "inspect", "densify"])
-def test_truncated_converted_bundles_are_refused(
-    refused: Refused, milkweed: Milkweed, bundle: Path, tmp_path: Path, command: str
-) -> None:
-    broken = tmp_path / "broken"
-    assert milkweed("convert", bundle, broken, "--storage", "int8", *CPU).code == 0
-    file = broken / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-100])
-    rest = {"convert": (tmp_path / "out", "--storage", "float32"), "inspect": (), "densify": (tmp_path / "out",)}
-    said = refused(command, broken, *rest[command])
-    assert said.startswith(f"bundle {broken}: model.safetensors: "), said
-    assert not (tmp_path / "out").exists()
-
-
-def test_convert_refuses_a_newer_format(refused: Refused, bundle: Path, tmp_path: Path) -> None:
-    newer = tmp_path / "newer"
-    shutil.copytree(bundle, newer)
-    config = newer / "config.json"
-    config.write_text(config.read_text().replace('"format": 1', '"format": 2'))
-    said = refused("convert", newer, tmp_path / "out", "--storage", "int8")
-    assert said == f"bundle {newer}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
-
-
 @pytest.mark.parametrize(
     ("of", "message"),
     [("", "is a bundle of milkweed already"), ("model.safetensors", "is int8 with scales, as in a bundle of milkweed")],

@@ -56,7 +56,3 @@ def test_export_refuses_what_it_cannot_do(
     line = refused("export", dense_bundle, "--onnx", file)
     assert line == f"bundle {dense_bundle}: cannot be exported as ONNX: it branches"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_export_is_among_the_commands(milkweed: Milkweed) -> None:
-    assert "\n  export " in milkweed("--help").out

@@ -116,6 +116,7 @@ def test_import_refuses_another_number_of_classes(imports: Callable[..., str], s
     labels = tmp_path / "labels.txt"
     labels.write_text("cat\ndog\n")
     assert imports(state, "--labels", labels) == "2 labels given, the checkpoint has 3 classes"
+    assert "no.tsv: cannot read labels: No such file" in imports(state, "--labels", tmp_path / "no.tsv")
     many = {**state, "head.weight": torch.zeros(21843, 32), "head.bias": torch.zeros(21843)}
     assert imports(many, "--num-classes", 1000).endswith(
         "the classifier has 21843 classes, num_classes is 1000 (a classifier of ImageNet-22k: weights fine-tuned on "

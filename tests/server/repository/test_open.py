@@ -12,13 +12,13 @@ from milkweed.models.errors import BundleError
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all
 
-from ...support import server_parts
+from ...support.server_parts import HeldModel, ServedModel, make_pipeline, served_model
 
 UNEXPECTED = "device cuda:1: model held cannot be opened: an unexpected error, the log has it"
 
 
 def held(settings: Settings) -> Any:
-    return server_parts.served_model("held", server_parts.make_pipeline(server_parts.HeldModel()), settings)
+    return served_model("held", make_pipeline(HeldModel()), settings)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
     numbers = iter((torch.bfloat16, torch.float32))
 
     def open_held(name: str, path: Path, settings: Settings) -> Any:
-        pipeline = server_parts.make_pipeline(server_parts.HeldModel())
+        pipeline = make_pipeline(HeldModel())
         pipeline.dtype = next(numbers)
-        return server_parts.served_model(name, pipeline, settings)
+        return served_model(name, pipeline, settings)
 
     with pytest.raises(DeviceError, match="cuda:0 in bfloat16, cuda:1 in float32: set --dtype"):
         open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_described_is_refused(monkeypatch: pytest.MonkeyP
         return model
 
     assert open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"}).name == "held"
-    monkeypatch.setattr(server_parts.ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
+    monkeypatch.setattr(ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
     with pytest.raises(ValueError, match="JSON"):
         open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"})
     assert closed == [1]

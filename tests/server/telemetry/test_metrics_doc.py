@@ -2,16 +2,13 @@
 
 import re
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start
 
 DOC = Path(__file__).parents[3] / "docs" / "observability.md"
 
 
-async def test_every_family_is_in_the_docs(running: Any) -> None:
+async def test_every_family_is_in_the_docs(running: Start) -> None:
     named = set(re.findall(r"`([a-z_]+)`", DOC.read_text(encoding="utf-8").partition("## Traces")[0]))
     async with running(settings={"otlp_endpoint": "http://127.0.0.1:9"}) as app:
         families = [family for family in app.service.metrics.registry.collect() if family.name.startswith("milkweed_")]
