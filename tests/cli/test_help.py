@@ -86,24 +86,3 @@ def test_every_option_says_what_it_is(path: tuple[str, ...]) -> None:
     for param in command.params:
         if param.param_type_name == "option" and not param.hidden:
             assert param.help, param.opts
-
-
-def test_options_stand_under_headings() -> None:
-    text = page(("serve",))
-    parts = re.split(r"\n(?=\S)", text)
-    headings = [part.splitlines()[0] for part in parts]
-    assert headings[1:4] == ["Arguments:", "Options:", "Addresses:"]
-    by_heading = {part.splitlines()[0]: set(re.findall(r"^  (--[\w-]+)", part, flags=re.MULTILINE)) for part in parts}
-    assert {"--port", "--grpc-port"} <= by_heading["Addresses:"]
-    assert {"--lanes", "--dtype"} <= by_heading["Computing and decoding:"]
-    assert {"--tls-cert"} <= by_heading["Who may ask:"]
-    assert "[8000]" in text
-    assert "[true]" in text
-
-
-def test_bench_has_the_same_last_options_everywhere() -> None:
-    bench: Any = typer.main.get_command(build_app("bench"))
-    for name, command in bench.commands["bench"].commands.items():
-        last = [param.opts[0] for param in command.params][-3:]
-        assert last == ["--plot", "--out", "--json"], name
-    assert {"server", "model", "kernels", "decode"} <= set(bench.commands["bench"].commands)

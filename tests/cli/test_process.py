@@ -13,20 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from ..sdk.client.answering import response, saying, url
 from ..support.command import MILKWEED, Milkweed
+from ..support.fake_server import fake_server
 
 COMMANDS = [
-    "serve",
-    "import",
-    "compress",
-    "convert",
-    "densify",
-    "evaluate",
-    "inspect",
-    "classify",
-    "export",
-    "models",
-    "bench",
+    *("serve", "import", "compress", "convert", "densify", "evaluate"),
+    *("inspect", "classify", "export", "models", "bench"),
 ]
 WAIT_SECONDS = 60
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -134,28 +127,10 @@ def test_a_server_and_its_client_agree_with_the_bundle(
 def test_classify_refuses_a_server_that_is_not_milkweed(
     milkweed: Milkweed, tmp_path: Path, images: list[bytes]
 ) -> None:
-    from http.server import BaseHTTPRequestHandler, HTTPServer
-    from threading import Thread
-
-    class Other(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["Content-Length"]))
-            self.send_response(200)
-            self.send_header("Content-Length", "2")
-            self.end_headers()
-            self.wfile.write(b"[]")
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     (tmp_path / "a.png").write_bytes(images[0])
-    with HTTPServer(("127.0.0.1", 0), Other) as server:
-        thread = Thread(target=server.handle_request)
-        thread.start()
-        url = f"http://127.0.0.1:{server.server_port}"
-        ran = milkweed("classify", "--url", url, tmp_path / "a.png")
-        thread.join(WAIT_SECONDS)
-    want = f"milkweed: error: --url {url}: answered 200, but not as milkweed does\n"
+    with fake_server(saying(response(200, "[]"))) as fake:
+        ran = milkweed("classify", "--url", url(fake), tmp_path / "a.png")
+    want = f"milkweed: error: --url {url(fake)}: answered 200, but not as milkweed does\n"
     assert (ran.code, ran.out, ran.err) == (1, "", want)
 
 

@@ -17,8 +17,7 @@ def rows(ran: Any) -> dict[tuple[str, str], dict[str, str]]:
 
 
 def test_doctor_passes_a_machine_that_serves(milkweed: Milkweed, bundle: Path) -> None:
-    ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu", "--json")
-    assert ran.code == 0
+    ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu", "--json").ok()
     assert ran.document["serves"] is True
     found = rows(ran)
     assert str(bundle) in found["would serve", "model"]["text"]
@@ -64,11 +63,6 @@ def test_doctor_prints_in_a_locale_of_few_characters(
 def test_doctor_prints_a_table_for_a_person(milkweed: Milkweed, bundle: Path) -> None:
     ran = milkweed("doctor", "--bundle", bundle, *FREE, "--device", "cpu")
     lines = ran.out.splitlines()
-    assert [line for line in lines if line.strip() and not line.startswith(" ")][:5] == [
-        line.ljust(len(line))
-        for line in lines
-        if line.strip() in ("machine", "GPU", "packages", "settings", "would serve")
-    ]
     assert lines[-1] == "milkweed serve works here"
     broken = milkweed("doctor", "--bundle", bundle / "none", *FREE, "--device", "cpu")
     assert broken.code == 1

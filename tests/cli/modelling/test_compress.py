@@ -23,8 +23,7 @@ QUICK = ("--device", "cpu", "--layers", "mlp,qkv")
 def test_compress_skips_an_image_that_cannot_be_read(
     milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
-    ran = milkweed("compress", colour_bundle, tmp_path / "out", *QUICK, "--calibration", loose_photos)
-    assert ran.code == 0
+    ran = milkweed("compress", colour_bundle, tmp_path / "out", *QUICK, "--calibration", loose_photos).ok()
     skipped = [line for line in ran.err.splitlines() if "skipped" in line]
     assert len(skipped) == 1
     assert skipped[0].startswith("milkweed: skipped ")
@@ -49,8 +48,7 @@ def test_compress_measures_accuracy_on_labelled_images(
     milkweed: Milkweed, colour_bundle: Path, colour_photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
-    ran = milkweed("compress", colour_bundle, out, *QUICK, "--calibration", colour_photos, "--json")
-    assert ran.code == 0, ran.err
+    ran = milkweed("compress", colour_bundle, out, *QUICK, "--calibration", colour_photos, "--json").ok()
     document = ran.document
     before, after = document["report"]["before"], document["report"]["after"]
     # two of every five of the 36 sorted images are held out: the dense bundle's answers to these
@@ -77,8 +75,7 @@ def test_compress_meets_a_budget(
     assert said.startswith("budget 0.02 cannot be met: the smallest possible is 0.")
     assert not out.exists()
     least = float(said.rsplit(" ", 1)[1])
-    ran = milkweed("compress", colour_bundle, out, *fixed, "--budget", least + 0.001, "--json")
-    assert ran.code == 0, ran.err
+    ran = milkweed("compress", colour_bundle, out, *fixed, "--budget", least + 0.001, "--json").ok()
     rows = [row for row in ran.document["report"]["layers"] if row["reason"]]
     share = sum(row["weights"] for row in rows) / sum(row["dense_weights"] for row in rows)
     assert share == pytest.approx(least, abs=1e-3)
@@ -165,11 +162,10 @@ def test_a_killed_recovery_ends_as_one_that_was_not(
     assert not killed.exists()
     other = refused("compress", colour_bundle, killed, *fixed, "--nblocks", 2)
     assert other.startswith(f"{state.parents[2]} holds an unfinished run with nblocks 4, not 2: ")
-    ran = milkweed("compress", colour_bundle, killed, *fixed, "--json")
-    assert ran.code == 0, ran.err
+    ran = milkweed("compress", colour_bundle, killed, *fixed, "--json").ok()
     assert "going on with the unfinished run" in ran.err
     assert "the recovery went on where it was interrupted" in ran.err
-    assert milkweed("compress", colour_bundle, whole, *fixed).code == 0
+    milkweed("compress", colour_bundle, whole, *fixed).ok()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["killed", "whole"]
     one, other_bytes = ((path / "model.safetensors").read_bytes() for path in (killed, whole))
     assert one == other_bytes

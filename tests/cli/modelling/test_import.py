@@ -49,8 +49,7 @@ def test_import_takes_arguments_and_preprocessing(milkweed: Any, tmp_path: Path,
     torch.save(state, tmp_path / "w.pth")
     (tmp_path / "images.json").write_text('{"mean": [0.5, 0.5, 0.5], "crop_pct": 1.0}')
     arguments = ("--arch", ARCH, "--arch-args", json.dumps(TINY), "--preprocess", tmp_path / "images.json")
-    ran = milkweed("import", tmp_path / "w.pth", tmp_path / "out", *arguments, "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = milkweed("import", tmp_path / "w.pth", tmp_path / "out", *arguments, "--json").ok(quiet=True)
     model, config = load_bundle(tmp_path / "out")
     assert all(torch.equal(tensor, state[key]) for key, tensor in model.state_dict().items())
     assert config.preprocess == {
@@ -71,8 +70,7 @@ def test_flys_vit_is_recognised_without_a_name(milkweed: Any, tmp_path: Path) ->
     replace_linears(model, layer_specs_for(model, names, "monarch", nblocks=16))
     weights = {f"model.{key}": tensor for key, tensor in model.state_dict().items()}
     torch.save({"state_dict": weights, "pytorch-lightning_version": "1.6.0"}, tmp_path / "last.ckpt")
-    ran = milkweed("import", tmp_path / "last.ckpt", tmp_path / "out")
-    assert ran.code == 0
+    ran = milkweed("import", tmp_path / "last.ckpt", tmp_path / "out").ok()
     assert "arch    vit_small_patch16_224, 3 classes\n" in ran.out
     assert "images are prepared as HazyResearch/fly does, with the mean and deviation of ImageNet" in ran.out
     loaded, config = load_bundle(tmp_path / "out")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...support.server_parts import Start, until
+from ...support.server_parts import Start, check_error, one_reason, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,6 +21,10 @@ async def test_probes_follow_start_and_drain(running: Start) -> None:
     gate = threading.Event()
     async with running(wait=False, open_gate=gate) as app:
         assert await probes(app) == (200, 503, 503)
+        async with one_reason(app, "not_ready"):
+            early = await app.classify()
+        check_error(early, 503, "not_ready", "loading")
+        assert int(early.headers["retry-after"]) >= 1
         gate.set()
         await asyncio.wrap_future(app.service.prepared)
         assert await probes(app) == (200, 200, 200)

@@ -108,20 +108,6 @@ async def test_unknown_exception_is_500_with_the_request_id_alone(
     assert any(getattr(record, "request_id", "") == "me-1" and record.exc_info for record in caplog.records)
 
 
-async def test_not_ready_while_models_load(running: Start) -> None:
-    import threading
-
-    gate = threading.Event()
-    async with running(wait=False, open_gate=gate) as app:
-        async with one_reason(app, "not_ready"):
-            early = await app.classify()
-        check_error(early, 503, "not_ready", "loading")
-        assert int(early.headers["retry-after"]) >= 1
-        gate.set()
-        await asyncio.wrap_future(app.service.prepared)
-        assert (await app.classify()).status_code == 200
-
-
 async def test_draining_refuses_new_and_finishes_old(running: Start) -> None:
     async with running() as app:
         old = await app.hold()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from ...support.bodies import files as multipart_files
 from ...support.server_parts import Start, broken, check_error, encoded, one_reason
 
 JSON = {"content-type": "application/json"}
@@ -55,7 +56,7 @@ async def test_single_bad_image_has_its_error_in_results_too(running: Start) -> 
 
 
 async def test_of_several_bad_images_the_first_gives_the_status(running: Start) -> None:
-    files = [("i", ("a", body, "image/png")) for body in (b"text", broken())]
+    files = multipart_files(b"text", broken())
     async with running() as app, one_reason(app, "unsupported_format"):
         answer = await app.classify(files=files)
     check_error(answer, 415, "unsupported_format")
@@ -91,7 +92,7 @@ async def test_long_body_is_refused_before_it_is_read(running: Start, declared: 
 
 async def test_each_image_and_the_whole_request_have_a_limit(running: Start) -> None:
     small, large = encoded(), encoded("BMP", size=(60, 60))
-    files = [("i", ("a", body, "image/png")) for body in (small, large)]
+    files = multipart_files(small, large)
     async with running(settings={"max_image_bytes": 9000, "max_body_bytes": 14_000}) as app:
         answer = await app.classify(files=files)
         assert [list(result) for result in answer.json()["results"]] == [["predictions"], ["error"]]

@@ -4,6 +4,7 @@ from typing import Any
 
 from milkweed.loaders.base import LoaderHealth
 
+from ...support.bodies import files as multipart_files
 from ...support.server_parts import Start, broken, encoded, until
 
 
@@ -41,7 +42,7 @@ async def test_the_decoder_of_each_image_is_counted(running: Start) -> None:
             return result
 
         loader.load = mixed
-        files = [("i", ("a", image, "image/png")) for image in (broken(), *(encoded(seed=seed) for seed in (1, 2, 3)))]
+        files = multipart_files(*(broken(), *(encoded(seed=seed) for seed in (1, 2, 3))))
         assert (await app.classify(files=files)).status_code == 200
         await until(lambda: app.value("batch_size_count", model="held") == 1)
         assert app.value("decode_backend_images_total", backend="dali", format="PNG") == 1

@@ -5,6 +5,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from ...support.bodies import files as multipart_files
 from ...support.server_parts import Start, broken, encoded, make_config
 from . import rest_client as oip
 from .grpc_client import arrays, calling, refused, settings
@@ -12,7 +13,7 @@ from .grpc_client import arrays, calling, refused, settings
 
 async def test_answers_are_those_of_classify(running: Start) -> None:
     images = [encoded(seed=1), encoded("JPEG", seed=2)]
-    files = [("image", ("a", image, "image/png")) for image in images]
+    files = multipart_files(*images)
     async with running(settings=settings()) as app, calling(app) as client:
         classified = await app.classify(files=files)
         raw = await client.ask("ModelInfer", client.infer(*images, id="seven"))

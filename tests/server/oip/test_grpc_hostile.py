@@ -1,7 +1,6 @@
 """What gRPC callers cannot do to others: send no message, send without a key, or only keep a parser busy."""
 
 import asyncio
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.oip import grpc_reading
 from milkweed.server.oip.grpc_reading import MessageReading
+from milkweed.server.security.keys import key_block
 
 from ...support.server_parts import Start, encoded, one_reason
 from .grpc_client import SERVICE, calling, grpc, refused, settings
@@ -76,7 +76,7 @@ async def test_no_message_is_asked_for_without_a_key(
 
     monkeypatch.setattr(MessageReading, "message", message)
     file = tmp_path / "keys.toml"
-    file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{sha256(b"k" * 40).hexdigest()}"\n')
+    file.write_text(key_block("ann", "k" * 40))
     with_keys = settings(api_keys=str(file))
     async with running(settings=with_keys) as app, calling(app) as client, refused("UNAUTHENTICATED"):
         await client.ask("ModelInfer", client.infer(bytes(1 << 20)))

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
+from milkweed.server.security.keys import key_block
 
 from ...support.server_parts import Start, broken, encoded, entered, one_reason, until
 from .grpc_client import calling, grpc, refused, settings
@@ -138,9 +138,7 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Start) -> 
 async def test_grpc_calls_need_a_key(running: Start, tmp_path: Any) -> None:
     key = "k" * 40
     file = tmp_path / "keys.toml"
-    file.write_text(
-        f'[[key]]\nname = "ann"\nsha256 = "{sha256(key.encode()).hexdigest()}"\nrequests_per_second = 0.001\n'
-    )
+    file.write_text(key_block("ann", key) + "requests_per_second = 0.001\n")
     async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
         kinds = client.messages
         assert (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready

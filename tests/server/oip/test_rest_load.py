@@ -3,10 +3,11 @@
 import asyncio
 import base64
 import tracemalloc
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
+
+from milkweed.server.security.keys import key_block
 
 from ...support.server_parts import RawCall, Start, calm, encoded, entered, one_reason, until
 from . import rest_client as oip
@@ -146,8 +147,7 @@ async def test_bad_base64_fails_its_own_image_only(running: Start) -> None:
 
 async def test_missing_key_is_refused_in_the_form_of_the_protocol(running: Start, tmp_path: Path) -> None:
     file = tmp_path / "keys.toml"
-    digest = sha256(b"k" * 40).hexdigest()
-    file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{digest}"\nimages_per_second = 0.001\nimage_burst = 3\n')
+    file.write_text(key_block("ann", "k" * 40) + "images_per_second = 0.001\nimage_burst = 3\n")
     body, headers = oip.binary(encoded(), encoded())
     said = {**headers, "authorization": "Bearer " + "k" * 40}
     async with running(settings={"api_keys": str(file)}) as app:

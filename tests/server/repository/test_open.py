@@ -53,19 +53,6 @@ def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
     assert logged == ([failure] if line == UNEXPECTED else [])  # with a traceback, where the line does not say it
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("secret"), OSError("secret"), KeyError("secret"), MemoryError()])
-def test_what_another_library_raises_is_said_in_words_of_ours(
-    caplog: pytest.LogCaptureFixture, failure: Exception
-) -> None:
-    def fail(name: str, path: Path, settings: Settings) -> Any:
-        raise failure
-
-    with pytest.raises(DeviceError) as caught:
-        open_on_all(fail, "held", Path("x"), {0: Settings()}, {0: "cpu"})
-    assert str(caught.value) == UNEXPECTED.removeprefix("device cuda:1: ")
-    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [failure]
-
-
 def test_without_an_engine_nothing_is_opened() -> None:
     with pytest.raises(DeviceError, match=r"^model held cannot be opened: every engine has ended$"):
         open_on_all(lambda *_: None, "held", Path("x"), {}, {})  # type: ignore[arg-type, return-value]

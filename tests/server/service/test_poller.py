@@ -55,16 +55,6 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
         assert await app.version("a") == mended
 
 
-async def test_a_start_passes_over_versions_that_crash(tmp_path: Path, put: Put) -> None:
-    one, b = put("a/1"), put("b", seed=1)
-    put("a/2", seed=2)
-    crash(tmp_path / "a" / "2")
-    async with serving(tmp_path) as app:
-        assert (await app.version("a"), await app.version("b")) == (one, b)
-        assert app.value("model_load_failures_total", model="a") == 1
-        assert await app.service.poller.poll() == []
-
-
 @pytest.mark.parametrize(("keep", "left"), [(1, ["2"]), (2, ["2", "1"])])
 async def test_without_its_newest_version_a_model_serves_the_one_before(
     tmp_path: Path, put: Put, keep: int, left: list[str]
