@@ -8,6 +8,7 @@ import pytest
 
 from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
+from ...support.held_engines import post
 from ...support.server_parts import Start, broken, check_error, encoded, entered, timings, until
 
 ON = {"overlap": "on", "max_batch_size": 4}
@@ -33,10 +34,6 @@ class HeldLoader:
         if self.failure is not None:
             raise self.failure
         return self._load(items, infos, sources)
-
-
-def post(app: Any, seed: int = 0) -> "asyncio.Task[Any]":
-    return app.begin(encoded(seed=seed))
 
 
 @pytest.mark.parametrize(("overlap", "counted"), [("off", True), ("on", False)])
