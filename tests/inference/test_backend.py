@@ -21,7 +21,7 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all
 from milkweed.server.repository.served_model import ServedModel, open_model
 
-from ..support import server_parts
+from ..support.server_parts import HeldModel, broken, encoded, make_pipeline, served_model
 
 CPU = torch.device("cpu")
 
@@ -54,7 +54,7 @@ def pixels(count: int) -> Tensor:
 
 @pytest.mark.usefixtures("at_once")
 def test_onnx_runtime_answers_as_torch_does(colour_bundle: Path) -> None:
-    images = [server_parts.encoded(seed=seed) for seed in range(11)] + [server_parts.broken()]
+    images = [encoded(seed=seed) for seed in range(11)] + [broken()]
     answers = {}
     for engine in ("torch", "onnxruntime"):
         model = opened(colour_bundle, engine=engine)
@@ -188,9 +188,9 @@ def test_several_devices_compute_with_one_engine() -> None:
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
         wanted.append(settings.engine)
-        pipeline = server_parts.make_pipeline(server_parts.HeldModel())
+        pipeline = make_pipeline(HeldModel())
         pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast", 1.2)
-        return server_parts.served_model(name, pipeline, settings)
+        return served_model(name, pipeline, settings)
 
     settings = dict.fromkeys((0, 1, 2), Settings(engine="auto"))
     open_on_all(open_held, "held", Path("x"), settings, {0: "cpu:0", 1: "cpu:1", 2: "cpu:2"})

@@ -23,7 +23,7 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.served_model import ServedModel
 
-from ..support import server_parts
+from ..support.server_parts import CLASSES, SIZE, HeldModel, encoded, make_config, make_pipeline, served_model, until
 
 CPU = torch.device("cpu")
 WHOLE = LanePlan(0, 1, 0)
@@ -64,7 +64,7 @@ def refuse(forward: ForwardFunction, images: Tensor) -> Captured:
 
 def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
     options = InferenceOptions(tuning="force", tuning_cache="/nonexistent")
-    form = prepare_model(small_vit(), server_parts.make_config(), CPU, torch.float32, 32, options)
+    form = prepare_model(small_vit(), make_config(), CPU, torch.float32, 32, options)
     assert form.fusion is None
     assert form.graph_batch_sizes == ()
     x = torch.randn(3, 3, 32, 32)
@@ -106,35 +106,28 @@ def test_whole_batches_run_through_graphs() -> None:
 
 
 def served(name: str, settings: Settings, how: Any) -> ServedModel:
-    model = server_parts.HeldModel()
+    model = HeldModel()
     forward = Forward(
-        *(model, WHOLE),
-        device=CPU,
-        dtype=torch.float32,
-        size=server_parts.SIZE,
-        graph_batch_sizes=(1, 2, 4, 8),
-        capture=how,
+        *(model, WHOLE), device=CPU, dtype=torch.float32, size=SIZE, graph_batch_sizes=(1, 2, 4, 8), capture=how
     )
-    loader = server_parts.make_pipeline(model).loader
-    pipeline = Pipeline(loader, forward, num_classes=server_parts.CLASSES, fusion=REPORT)
-    return server_parts.served_model(name, pipeline, settings)
+    loader = make_pipeline(model).loader
+    pipeline = Pipeline(loader, forward, num_classes=CLASSES, fusion=REPORT)
+    return served_model(name, pipeline, settings)
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("how", [capture, refuse], ids=["captured", "not captured"])
 async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> None:
     app = create_app(
-        Settings(),
-        {"fused": Path("fused")},
-        open_model=lambda name, path, settings: served(name, settings, how),
+        Settings(), {"fused": Path("fused")}, open_model=lambda name, path, settings: served(name, settings, how)
     )
     transport = httpx.ASGITransport(app=app)
     async with app.router.lifespan_context(app):
         service = app.state.service
-        await server_parts.until(lambda: bool(service.models))
+        await until(lambda: bool(service.models))
         async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
             answer = await client.get("/v1/models")
-            classified = await client.post("/classify", content=server_parts.encoded())
+            classified = await client.post("/classify", content=encoded())
     assert classified.status_code == 200
     listing = ModelList.model_validate(answer.json())
     plans = listing.models[0].kernel_plans

@@ -7,7 +7,7 @@ import pytest
 from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.inference.results import Predictions
 
-from ..support import server_parts
+from ..support.server_parts import encoded
 
 pytestmark = pytest.mark.gpu
 
@@ -29,7 +29,7 @@ def test_answers_are_the_cpus(fusion: str, dtype: str, tmp_path: Path) -> None:
     assert graphs is not None
     assert graphs.reason is None
     assert (on_gpu.fusion is not None) == (fusion == "auto")
-    images = [server_parts.encoded(seed=seed, size=(40, 30)) for seed in range(11)]
+    images = [encoded(seed=seed, size=(40, 30)) for seed in range(11)]
     for got, want in zip(on_gpu.classify(images, 1), on_cpu.classify(images, 1), strict=True):
         assert isinstance(got, Predictions)
         assert isinstance(want, Predictions)

@@ -15,7 +15,7 @@ from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.pack import prepare_for_inference
 
-from ..support import server_parts
+from ..support.server_parts import HeldModel, broken, encoded, make_pipeline
 
 CPU = torch.device("cpu")
 
@@ -33,10 +33,10 @@ def probabilities(lanes: Forward, pixels: torch.Tensor) -> torch.Tensor:
 
 
 def test_answer_is_the_models_softmax() -> None:
-    model = server_parts.HeldModel()
-    image = server_parts.encoded()
-    [answer] = server_parts.make_pipeline(model).classify([image], top_k=3)
-    pixels = server_parts.make_pipeline(model).loader.load([image]).pixels
+    model = HeldModel()
+    image = encoded()
+    [answer] = make_pipeline(model).classify([image], top_k=3)
+    pixels = make_pipeline(model).loader.load([image]).pixels
     with torch.inference_mode():
         expected = model(pixels)[0].double().softmax(-1).sort(descending=True)
     assert answer.index == tuple(expected.indices[:3].tolist())
@@ -44,7 +44,7 @@ def test_answer_is_the_models_softmax() -> None:
 
 
 def test_score_prints_as_the_float32_it_is() -> None:
-    [answer] = server_parts.make_pipeline(server_parts.HeldModel()).classify([server_parts.encoded()], top_k=7)
+    [answer] = make_pipeline(HeldModel()).classify([encoded()], top_k=7)
     for score in answer.score:
         assert len(repr(score)) <= 14  # at most 9 digits and an exponent, not 17
         assert float(str(np.float32(score))) == score
@@ -81,7 +81,7 @@ def test_padding_is_told() -> None:
 
 
 def test_failure_in_a_lane_is_raised_and_the_lanes_go_on() -> None:
-    model = server_parts.HeldModel()
+    model = HeldModel()
     lanes = Forward(model, LanePlan(1, 2, 1), device=CPU, dtype=torch.float32, size=32)
     model.failure = RuntimeError("lane")
     with pytest.raises(RuntimeError, match="lane"):
@@ -92,10 +92,10 @@ def test_failure_in_a_lane_is_raised_and_the_lanes_go_on() -> None:
 
 
 def test_bad_images_keep_their_places_and_never_reach_the_forward() -> None:
-    model = server_parts.HeldModel()
-    pipeline = server_parts.make_pipeline(model)
-    good = [server_parts.encoded(seed=seed) for seed in range(3)]
-    mixed = [server_parts.broken(), good[0], b"", good[1], b"text, not an image", good[2]]
+    model = HeldModel()
+    pipeline = make_pipeline(model)
+    good = [encoded(seed=seed) for seed in range(3)]
+    mixed = [broken(), good[0], b"", good[1], b"text, not an image", good[2]]
     outcomes = pipeline.classify(mixed)
     assert [getattr(o, "code", "ok") for o in outcomes] == [
         *("undecodable", "ok", "empty", "ok", "unsupported_format", "ok")
@@ -103,18 +103,14 @@ def test_bad_images_keep_their_places_and_never_reach_the_forward() -> None:
     assert model.sizes == [3]
     alone = [pipeline.classify([image])[0] for image in good]
     assert [outcomes[1], outcomes[3], outcomes[5]] == alone
-
-
-def test_only_bad_images_need_no_forward() -> None:
-    model = server_parts.HeldModel()
-    [outcome] = server_parts.make_pipeline(model).classify([b"no"])
-    assert isinstance(outcome, InputError)
-    assert model.sizes == []
+    sizes = list(model.sizes)
+    assert isinstance(pipeline.classify([b"no"])[0], InputError)
+    assert model.sizes == sizes  # without a good image there is no forward
 
 
 def test_loader_that_raises_costs_only_the_image_it_raises_for(caplog: pytest.LogCaptureFixture) -> None:
-    pipeline: Pipeline = server_parts.make_pipeline(server_parts.HeldModel())
-    good, poison = server_parts.encoded(), server_parts.encoded(seed=9)
+    pipeline: Pipeline = make_pipeline(HeldModel())
+    good, poison = encoded(), encoded(seed=9)
     load = pipeline.loader.load
 
     def fragile(items: Sequence[bytes], infos: Any = None) -> Any:
@@ -133,17 +129,17 @@ def test_loader_that_raises_costs_only_the_image_it_raises_for(caplog: pytest.Lo
 
 
 def test_numbers_that_are_none_are_an_error_not_json() -> None:
-    model = server_parts.HeldModel()
+    model = HeldModel()
     with torch.no_grad():
         model.head.bias[0] = float("nan")
-    [outcome] = server_parts.make_pipeline(model).classify([server_parts.encoded()])
+    [outcome] = make_pipeline(model).classify([encoded()])
     assert isinstance(outcome, InferenceError)
     assert outcome.code == "internal"
 
 
 def test_each_image_gets_as_many_classes_as_it_asked_for() -> None:
-    pipeline = server_parts.make_pipeline(server_parts.HeldModel())
-    images = [server_parts.encoded(seed=seed) for seed in range(4)]
+    pipeline = make_pipeline(HeldModel())
+    images = [encoded(seed=seed) for seed in range(4)]
     wanted = [1, 7, 3, 1]
     mixed = pipeline.run(images, [None] * 4, wanted).outcomes
     alone = [pipeline.classify([image], k)[0] for image, k in zip(images, wanted, strict=True)]
@@ -154,11 +150,11 @@ def test_each_image_gets_as_many_classes_as_it_asked_for() -> None:
 @pytest.mark.parametrize("top_k", [0, 8, -1])
 def test_top_k_outside_the_classes_is_refused(top_k: int) -> None:
     with pytest.raises(ValueError, match=rf"top_k is {top_k}: expected 1\.\.7"):
-        server_parts.make_pipeline(server_parts.HeldModel()).classify([server_parts.encoded()], top_k)
+        make_pipeline(HeldModel()).classify([encoded()], top_k)
 
 
 def test_stages_are_timed_without_gaps() -> None:
-    result = server_parts.make_pipeline(server_parts.HeldModel()).run([server_parts.encoded()], [None], [1])
+    result = make_pipeline(HeldModel()).run([encoded()], [None], [1])
     assert result.started < result.decoded < result.forwarded < result.finished
     assert set(result.cpu_seconds) == {"decode", "forward", "postprocess"}
     assert all(seconds > 0 for seconds in result.cpu_seconds.values())

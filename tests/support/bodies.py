@@ -1,13 +1,23 @@
 """Images as bodies of requests, and how many bytes of bodies a server held."""
 
 import base64
+import io
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 
 def files(*images: bytes) -> list[tuple[str, tuple[str, bytes, str]]]:
     """A multipart form of /classify."""
     return [("image", (f"{i}.png", image, "image/png")) for i, image in enumerate(images)]
+
+
+def npy(array: "np.ndarray[Any, Any]") -> bytes:
+    """An array as a file of numpy."""
+    out = io.BytesIO()
+    np.save(out, array)
+    return out.getvalue()
 
 
 def as_json(*images: bytes) -> dict[str, list[str]]:

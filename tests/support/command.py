@@ -17,6 +17,12 @@ class Ran:
     out: str
     err: str
 
+    def ok(self, *, quiet: bool = False) -> "Ran":
+        """Expect success, and no line on stderr where it is to be quiet."""
+        assert self.code == 0, self.err
+        assert not (quiet and self.err), self.err
+        return self
+
     @property
     def document(self) -> Any:
         """The whole of stdout, read as JSON."""

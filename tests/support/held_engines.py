@@ -5,7 +5,7 @@ import threading
 from collections import Counter
 from typing import Any
 
-from . import server_parts
+from .server_parts import encoded, entered, until
 
 TWO = {"device": "cpu,cpu", "max_batch_size": 4}
 
@@ -49,19 +49,19 @@ def both(app: Any) -> tuple[Held, Held]:
 
 
 def post(app: Any, seed: int = 0) -> "asyncio.Task[Any]":
-    return asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=seed)))
+    return app.begin(encoded(seed=seed))
 
 
 async def one_in_each(app: Any, first: Held, second: Held) -> "list[asyncio.Task[Any]]":
     """Requests whose forwards have begun, one on each engine; both gates are closed."""
-    await server_parts.until(lambda: all(slot.waiting for slot in app.service.scheduler._engines))
+    await until(lambda: all(slot.waiting for slot in app.service.scheduler._engines))
     first.gate.clear()
     second.gate.clear()
     tasks = [post(app)]
-    await server_parts.until(lambda: len(first.sizes) + len(second.sizes) == 1)
+    await until(lambda: len(first.sizes) + len(second.sizes) == 1)
     tasks.append(post(app, 1))
-    await server_parts.entered(first)
-    await server_parts.entered(second)  # though the other is not done
+    await entered(first)
+    await entered(second)  # though the other is not done
     assert first.sizes == second.sizes == [1]
     return tasks
 

@@ -17,7 +17,7 @@ from milkweed.server.admin.app import create_admin_app
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 
-from . import server_parts
+from .server_parts import encoded
 
 ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 1, "num_heads": 2, "img_size": 32, "patch_size": 8}
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
@@ -43,7 +43,7 @@ class App:
         self.service, self.client, self.admin = app.state.service, client, admin
 
     async def ask(self, model: str, **headers: str) -> httpx.Response:
-        body = server_parts.encoded("JPEG", size=(40, 40))
+        body = encoded("JPEG", size=(40, 40))
         return await self.client.post("/classify", params={"model": model}, content=body, headers=headers)
 
     async def version(self, model: str, **headers: str) -> str | None:

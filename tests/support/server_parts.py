@@ -4,7 +4,7 @@ import asyncio
 import io
 import re
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -129,6 +129,50 @@ class Running:
     def value(self, name: str, **labels: str) -> float:
         """A sample of the app's metrics; 0 where it was never touched."""
         return self.service.metrics.registry.get_sample_value(f"milkweed_{name}", labels) or 0.0
+
+    async def classify(self, image: Any = None, **options: Any) -> httpx.Response:
+        """POST /classify, a small image unless told otherwise."""
+        if not options.keys() & {"files", "json"}:
+            options["content"] = encoded() if image is None else image
+        return await self.client.post("/classify", **options)
+
+    def begin(self, image: Any = None, **options: Any) -> "asyncio.Task[httpx.Response]":
+        """The same in a task of its own."""
+        return asyncio.create_task(self.classify(image, **options))
+
+    async def hold(self) -> "asyncio.Task[httpx.Response]":
+        """Close the model's gate, and wait until the forward of a first request stands before it."""
+        self.model.gate.clear()
+        task = self.begin()
+        await entered(self.model)
+        return task
+
+
+class RawCall:
+    """A request at the ASGI interface, whose client leaves when a test says so; what is sent to it is kept."""
+
+    def __init__(
+        self,
+        app: Running,
+        body: bytes = b"",
+        *,
+        method: str = "POST",
+        path: str = "/classify",
+        headers: Mapping[str, str] | None = None,
+        whole: bool = True,
+    ) -> None:
+        self.leave = asyncio.Event()
+        self.sent: asyncio.Queue[Any] = asyncio.Queue()
+        self._messages = [{"type": "http.request", "body": body, "more_body": not whole}]
+        pairs = [(name.lower().encode(), value.encode()) for name, value in (headers or {}).items()]
+        scope = {"type": "http", "method": method, "path": path, "query_string": b"", "headers": pairs}
+        self.task = asyncio.create_task(app.app({**scope, "http_version": "1.1"}, self._receive, self.sent.put))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self._messages:
+            return self._messages.pop()
+        await self.leave.wait()
+        return {"type": "http.disconnect"}
 
 
 @dataclass

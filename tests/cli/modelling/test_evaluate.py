@@ -51,9 +51,7 @@ def data(tmp_path: Path, images: list[bytes], answers: list[tuple[int, ...]], la
 
 
 def test_evaluate_counts_known_answers(milkweed: Milkweed, bundle: Path, data: Path) -> None:
-    ran = milkweed("evaluate", bundle, data, "--json")
-    assert (ran.code, ran.err) == (0, "")
-    document = ran.document
+    document = milkweed("evaluate", bundle, data, "--json").ok(quiet=True).document
     assert (document["images"], document["correct1"], document["correct5"]) == (12, 5, 9)
     assert document["top1"] == pytest.approx(100 * 5 / 12, abs=1e-4)
     assert document["top5"] == pytest.approx(75)
@@ -61,6 +59,9 @@ def test_evaluate_counts_known_answers(milkweed: Milkweed, bundle: Path, data: P
     assert (document["unreadable"], document["passed_over"], document["skipped"]) == (0, 0, [])
     assert document["images_per_second"] > 0
     assert json.loads((bundle / "config.json").read_text())["metrics"] == {"top1": 12.5}
+    text = milkweed("evaluate", bundle, data, "--batch-size", 3).ok().out
+    assert "top-1     41.67 % (5)" in text
+    assert "top-5     75.00 % (9)" in text
 
 
 def test_evaluate_agrees_with_classify_at_any_batch_size(pipeline: Pipeline, data: Path, labels: Any) -> None:
@@ -78,8 +79,7 @@ def test_unreadable_images_are_named_counted_and_skipped(milkweed: Milkweed, bun
     (folder / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\nnothing")
     (folder / "notes.txt").write_text("not an image by name")
     (folder / ".hidden.png").write_text("")
-    ran = milkweed("evaluate", bundle, data, "--json")
-    assert ran.code == 0
+    ran = milkweed("evaluate", bundle, data, "--json").ok()
     assert ran.err.count("\n") == 1
     assert f"skipped {folder / 'broken.png'}: undecodable: " in ran.err
     document = ran.document
@@ -116,11 +116,7 @@ def test_record_goes_into_the_config_and_leaves_the_version(
     entry = after.metrics["evaluations"]["val"]
     assert (entry["images"], entry["correct1"], entry["top5"]) == (12, 5, 75.0)
     assert entry["versions"]["torch"]
-    assert [path.name for path in sorted(copy.iterdir())] == [
-        "config.json",
-        "labels.json",
-        "model.safetensors",
-    ]
+    assert [path.name for path in sorted(copy.iterdir())] == ["config.json", "labels.json", "model.safetensors"]
     milkweed("evaluate", copy, data, "--record", "--limit", 2)
     _, again = load_bundle(copy)
     assert again.metrics["evaluations"]["val"]["images"] == 2
@@ -168,14 +164,8 @@ def test_links_to_folders_are_followed_and_circles_end(tmp_path: Path, labels: A
     [
         ((), "no images in it (0 other files)"),
         (("n00/a.txt",), "no images in it (1 other files)"),
-        (
-            ("train/n00/a.png", "test/n00/a.png"),
-            "2 of 2 folders fit none of the 7 labels: test, train (the first",
-        ),
-        (
-            ("n00_a.png", "cat.png"),
-            "1 of 2 files fit none of the 7 labels: cat.png (the first label is id 'n00'",
-        ),
+        (("train/n00/a.png", "test/n00/a.png"), "2 of 2 folders fit none of the 7 labels: test, train (the first"),
+        (("n00_a.png", "cat.png"), "1 of 2 files fit none of the 7 labels: cat.png (the first label is id 'n00'"),
         (("n00/empty.txt", "n00_a.png"), "1 folders, but no image in any of them"),
     ],
 )

@@ -15,8 +15,7 @@ def test_export_writes_a_file_and_says_what_it_is(
     milkweed: Milkweed, dense_bundle: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "model.onnx"
-    ran = milkweed("export", dense_bundle, "--onnx", file, "--json")
-    assert ran.code == 0, ran.err
+    ran = milkweed("export", dense_bundle, "--onnx", file, "--json").ok()
     said = ran.document
     assert said["file"] == str(file)
     assert said["version"] == read_config(dense_bundle).version

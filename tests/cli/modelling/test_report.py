@@ -83,15 +83,13 @@ def test_inspect_shows_the_report(
 ) -> None:
     report = replace(report, version=read_config(bundle).version)
     path = reported(json.dumps(report.to_dict()).encode())
-    ran = milkweed("inspect", path, "--json")
-    assert (ran.code, ran.err) == (0, "")
+    ran = milkweed("inspect", path, "--json").ok(quiet=True)
     assert RunReport.from_dict(ran.document["report"]) == report
     plain = milkweed("inspect", bundle, "--json").document
     assert plain["report"] is None
     assert {**ran.document, "bundle": "", "report": None} == {**plain, "bundle": ""}
 
-    ran = milkweed("inspect", path)
-    assert (ran.code, ran.err) == (0, "")
+    ran = milkweed("inspect", path).ok(quiet=True)
     lines = ran.out.splitlines()
     fields = {line[2:17].strip(): line[17:].strip() for line in lines[lines.index("report") :]}
     assert fields["outcome"].startswith("Clearly less accurate than the original. It is right on 74.4 % of 250 images")
@@ -150,8 +148,7 @@ def test_a_broken_report_is_named_and_passed_over(
 ) -> None:
     path = reported(data)
     for arguments in (("inspect", path), ("inspect", path, "--json")):
-        ran = milkweed(*arguments)
-        assert ran.code == 0
+        ran = milkweed(*arguments).ok()
         assert ran.err.count("\n") == 1
         assert ran.err.startswith(f"milkweed: bundle {path}: {problem}")
         assert ran.err.endswith(": passed over\n")

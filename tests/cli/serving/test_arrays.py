@@ -16,8 +16,7 @@ def test_classify_takes_arrays_apart(milkweed: Milkweed, bundle: Path, images: l
     np.save(tmp_path / "all.npy", np.stack(pixels))
     np.save(tmp_path / "one.npy", pixels[1])
     np.save(tmp_path / "other.npy", pixels[1].astype("f8"))
-    ran = milkweed("classify", "--model", bundle, *(tmp_path / f"{place}.png" for place in range(3)), "--json")
-    assert ran.code == 0, ran.err
+    ran = milkweed("classify", "--model", bundle, *(tmp_path / f"{place}.png" for place in range(3)), "--json").ok()
     expected = ran.document["results"]
     files = [tmp_path / name for name in ("all.npy", "other.npy", "one.npy")]
     ran = milkweed("classify", "--model", bundle, *files, "--json")

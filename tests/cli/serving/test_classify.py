@@ -121,18 +121,18 @@ def test_names_of_images_may_hold_any_bytes(
         (root / os.fsdecode(name)).write_bytes(image)
     for kind in ("csv", "ndjson"):
         out = tmp_path / f"out.{kind}"
-        assert milkweed("classify", "--model", bundle, root, "--output", out).code == 0
+        milkweed("classify", "--model", bundle, root, "--output", out).ok()
         content = out.read_bytes()
         out.write_bytes(content[:-5])
         opened.clear()
-        assert milkweed("classify", "--model", bundle, root, "--output", out, "--resume").code == 0
+        milkweed("classify", "--model", bundle, root, "--output", out, "--resume").ok()
         assert out.read_bytes() == content
         assert len(opened) == 1
     with open(tmp_path / "out.csv", encoding="utf-8", errors="surrogateescape", newline="") as file:
         assert {row["image"] for row in csv.DictReader(file)} == {str(root / os.fsdecode(name)) for name in names}
     found = {record["image"] for record in records(tmp_path / "out.ndjson")}
     assert found == {str(root / os.fsdecode(name)) for name in names}
-    assert milkweed("classify", "--model", bundle, root).code == 0
+    milkweed("classify", "--model", bundle, root).ok()
 
 
 def test_a_pipe_gets_the_names_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +187,7 @@ def test_answers_of_another_model_are_told(
     milkweed: Milkweed, bundle: Path, dense_bundle: Path, photos: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "a.ndjson"
-    assert milkweed("classify", "--model", bundle, photos / "0.png", "--output", out).code == 0
+    milkweed("classify", "--model", bundle, photos / "0.png", "--output", out).ok()
     arguments = ("classify", photos / "0.png", photos / "1.png", "--output", out, "--resume")
     first, second, *_ = milkweed(*arguments, "--model", dense_bundle).err.splitlines()
     before, after = (f"{record['model']} {record['version']}" for record in records(out))
@@ -210,10 +210,7 @@ def test_images_come_from_patterns_lists_and_stdin(
     names = [f"{photos}/{n}.png" for n in (4, 0)]
     (tmp_path / "list").write_text("\n".join(names) + "\n")
     assert asked("--from-file", tmp_path / "list") == names
-    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [
-        f"{photos}/1.png",
-        *names,
-    ]
+    assert asked(f"{photos}/1.png", "--from-file", "-", stdin="\0".join(names).encode()) == [f"{photos}/1.png", *names]
     assert asked("-", stdin=(photos / "0.png").read_bytes()) == ["-"]
     (photos / "[x].png").write_bytes(b"")
     assert asked(f"{photos}/[x].png") == [f"{photos}/[x].png"]
@@ -222,7 +219,7 @@ def test_images_come_from_patterns_lists_and_stdin(
 def test_resume_with_nothing_left_opens_nothing(milkweed: Milkweed, bundle: Path, photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "a.ndjson"
     arguments = ("classify", photos / "0.png", photos / "1.png", "--output", out)
-    assert milkweed(*arguments, "--model", bundle).code == 0
+    milkweed(*arguments, "--model", bundle).ok()
     content = out.read_bytes()
     ran = milkweed(*arguments, "--model", tmp_path / "no bundle", "--resume")
     assert (ran.code, ran.out) == (0, "")

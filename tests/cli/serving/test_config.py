@@ -104,8 +104,7 @@ def test_what_files_hold_is_never_shown(milkweed: Milkweed, tmp_path: Path) -> N
 
 
 def test_a_new_key_is_an_entry_and_a_secret(milkweed: Milkweed) -> None:
-    ran = milkweed("keys", "new", "cam-1")
-    assert ran.code == 0
+    ran = milkweed("keys", "new", "cam-1").ok()
     [caller] = parse_keys(tomllib.loads(ran.out)).values()
     key = ran.err.split()[-1]
     assert (caller.name, caller.digests) == ("cam-1", (hash_key(key.encode()),))

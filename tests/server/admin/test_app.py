@@ -2,7 +2,6 @@
 
 import threading
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -10,11 +9,11 @@ import pytest
 from milkweed.server.admin.app import create_admin_app
 from milkweed.server.security.keys import key_block
 
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start
 
 
 async def test_only_the_admin_key_is_accepted_and_on_the_event_loop(
-    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a caller has left belongs to the event loop's thread."""
     keys = tmp_path / "keys.toml"

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, check_error, one_reason, until
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,10 +17,14 @@ async def probes(app: Any) -> tuple[int, ...]:
     return tuple([(await app.client.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")])
 
 
-async def test_probes_follow_start_and_drain(running: Any) -> None:
+async def test_probes_follow_start_and_drain(running: Start) -> None:
     gate = threading.Event()
     async with running(wait=False, open_gate=gate) as app:
         assert await probes(app) == (200, 503, 503)
+        async with one_reason(app, "not_ready"):
+            early = await app.classify()
+        check_error(early, 503, "not_ready", "loading")
+        assert int(early.headers["retry-after"]) >= 1
         gate.set()
         await asyncio.wrap_future(app.service.prepared)
         assert await probes(app) == (200, 200, 200)
@@ -34,7 +36,7 @@ async def test_probes_follow_start_and_drain(running: Any) -> None:
         assert app.value("requests_rejected_total", reason="draining") == 0  # a probe is no refused request
 
 
-async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
+async def test_models_that_fail_to_load_are_never_ready(running: Start) -> None:
     async with running(wait=False, open_error=ValueError("bundle x: bad hash")) as app:
         with pytest.raises(ValueError, match="bad hash"):
             await asyncio.wrap_future(app.service.prepared)
@@ -42,19 +44,17 @@ async def test_models_that_fail_to_load_are_never_ready(running: Any) -> None:
         assert (await app.client.get("/v1/models")).json() == {"models": [], "aliases": []}
 
 
-async def test_hanging_engine_is_neither_live_nor_ready(running: Any) -> None:
+async def test_hanging_engine_is_neither_live_nor_ready(running: Start) -> None:
     async with running(settings={"engine_stall_seconds": 0.05}) as app:
-        app.model.gate.clear()
-        stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        await server_parts.until(lambda: app.service.engines.silent_seconds() > 0.05)
+        stuck = await app.hold()
+        await until(lambda: app.service.engines.silent_seconds() > 0.05)
         assert await probes(app) == (503, 503, 200)
         app.model.gate.set()
         await stuck
         assert await probes(app) == (200, 200, 200)
 
 
-async def test_openapi_documents_classify_in_full(running: Any) -> None:
+async def test_openapi_documents_classify_in_full(running: Start) -> None:
     async with running() as app:
         document = (await app.client.get("/openapi.json")).json()
         docs = await app.client.get("/docs")

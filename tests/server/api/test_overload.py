@@ -2,61 +2,52 @@
 
 import asyncio
 import time
-from typing import Any
 
 import pytest
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import RawCall, Start, calm, check_error, encoded, one_reason, until
 
 JSON = {"content-type": "application/json"}
 
 
-async def test_full_queue_is_503_with_retry_after(running: Any) -> None:
+async def test_full_queue_is_503_with_retry_after(running: Start) -> None:
     settings = {"max_queue_images": 2, "max_images_per_request": 2}
     async with running(settings=settings) as app:
-        app.model.gate.clear()
-        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        waiting = [asyncio.create_task(app.client.post("/classify", content=server_parts.encoded())) for _ in range(2)]
-        await server_parts.until(lambda: app.service.scheduler.depth == 2)
-        async with server_parts.one_reason(app, "overloaded"):
-            refused = await app.client.post("/classify", content=server_parts.encoded())
-        server_parts.check_error(refused, 503, "overloaded", "2 images wait", "limit 2")
+        first = await app.hold()
+        waiting = [app.begin() for _ in range(2)]
+        await until(lambda: app.service.scheduler.depth == 2)
+        async with one_reason(app, "overloaded"):
+            refused = await app.classify()
+        check_error(refused, 503, "overloaded", "2 images wait", "limit 2")
         assert int(refused.headers["retry-after"]) >= 1
         app.model.gate.set()
         assert [answer.status_code for answer in await asyncio.gather(first, *waiting)] == [200] * 3
         assert app.value("images_total", model="held", outcome="rejected") == 1
 
 
-async def test_bodies_in_memory_are_bounded(running: Any) -> None:
-    image = server_parts.encoded()
+async def test_bodies_in_memory_are_bounded(running: Start) -> None:
+    image = encoded()
     settings = {"max_held_bytes": 1500, "max_body_bytes": 1500, "max_image_bytes": 1500}
     assert len(image) < 1500 < 4 * len(image)
     async with running(settings=settings) as app:
         app.model.gate.clear()
-        held = [asyncio.create_task(app.client.post("/classify", content=image)) for _ in range(1500 // len(image))]
-        await server_parts.until(lambda: app.service.body_budget.total == len(held) * len(image))
-        async with server_parts.one_reason(app, "overloaded"):
-            refused = await app.client.post("/classify", content=image)
-        server_parts.check_error(refused, 503, "overloaded", "1500")
+        held = [app.begin(image) for _ in range(1500 // len(image))]
+        await until(lambda: app.service.body_budget.total == len(held) * len(image))
+        async with one_reason(app, "overloaded"):
+            refused = await app.classify(image)
+        check_error(refused, 503, "overloaded", "1500")
         app.model.gate.set()
         assert {answer.status_code for answer in await asyncio.gather(*held)} == {200}
         assert app.service.body_budget.total == 0
 
 
-async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
+async def test_deadline_is_504_and_frees_the_queue(running: Start) -> None:
     async with running() as app:
-        app.model.gate.clear()
-        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        await server_parts.calm(app)
-        async with server_parts.one_reason(app, "deadline"):
-            late = await app.client.post(
-                "/classify", content=server_parts.encoded(), headers={"X-Request-Timeout-Ms": "500"}
-            )
-        server_parts.check_error(late, 504, "deadline", "500 ms")
+        first = await app.hold()
+        await calm(app)
+        async with one_reason(app, "deadline"):
+            late = await app.classify(headers={"X-Request-Timeout-Ms": "500"})
+        check_error(late, 504, "deadline", "500 ms")
         assert app.service.scheduler.depth == 0
         assert app.value("images_total", model="held", outcome="expired") == 1
         app.model.gate.set()
@@ -64,28 +55,14 @@ async def test_deadline_is_504_and_frees_the_queue(running: Any) -> None:
         assert app.model.sizes == [1]
 
 
-async def test_client_that_leaves_is_dropped_before_the_device(running: Any) -> None:
+async def test_client_that_leaves_is_dropped_before_the_device(running: Start) -> None:
     async with running() as app:
-        app.model.gate.clear()
-        first = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        leave = asyncio.Event()
-        messages = [{"type": "http.request", "body": server_parts.encoded(), "more_body": False}]
-
-        async def receive() -> dict[str, Any]:
-            if messages:
-                return messages.pop()
-            await leave.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Any) -> None:
-            raise AssertionError("nobody is there")
-
-        scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
-        gone = asyncio.create_task(app.app(scope, receive, send))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
-        leave.set()
-        await gone
+        first = await app.hold()
+        gone = RawCall(app, encoded())
+        await until(lambda: app.service.scheduler.depth == 1)
+        gone.leave.set()
+        await gone.task
+        assert gone.sent.empty()
         assert app.service.scheduler.depth == 0
         assert app.value("requests_cancelled_total", stage="wait") == 1
         assert app.value("images_total", model="held", outcome="cancelled") == 1
@@ -94,78 +71,53 @@ async def test_client_that_leaves_is_dropped_before_the_device(running: Any) -> 
         assert app.model.sizes == [1]
 
 
-async def test_client_that_leaves_in_its_body_is_counted(running: Any) -> None:
+async def test_client_that_leaves_in_its_body_is_counted(running: Start) -> None:
     async with running() as app:
-        messages: list[dict[str, Any]] = [
-            {"type": "http.disconnect"},
-            {"type": "http.request", "body": b"begin", "more_body": True},
-        ]
-
-        async def receive() -> dict[str, Any]:
-            return messages.pop()
-
-        async def send(message: Any) -> None:
-            raise AssertionError("nobody is there")
-
-        scope = {"type": "http", "method": "POST", "path": "/classify", "query_string": b"", "headers": []}
-        await app.app(scope, receive, send)
+        gone = RawCall(app, b"begin", whole=False)
+        gone.leave.set()
+        await gone.task
+        assert gone.sent.empty()
         assert app.value("requests_cancelled_total", stage="receive") == 1
         assert app.service.body_budget.total == 0
 
 
-async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Any) -> None:
+async def test_failed_forward_is_500_without_detail_and_the_next_works(running: Start) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("secret detail")
-        async with server_parts.one_reason(app, "internal"):
-            failed = await app.client.post("/classify", content=server_parts.encoded())
+        async with one_reason(app, "internal"):
+            failed = await app.classify()
         app.model.failure = None
-        after = await app.client.post("/classify", content=server_parts.encoded())
+        after = await app.classify()
         assert app.value("images_total", model="held", outcome="error") == 1
-    server_parts.check_error(failed, 500, "internal")
+    check_error(failed, 500, "internal")
     assert "secret" not in failed.text
     assert after.status_code == 200
 
 
 async def test_unknown_exception_is_500_with_the_request_id_alone(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object, **kwargs: object) -> None:
         raise KeyError("secret detail")
 
     monkeypatch.setattr("milkweed.server.api.classify.encoded_images", fail)
-    async with running() as app, server_parts.one_reason(app, "internal"):
-        answer = await app.client.post("/classify", content=server_parts.encoded(), headers={"X-Request-ID": "me-1"})
-    server_parts.check_error(answer, 500, "internal")
+    async with running() as app, one_reason(app, "internal"):
+        answer = await app.classify(headers={"X-Request-ID": "me-1"})
+    check_error(answer, 500, "internal")
     assert "secret" not in answer.text
     assert any(getattr(record, "request_id", "") == "me-1" and record.exc_info for record in caplog.records)
 
 
-async def test_not_ready_while_models_load(running: Any) -> None:
-    import threading
-
-    gate = threading.Event()
-    async with running(wait=False, open_gate=gate) as app:
-        async with server_parts.one_reason(app, "not_ready"):
-            early = await app.client.post("/classify", content=server_parts.encoded())
-        server_parts.check_error(early, 503, "not_ready", "loading")
-        assert int(early.headers["retry-after"]) >= 1
-        gate.set()
-        await asyncio.wrap_future(app.service.prepared)
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
-
-
-async def test_draining_refuses_new_and_finishes_old(running: Any) -> None:
+async def test_draining_refuses_new_and_finishes_old(running: Start) -> None:
     async with running() as app:
-        app.model.gate.clear()
-        old = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
+        old = await app.hold()
         app.service.begin_drain()
-        graced = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
+        graced = app.begin()
+        await until(lambda: app.service.scheduler.depth == 1)
         app.service.stop_accepting()
-        async with server_parts.one_reason(app, "draining"):
-            new = await app.client.post("/classify", content=server_parts.encoded())
-        server_parts.check_error(new, 503, "draining")
+        async with one_reason(app, "draining"):
+            new = await app.classify()
+        check_error(new, 503, "draining")
         assert int(new.headers["retry-after"]) >= 1
         app.model.gate.set()
         finished = await asyncio.gather(old, graced)
@@ -173,39 +125,29 @@ async def test_draining_refuses_new_and_finishes_old(running: Any) -> None:
     assert finished[1].headers["connection"] == "close"
 
 
-async def test_end_of_the_drain_answers_requests_that_are_left(running: Any) -> None:
+async def test_end_of_the_drain_answers_requests_that_are_left(running: Start) -> None:
     async with running() as app:
-        app.model.gate.clear()
-        stuck = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        waiting = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
+        stuck = await app.hold()
+        waiting = app.begin()
+        await until(lambda: app.service.scheduler.depth == 1)
         app.service.abandon()
         for answer in await asyncio.gather(stuck, waiting):
-            server_parts.check_error(answer, 503, "draining")
+            check_error(answer, 503, "draining")
         assert app.service.scheduler.depth == 0
 
 
-async def test_late_request_is_refused_before_its_body_is_read(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_request_is_refused_before_its_body_is_read(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     async with running() as app:
         monkeypatch.setattr(app.service.lag, "seconds", lambda: 0.25)
-        async with server_parts.one_reason(app, "overloaded"):
-            refused = await app.client.post(
-                "/classify", content=server_parts.encoded(), headers={"X-Request-Timeout-Ms": "400"}
-            )
-        server_parts.check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
+        async with one_reason(app, "overloaded"):
+            refused = await app.classify(headers={"X-Request-Timeout-Ms": "400"})
+        check_error(refused, 503, "overloaded", "takes 500 ms", "may take 400 ms")
         assert int(refused.headers["retry-after"]) >= 1
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+        assert (await app.classify()).status_code == 200
 
 
-async def test_lag_of_the_event_loop_is_seen_while_it_lasts(running: Any) -> None:
+async def test_lag_of_the_event_loop_is_seen_while_it_lasts(running: Start) -> None:
     async with running() as app:
         time.sleep(0.3)  # the loop stands still
         assert app.service.lag.seconds() >= 0.15
-        await settled(app)
-
-
-async def settled(app: Any) -> None:
-    async with asyncio.timeout(10):
-        while app.service.lag.seconds() > 0.05:
-            await asyncio.sleep(0.01)
+        await calm(app)

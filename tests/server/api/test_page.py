@@ -5,16 +5,13 @@ import re
 import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
 from milkweed.server.security.keys import key_block
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, check_error
 
 ROOT = Path(__file__).resolve().parents[3]
 FOLDER = ROOT / "server" / "api" / "static"
@@ -29,7 +26,7 @@ def address(name: str) -> str:
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_each_file_is_served_as_what_it_is(running: Any, name: str) -> None:
+async def test_each_file_is_served_as_what_it_is(running: Start, name: str) -> None:
     kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
     async with running(wait=False) as app:
         plain = await app.client.get(address(name), headers=PLAIN)
@@ -46,7 +43,7 @@ async def test_each_file_is_served_as_what_it_is(running: Any, name: str) -> Non
     assert (head.content, head.headers["content-length"]) == (b"", plain.headers["content-length"])
 
 
-async def test_nothing_but_this_origin_may_be_loaded(running: Any) -> None:
+async def test_nothing_but_this_origin_may_be_loaded(running: Start) -> None:
     async with running(wait=False) as app:
         answers = [await app.client.get(address(name)) for name in FILES]
     for answer in answers:
@@ -59,7 +56,7 @@ async def test_nothing_but_this_origin_may_be_loaded(running: Any) -> None:
         assert answer.headers["referrer-policy"] == "no-referrer"
 
 
-async def test_browser_that_has_a_file_gets_304(running: Any) -> None:
+async def test_browser_that_has_a_file_gets_304(running: Start) -> None:
     async with running(wait=False) as app:
         get = app.client.get
         first = await get("/")
@@ -74,7 +71,7 @@ async def test_browser_that_has_a_file_gets_304(running: Any) -> None:
         assert len({(await get(address(name))).headers["etag"] for name in FILES}) == len(FILES)
 
 
-async def test_page_is_small(running: Any) -> None:
+async def test_page_is_small(running: Start) -> None:
     sent = 0
     async with running(wait=False) as app:
         for name in FILES:
@@ -84,23 +81,23 @@ async def test_page_is_small(running: Any) -> None:
     assert sent < MAX_BYTES
 
 
-async def test_page_is_off_by_a_setting(running: Any) -> None:
+async def test_page_is_off_by_a_setting(running: Start) -> None:
     async with running(settings={"page": False}) as app:
         for path in ("/", "/page/main.js"):
-            server_parts.check_error(await app.client.get(path), 404, "not_found")
+            check_error(await app.client.get(path), 404, "not_found")
         assert (await app.client.get("/docs")).status_code == 200
 
 
-async def test_unknown_files_are_404(running: Any, tmp_path: Path) -> None:
+async def test_unknown_files_are_404(running: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(key_block("somebody", "a-key"))
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         for name in ("index.html", "nothing.js", "..%2fsettings.py", "%2e%2e/settings.py", ""):
-            server_parts.check_error(await app.client.get(f"/page/{name}"), 404, "not_found")
-        server_parts.check_error(await app.client.get("/page"), 401, "unauthorized")
+            check_error(await app.client.get(f"/page/{name}"), 404, "not_found")
+        check_error(await app.client.get("/page"), 401, "unauthorized")
 
 
-async def test_page_works_below_a_path(running: Any) -> None:
+async def test_page_works_below_a_path(running: Start) -> None:
     """As behind a proxy that tells the path it serves this under."""
     async with running(wait=False) as app:
         transport = httpx.ASGITransport(app=app.app, root_path="/some/where")

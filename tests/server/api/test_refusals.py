@@ -3,13 +3,11 @@
 import json
 import tracemalloc
 from collections.abc import AsyncIterator
-from typing import Any
 
 import pytest
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.bodies import files as multipart_files
+from ...support.server_parts import Start, broken, check_error, encoded, one_reason
 
 JSON = {"content-type": "application/json"}
 
@@ -26,86 +24,57 @@ JSON = {"content-type": "application/json"}
         ("/classify", JSON, b'{"image": "x"}', 400, "bad_request", ('"images"',)),
         ("/classify", JSON, b'{"images": ["%%"]}', 400, "bad_request", ("images[0]",)),
         ("/classify", {"content-type": "multipart/form-data"}, b"x", 400, "bad_request", ("boundary",)),
-        (
-            "/classify",
-            {"content-type": "multipart/form-data; boundary=x"},
-            b"--x--",
-            400,
-            "empty",
-            ("file part",),
-        ),
+        ("/classify", {"content-type": "multipart/form-data; boundary=x"}, b"--x--", 400, "empty", ("file part",)),
         ("/classify?top_k=0", {}, b"x", 400, "bad_request", ("top_k is '0'", "1..7")),
         ("/classify?top_k=8", {}, b"x", 400, "bad_request", ("top_k is '8'", "1..7")),
         ("/classify?top_k=five", {}, b"x", 400, "bad_request", ("'five'",)),
         ("/classify?topk=5", {}, b"x", 400, "bad_request", ("'topk'", "top_k")),
         ("/classify?top_k=1&top_k=2", {}, b"x", 400, "bad_request", ("twice",)),
-        (
-            "/classify",
-            {"x-request-timeout-ms": "0"},
-            b"x",
-            400,
-            "bad_request",
-            ("X-Request-Timeout-Ms is '0'",),
-        ),
+        ("/classify", {"x-request-timeout-ms": "0"}, b"x", 400, "bad_request", ("X-Request-Timeout-Ms is '0'",)),
         ("/classify", {"x-request-timeout-ms": "9999999"}, b"x", 400, "bad_request", ("1..300000",)),
         ("/classify", {"content-length": "abc"}, b"x", 400, "bad_request", ("Content-Length",)),
         ("/classify?model=cat", {}, b"x", 404, "unknown_model", ("'cat'", "held")),
         ("/classify", {"content-type": "image/png"}, b"text", 415, "unsupported_format", ()),
-        (
-            "/classify",
-            {"content-type": "text/plain"},
-            b"text",
-            415,
-            "unsupported_format",
-            ("text/plain", "image/*"),
-        ),
+        ("/classify", {"content-type": "text/plain"}, b"text", 415, "unsupported_format", ("text/plain", "image/*")),
         ("/classify", {"content-encoding": "gzip"}, b"text", 415, "unsupported_format", ("gzip",)),
         ("/nowhere", {}, b"", 404, "not_found", ("/nowhere",)),
     ],
 )
 async def test_refusal_has_its_status_and_code(
-    running: Any,
-    url: str,
-    headers: dict[str, str],
-    body: bytes,
-    status: int,
-    code: str,
-    words: tuple[str, ...],
+    running: Start, url: str, headers: dict[str, str], body: bytes, status: int, code: str, words: tuple[str, ...]
 ) -> None:
-    async with running() as app, server_parts.one_reason(app, code):
-        server_parts.check_error(await app.client.post(url, content=body, headers=headers), status, code, *words)
+    async with running() as app, one_reason(app, code):
+        check_error(await app.client.post(url, content=body, headers=headers), status, code, *words)
         assert app.model.sizes == []
 
 
-async def test_single_bad_image_has_its_error_in_results_too(running: Any) -> None:
-    async with running() as app, server_parts.one_reason(app, "undecodable"):
-        answer = await app.client.post("/classify", content=server_parts.broken())
-    server_parts.check_error(answer, 422, "undecodable")
+async def test_single_bad_image_has_its_error_in_results_too(running: Start) -> None:
+    async with running() as app, one_reason(app, "undecodable"):
+        answer = await app.classify(broken())
+    check_error(answer, 422, "undecodable")
     assert answer.json()["results"] == [{"error": answer.json()["error"]}]
 
 
-async def test_of_several_bad_images_the_first_gives_the_status(running: Any) -> None:
-    files = [("i", ("a", body, "image/png")) for body in (b"text", server_parts.broken())]
-    async with running() as app, server_parts.one_reason(app, "unsupported_format"):
-        answer = await app.client.post("/classify", files=files)
-    server_parts.check_error(answer, 415, "unsupported_format")
+async def test_of_several_bad_images_the_first_gives_the_status(running: Start) -> None:
+    files = multipart_files(b"text", broken())
+    async with running() as app, one_reason(app, "unsupported_format"):
+        answer = await app.classify(files=files)
+    check_error(answer, 415, "unsupported_format")
     assert [r["error"]["code"] for r in answer.json()["results"]] == ["unsupported_format", "undecodable"]
 
 
-async def test_pixel_bomb_is_413(running: Any) -> None:
-    header = bytearray(server_parts.encoded())
+async def test_pixel_bomb_is_413(running: Start) -> None:
+    header = bytearray(encoded())
     header[16:24] = (30_000).to_bytes(4, "big") * 2  # IHDR's width and height, and then its checksum
-    async with running() as app, server_parts.one_reason(app, "too_many_pixels"):
+    async with running() as app, one_reason(app, "too_many_pixels"):
         import zlib
 
         header[29:33] = zlib.crc32(header[12:29]).to_bytes(4, "big")
-        server_parts.check_error(
-            await app.client.post("/classify", content=bytes(header)), 413, "too_many_pixels", "30000"
-        )
+        check_error(await app.classify(bytes(header)), 413, "too_many_pixels", "30000")
 
 
 @pytest.mark.parametrize("declared", [True, False])
-async def test_long_body_is_refused_before_it_is_read(running: Any, declared: bool) -> None:
+async def test_long_body_is_refused_before_it_is_read(running: Start, declared: bool) -> None:
     sent = 0
 
     async def body() -> AsyncIterator[bytes]:
@@ -115,40 +84,35 @@ async def test_long_body_is_refused_before_it_is_read(running: Any, declared: bo
             yield bytes(1024)
 
     headers = {"content-length": "1024000"} if declared else {}
-    async with running(settings={"max_image_bytes": 4096}) as app, server_parts.one_reason(app, "too_large"):
-        answer = await app.client.post("/classify", content=body(), headers=headers)
-    server_parts.check_error(answer, 413, "too_large", "1024000 bytes" if declared else "at least 5120 bytes", "4096")
+    async with running(settings={"max_image_bytes": 4096}) as app, one_reason(app, "too_large"):
+        answer = await app.classify(body(), headers=headers)
+    check_error(answer, 413, "too_large", "1024000 bytes" if declared else "at least 5120 bytes", "4096")
     assert answer.headers["connection"] == "close"
 
 
-async def test_each_image_and_the_whole_request_have_a_limit(running: Any) -> None:
-    small, large = server_parts.encoded(), server_parts.encoded("BMP", size=(60, 60))
-    files = [("i", ("a", body, "image/png")) for body in (small, large)]
+async def test_each_image_and_the_whole_request_have_a_limit(running: Start) -> None:
+    small, large = encoded(), encoded("BMP", size=(60, 60))
+    files = multipart_files(small, large)
     async with running(settings={"max_image_bytes": 9000, "max_body_bytes": 14_000}) as app:
-        answer = await app.client.post("/classify", files=files)
+        answer = await app.classify(files=files)
         assert [list(result) for result in answer.json()["results"]] == [["predictions"], ["error"]]
         assert answer.json()["results"][1]["error"]["code"] == "too_large"
-        async with server_parts.one_reason(app, "too_large"):
-            server_parts.check_error(await app.client.post("/classify", files=files * 2), 413, "too_large", "14000")
+        async with one_reason(app, "too_large"):
+            check_error(await app.classify(files=files * 2), 413, "too_large", "14000")
 
 
-async def test_too_many_images_names_the_limit(running: Any) -> None:
-    files = [("i", ("a", server_parts.encoded(), "image/png"))] * 4
-    async with (
-        running(settings={"max_images_per_request": 3}) as app,
-        server_parts.one_reason(app, "too_many_images", 2),
-    ):
-        server_parts.check_error(await app.client.post("/classify", files=files), 413, "too_many_images", "3")
+async def test_too_many_images_names_the_limit(running: Start) -> None:
+    files = [("i", ("a", encoded(), "image/png"))] * 4
+    async with running(settings={"max_images_per_request": 3}) as app, one_reason(app, "too_many_images", 2):
+        check_error(await app.classify(files=files), 413, "too_many_images", "3")
         body = json.dumps({"images": ["AA=="] * 4}).encode()
-        server_parts.check_error(
-            await app.client.post("/classify", content=body, headers=JSON), 413, "too_many_images", "images", "3"
-        )
+        check_error(await app.classify(body, headers=JSON), 413, "too_many_images", "images", "3")
 
 
-async def test_wrong_method_is_405(running: Any) -> None:
-    async with running() as app, server_parts.one_reason(app, "method_not_allowed"):
+async def test_wrong_method_is_405(running: Start) -> None:
+    async with running() as app, one_reason(app, "method_not_allowed"):
         answer = await app.client.get("/classify")
-    server_parts.check_error(answer, 405, "method_not_allowed")
+    check_error(answer, 405, "method_not_allowed")
     assert answer.headers["allow"] == "POST"
 
 
@@ -160,11 +124,11 @@ async def test_wrong_method_is_405(running: Any) -> None:
         (b'{"images": ["' + "\U0001f600".encode() + b"a" * 3_000_000 + b'"]}', 400, "bad_request"),
     ],
 )
-async def test_json_that_would_grow_makes_no_objects(running: Any, body: bytes, status: int, code: str) -> None:
+async def test_json_that_would_grow_makes_no_objects(running: Start, body: bytes, status: int, code: str) -> None:
     """Three bytes of it may become an object of sixty-four."""
-    async with running() as app, server_parts.one_reason(app, code):
+    async with running() as app, one_reason(app, code):
         tracemalloc.start()
-        answer = await app.client.post("/classify", content=body, headers=JSON)
+        answer = await app.classify(body, headers=JSON)
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
     assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)

@@ -12,10 +12,8 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import SettingsError, load_settings
 from milkweed.server.process.service_app import create_app
 
-from ...support import server_parts
 from ...support.repositories import App, Put, clients_of, serving
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import encoded, until
 
 
 async def point(app: App, name: str, model: str, version: str | None = None) -> httpx.Response:
@@ -90,7 +88,7 @@ async def test_an_alias_answers_as_its_target_in_every_protocol(tmp_path: Path, 
             assert (body["model"], body["version"]) == ("deit", version)
             infer = await app.client.post(
                 f"/v2/models/{alias}/infer",
-                content=server_parts.encoded("JPEG", size=(40, 40)),
+                content=encoded("JPEG", size=(40, 40)),
                 headers={"inference-header-content-length": "0"},
             )
             assert infer.status_code == 200
@@ -223,7 +221,7 @@ async def test_moving_an_alias_under_load_loses_no_request_and_mixes_no_answers(
         for turn in range(16):
             assert (await point(app, "production", "deit", str(turn % 2 + 1))).status_code == 200
             seen = len(answers) + 4  # each client has begun anew since
-            await server_parts.until(lambda seen=seen: len(answers) >= seen)
+            await until(lambda seen=seen: len(answers) >= seen)
         going = False
         await asyncio.gather(*clients)
         assert {answer.status_code for answer in answers} == {200}

@@ -11,9 +11,7 @@ from milkweed.cli.serving.config import toml_value
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import SettingsError, load_settings
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, check_error, encoded, entered, until
 
 LIMITS = {"deit": {"max_queue_images": 64, "top_k": 1}, "v1.vit": {"timeout_ms": 500}}
 
@@ -72,7 +70,7 @@ def test_an_invalid_limit_is_refused_in_one_line(text: str, words: str) -> None:
 
 
 async def test_limits_of_an_unknown_model_stop_the_start_unless_a_repository_may_bring_it(
-    running: server_parts.Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    running: Start, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     settings = {"model_limits": {"none": {"top_k": 1}, "held": {"top_k": 1}}}
     with pytest.raises(ValueError, match="model_limits names none: no such model is served; there are: held"):
@@ -86,10 +84,10 @@ async def test_limits_of_an_unknown_model_stop_the_start_unless_a_repository_may
     ]
 
 
-async def test_defaults_of_a_model_hold_in_every_protocol(running: server_parts.Start) -> None:
+async def test_defaults_of_a_model_hold_in_every_protocol(running: Start) -> None:
     limits = {"other": {"top_k": 2, "max_images_per_request": 2, "timeout_ms": 9000, "max_batch_size": 4}}
     async with running(settings={"model_limits": limits, "top_k": 3}, names=("held", "other")) as app:
-        image = server_parts.encoded()
+        image = encoded()
         raw = {"inference-header-content-length": "0"}
         for name, classes in (("held", 3), ("other", 2)):
             answer = await app.client.post("/classify", params={"model": name}, content=image)
@@ -112,9 +110,9 @@ async def test_defaults_of_a_model_hold_in_every_protocol(running: server_parts.
         assert {name: int(each["string_value"]) for name, each in config.items()} == listed["other"]["limits"]
 
 
-async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: server_parts.Start) -> None:
+async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: Start) -> None:
     async with running(settings={"model_limits": {"other": {"timeout_ms": 500}}}, names=("held", "other")) as app:
-        image, raw = server_parts.encoded(), {"inference-header-content-length": "0"}
+        image, raw = encoded(), {"inference-header-content-length": "0"}
         app.models["other"].gate.clear()
         for path, headers in (("/classify?model=other", {}), ("/v2/models/other/infer", raw)):
             late = await app.client.post(path, content=image, headers=headers)
@@ -122,30 +120,30 @@ async def test_the_timeout_of_a_model_ends_requests_that_name_none(running: serv
             assert late.status_code == 503 or "500 ms" in late.text
 
 
-async def test_a_flood_of_one_model_leaves_room_for_others(running: server_parts.Start) -> None:
+async def test_a_flood_of_one_model_leaves_room_for_others(running: Start) -> None:
     limits = {"flood": {"max_queue_images": 4, "max_batch_size": 1}}
     settings = {"model_limits": limits, "max_queue_images": 12, "max_images_per_request": 4, "max_batch_size": 4}
     async with running(settings=settings, names=("flood", "calm")) as app:
         app.models["flood"].gate.clear()
 
         async def ask(model: str, seed: int, **headers: str) -> httpx.Response:
-            content = server_parts.encoded(seed=seed)
+            content = encoded(seed=seed)
             return await app.client.post("/classify", params={"model": model}, content=content, headers=headers)
 
         first = asyncio.create_task(ask("flood", 0))
-        await server_parts.entered(app.models["flood"])  # the device is busy with it
+        await entered(app.models["flood"])  # the device is busy with it
         flood = [asyncio.create_task(ask("flood", seed)) for seed in range(1, 21)]
-        await server_parts.until(lambda: sum(task.done() for task in flood) == 16)
+        await until(lambda: sum(task.done() for task in flood) == 16)
         refused = [task.result() for task in flood if task.done()]
         for answer in refused:
-            server_parts.check_error(answer, 503, "overloaded", "4 images of flood wait", "limit 4 of this model")
+            check_error(answer, 503, "overloaded", "4 images of flood wait", "limit 4 of this model")
             assert int(answer.headers["retry-after"]) >= 1
         bulk = await ask("flood", 30, **{"x-priority": "bulk"})
-        server_parts.check_error(bulk, 503, "overloaded", "bulk limit 2 of this model")
+        check_error(bulk, 503, "overloaded", "bulk limit 2 of this model")
         # As many places as the flood has not are for the others, and all are taken.
         calm = [asyncio.create_task(ask("calm", seed)) for seed in range(8)]
-        await server_parts.until(lambda: app.service.scheduler.depth == 12)
-        server_parts.check_error(await ask("calm", 9), 503, "overloaded", "12 images wait", "limit 12")
+        await until(lambda: app.service.scheduler.depth == 12)
+        check_error(await ask("calm", 9), 503, "overloaded", "12 images wait", "limit 12")
         app.models["flood"].gate.set()
         answers = [await task for task in (first, *flood, *calm)]
         assert sorted(answer.status_code for answer in answers) == [200] * 13 + [503] * 16

@@ -2,20 +2,17 @@
 
 from typing import Any
 
-import pytest
-
 from milkweed.loaders.base import LoaderHealth
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.bodies import files as multipart_files
+from ...support.server_parts import Start, broken, encoded, until
 
 
 def loader_of(app: Any) -> Any:
     return next(iter(app.service.models.values())).pipeline.loader
 
 
-async def test_a_decoder_that_is_lost_is_not_alive_but_still_served(running: Any) -> None:
+async def test_a_decoder_that_is_lost_is_not_alive_but_still_served(running: Start) -> None:
     async with running() as app:
         assert app.value("decoder_healthy", model="held") == 1
         assert app.value("decoder_rebuilds_total", model="held") == 0
@@ -29,12 +26,12 @@ async def test_a_decoder_that_is_lost_is_not_alive_but_still_served(running: Any
         assert live.status_code == 503
         assert "the decoder of held is lost: DALI cannot be built" in live.json()["error"]["message"]
         assert (await app.client.get("/readyz")).status_code == 200
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+        assert (await app.classify()).status_code == 200
         app.service.begin_drain()
         assert (await app.client.get("/livez")).status_code == 200  # it ends anyway
 
 
-async def test_the_decoder_of_each_image_is_counted(running: Any) -> None:
+async def test_the_decoder_of_each_image_is_counted(running: Start) -> None:
     async with running() as app:
         loader = loader_of(app)
         load = loader.load
@@ -45,17 +42,14 @@ async def test_the_decoder_of_each_image_is_counted(running: Any) -> None:
             return result
 
         loader.load = mixed
-        files = [
-            ("i", ("a", image, "image/png"))
-            for image in (server_parts.broken(), *(server_parts.encoded(seed=seed) for seed in (1, 2, 3)))
-        ]
-        assert (await app.client.post("/classify", files=files)).status_code == 200
-        await server_parts.until(lambda: app.value("batch_size_count", model="held") == 1)
+        files = multipart_files(*(broken(), *(encoded(seed=seed) for seed in (1, 2, 3))))
+        assert (await app.classify(files=files)).status_code == 200
+        await until(lambda: app.value("batch_size_count", model="held") == 1)
         assert app.value("decode_backend_images_total", backend="dali", format="PNG") == 1
         assert app.value("decode_backend_images_total", backend="cpu", format="PNG") == 2
 
 
-async def test_the_loader_hears_who_sent_an_image(running: Any) -> None:
+async def test_the_loader_hears_who_sent_an_image(running: Start) -> None:
     async with running() as app:
         loader, heard = loader_of(app), []
         load = loader.load
@@ -65,5 +59,5 @@ async def test_the_loader_hears_who_sent_an_image(running: Any) -> None:
             return load(items, infos, sources)
 
         loader.load = listening
-        await app.client.post("/classify", content=server_parts.encoded())
+        await app.classify()
     assert heard == ["127.0.0.1"]  # what httpx says of itself

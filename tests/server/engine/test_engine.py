@@ -16,7 +16,7 @@ from milkweed.server.scheduler.cost_model import CostModel
 from milkweed.server.scheduler.request import Batch, Request
 from milkweed.server.scheduler.scheduler import Scheduler
 
-from ...support import server_parts
+from ...support.server_parts import HeldModel, encoded, make_pipeline
 
 
 class Rig(EngineEvents):
@@ -24,7 +24,7 @@ class Rig(EngineEvents):
 
     def __init__(self, stall_seconds: float = 60.0) -> None:
         self.now = 0.0
-        self.model = server_parts.HeldModel()
+        self.model = HeldModel()
         self.scheduler = Scheduler(max_queue_images=100, clock=lambda: self.now)
         self.scheduler.add_model("held", max_batch_pixels=10**9, costs=[CostModel((), 4)])
         self.delivered: queue.Queue[tuple[Batch, BatchResult | None]] = queue.Queue()
@@ -33,7 +33,7 @@ class Rig(EngineEvents):
         self.engine = Engine(self.scheduler, self, stall_seconds=stall_seconds, clock=lambda: self.now)
 
     def start(self) -> None:
-        self.engine.start(lambda: {"held": server_parts.make_pipeline(self.model)})
+        self.engine.start(lambda: {"held": make_pipeline(self.model)})
 
     def ready(self, engine_id: int, error: BaseException | None) -> None:
         self.prepared.set_exception(error) if error is not None else self.prepared.set_result(None)
@@ -46,7 +46,7 @@ class Rig(EngineEvents):
 
     def submit(self, images: int = 1) -> None:
         waiter: Future[None] = Future()
-        data = server_parts.encoded()
+        data = encoded()
         request = Request("held", 3, 1e9, waiter, images)
         self.scheduler.submit(request, [(place, data, validate(data)) for place in range(images)])
 

@@ -13,10 +13,8 @@ import torch
 from milkweed.server.config.settings import Settings
 from milkweed.server.engine.engine_group import share_of
 
-from ...support import server_parts
 from ...support.held_engines import TWO, Held, both, one_in_each, post, statuses
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, encoded, until
 
 
 def scores(answer: Any) -> dict[int, float]:
@@ -25,7 +23,7 @@ def scores(answer: Any) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-async def test_both_work_at_the_same_time_and_answer_as_one_does(running: Any, overlap: str) -> None:
+async def test_both_work_at_the_same_time_and_answer_as_one_does(running: Start, overlap: str) -> None:
     torch.manual_seed(0)
     async with running(settings={**TWO, "device": "cpu"}) as app:
         alone = [scores(await post(app, seed)) for seed in range(24)]
@@ -41,7 +39,7 @@ async def test_both_work_at_the_same_time_and_answer_as_one_does(running: Any, o
         assert sum(first.sizes) + sum(second.sizes) == 24
         for name in ("cpu:0", "cpu:1"):
             # the books are kept after the answer
-            await server_parts.until(lambda name=name: app.value("engine_busy_seconds_total", device=name) > 0)
+            await until(lambda name=name: app.value("engine_busy_seconds_total", device=name) > 0)
             assert app.value("engine_up", device=name) == 1
         [listed] = (await app.client.get("/v1/models")).json()["models"]
         assert listed["device"] == "cpu:0,cpu:1"
@@ -50,7 +48,7 @@ async def test_both_work_at_the_same_time_and_answer_as_one_does(running: Any, o
     assert first.closed == second.closed == 1
 
 
-async def test_a_slow_device_holds_up_nobody_but_its_own(running: Any) -> None:
+async def test_a_slow_device_holds_up_nobody_but_its_own(running: Start) -> None:
     async with running(settings=TWO) as app:
         first, second = both(app)
         tasks = await one_in_each(app, first, second)
@@ -65,7 +63,7 @@ async def test_a_slow_device_holds_up_nobody_but_its_own(running: Any) -> None:
         assert sum(second.sizes) == 11
 
 
-async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Any) -> None:
+async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Start) -> None:
     async with running(settings=TWO, names=("held", "other")) as app:
         first, second = both(app)
         others = Held(app, 0, "other"), Held(app, 1, "other")
@@ -73,7 +71,7 @@ async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Any) 
         tasks = await one_in_each(app, first, second)
         first.gate.set()
         taking_out = asyncio.create_task(app.service.lifecycle.unload("other"))
-        await server_parts.until(lambda: others[0].closed == 1)
+        await until(lambda: others[0].closed == 1)
         await asyncio.sleep(0.05)  # the other engine is in a forward: a wait for what must not happen
         assert others[1].closed == 0
         assert not taking_out.done()
@@ -86,14 +84,14 @@ async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Any) 
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-async def test_reloads_under_load_lose_nothing_and_close_everything(running: Any, overlap: str) -> None:
+async def test_reloads_under_load_lose_nothing_and_close_everything(running: Start, overlap: str) -> None:
     async with running(settings={**TWO, "overlap": overlap}) as app:
         answers: Counter[int] = Counter()
         stop = asyncio.Event()
 
         async def client(seed: int) -> None:
             while not stop.is_set():
-                answers[(await app.client.post("/classify", content=server_parts.encoded(seed=seed))).status_code] += 1
+                answers[(await app.classify(encoded(seed=seed))).status_code] += 1
 
         clients = [asyncio.create_task(client(seed)) for seed in range(4)]
         held = []
@@ -112,7 +110,7 @@ async def test_reloads_under_load_lose_nothing_and_close_everything(running: Any
 
 
 @pytest.mark.parametrize("device", ["cpu", "cpu,cpu"])
-async def test_nothing_holds_what_served_first(running: Any, device: str) -> None:
+async def test_nothing_holds_what_served_first(running: Start, device: str) -> None:
     async with running(settings={**TWO, "device": device}) as app:
         held = [weakref.ref(pipeline) for pipeline in app.service.models["held"].pipelines.values()]
         assert (await post(app)).status_code == 200

@@ -17,7 +17,7 @@ from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
-from ...support import server_parts
+from ...support.server_parts import HeldModel, make_pipeline
 
 
 def missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,7 +120,7 @@ def test_what_onnx_runtime_cannot_do_fails_the_start_or_is_told(
 
 
 def test_what_torch_alone_computes() -> None:
-    forward = server_parts.make_pipeline(server_parts.HeldModel()).forward_stage
+    forward = make_pipeline(HeldModel()).forward_stage
     for device, dtype, words in (
         (torch.device("cuda:0"), torch.float32, "the model is on cuda:0"),
         (torch.device("cpu"), torch.bfloat16, "bfloat16"),

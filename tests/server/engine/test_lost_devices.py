@@ -3,23 +3,20 @@
 import asyncio
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
-from ...support import server_parts
 from ...support.held_engines import TWO, both, one_in_each, post, statuses
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, check_error, until
 
 KILLED = pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 
 
 @KILLED
 @pytest.mark.parametrize("overlap", ["off", "on"])
-async def test_a_killed_engine_loses_what_it_had_in_hand_and_is_begun_again(running: Any, overlap: str) -> None:
+async def test_a_killed_engine_loses_what_it_had_in_hand_and_is_begun_again(running: Start, overlap: str) -> None:
     async with running(settings={**TWO, "overlap": overlap}) as app:
         first, second = both(app)
         tasks = await one_in_each(app, first, second)
@@ -38,7 +35,7 @@ async def test_a_killed_engine_loses_what_it_had_in_hand_and_is_begun_again(runn
 
 @KILLED
 @pytest.mark.parametrize("overlap", ["off", "on"])
-async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: Any, overlap: str) -> None:
+async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: Start, overlap: str) -> None:
     async with running(settings={**TWO, "overlap": overlap}) as app:
         first, second = both(app)
         second.load_failure = SystemExit("again")
@@ -47,7 +44,7 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
             while not app.service.engines.engines[1].ended:
                 answers[(await post(app)).status_code] += 1
         assert answers[500] == MAX_RESTARTS + 1 == len(second.sizes)
-        await server_parts.until(lambda: second.closed == 1)  # its memory is back
+        await until(lambda: second.closed == 1)  # its memory is back
         assert await statuses([post(app, seed) for seed in range(20)]) == {200: 20}
         live, ready = await app.client.get("/livez"), await app.client.get("/readyz")
         assert (live.status_code, ready.status_code) == (503, 200)
@@ -65,18 +62,18 @@ async def test_an_engine_that_is_gone_for_good_leaves_the_rest_serving(running: 
 
 
 @KILLED
-async def test_when_the_last_engine_ends_nobody_hangs(running: Any) -> None:
+async def test_when_the_last_engine_ends_nobody_hangs(running: Start) -> None:
     async with running(settings=TWO) as app:
         for held in both(app):
             held.load_failure = SystemExit("again")
         async with asyncio.timeout(20):
             while not app.service.engines.ended:
                 assert (await post(app)).status_code in (500, 503)
-        server_parts.check_error(await post(app), 503, "not_ready", "the engine has ended")
+        check_error(await post(app), 503, "not_ready", "the engine has ended")
         assert (await app.client.get("/readyz")).status_code == 503
 
 
-async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(running: Any) -> None:
+async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(running: Start) -> None:
     async with running(settings=TWO) as app:
         first, second = both(app)
         second.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -95,12 +92,12 @@ async def test_a_device_that_fails_every_batch_takes_no_more_where_others_work(r
         assert (await post(app)).status_code == 200
 
 
-async def test_a_hanging_device_is_told_and_the_other_serves(running: Any) -> None:
+async def test_a_hanging_device_is_told_and_the_other_serves(running: Start) -> None:
     async with running(settings={**TWO, "engine_stall_seconds": 0.1}) as app:
         first, second = both(app)
         tasks = await one_in_each(app, first, second)
         first.gate.set()
-        await server_parts.until(lambda: not app.service.engines.engines[1].alive)
+        await until(lambda: not app.service.engines.engines[1].alive)
         live, ready = await app.client.get("/livez"), await app.client.get("/readyz")
         assert (live.status_code, ready.status_code) == (503, 200)
         assert "cpu:1" in live.json()["error"]["message"]

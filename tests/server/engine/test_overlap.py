@@ -8,9 +8,8 @@ import pytest
 
 from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.held_engines import post
+from ...support.server_parts import Start, broken, check_error, encoded, entered, timings, until
 
 ON = {"overlap": "on", "max_batch_size": 4}
 
@@ -37,39 +36,35 @@ class HeldLoader:
         return self._load(items, infos, sources)
 
 
-def post(app: Any, seed: int = 0) -> "asyncio.Task[Any]":
-    return asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=seed)))
-
-
 @pytest.mark.parametrize(("overlap", "counted"), [("off", True), ("on", False)])
-async def test_busy_is_the_time_of_the_engines_own_thread(running: Any, overlap: str, counted: bool) -> None:
+async def test_busy_is_the_time_of_the_engines_own_thread(running: Start, overlap: str, counted: bool) -> None:
     async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
         loader.gate.clear()
         task = post(app)
-        await server_parts.entered(loader)
+        await entered(loader)
         await asyncio.sleep(0.3)
         loader.gate.set()
         assert (await task).status_code == 200
-        await server_parts.until(lambda: app.value("engine_busy_seconds_total", device="cpu") > 0)
+        await until(lambda: app.value("engine_busy_seconds_total", device="cpu") > 0)
         assert (app.value("engine_busy_seconds_total", device="cpu") >= 0.3) == counted
 
 
-async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(running: Any) -> None:
+async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
         app.model.gate.clear()
         tasks = [post(app)]
-        await server_parts.entered(app.model)
+        await entered(app.model)
         for seed in (1, 2, 3):  # one after the other: each is decoded at once, by itself
             tasks.append(post(app, seed))
-            await server_parts.until(lambda seen=seed + 1: len(loader.sizes) == seen)
+            await until(lambda seen=seed + 1: len(loader.sizes) == seen)
         assert loader.sizes == [1, 1, 1, 1]
-        await server_parts.until(lambda: app.service.engines.decoded_images == 3)  # decoded, all three
+        await until(lambda: app.service.engines.decoded_images == 3)  # decoded, all three
         app.model.gate.set()
         answers = [(await task).json()["results"][0] for task in tasks]
         assert app.model.sizes == [1, 3]
-        await server_parts.until(lambda: app.value("batch_size_count", model="held") == 2)
+        await until(lambda: app.value("batch_size_count", model="held") == 2)
         assert app.value("batch_size_sum", model="held") == 4
         alone = [(await post(app, seed)).json()["results"][0] for seed in range(4)]
     assert [[p["index"] for p in answer["predictions"]] for answer in answers] == [
@@ -77,17 +72,17 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
     ]
 
 
-async def test_what_is_decoded_ahead_is_bounded(running: Any) -> None:
+async def test_what_is_decoded_ahead_is_bounded(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
         app.model.gate.clear()
         tasks = [post(app)]
-        await server_parts.entered(app.model)
+        await entered(app.model)
         loader.gate.clear()
         tasks += [post(app, seed) for seed in range(20)]
-        await server_parts.until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 21)
+        await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 21)
         loader.gate.set()
-        await server_parts.until(lambda: sum(loader.sizes) >= 1 + 4)
+        await until(lambda: sum(loader.sizes) >= 1 + 4)
         await asyncio.sleep(0.05)  # nothing more comes: a wait for what must not happen
         assert sum(loader.sizes) <= 1 + 4 + 3  # one short of full, and then a whole batch
         assert app.service.scheduler.depth >= 13
@@ -96,25 +91,25 @@ async def test_what_is_decoded_ahead_is_bounded(running: Any) -> None:
         assert max(app.model.sizes) <= 4
 
 
-async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(running: Any) -> None:
+async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(running: Start) -> None:
     async with running(settings={**ON, "engine_stall_seconds": 0.2}) as app:
         loader = HeldLoader(app)
         loader.gate.clear()
         stuck = post(app)
-        await server_parts.until(lambda: bool(loader.sizes))
+        await until(lambda: bool(loader.sizes))
         assert (await app.client.get("/livez")).status_code == 200
-        await server_parts.until(lambda: app.service.engines.silent_seconds() > 0.2)
+        await until(lambda: app.service.engines.silent_seconds() > 0.2)
         live = await app.client.get("/livez")
         assert live.status_code == 503
         assert "does not answer" in live.json()["error"]["message"]
         loader.gate.set()
         assert (await stuck).status_code == 200
-        await server_parts.until(lambda: app.service.engines.alive)
+        await until(lambda: app.service.engines.alive)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("overlap", ["on", "off"])
-async def test_a_thread_that_is_ended_is_begun_again_and_costs_what_it_had_in_hand(running: Any, overlap: str) -> None:
+async def test_a_thread_ended_costs_what_it_had_in_hand_and_is_begun_again(running: Start, overlap: str) -> None:
     async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
         loader.failure = SystemExit("the decoder pulled the thread down")
@@ -127,7 +122,7 @@ async def test_a_thread_that_is_ended_is_begun_again_and_costs_what_it_had_in_ha
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 @pytest.mark.parametrize("overlap", ["on", "off"])
-async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_hangs(running: Any, overlap: str) -> None:
+async def test_a_thread_ended_again_and_again_is_given_up_and_nobody_hangs(running: Start, overlap: str) -> None:
     async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
         loader.failure = SystemExit("again")
@@ -135,16 +130,16 @@ async def test_a_thread_that_is_ended_again_and_again_is_given_up_and_nobody_han
         assert {answer.status_code for answer in answers} == {500}
         loader.gate.clear()
         tasks = [post(app, seed) for seed in range(12)]
-        await server_parts.until(lambda: len(app.service._requests) == 12)
+        await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == MAX_RESTARTS + 12)
         loader.gate.set()
         assert {(await task).status_code for task in tasks} <= {500, 503}
-        await server_parts.until(lambda: app.service.engines.ended)
+        await until(lambda: app.service.engines.ended)
         assert (await app.client.get("/livez")).status_code == 503
-        refused = await app.client.post("/classify", content=server_parts.encoded())
-        server_parts.check_error(refused, 503, "not_ready", "the engine has ended")
+        refused = await app.classify()
+        check_error(refused, 503, "not_ready", "the engine has ended")
 
 
-async def test_a_device_that_fails_every_batch_is_not_alive(running: Any) -> None:
+async def test_a_device_that_fails_every_batch_is_not_alive(running: Start) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
         for _ in range(MAX_FAILURES):
@@ -156,27 +151,16 @@ async def test_a_device_that_fails_every_batch_is_not_alive(running: Any) -> Non
         assert (await app.client.get("/livez")).status_code == 200
 
 
-async def test_a_loader_that_raises_costs_its_own_images(running: Any) -> None:
-    async with running(settings=ON) as app:
-        loader = HeldLoader(app)
-        loader.failure = RuntimeError("decoder lost")
-        failed = await post(app)
-        assert failed.status_code == 500
-        assert "decoder lost" not in failed.text
-        loader.failure = None
-        assert (await post(app)).status_code == 200
-
-
-async def test_a_forward_that_fails_fails_what_shared_it(running: Any) -> None:
+async def test_a_forward_that_fails_fails_what_shared_it(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
         app.model.gate.clear()
         first = post(app)
-        await server_parts.entered(app.model)
+        await entered(app.model)
         good = post(app, 1)
-        await server_parts.until(lambda: len(loader.sizes) == 2)
-        bad = asyncio.create_task(app.client.post("/classify", content=server_parts.broken()))
-        await server_parts.until(lambda: len(loader.sizes) == 3)
+        await until(lambda: len(loader.sizes) == 2)
+        bad = app.begin(broken())
+        await until(lambda: len(loader.sizes) == 3)
         app.model.failure = RuntimeError("device lost")
         app.model.gate.set()
         assert (await first).status_code == 500
@@ -186,18 +170,14 @@ async def test_a_forward_that_fails_fails_what_shared_it(running: Any) -> None:
         assert (await post(app)).status_code == 200
 
 
-async def test_models_do_not_share_a_forward(running: Any) -> None:
+async def test_models_do_not_share_a_forward(running: Start) -> None:
     async with running(settings=ON, names=("held", "other")) as app:
         held, other = app.models["held"], app.models["other"]
         held.gate.clear()
         tasks = [post(app)]
-        await server_parts.entered(held)
+        await entered(held)
         for name in ("held", "other", "held"):
-            tasks.append(
-                asyncio.create_task(
-                    app.client.post("/classify", params={"model": name}, content=server_parts.encoded())
-                )
-            )
+            tasks.append(asyncio.create_task(app.client.post("/classify", params={"model": name}, content=encoded())))
             await asyncio.sleep(0.02)
         held.gate.set()
         assert {(await task).status_code for task in tasks} == {200}
@@ -205,13 +185,14 @@ async def test_models_do_not_share_a_forward(running: Any) -> None:
         assert sum(held.sizes) == 3
 
 
-async def test_stopping_answers_what_is_decoded_and_what_waits(running: Any) -> None:
+async def test_stopping_answers_what_is_decoded_and_what_waits(running: Start) -> None:
     async with running(settings=ON) as app:
+        loader = HeldLoader(app)
         app.model.gate.clear()
         tasks = [post(app)]
-        await server_parts.entered(app.model)
+        await entered(app.model)
         tasks += [post(app, seed) for seed in range(9)]
-        await server_parts.until(lambda: len(app.service._requests) == 10)
+        await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 10)
         stopping = asyncio.create_task(app.service.stop())
         await asyncio.sleep(0.02)
         app.model.gate.set()
@@ -219,23 +200,23 @@ async def test_stopping_answers_what_is_decoded_and_what_waits(running: Any) -> 
         assert {(await task).status_code for task in tasks} == {200}
 
 
-async def test_stages_add_up_with_overlap(running: Any) -> None:
+async def test_stages_add_up_with_overlap(running: Start) -> None:
     async with running(settings=ON) as app:
         HeldLoader(app)
         app.model.gate.clear()
         first = post(app)
-        await server_parts.entered(app.model)
+        await entered(app.model)
         second = post(app, 1)
         await asyncio.sleep(0.05)
         app.model.gate.set()
         for task in (first, second):
-            stages = server_parts.timings(await task)
+            stages = timings(await task)
             total = stages.pop("total")
             assert sum(stages.values()) == pytest.approx(total, abs=0.02)
         assert stages["ready"] > 30  # the second was decoded and waited for the device
 
 
-async def test_auto_is_off_on_a_cpu(running: Any) -> None:
+async def test_auto_is_off_on_a_cpu(running: Start) -> None:
     for overlap, wanted in (("auto", False), ("on", True), ("off", False)):
         before = set(threading.enumerate())
         async with running(settings={"overlap": overlap}) as app:

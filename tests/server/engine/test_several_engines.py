@@ -187,7 +187,6 @@ def test_a_model_has_gone_once_every_engine_has_heard_of_it(engines: int):
         assert told is not None
         assert (told.model, told.release, told.items) == ("a", REMOVED, [])
     assert not rig.scheduler.models
-    assert not rig.scheduler._removing
 
 
 def test_an_engine_that_has_gone_need_not_hear_of_it():

@@ -19,16 +19,14 @@ from milkweed.server.http.body_budget import (
 )
 from milkweed.server.service.submit import check_image
 
-from ...support import server_parts
 from ...support.bodies import as_json, as_tensor, files, most_held
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, check_error, encoded, entered
 
 
 @pytest.mark.parametrize("form", ["raw", "multipart", "json", "array"])
-async def test_images_are_counted_while_their_body_is_there_too(running: server_parts.Start, form: str) -> None:
+async def test_images_are_counted_while_their_body_is_there_too(running: Start, form: str) -> None:
     """Bodies of all forms but one exist twice for a moment, and counted once."""
-    image = server_parts.encoded()
+    image = encoded()
     array = io.BytesIO()
     np.save(array, np.zeros((2, 8, 8, 3), np.uint8))
     asked: dict[str, Any] = {
@@ -46,21 +44,21 @@ async def test_images_are_counted_while_their_body_is_there_too(running: server_
         assert app.service.body_budget.total == 0
 
 
-async def test_an_answer_is_not_thrown_away_for_want_of_room(running: server_parts.Start) -> None:
-    image = server_parts.encoded()
+async def test_an_answer_is_not_thrown_away_for_want_of_room(running: Start) -> None:
+    image = encoded()
     limit = max(len(image), 1024)
     settings = {"max_held_bytes": limit, "max_body_bytes": limit, "max_image_bytes": limit}
     async with running(settings=settings) as app:
         app.model.gate.clear()
         asked = asyncio.create_task(app.client.post("/classify?top_k=7", content=image))
-        await server_parts.entered(app.model)
+        await entered(app.model)
         app.service.body_budget.add(limit)  # others come meanwhile
         app.model.gate.set()
         assert (await asked).status_code == 200
         assert app.service.body_budget.total == limit
 
 
-async def test_metrics_answer_while_all_parsers_are_busy(running: server_parts.Start) -> None:
+async def test_metrics_answer_while_all_parsers_are_busy(running: Start) -> None:
     """Six bodies of 24 MiB took all threads that there were, and /metrics 20 s."""
     busy = threading.Event()
     async with running() as app:
@@ -68,15 +66,13 @@ async def test_metrics_answer_while_all_parsers_are_busy(running: server_parts.S
         try:
             assert (await app.client.get("/metrics")).status_code == 200
             assert (await app.client.get("/v2/models/held/stats")).status_code == 200
-            assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+            assert (await app.classify()).status_code == 200
             assert not any(each.done() for each in work)
         finally:
             busy.set()
 
 
-async def test_a_raw_body_of_any_size_leaves_the_loop_free(
-    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_raw_body_of_any_size_leaves_the_loop_free(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """The headers of a photograph of 20 MiB took 0.4 s of it."""
     monkeypatch.setattr("milkweed.server.http.parser_threads.INLINE_BYTES", 100)
     seen: list[str] = []
@@ -87,17 +83,17 @@ async def test_a_raw_body_of_any_size_leaves_the_loop_free(
 
     monkeypatch.setattr("milkweed.server.api.classify.check_image", watched)
     async with running() as app:
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+        assert (await app.classify()).status_code == 200
     assert [name.startswith("milkweed-parse") for name in seen] == [True]
 
 
 @pytest.mark.parametrize(("images", "top_k", "status"), [(2, 5, 200), (3, 4, 400), (2, 6, 400)])
 async def test_scores_of_one_answer_have_a_limit(
-    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
+    running: Start, monkeypatch: pytest.MonkeyPatch, images: int, top_k: int, status: int
 ) -> None:
     """A request of 31 KB to a model of 21,000 classes made 404 MiB, in 11 s of the event loop."""
     monkeypatch.setattr("milkweed.server.service.params.MAX_SCORES", 10)
-    bodies = [server_parts.encoded(seed=seed) for seed in range(images)]
+    bodies = [encoded(seed=seed) for seed in range(images)]
     url, accept = f"/classify?top_k={top_k}", {"accept": "application/x-ndjson"}
     async with running() as app:
         answer = await app.client.post(url, files=files(*bodies))
@@ -107,7 +103,7 @@ async def test_scores_of_one_answer_have_a_limit(
         )
         assert {each.status_code for each in (answer, lines, inferred)} == {status}
         if status == 400:
-            server_parts.check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
+            check_error(answer, 400, "bad_request", f"{images} images", f"{top_k} classes", "limit is 10")
             assert app.model.sizes == []
 
 

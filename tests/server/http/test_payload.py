@@ -10,13 +10,9 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.http.payload import encoded_images, payload_kind
 
+from ...support.bodies import npy
+
 BOUNDARY = b'multipart/form-data; boundary="XyZ"'
-
-
-def npy(array: np.ndarray) -> bytes:
-    body = io.BytesIO()
-    np.save(body, array)
-    return body.getvalue()
 
 
 def multipart(*parts: bytes) -> bytes:

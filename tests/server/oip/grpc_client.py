@@ -11,6 +11,8 @@ import pytest
 
 from milkweed.server.oip.grpc_server import GrpcServer
 
+from . import rest_client as oip
+
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("grpc.aio")
 
@@ -54,7 +56,7 @@ async def calling(app: Any) -> AsyncIterator[Client]:
         await server.stop(0)
 
 
-def arrays(response: Any, oip: SimpleNamespace) -> dict[str, Any]:
+def arrays(response: Any) -> dict[str, Any]:
     """The outputs by name."""
     assert len(response.outputs) == len(response.raw_output_contents)
     return {

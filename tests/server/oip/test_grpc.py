@@ -1,24 +1,21 @@
 """inference.GRPCInferenceService over a socket where it succeeds: the values of REST and of /classify."""
 
 import io
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
-import pytest
 from PIL import Image
 
-from ...support import server_parts
+from ...support.bodies import files as multipart_files
+from ...support.server_parts import Start, broken, encoded, make_config
+from . import rest_client as oip
 from .grpc_client import arrays, calling, refused, settings
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_answers_are_those_of_classify(running: Any, oip: SimpleNamespace) -> None:
-    images = [server_parts.encoded(seed=1), server_parts.encoded("JPEG", seed=2)]
-    files = [("image", ("a", image, "image/png")) for image in images]
+async def test_answers_are_those_of_classify(running: Start) -> None:
+    images = [encoded(seed=1), encoded("JPEG", seed=2)]
+    files = multipart_files(*images)
     async with running(settings=settings()) as app, calling(app) as client:
-        classified = await app.client.post("/classify", files=files)
+        classified = await app.classify(files=files)
         raw = await client.ask("ModelInfer", client.infer(*images, id="seven"))
         typed = client.infer(*images)
         typed.inputs[0].contents.bytes_contents.extend(images)
@@ -30,19 +27,19 @@ async def test_answers_are_those_of_classify(running: Any, oip: SimpleNamespace)
         assert app.value("images_total", model="held", outcome="ok") == 6
         assert app.service.body_budget.total == 0
     for answer in (raw, by_contents):
-        oip.check_answer(arrays(answer, oip), classified)
-        assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)
+        oip.check_answer(arrays(answer), classified)
+        assert (answer.model_name, answer.model_version) == ("held", make_config().version)
     assert (raw.id, by_contents.id) == ("seven", "")
 
 
-async def test_an_alias_and_the_cache_are_those_of_rest(running: Any) -> None:
+async def test_an_alias_and_the_cache_are_those_of_rest(running: Start) -> None:
     more = {**settings(), "aliases": {"production": "held"}, "cache_bytes": 1 << 20}
     async with running(settings=more) as app, calling(app) as client:
         said = []
         for _ in range(2):
-            call = client.start("ModelInfer", client.infer(server_parts.encoded(), model="production"))
+            call = client.start("ModelInfer", client.infer(encoded(), model="production"))
             answer = client.messages.ModelInferResponse.FromString(await call)
-            assert (answer.model_name, answer.model_version) == ("held", server_parts.make_config().version)
+            assert (answer.model_name, answer.model_version) == ("held", make_config().version)
             said.append(dict(await call.trailing_metadata())["x-cache"])
         assert said == ["MISS", "HIT"]
         assert app.model.sizes == [1]
@@ -52,11 +49,11 @@ async def test_an_alias_and_the_cache_are_those_of_rest(running: Any) -> None:
             assert app.value("request_stage_duration_seconds_count", model="held", stage=stage) == 1
 
 
-async def test_pixels_raw_and_typed(running: Any, oip: SimpleNamespace) -> None:
-    image = server_parts.encoded(seed=4)
+async def test_pixels_raw_and_typed(running: Start) -> None:
+    image = encoded(seed=4)
     pixels = np.asarray(Image.open(io.BytesIO(image)))[None]
     async with running(settings=settings()) as app, calling(app) as client:
-        classified = await app.client.post("/classify", content=image)
+        classified = await app.classify(image)
         inputs = app.service.models["held"].pipeline.loader.load([image]).pixels[:1].numpy()
         answers = []
         for datatype, values, field in (("UINT8", pixels, "uint_contents"), ("FP32", inputs, "fp32_contents")):
@@ -69,38 +66,40 @@ async def test_pixels_raw_and_typed(running: Any, oip: SimpleNamespace) -> None:
                     getattr(tensor.contents, field).extend(values.ravel().tolist())
                 answers.append(await client.ask("ModelInfer", request))
     for answer in answers:
-        oip.check_answer(arrays(answer, oip), classified)
+        oip.check_answer(arrays(answer), classified)
 
 
-async def test_options_mean_what_they_mean_over_rest(running: Any, oip: SimpleNamespace) -> None:
+async def test_options_mean_what_they_mean_over_rest(running: Start) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
-        request = client.infer(server_parts.encoded(), server_parts.broken())
+        request = client.infer(encoded(), broken())
         request.parameters["top_k"].int64_param = 2
         request.parameters["partial"].bool_param = True
         for name in ("probabilities", "score", "error"):
             request.outputs.add(name=name)
         request.outputs[1].parameters["classification"].int64_param = 3
         answer = await client.ask("ModelInfer", request)
-        body, headers = oip.binary(
-            server_parts.encoded(),
-            server_parts.broken(),
-            outputs=[
-                {"name": "probabilities"},
-                {"name": "score", "parameters": {"classification": 3}},
-                {"name": "error"},
-            ],
-            top_k=2,
-            partial=True,
+        expected = oip.arrays(
+            await oip.infer(
+                app,
+                encoded(),
+                broken(),
+                outputs=[
+                    {"name": "probabilities"},
+                    {"name": "score", "parameters": {"classification": 3}},
+                    {"name": "error"},
+                ],
+                top_k=2,
+                partial=True,
+            )
         )
-        expected = oip.arrays(await app.client.post(oip.url, content=body, headers=headers))
-    found = arrays(answer, oip)
+    found = arrays(answer)
     assert list(found) == list(expected) == ["probabilities", "score", "error"]
     assert np.array_equal(found["probabilities"], expected["probabilities"], equal_nan=True)
     assert found["score"].tolist() == expected["score"].tolist()
     assert found["error"].tolist() == expected["error"].tolist()
 
 
-async def test_metadata_is_that_of_rest(running: Any) -> None:
+async def test_metadata_is_that_of_rest(running: Start) -> None:
     async with running(settings=settings(), names=("held", "other")) as app, calling(app) as client:
         rest = (await app.client.get("/v2/models/held")).json()
         config = (await app.client.get("/v2/models/held/config")).json()
@@ -112,7 +111,7 @@ async def test_metadata_is_that_of_rest(running: Any) -> None:
         model = await client.ask("ModelMetadata", kinds.ModelMetadataRequest(name="held"))
         configured = (await client.ask("ModelConfig", kinds.ModelConfigRequest(name="held"))).config
         index = await client.ask("RepositoryIndex", kinds.RepositoryIndexRequest())
-        await client.ask("ModelInfer", client.infer(server_parts.encoded()))
+        await client.ask("ModelInfer", client.infer(encoded()))
         stats = await client.ask("ModelStatistics", kinds.ModelStatisticsRequest(name="held"))
         every = await client.ask("ModelStatistics", kinds.ModelStatisticsRequest())
         app.service.begin_drain()

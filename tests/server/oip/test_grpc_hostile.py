@@ -1,7 +1,6 @@
 """What gRPC callers cannot do to others: send no message, send without a key, or only keep a parser busy."""
 
 import asyncio
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,10 @@ import pytest
 from milkweed.server.errors import ServiceError
 from milkweed.server.oip import grpc_reading
 from milkweed.server.oip.grpc_reading import MessageReading
+from milkweed.server.security.keys import key_block
 
-from ...support import server_parts
+from ...support.server_parts import Start, encoded, one_reason
 from .grpc_client import SERVICE, calling, grpc, refused, settings
-
-pytestmark = pytest.mark.anyio
 
 END = object()
 
@@ -39,7 +37,7 @@ def silent(channel: Any, count: int) -> list[Any]:
     return [channel.stream_unary(SERVICE + "ModelInfer")() for _ in range(count)]
 
 
-async def test_calls_that_send_no_message_do_not_close_the_port(running: Any) -> None:
+async def test_calls_that_send_no_message_do_not_close_the_port(running: Start) -> None:
     """1,024 of them did: each had one of the slots, for ever."""
     async with running(settings=settings(body_timeout_ms=60_000)) as app, calling(app) as client:
         channels = [
@@ -50,7 +48,7 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Any) ->
         calls = [call for channel in channels for call in silent(channel, 100)]
         try:
             for _ in range(3):
-                answer = await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=20)
+                answer = await client.ask("ModelInfer", client.infer(encoded()), timeout=20)
                 assert answer.model_name == "held"
             assert (await client.ask("ServerReady", client.messages.ServerReadyRequest())).ready
         finally:
@@ -60,41 +58,41 @@ async def test_calls_that_send_no_message_do_not_close_the_port(running: Any) ->
                 await channel.close()
 
 
-async def test_a_message_that_never_comes_ends_its_call(running: Any) -> None:
+async def test_a_message_that_never_comes_ends_its_call(running: Start) -> None:
     async with running(settings=settings(body_timeout_ms=50)) as app, calling(app) as client:
-        async with server_parts.one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "0.05 s"):
+        async with one_reason(app, "request_timeout"), refused("DEADLINE_EXCEEDED", "0.05 s"):
             await silent(client.channel, 1)[0]
         (call,) = silent(client.channel, 1)
         await call.done_writing()
-        async with server_parts.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "no message"):
+        async with one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "no message"):
             await call
 
 
 async def test_no_message_is_asked_for_without_a_key(
-    running: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    running: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def message(self: MessageReading, context: Any) -> bytes:
         raise AssertionError("whoever has no key was let send")
 
     monkeypatch.setattr(MessageReading, "message", message)
     file = tmp_path / "keys.toml"
-    file.write_text(f'[[key]]\nname = "ann"\nsha256 = "{sha256(b"k" * 40).hexdigest()}"\n')
+    file.write_text(key_block("ann", "k" * 40))
     with_keys = settings(api_keys=str(file))
     async with running(settings=with_keys) as app, calling(app) as client, refused("UNAUTHENTICATED"):
         await client.ask("ModelInfer", client.infer(bytes(1 << 20)))
 
 
 @pytest.mark.parametrize("where", ["inputs", "outputs", "id"])
-async def test_names_and_parameters_have_a_limit(running: Any, where: str) -> None:
+async def test_names_and_parameters_have_a_limit(running: Start, where: str) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
-        request = client.infer(server_parts.encoded())
+        request = client.infer(encoded())
         if where == "id":
             request.id = "x" * (1 << 20)
         else:
             tensor = request.inputs[0] if where == "inputs" else request.outputs.add(name="label")
             for number in range(100 if where == "inputs" else 10_000):
                 tensor.parameters[f"{number:01000}"].bool_param = True
-        async with server_parts.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "65536"):
+        async with one_reason(app, "bad_request"), refused("INVALID_ARGUMENT", "65536"):
             await client.ask("ModelInfer", request)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import random
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,14 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from milkweed.server.oip.grpc_server import GrpcError, GrpcServer
+from milkweed.server.security.keys import key_block
 
-from ...support import server_parts
+from ...support.server_parts import Start, broken, encoded, entered, one_reason, until
 from .grpc_client import calling, grpc, refused, settings
 
-pytestmark = pytest.mark.anyio
 
-
-async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
-    good = server_parts.encoded()
+async def test_refusals_have_a_status_and_one_reason(running: Start) -> None:
+    good = encoded()
     async with running(settings=settings(max_images_per_request=2)) as app, calling(app) as client:
         many = client.infer(good, good, good)
         both = client.infer(good)
@@ -36,7 +34,7 @@ async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
             (client.infer(good, model="cat"), "NOT_FOUND", "unknown_model", ("'cat'",)),
             (client.infer(good, model_version="9"), "NOT_FOUND", "unknown_model", ("'9'",)),
             (client.infer(b"text"), "INVALID_ARGUMENT", "unsupported_format", ()),
-            (client.infer(good, server_parts.broken()), "INVALID_ARGUMENT", "undecodable", ("image 1: ",)),
+            (client.infer(good, broken()), "INVALID_ARGUMENT", "undecodable", ("image 1: ",)),
             (many, "INVALID_ARGUMENT", "too_many_images", ("3 images", "2")),
             (both, "INVALID_ARGUMENT", "bad_request", ("both",)),
             (lone, "INVALID_ARGUMENT", "bad_request", ("2 raw_input_contents for 1",)),
@@ -50,113 +48,111 @@ async def test_refusals_have_a_status_and_one_reason(running: Any) -> None:
             (b"\x2a\x00" * 300, "INVALID_ARGUMENT", "bad_request", ("256 fields",)),
             (b"", "NOT_FOUND", "unknown_model", ()),
         ):
-            async with server_parts.one_reason(app, code), refused(status, *words) as caught:
+            async with one_reason(app, code), refused(status, *words) as caught:
                 await client.ask("ModelInfer", request)
             assert caught.metadata["milkweed-code"] == code
             assert caught.metadata["x-request-id"]
-        async with server_parts.one_reason(app, "bad_request"), refused("INVALID_ARGUMENT"):
+        async with one_reason(app, "bad_request"), refused("INVALID_ARGUMENT"):
             await client.ask("ModelMetadata", b"\xff")
         async with refused("UNIMPLEMENTED"):
             await client.start("ModelStreamInfer", b"")
         assert app.service.body_budget.total == 0
 
 
-async def test_internal_errors_have_no_detail(running: Any) -> None:
+async def test_internal_errors_have_no_detail(running: Start) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.failure = RuntimeError("secret detail")
-        async with server_parts.one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=(("x-request-id", "me-1"),))
+        async with one_reason(app, "internal"), refused("INTERNAL", "internal error") as caught:
+            await client.ask("ModelInfer", client.infer(encoded()), metadata=(("x-request-id", "me-1"),))
         assert caught.metadata["x-request-id"] == "me-1"
 
 
-async def test_large_messages_are_refused(running: Any) -> None:
+async def test_large_messages_are_refused(running: Start) -> None:
     limits = settings(max_body_bytes=4096, max_held_bytes=65_536)  # of which a message may have a 32nd
     async with running(settings=limits) as app, calling(app) as client:
         async with refused("RESOURCE_EXHAUSTED", "2048"):
             await client.ask("ModelInfer", client.infer(bytes(3000)))
         app.service.body_budget.add(50_000)
-        typed = client.infer(server_parts.encoded())
+        typed = client.infer(encoded())
         typed.inputs[0].contents.bytes_contents.append(bytes(1500))
         del typed.raw_input_contents[:]
-        async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
+        async with one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED", "50000", "65536"):
             await client.ask("ModelInfer", typed)
         app.service.body_budget.add(-50_000)
         async with refused("UNIMPLEMENTED", "gzip"):
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()), compression=grpc.Compression.Gzip)
+            await client.ask("ModelInfer", client.infer(encoded()), compression=grpc.Compression.Gzip)
 
 
-async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running: Any) -> None:
+async def test_full_queue_is_resource_exhausted_and_draining_unavailable(running: Start) -> None:
     limits = settings(max_queue_images=1, max_images_per_request=1)
     async with running(settings=limits) as app, calling(app) as client:
         app.model.gate.clear()
-        first = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        await server_parts.entered(app.model)
-        second = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
-        async with server_parts.one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
+        first = client.start("ModelInfer", client.infer(encoded()))
+        await entered(app.model)
+        second = client.start("ModelInfer", client.infer(encoded()))
+        await until(lambda: app.service.scheduler.depth == 1)
+        async with one_reason(app, "overloaded"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(encoded()))
         assert int(caught.metadata["retry-after"]) >= 1
         app.service.stop_accepting()
-        async with server_parts.one_reason(app, "draining"), refused("UNAVAILABLE"):
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
+        async with one_reason(app, "draining"), refused("UNAVAILABLE"):
+            await client.ask("ModelInfer", client.infer(encoded()))
         app.model.gate.set()
         await asyncio.gather(first, second)
 
 
 @pytest.mark.parametrize("how", ["parameter", "metadata"])
-async def test_deadline_of_ours_is_deadline_exceeded(running: Any, how: str) -> None:
+async def test_deadline_of_ours_is_deadline_exceeded(running: Start, how: str) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.gate.clear()
-        request, metadata = client.infer(server_parts.encoded()), ()
+        request, metadata = client.infer(encoded()), ()
         if how == "parameter":
             request.parameters["timeout"].int64_param = 20_000
         else:
             metadata = (("x-request-timeout-ms", "20"),)
-        async with server_parts.one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
+        async with one_reason(app, "deadline"), refused("DEADLINE_EXCEEDED", "20 ms"):
             await client.ask("ModelInfer", request, metadata=metadata)
         app.model.gate.set()
 
 
-async def test_callers_deadline_and_departure_free_the_queue(running: Any) -> None:
+async def test_callers_deadline_and_departure_free_the_queue(running: Start) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         app.model.gate.clear()
-        first = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        await server_parts.entered(app.model)
-        async with server_parts.one_reason(app, "deadline"):
+        first = client.start("ModelInfer", client.infer(encoded()))
+        await entered(app.model)
+        async with one_reason(app, "deadline"):
             async with refused("DEADLINE_EXCEEDED"):
-                await client.ask("ModelInfer", client.infer(server_parts.encoded()), timeout=0.5)
-            await server_parts.until(lambda: app.service.scheduler.depth == 0)
-            await server_parts.until(lambda: app.value("requests_rejected_total", reason="deadline") > 0)
-        leaving = client.start("ModelInfer", client.infer(server_parts.encoded()))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
+                await client.ask("ModelInfer", client.infer(encoded()), timeout=0.5)
+            await until(lambda: app.service.scheduler.depth == 0)
+            await until(lambda: app.value("requests_rejected_total", reason="deadline") > 0)
+        leaving = client.start("ModelInfer", client.infer(encoded()))
+        await until(lambda: app.service.scheduler.depth == 1)
         leaving.cancel()
-        await server_parts.until(lambda: app.service.scheduler.depth == 0)
-        await server_parts.until(lambda: app.value("requests_cancelled_total", stage="wait") > 0)
+        await until(lambda: app.service.scheduler.depth == 0)
+        await until(lambda: app.value("requests_cancelled_total", stage="wait") > 0)
         app.model.gate.set()
         await first
         assert app.service.body_budget.total == 0
 
 
-async def test_grpc_calls_need_a_key(running: Any, tmp_path: Any) -> None:
+async def test_grpc_calls_need_a_key(running: Start, tmp_path: Any) -> None:
     key = "k" * 40
     file = tmp_path / "keys.toml"
-    file.write_text(
-        f'[[key]]\nname = "ann"\nsha256 = "{sha256(key.encode()).hexdigest()}"\nrequests_per_second = 0.001\n'
-    )
+    file.write_text(key_block("ann", key) + "requests_per_second = 0.001\n")
     async with running(settings=settings(api_keys=str(file))) as app, calling(app) as client:
         kinds = client.messages
         assert (await client.ask("ServerReady", kinds.ServerReadyRequest())).ready
         for metadata in ((), (("authorization", "Bearer wrong"),)):
-            async with server_parts.one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
-                await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=metadata)
+            async with one_reason(app, "unauthorized"), refused("UNAUTHENTICATED"):
+                await client.ask("ModelInfer", client.infer(encoded()), metadata=metadata)
         said = (("authorization", f"Bearer {key}"),)
-        await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=said)
-        async with server_parts.one_reason(app, "rate_limited"), refused("RESOURCE_EXHAUSTED") as caught:
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()), metadata=said)
+        await client.ask("ModelInfer", client.infer(encoded()), metadata=said)
+        async with one_reason(app, "rate_limited"), refused("RESOURCE_EXHAUSTED") as caught:
+            await client.ask("ModelInfer", client.infer(encoded()), metadata=said)
         assert int(caught.metadata["retry-after"]) >= 1
 
 
-async def test_port_in_use_is_an_error_of_one_line(running: Any, tmp_path: Path) -> None:
+async def test_port_in_use_is_an_error_of_one_line(running: Start, tmp_path: Path) -> None:
     async with running(settings=settings()) as app, calling(app):
         app.service.metrics.registry = CollectorRegistry()  # the first one's has its series already
         second = GrpcServer(app.service, app.app.state.auth)
@@ -164,10 +160,10 @@ async def test_port_in_use_is_an_error_of_one_line(running: Any, tmp_path: Path)
             await second.start()
 
 
-async def test_random_messages_are_never_internal_errors(running: Any) -> None:
+async def test_random_messages_are_never_internal_errors(running: Start) -> None:
     numbers = random.Random(0)
     async with running(settings=settings()) as app, calling(app) as client:
-        good = client.infer(server_parts.encoded(size=(3, 2)), id="x").SerializeToString()
+        good = client.infer(encoded(size=(3, 2)), id="x").SerializeToString()
         for _ in range(300):
             message = bytearray(good)
             for _ in range(numbers.randint(1, 4)):

@@ -1,7 +1,5 @@
 """gRPC calls in traces: one span a call with those of its stages, the caller's context, its name for failures."""
 
-from typing import Any
-
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind
@@ -10,10 +8,8 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.telemetry.metrics import STAGES
 from milkweed.server.telemetry.tracer import Tracer
 
-from ...support import server_parts
+from ...support.server_parts import Start, encoded
 from .grpc_client import SERVICE, calling, refused, settings
-
-pytestmark = pytest.mark.anyio
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -30,11 +26,9 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
     return exporter
 
 
-async def test_a_call_is_a_span_with_its_stages(running: Any, spans: InMemorySpanExporter) -> None:
+async def test_a_call_is_a_span_with_its_stages(running: Start, spans: InMemorySpanExporter) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
-        call = client.start(
-            "ModelInfer", client.infer(server_parts.encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),)
-        )
+        call = client.start("ModelInfer", client.infer(encoded()), metadata=(("traceparent", f"00-{TRACE}-{SPAN}-01"),))
         await call
         trailing = dict(await call.trailing_metadata())
         unsampled = (("traceparent", f"00-{TRACE}-{SPAN}-00"),)
@@ -62,13 +56,13 @@ async def test_a_call_is_a_span_with_its_stages(running: Any, spans: InMemorySpa
     assert spent == pytest.approx((root.end_time or 0) - (root.start_time or 0), rel=0.02)
 
 
-async def test_failures_have_their_code(running: Any, spans: InMemorySpanExporter) -> None:
+async def test_failures_have_their_code(running: Start, spans: InMemorySpanExporter) -> None:
     async with running(settings=settings()) as app, calling(app) as client:
         async with refused("NOT_FOUND"):
-            await client.ask("ModelInfer", client.infer(server_parts.encoded(), model="none"))
+            await client.ask("ModelInfer", client.infer(encoded(), model="none"))
         app.service.check_accepting = lambda: 1 / 0
         async with refused("INTERNAL"):
-            await client.ask("ModelInfer", client.infer(server_parts.encoded()))
+            await client.ask("ModelInfer", client.infer(encoded()))
     found = [dict(span.attributes or {}) for span in spans.get_finished_spans() if span.kind is SpanKind.SERVER]
     unknown, internal = found
     assert (unknown["rpc.grpc.status_code"], unknown["milkweed.code"]) == (5, "unknown_model")

@@ -2,17 +2,12 @@
 
 import asyncio
 import threading
-from types import SimpleNamespace
-from typing import Any
 
-import pytest
-
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, encoded, make_config, one_reason, until
+from . import rest_client as oip
 
 
-async def test_server_and_model_describe_themselves(running: Any) -> None:
+async def test_server_and_model_describe_themselves(running: Start) -> None:
     async with running(names=("held", "other")) as app:
         server = (await app.client.get("/v2")).json()
         model = (await app.client.get("/v2/models/held")).json()
@@ -22,11 +17,7 @@ async def test_server_and_model_describe_themselves(running: Any) -> None:
         index = (await app.client.post("/v2/repository/index", json={"ready": True})).json()
     assert (server["name"], "binary_tensor_data" in server["extensions"]) == ("milkweed", True)
     assert model == same
-    assert (model["name"], model["versions"], model["platform"]) == (
-        "held",
-        [server_parts.make_config().version],
-        "milkweed",
-    )
+    assert (model["name"], model["versions"], model["platform"]) == ("held", [make_config().version], "milkweed")
     assert model["inputs"] == [
         {"name": "image", "datatype": "BYTES", "shape": [-1]},
         {"name": "pixels", "datatype": "UINT8", "shape": [-1, -1, -1, 3]},
@@ -46,7 +37,7 @@ async def test_server_and_model_describe_themselves(running: Any) -> None:
     assert [(entry["name"], entry["state"]) for entry in index] == [("held", "READY"), ("other", "READY")]
 
 
-async def test_probes_follow_the_service(running: Any) -> None:
+async def test_probes_follow_the_service(running: Start) -> None:
     gate = threading.Event()
     paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
     async with running(wait=False, open_gate=gate) as app:
@@ -59,7 +50,7 @@ async def test_probes_follow_the_service(running: Any) -> None:
             {"name": "held", "version": "", "state": "LOADING", "reason": ""}
         ]
         assert (await app.client.post("/v2/repository/index", json={"ready": True})).json() == []
-        async with server_parts.one_reason(app, "not_ready"):
+        async with one_reason(app, "not_ready"):
             early = await app.client.get("/v2/models/held")
         assert (early.status_code, early.json()) == (503, {"error": "the models are loading"})
         gate.set()
@@ -74,7 +65,7 @@ async def test_probes_follow_the_service(running: Any) -> None:
         assert app.value("requests_rejected_total", reason="draining") == 0
 
 
-async def test_unknown_names_and_versions_are_404(running: Any) -> None:
+async def test_unknown_names_and_versions_are_404(running: Start) -> None:
     async with running() as app:
         for path, words in (
             ("/v2/models/cat", "no model 'cat'"),
@@ -82,7 +73,7 @@ async def test_unknown_names_and_versions_are_404(running: Any) -> None:
             ("/v2/models/held/versions/1/config", "no version '1'"),
             ("/v2/models/cat/stats", "no model 'cat'"),
         ):
-            async with server_parts.one_reason(app, "unknown_model"):
+            async with one_reason(app, "unknown_model"):
                 answer = await app.client.get(path)
             assert answer.status_code == 404
             assert list(answer.json()) == ["error"]
@@ -91,12 +82,11 @@ async def test_unknown_names_and_versions_are_404(running: Any) -> None:
         assert (ready.status_code, list(ready.json())) == (404, ["error"])
 
 
-async def test_statistics_count_images_batches_and_time(running: Any, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(server_parts.encoded(), server_parts.encoded(seed=1))
+async def test_statistics_count_images_batches_and_time(running: Start) -> None:
     async with running(names=("held", "idle")) as app:
         for _ in range(3):
-            assert (await app.client.post(oip.url, content=body, headers=headers)).status_code == 200
-        await server_parts.until(lambda: app.value("batch_size_count", model="held") == 3)
+            assert (await oip.infer(app, encoded(), encoded(seed=1))).status_code == 200
+        await until(lambda: app.value("batch_size_count", model="held") == 3)
         whole = app.service.metrics.registry.get_sample_value(
             "milkweed_request_stage_duration_seconds_sum", {"model": "held", "stage": "forward"}
         )

@@ -2,16 +2,13 @@
 
 import asyncio
 import json
-from types import SimpleNamespace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, encoded
+from . import rest_client as oip
 
 ANYTHING = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
@@ -45,8 +42,8 @@ DOCUMENTS = st.fixed_dictionaries(
 )
 
 
-async def test_random_requests_are_never_internal_errors(running: Any, oip: SimpleNamespace) -> None:
-    image = server_parts.encoded(size=(3, 2))
+async def test_random_requests_are_never_internal_errors(running: Start) -> None:
+    image = encoded(size=(3, 2))
     pieces = st.sampled_from([image, oip.elements(image), b"\1", bytes(12), b""])
     async with running() as app:
         bodies: list[tuple[bytes, dict[str, str]]] = []
@@ -61,7 +58,7 @@ async def test_random_requests_are_never_internal_errors(running: Any, oip: Simp
         await asyncio.to_thread(collect)
         statuses = set()
         for body, headers in bodies:
-            answer = await app.client.post(oip.url, content=body, headers=headers)
+            answer = await app.client.post(oip.URL, content=body, headers=headers)
             assert answer.status_code in (200, 400, 413, 415, 422), (body, headers, answer.text)
             statuses.add(answer.status_code)
             if answer.status_code != 200:

@@ -1,15 +1,13 @@
 """Every refusal under /v2 has the protocol's form and one reason; random bytes are never our fault."""
 
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import ERROR_CODES, SIZE, Start, broken, encoded, one_reason
+from . import rest_client as oip
 
 GOOD = {"name": "image", "datatype": "BYTES", "shape": [1], "data": ["AAAA"]}
 PIXELS = {"name": "pixels", "datatype": "UINT8", "shape": [1, 1, 1, 3], "data": [1, 2, 3]}
@@ -80,11 +78,7 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
             "bad_request",
             ("score and probabilities",),
         ),
-        (
-            {**document(), "outputs": [{"name": "score", "parameters": {"classification": 8}}]},
-            "bad_request",
-            ("0..7",),
-        ),
+        ({**document(), "outputs": [{"name": "score", "parameters": {"classification": 8}}]}, "bad_request", ("0..7",)),
         (
             {**document(), "outputs": [{"name": "score", "parameters": {"shared_memory_region": "x"}}]},
             "bad_request",
@@ -94,12 +88,10 @@ def document(tensor: dict[str, Any] = GOOD, **changes: Any) -> dict[str, Any]:
         ({**document(), "id": "x" * 1025}, "bad_request", ("1024",)),
     ],
 )
-async def test_refusal_of_json(
-    running: Any, oip: SimpleNamespace, body: Any, code: str, words: tuple[str, ...]
-) -> None:
-    async with running(settings={"max_images_per_request": 3}) as app, server_parts.one_reason(app, code):
-        answer = await app.client.post(oip.url, json=body)
-        oip.check_refusal(answer, server_parts.ERROR_CODES[code].status, *words)
+async def test_refusal_of_json(running: Start, body: Any, code: str, words: tuple[str, ...]) -> None:
+    async with running(settings={"max_images_per_request": 3}) as app, one_reason(app, code):
+        answer = await app.client.post(oip.URL, json=body)
+        oip.check_refusal(answer, ERROR_CODES[code].status, *words)
         assert app.model.sizes == []
 
 
@@ -124,16 +116,11 @@ async def test_refusal_of_json(
     ],
 )
 async def test_refusal_of_headers(
-    running: Any,
-    oip: SimpleNamespace,
-    body: bytes,
-    headers: dict[str, str],
-    code: str,
-    words: tuple[str, ...],
+    running: Start, body: bytes, headers: dict[str, str], code: str, words: tuple[str, ...]
 ) -> None:
-    async with running() as app, server_parts.one_reason(app, code):
+    async with running() as app, one_reason(app, code):
         oip.check_refusal(
-            await app.client.post(oip.url, content=body, headers=headers), server_parts.ERROR_CODES[code].status, *words
+            await app.client.post(oip.URL, content=body, headers=headers), ERROR_CODES[code].status, *words
         )
 
 
@@ -149,77 +136,76 @@ async def test_refusal_of_headers(
     ],
 )
 async def test_broken_bytes_name_the_element(
-    running: Any, oip: SimpleNamespace, data: bytes, shape: list[int], words: tuple[str, ...]
+    running: Start, data: bytes, shape: list[int], words: tuple[str, ...]
 ) -> None:
     body, headers = oip.binary_tensor("image", "BYTES", shape, data)
-    async with running() as app, server_parts.one_reason(app, "bad_request"):
-        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, *words)
+    async with running() as app, one_reason(app, "bad_request"):
+        oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 400, *words)
 
 
-async def test_binary_pixels_of_another_length(running: Any, oip: SimpleNamespace) -> None:
+async def test_binary_pixels_of_another_length(running: Start) -> None:
     body, headers = oip.binary_tensor("pixels", "UINT8", [1, 2, 2, 3], bytes(11))
-    async with running() as app, server_parts.one_reason(app, "bad_request"):
-        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 400, "11 bytes", "has 12")
+    async with running() as app, one_reason(app, "bad_request"):
+        oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 400, "11 bytes", "has 12")
 
 
-async def test_not_a_number_fails_its_own_image_only(running: Any, oip: SimpleNamespace) -> None:
-    pixels = np.zeros((2, 3, server_parts.SIZE, server_parts.SIZE), "<f4")
+async def test_not_a_number_fails_its_own_image_only(running: Start) -> None:
+    pixels = np.zeros((2, 3, SIZE, SIZE), "<f4")
     pixels[1, 0, 0, 0] = 1e30
     for text in (False, True):
-        async with running() as app, server_parts.one_reason(app, "undecodable"):
+        async with running() as app, one_reason(app, "undecodable"):
             if text:
                 data = oip.tensor("pixels", "FP16", list(pixels.shape), data=pixels.tolist())
-                answer = await app.client.post(oip.url, json={"inputs": [data]})
+                answer = await app.client.post(oip.URL, json={"inputs": [data]})
             else:
                 body, headers = oip.binary_tensor("pixels", "FP32", list(pixels.shape), pixels.tobytes())
-                answer = await app.client.post(oip.url, content=body, headers=headers)
+                answer = await app.client.post(oip.URL, content=body, headers=headers)
             oip.check_refusal(answer, 422, "image 1: ")
 
 
-async def test_bad_image_fails_the_request_by_its_own_status(running: Any, oip: SimpleNamespace) -> None:
-    late, late_headers = oip.binary(server_parts.encoded(), server_parts.encoded(), server_parts.broken())
-    early, early_headers = oip.binary(server_parts.encoded(), b"text", server_parts.encoded())
-    alone, alone_headers = oip.binary(server_parts.broken())
+async def test_bad_image_fails_the_request_by_its_own_status(running: Start) -> None:
+    late, late_headers = oip.binary(encoded(), encoded(), broken())
+    early, early_headers = oip.binary(encoded(), b"text", encoded())
+    alone, alone_headers = oip.binary(broken())
     async with running() as app:
-        async with server_parts.one_reason(app, "unsupported_format"):
-            oip.check_refusal(await app.client.post(oip.url, content=early, headers=early_headers), 415, "image 1: ")
+        async with one_reason(app, "unsupported_format"):
+            oip.check_refusal(await app.client.post(oip.URL, content=early, headers=early_headers), 415, "image 1: ")
         assert app.model.sizes == []  # nothing is computed for a request that has failed already
         assert app.value("images_total", model="held", outcome="rejected") == 2
-        async with server_parts.one_reason(app, "undecodable"):
-            oip.check_refusal(await app.client.post(oip.url, content=late, headers=late_headers), 422, "image 2: ")
-        async with server_parts.one_reason(app, "undecodable"):
-            answer = await app.client.post(oip.url, content=alone, headers=alone_headers)
+        async with one_reason(app, "undecodable"):
+            oip.check_refusal(await app.client.post(oip.URL, content=late, headers=late_headers), 422, "image 2: ")
+        async with one_reason(app, "undecodable"):
+            answer = await app.client.post(oip.URL, content=alone, headers=alone_headers)
         oip.check_refusal(answer, 422)
         assert "image 0" not in answer.text
 
 
-async def test_partial_request_without_a_good_image_fails(running: Any, oip: SimpleNamespace) -> None:
-    body, headers = oip.binary(b"text", server_parts.broken(), partial=True)
-    async with running() as app, server_parts.one_reason(app, "unsupported_format"):
-        oip.check_refusal(await app.client.post(oip.url, content=body, headers=headers), 415, "image 0: ")
+async def test_partial_request_without_a_good_image_fails(running: Start) -> None:
+    async with running() as app, one_reason(app, "unsupported_format"):
+        oip.check_refusal(await oip.infer(app, b"text", broken(), partial=True), 415, "image 0: ")
 
 
 async def test_errors_of_router_and_service_have_the_form_of_the_protocol(
-    running: Any, oip: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    running: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body, headers = oip.binary(server_parts.encoded())
+    body, headers = oip.binary(encoded())
     async with running() as app:
-        async with server_parts.one_reason(app, "not_found"):
+        async with one_reason(app, "not_found"):
             oip.check_refusal(await app.client.get("/v2/nowhere"), 404, "/v2/nowhere")
-        async with server_parts.one_reason(app, "method_not_allowed"):
-            wrong = await app.client.get(oip.url)
+        async with one_reason(app, "method_not_allowed"):
+            wrong = await app.client.get(oip.URL)
         oip.check_refusal(wrong, 405)
         assert wrong.headers["allow"] == "POST"
         other = await app.client.get("/v2x")
         assert other.json()["error"]["code"] == "not_found"  # not ours: the service's own form
         app.model.failure = RuntimeError("secret detail")
-        async with server_parts.one_reason(app, "internal"):
-            failed = await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-1"})
+        async with one_reason(app, "internal"):
+            failed = await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-1"})
         oip.check_refusal(failed, 500, "me-1")
         app.model.failure = None
         monkeypatch.setattr("milkweed.server.oip.infer.images_of", lambda *_: 1 / 0)
-        async with server_parts.one_reason(app, "internal"):
+        async with one_reason(app, "internal"):
             oip.check_refusal(
-                await app.client.post(oip.url, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
+                await app.client.post(oip.URL, content=body, headers={**headers, "x-request-id": "me-2"}), 500, "me-2"
             )
     assert "secret" not in failed.text

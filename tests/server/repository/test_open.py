@@ -12,13 +12,13 @@ from milkweed.models.errors import BundleError
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all
 
-from ...support import server_parts
+from ...support.server_parts import HeldModel, ServedModel, make_pipeline, served_model
 
 UNEXPECTED = "device cuda:1: model held cannot be opened: an unexpected error, the log has it"
 
 
 def held(settings: Settings) -> Any:
-    return server_parts.served_model("held", server_parts.make_pipeline(server_parts.HeldModel()), settings)
+    return served_model("held", make_pipeline(HeldModel()), settings)
 
 
 @pytest.mark.parametrize(
@@ -53,19 +53,6 @@ def test_a_device_that_cannot_load_a_model_is_named_and_nothing_stays_open(
     assert logged == ([failure] if line == UNEXPECTED else [])  # with a traceback, where the line does not say it
 
 
-@pytest.mark.parametrize("failure", [RuntimeError("secret"), OSError("secret"), KeyError("secret"), MemoryError()])
-def test_what_another_library_raises_is_said_in_words_of_ours(
-    caplog: pytest.LogCaptureFixture, failure: Exception
-) -> None:
-    def fail(name: str, path: Path, settings: Settings) -> Any:
-        raise failure
-
-    with pytest.raises(DeviceError) as caught:
-        open_on_all(fail, "held", Path("x"), {0: Settings()}, {0: "cpu"})
-    assert str(caught.value) == UNEXPECTED.removeprefix("device cuda:1: ")
-    assert [record.exc_info[1] for record in caplog.records if record.exc_info] == [failure]
-
-
 def test_without_an_engine_nothing_is_opened() -> None:
     with pytest.raises(DeviceError, match=r"^model held cannot be opened: every engine has ended$"):
         open_on_all(lambda *_: None, "held", Path("x"), {}, {})  # type: ignore[arg-type, return-value]
@@ -75,9 +62,9 @@ def test_devices_that_would_answer_in_different_numbers_are_refused() -> None:
     numbers = iter((torch.bfloat16, torch.float32))
 
     def open_held(name: str, path: Path, settings: Settings) -> Any:
-        pipeline = server_parts.make_pipeline(server_parts.HeldModel())
+        pipeline = make_pipeline(HeldModel())
         pipeline.dtype = next(numbers)
-        return server_parts.served_model(name, pipeline, settings)
+        return served_model(name, pipeline, settings)
 
     with pytest.raises(DeviceError, match="cuda:0 in bfloat16, cuda:1 in float32: set --dtype"):
         open_on_all(open_held, "a", Path("x"), {0: Settings(), 1: Settings()}, {0: "cuda:0", 1: "cuda:1"})
@@ -92,7 +79,7 @@ def test_a_model_that_cannot_be_described_is_refused(monkeypatch: pytest.MonkeyP
         return model
 
     assert open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"}).name == "held"
-    monkeypatch.setattr(server_parts.ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
+    monkeypatch.setattr(ServedModel, "describe", lambda model: {"load_seconds": float("inf")})
     with pytest.raises(ValueError, match="JSON"):
         open_on_all(open_held, "held", Path("x"), {0: Settings()}, {0: "cpu"})
     assert closed == [1]

@@ -15,7 +15,7 @@ from milkweed.inference.pipeline import Pipeline
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
-from ...support import server_parts
+from ...support.server_parts import HeldModel
 
 
 @contextmanager
@@ -54,7 +54,7 @@ def test_an_engine_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def onnx_forward(forward: Forward, *_: Any) -> Forward:
-        model = server_parts.HeldModel()
+        model = HeldModel()
         made = Forward(model, LanePlan(1, 2, 1), device=forward.device, dtype=forward.dtype, size=forward.size)
         made.run(made.blank(4))
         return made

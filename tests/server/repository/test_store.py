@@ -19,8 +19,6 @@ from milkweed.server.repository.store import RepositoryError, newest, scan
 
 from ...support.repositories import Put, clients_of, serving
 
-pytestmark = pytest.mark.anyio
-
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
     put("plain")

@@ -70,15 +70,6 @@ def test_what_runs_counts_until_it_should_be_done():
     assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
 
 
-def test_an_idle_device_tries_whatever_comes():
-    rig = Rig()
-    rig.request(1, within=0.001)  # or an estimate that is wrong would never be corrected
-    rig.collect()
-    rig.refused(1, within=0.001)
-    rig.scheduler.batch_done()
-    rig.request(1, within=0.001)
-
-
 def test_without_estimates_only_the_limits_hold():
     rig = Rig(seen=False)
     rig.request(500, within=0.001)

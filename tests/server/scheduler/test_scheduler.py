@@ -9,7 +9,7 @@ import pytest
 from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.cost_model import CostModel
-from milkweed.server.scheduler.request import Request
+from milkweed.server.scheduler.request import Batch, Request
 from milkweed.server.scheduler.scheduler import Scheduler
 
 INFO = ImageInfo("PNG", 10, 10, "RGB")
@@ -38,6 +38,12 @@ def request(scheduler: Scheduler, images: int = 1, model: str = "a", deadline: f
     return made
 
 
+def collect(scheduler: Scheduler) -> Batch:
+    batch = scheduler.next_batch()
+    assert batch is not None
+    return batch
+
+
 def places(batch: Any) -> list[tuple[Request, int]]:
     return [(item.request, item.index) for item in batch.items]
 
@@ -45,8 +51,7 @@ def places(batch: Any) -> list[tuple[Request, int]]:
 def test_batch_holds_what_waits_and_says_why_no_more() -> None:
     scheduler, _ = make(batch=4)
     first, second = request(scheduler), request(scheduler, 2)
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = collect(scheduler)
     assert places(batch) == [(first, 0), (second, 0), (second, 1)]
     assert batch.release == "idle_device"
     assert scheduler.depth == 0
@@ -64,8 +69,7 @@ def test_large_request_is_split_over_batches() -> None:
 def test_exactly_full_batch_is_full() -> None:
     scheduler, _ = make(batch=2)
     request(scheduler, 2)
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = collect(scheduler)
     assert batch.release == "full"
 
 
@@ -98,9 +102,7 @@ def test_models_do_not_mix_and_the_longest_waiting_goes_first() -> None:
     clock.now = 1
     a1 = request(scheduler, model="a")
     b2 = request(scheduler, model="b")
-    first, second = scheduler.next_batch(), scheduler.next_batch()
-    assert first is not None
-    assert second is not None
+    first, second = collect(scheduler), collect(scheduler)
     assert (first.model, places(first)) == ("b", [(b1, 0), (b2, 0)])
     assert (second.model, places(second)) == ("a", [(a1, 0)])
 
@@ -109,8 +111,7 @@ def test_late_requests_are_dropped_at_collect() -> None:
     scheduler, clock = make()
     late, good, later = request(scheduler, 2, deadline=5), request(scheduler), request(scheduler, deadline=9)
     clock.now = 10
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = collect(scheduler)
     assert places(batch) == [(good, 0)]
     assert batch.expired == [late, later]
     assert scheduler.depth == 0
@@ -120,8 +121,7 @@ def test_only_late_requests_wake_the_engine_without_items() -> None:
     scheduler, clock = make()
     late = request(scheduler, deadline=5)
     clock.now = 5
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = collect(scheduler)
     assert (batch.items, batch.expired) == ([], [late])
 
 
@@ -151,8 +151,7 @@ def test_close_drains_and_then_ends() -> None:
     with pytest.raises(ServiceError) as caught:
         request(scheduler)
     assert caught.value.code == "draining"
-    batch = scheduler.next_batch()
-    assert batch is not None
+    batch = collect(scheduler)
     assert (places(batch), batch.release) == ([(waiting, 0)], "drain")
     assert scheduler.next_batch() is None
 

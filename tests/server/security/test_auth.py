@@ -8,12 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from milkweed.server.errors import ServiceError
 from milkweed.server.security.keys import key_block, new_key
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import RawCall, Start, check_error, encoded, one_reason
 
 KEY = new_key()
 
@@ -36,11 +33,9 @@ def bearer(key: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "headers", [bearer(KEY), {"authorization": f"bearer  {KEY} "}, {"x-api-key": KEY}, {"X-API-Key": KEY}]
 )
-async def test_a_key_in_any_accepted_header_admits(
-    running: server_parts.Start, keys: Path, headers: dict[str, str]
-) -> None:
+async def test_a_key_in_any_accepted_header_admits(running: Start, keys: Path, headers: dict[str, str]) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
-        answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
+        answer = await app.classify(headers=headers)
         assert answer.status_code == 200
         assert app.value("caller_requests_total", caller="camera") == 1
 
@@ -61,19 +56,16 @@ async def test_a_key_in_any_accepted_header_admits(
 )
 @pytest.mark.parametrize("path", ["/classify", "/v1/models", "/metrics", "/nowhere", "/livez/"])
 async def test_a_missing_or_wrong_key_is_401(
-    running: server_parts.Start, keys: Path, headers: dict[str, str], words: str, path: str
+    running: Start, keys: Path, headers: dict[str, str], words: str, path: str
 ) -> None:
-    async with (
-        running(settings={"api_keys": str(keys)}, wait=False) as app,
-        server_parts.one_reason(app, "unauthorized"),
-    ):
-        answer = await app.client.post(path, content=server_parts.encoded(), headers=headers)
-    server_parts.check_error(answer, 401, "unauthorized", words)
+    async with running(settings={"api_keys": str(keys)}, wait=False) as app, one_reason(app, "unauthorized"):
+        answer = await app.client.post(path, content=encoded(), headers=headers)
+    check_error(answer, 401, "unauthorized", words)
     assert answer.headers["www-authenticate"] == 'Bearer realm="milkweed"'
     assert KEY[:-1] not in answer.text
 
 
-async def test_probes_and_pages_need_no_key(running: server_parts.Start, keys: Path) -> None:
+async def test_probes_and_pages_need_no_key(running: Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for path in ("/livez", "/readyz", "/startupz", "/", "/page/main.js", "/docs", "/openapi.json"):
             assert (await app.client.get(path)).status_code == 200
@@ -83,56 +75,44 @@ async def test_probes_and_pages_need_no_key(running: server_parts.Start, keys: P
         assert (await app.client.get("/v1/models")).status_code == 200
 
 
-async def test_requests_beyond_the_rate_are_429_with_retry_after(running: server_parts.Start, keys: Path) -> None:
+async def test_requests_beyond_the_rate_are_429_with_retry_after(running: Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}) as app:
         for _ in range(2):
             assert (await app.client.get("/v1/models", headers=bearer("slow-key"))).status_code == 200
-        async with server_parts.one_reason(app, "rate_limited"):
+        async with one_reason(app, "rate_limited"):
             answer = await app.client.get("/v1/models", headers=bearer("slow-key"))
-        server_parts.check_error(answer, 429, "rate_limited", "0.1 requests a second", "2 at once")
+        check_error(answer, 429, "rate_limited", "0.1 requests a second", "2 at once")
         assert answer.headers["retry-after"] == "10"
         assert app.value("caller_requests_total", caller="slow") == 3
         assert app.value("caller_refusals_total", caller="slow", limit="requests") == 1
         assert (await app.client.get("/v1/models", headers=bearer(KEY))).status_code == 200
 
 
-async def test_the_queue_learns_the_caller_or_the_address(running: server_parts.Start, keys: Path) -> None:
+async def test_the_queue_learns_the_caller_or_the_address(running: Start, keys: Path) -> None:
     seen: list[Any] = []
     async with running(settings={"api_keys": str(keys)}) as app:
         submit = app.service.submit
         app.service.submit = lambda request, *rest: (seen.append(request.caller), submit(request, *rest))[1]
-        await app.client.post("/classify", content=server_parts.encoded(), headers=bearer(KEY))
+        await app.classify(headers=bearer(KEY))
     async with running() as app:
         submit_open = app.service.submit
         app.service.submit = lambda request, *rest: (seen.append(request.caller), submit_open(request, *rest))[1]
-        await app.client.post("/classify", content=server_parts.encoded())
+        await app.classify()
     assert seen == ["camera", "127.0.0.1"]
 
 
-async def test_images_beyond_the_rate_are_refused(running: server_parts.Start, keys: Path) -> None:
-    async with running(settings={"api_keys": str(keys)}, wait=False) as app:
-        auth = app.app.state.auth
-        account = auth.identify({b"x-api-key": b"slow-key"})
-        auth.charge_images(account, 1)
-        with pytest.raises(ServiceError) as caught:
-            auth.charge_images(account, 1)
-        assert (caught.value.code, caught.value.retry_after_seconds) == ("rate_limited", 1)
-        assert app.value("caller_refusals_total", caller="slow", limit="images") == 1
-        auth.charge_images(None, 1000)
-
-
-async def test_every_answer_forbids_sniffing(running: server_parts.Start) -> None:
+async def test_every_answer_forbids_sniffing(running: Start) -> None:
     async with running() as app:
         for answer in (
-            await app.client.post("/classify", content=server_parts.encoded()),
-            await app.client.post("/classify", content=b"<script>alert(1)</script>"),
+            await app.classify(),
+            await app.classify(b"<script>alert(1)</script>"),
             await app.client.get("/nowhere"),
             await app.client.get("/docs"),
         ):
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-async def test_the_api_page_loads_nothing(running: server_parts.Start) -> None:
+async def test_the_api_page_loads_nothing(running: Start) -> None:
     async with running() as app:
         page = await app.client.get("/docs")
     assert page.headers["content-security-policy"].startswith("default-src 'none'; ")
@@ -142,7 +122,7 @@ async def test_the_api_page_loads_nothing(running: server_parts.Start) -> None:
         assert words in page.text
 
 
-async def test_the_document_says_where_a_key_is_needed(running: server_parts.Start, keys: Path) -> None:
+async def test_the_document_says_where_a_key_is_needed(running: Start, keys: Path) -> None:
     async with running(settings={"api_keys": str(keys)}, wait=False) as app:
         document = (await app.client.get("/openapi.json")).json()
         page = (await app.client.get("/docs")).text
@@ -179,27 +159,13 @@ SPELLINGS = [
 
 
 @pytest.mark.parametrize("target", SPELLINGS)
-async def test_no_other_spelling_opens_what_needs_a_key(running: server_parts.Start, keys: Path, target: str) -> None:
+async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Path, target: str) -> None:
     """Each of these is refused, unless it is a path that is open to everybody."""
-    sent: list[dict[str, Any]] = []
-
-    async def receive() -> dict[str, Any]:
-        return {"type": "http.request", "body": b"", "more_body": False}
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
     path = unquote(target.partition("?")[0])
     async with running(settings={"api_keys": str(keys)}) as app:
-        scope = {
-            "type": "http",
-            "method": "GET",
-            "path": path,
-            "headers": [],
-            "query_string": b"",
-            "http_version": "1.1",
-        }
-        await app.app(scope, receive, send)
+        call = RawCall(app, method="GET", path=path)
+        await call.task
+    sent = [call.sent.get_nowait() for _ in range(call.sent.qsize())]
     body = b"".join(message.get("body", b"") for message in sent)
     assert (sent[0]["status"] == 200) == (path == "/livez"), body
     assert b'"models"' not in body
@@ -207,9 +173,7 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: server_parts.St
 
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
-async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(
-    running: server_parts.Start, keys: Path, prefix: str
-) -> None:
+async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Start, keys: Path, prefix: str) -> None:
     """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()

@@ -11,13 +11,19 @@ import torch
 
 from milkweed.models.errors import BundleError
 from milkweed.server.config.settings import Settings
-from milkweed.server.errors import ServiceError
 from milkweed.server.repository.index import ModelIndex
 from milkweed.server.repository.served_model import ServedModel
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import (
+    HeldModel,
+    Start,
+    check_error,
+    encoded,
+    make_pipeline,
+    one_reason,
+    served_model,
+    until,
+)
 
 
 class Openers:
@@ -35,22 +41,22 @@ class Openers:
         if self.failure is not None:
             raise self.failure
         torch.manual_seed(len(self.models) + 100)
-        model = server_parts.HeldModel()
+        model = HeldModel()
         self.models.append(model)
-        pipeline = server_parts.make_pipeline(model, max_batch_size=settings.max_batch_size)
-        served = server_parts.served_model(name, pipeline, settings)
+        pipeline = make_pipeline(model, max_batch_size=settings.max_batch_size)
+        served = served_model(name, pipeline, settings)
         files = {**served.config.files, "model.safetensors": f"{len(self.models):064d}"}
         return replace(served, config=replace(served.config, files=files))
 
 
 async def version(app: Any, **headers: str) -> str:
-    answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
+    answer = await app.classify(headers=headers)
     assert answer.status_code == 200, answer.text
     return str(answer.json()["version"])
 
 
 @pytest.mark.parametrize("overlap", ["off", "on"])
-async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(running: Any, overlap: str) -> None:
+async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(running: Start, overlap: str) -> None:
     async with running(settings={"overlap": overlap}) as app:
         old = app.service.models["held"]
         before = await version(app)
@@ -70,29 +76,27 @@ async def test_a_new_version_answers_once_it_is_warm_and_the_old_one_is_let_go(r
         assert [(each["version"], each["number"]) for each in listed] == [(model.config.version, "2")]
 
 
-async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> None:
+async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Start) -> None:
     async with running() as app:
         old = app.service.models["held"]
         openers = Openers(app)
-        app.model.gate.clear()
-        running_one = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
-        queued = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded(seed=1)))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
+        running_one = await app.hold()
+        queued = app.begin(encoded(seed=1))
+        await until(lambda: app.service.scheduler.depth == 1)
         # a third has only asked: its body is not there yet
         begun = asyncio.Event()
         more = asyncio.Event()
 
         async def body() -> Any:
             begun.set()
-            yield server_parts.encoded(seed=2)[:50]
+            yield encoded(seed=2)[:50]
             await more.wait()
-            yield server_parts.encoded(seed=2)[50:]
+            yield encoded(seed=2)[50:]
 
-        reading = asyncio.create_task(app.client.post("/classify", content=body()))
+        reading = app.begin(body())
         await begun.wait()
         new = await app.service.lifecycle.load("held", Path("x"))
-        late = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
+        late = app.begin()
         app.model.gate.set()
         assert (await running_one).json()["version"] == old.config.version
         assert (await queued).json()["version"] == old.config.version
@@ -105,20 +109,7 @@ async def test_who_has_the_old_one_in_hand_is_answered_by_it(running: Any) -> No
         assert openers.models[0].sizes
 
 
-async def test_what_fails_to_load_changes_nothing(running: Any) -> None:
-    async with running() as app:
-        before = await version(app)
-        openers = Openers(app)
-        openers.failure = BundleError("bundle x: golden image 0, class 3: the model answers 0.1, its bundle says 0.9")
-        with pytest.raises(BundleError, match="golden image 0"):
-            await app.service.lifecycle.load("held", Path("x"))
-        assert await version(app) == before
-        openers.failure = None
-        await app.service.lifecycle.load("held", Path("x"))
-        assert await version(app) != before
-
-
-async def test_versions_are_pinned_by_header(running: Any) -> None:
+async def test_versions_are_pinned_by_header(running: Start) -> None:
     async with running(settings={"keep_versions": 2}) as app:
         first = app.service.models["held"]
         Openers(app)
@@ -127,34 +118,18 @@ async def test_versions_are_pinned_by_header(running: Any) -> None:
         pinned = {"X-Model-Version": first.config.version}
         assert await version(app, **pinned) == first.config.version
         assert await version(app, **{"X-Model-Version": "2"}) == second.config.version
-        async with server_parts.one_reason(app, "unknown_model"):
-            answer = await app.client.post(
-                "/classify", content=server_parts.encoded(), headers={"X-Model-Version": "7"}
-            )
-        server_parts.check_error(answer, 404, "unknown_model", "no version '7' of held", first.config.version, "2 (")
+        async with one_reason(app, "unknown_model"):
+            answer = await app.classify(headers={"X-Model-Version": "7"})
+        check_error(answer, 404, "unknown_model", "no version '7' of held", first.config.version, "2 (")
         third = await app.service.lifecycle.load("held", Path("x"), "3")
         await app.service.lifecycle.settled()
         assert [model.number for model in app.service.models.versions("held")] == ["3", "2"]
         assert await version(app) == third.config.version
-        assert (await app.client.post("/classify", content=server_parts.encoded(), headers=pinned)).status_code == 404
-
-
-async def test_a_name_is_added_and_taken_out(running: Any) -> None:
-    async with running() as app:
-        Openers(app)
-        await app.service.lifecycle.load("other", Path("x"))
-        ask = {"params": {"model": "other"}, "content": server_parts.encoded()}
-        assert (await app.client.post("/classify", **ask)).status_code == 200
-        gone = await app.service.lifecycle.unload("other")
-        assert [model.name for model in gone] == ["other"]
-        assert (await app.client.post("/classify", **ask)).status_code == 404
-        with pytest.raises(ServiceError, match="no model 'other'"):
-            await app.service.lifecycle.unload("other")
-        assert await version(app)
+        assert (await app.classify(headers=pinned)).status_code == 404
 
 
 async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
-    running: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def lost(on_gpu: bool) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -170,7 +145,7 @@ async def test_a_model_whose_memory_cannot_be_given_back_holds_nobody_up(
         assert await version(app)
 
 
-async def test_no_key_is_given_twice(running: Any) -> None:
+async def test_no_key_is_given_twice(running: Start) -> None:
     async with running() as app:
         keys = [app.service.models["held"].key]
         openers = Openers(app)
@@ -185,12 +160,10 @@ async def test_no_key_is_given_twice(running: Any) -> None:
         assert len(set(keys)) == len(keys) == 7
 
 
-async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any) -> None:
+async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Start) -> None:
     async with running(settings={"overlap": "on"}) as app:
         Openers(app)
-        app.model.gate.clear()
-        task = asyncio.create_task(app.client.post("/classify", content=server_parts.encoded()))
-        await server_parts.entered(app.model)
+        task = await app.hold()
         await app.service.lifecycle.load("held", Path("x"))
         app.model.failure = SystemExit("killed")
         app.model.gate.set()
@@ -202,8 +175,8 @@ async def test_a_killed_thread_does_not_keep_what_was_leaving(running: Any) -> N
 
 def test_an_index_never_changes() -> None:
     def model(name: str, number: str) -> ServedModel:
-        pipeline = server_parts.make_pipeline(server_parts.HeldModel())
-        return server_parts.served_model(name, pipeline, number=number)
+        pipeline = make_pipeline(HeldModel())
+        return served_model(name, pipeline, number=number)
 
     empty = ModelIndex()
     a1, a2, b = model("a", "1"), model("a", "2"), model("b", "")

@@ -10,17 +10,14 @@ from typing import Any
 
 import pytest
 
-from milkweed.inference.device import DeviceError
 from milkweed.models.errors import BundleError
 from milkweed.server.admin import app as admin
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, scan
 
-from ...support import server_parts
 from ...support.repositories import Put, serving
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import HeldModel, until
 
 
 def crash(bundle: Path) -> None:
@@ -51,33 +48,11 @@ async def test_a_bundle_that_crashes_fails_alone_and_once(
         answer = await app.admin.post("/v1/models/a/load")
         assert (answer.status_code, answer.json()["error"]) == (
             422,
-            {
-                "code": "bad_bundle",
-                "message": "model a cannot be opened: an unexpected error, the log has it",
-            },
+            {"code": "bad_bundle", "message": "model a cannot be opened: an unexpected error, the log has it"},
         )
         mended = put("a", seed=4)
         assert await app.service.poller.poll() == [f"serves a ({mended})"]
         assert await app.version("a") == mended
-
-
-async def test_a_start_passes_over_versions_that_crash(tmp_path: Path, put: Put) -> None:
-    one, b = put("a/1"), put("b", seed=1)
-    put("a/2", seed=2)
-    crash(tmp_path / "a" / "2")
-    async with serving(tmp_path) as app:
-        assert (await app.version("a"), await app.version("b")) == (one, b)
-        assert app.value("model_load_failures_total", model="a") == 1
-        assert await app.service.poller.poll() == []
-
-
-async def test_a_name_of_which_all_crash_stops_the_start_with_a_line(tmp_path: Path, put: Put) -> None:
-    put("a")
-    put("b", seed=1)
-    crash(tmp_path / "a")
-    with pytest.raises(DeviceError, match=r"^model a cannot be opened: an unexpected error, the log has it$"):
-        async with serving(tmp_path):
-            pass
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["2"]), (2, ["2", "1"])])
@@ -218,7 +193,7 @@ async def test_time_passes_and_what_is_new_serves(tmp_path: Path, put: Put) -> N
     put("a/1")
     async with serving(tmp_path, repository_seconds=0.01) as app:
         put("a/2", seed=1)
-        await server_parts.until(lambda: app.numbers() == ["2"])
+        await until(lambda: app.numbers() == ["2"])
 
 
 async def test_nothing_is_looked_at_while_the_first_models_load(tmp_path: Path, put: Put) -> None:
@@ -251,7 +226,7 @@ async def test_a_version_that_failed_is_not_held_in_memory_while_the_one_before_
         if path.name == "1":
             left.extend(each() for each in big)
             raise BundleError("a/1 is not sound")
-        model = server_parts.HeldModel()
+        model = HeldModel()
         big.append(weakref.ref(model))
         try:
             raise ZeroDivisionError

@@ -27,9 +27,7 @@ from milkweed.server.service.response_cache import ResponseCache, cost
 from milkweed.server.service.submit import Requester
 from milkweed.server.telemetry.context import RequestContext
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import CLASSES, Start, encoded, entered, make_config, timings, until
 
 KEY = new_key()
 CACHE = {"cache_bytes": 1 << 20}
@@ -68,7 +66,8 @@ class Rig:
     def __init__(self, max_bytes: int = 1 << 20) -> None:
         self.engine = Engine()
         self.registry = CollectorRegistry()
-        self.cache = ResponseCache(max_bytes, self.engine, ParserThreads(), self.registry)
+        self.parsers = ParserThreads()
+        self.cache = ResponseCache(max_bytes, self.engine, self.parsers, self.registry)
 
     async def ask(self, *bodies: bytes, digest: bytes = b"v1", top_k: int = 5, **headers: str) -> Any:
         """Outcomes, and what the answer's X-Cache says."""
@@ -127,13 +126,13 @@ async def test_the_key_is_all_that_an_answer_depends_on() -> None:
 
 
 def test_the_digest_of_a_bundle_tells_whatever_answers_depend_on() -> None:
-    config = server_parts.make_config()
+    config = make_config()
     same = replace(config, metrics={"top1": 0.8}, provenance={"source": "elsewhere"}, bytes_on_disk=7)
     assert same.answers_digest("torch") == config.answers_digest("torch") != config.answers_digest("onnxruntime")
     others = [
         replace(config, preprocess={**config.preprocess, "crop_pct": 0.5}),
         replace(config, arch="other"),
-        replace(config, arch_args={"num_classes": server_parts.CLASSES, "depth": 3}),
+        replace(config, arch_args={"num_classes": CLASSES, "depth": 3}),
         replace(config, files={**config.files, "labels.json": "2" * 64}),
         replace(config, storage={"head": "int8"}),
     ]
@@ -172,7 +171,7 @@ async def test_whoever_waited_for_an_answer_that_did_not_come_asks_himself(how: 
     outcomes, said = await follower
     assert (isinstance(outcomes[0], Predictions), said) == (True, "MISS")
     assert rig.engine.asked == [[b"x"], [b"x"]]
-    assert not rig.cache._flights
+    assert (await rig.ask(b"x"))[1] == "HIT"
 
 
 async def test_errors_are_not_kept() -> None:
@@ -198,7 +197,7 @@ async def test_a_large_request_is_digested_without_holding_the_loop(monkeypatch:
     images = [bytes([seed]) * (INLINE_BYTES // 2) for seed in range(3)]
     alone = [(await rig.ask(image))[0][0] for image in images]
     used: list[int] = []
-    threads = rig.cache._parsers.threads
+    threads = rig.parsers.threads
     submit = threads.submit
     monkeypatch.setattr(threads, "submit", lambda *work: used.append(1) or submit(*work))  # type: ignore[func-returns-value]
     assert await rig.ask(*images) == (alone, "HIT")
@@ -209,14 +208,14 @@ async def test_a_large_request_is_digested_without_holding_the_loop(monkeypatch:
 
 
 async def ask(app: Any, image: bytes, *, params: Any = None, **headers: str) -> httpx.Response:
-    answer = await app.client.post("/classify", content=image, params=params, headers=headers)
+    answer = await app.classify(image, params=params, headers=headers)
     assert answer.status_code == 200, answer.text
     return answer
 
 
-async def test_an_image_that_comes_again_is_answered_without_the_model(running: Any) -> None:
+async def test_an_image_that_comes_again_is_answered_without_the_model(running: Start) -> None:
     async with running(settings=CACHE) as app:
-        image = server_parts.encoded()
+        image = encoded()
         first = await ask(app, image)
         app.model.gate.clear()  # from here on the model answers nobody
         again = await ask(app, image)
@@ -224,32 +223,14 @@ async def test_an_image_that_comes_again_is_answered_without_the_model(running: 
         assert json.dumps(again.json()["results"]) == json.dumps(first.json()["results"])  # to the last digit
         assert app.model.sizes == [1]
         assert app.value("images_total", model="held", outcome="ok") == 2
-        timing = server_parts.timings(again)
+        timing = timings(again)
         assert set(timing) == {"receive", "parse", "respond", "total"}
         assert app.value("request_stage_duration_seconds_count", model="held", stage="respond") == 1
 
 
-async def test_several_images_are_answered_in_part(running: Any) -> None:
+async def test_the_open_protocol_shares_it_and_lines_go_past_it(running: Start) -> None:
     async with running(settings=CACHE) as app:
-        images = [server_parts.encoded(seed=seed) for seed in range(4)]
-        alone = [(await ask(app, image)).json()["results"][0] for image in images[:2]]
-        files = [("image", (f"{place}.png", image)) for place, image in enumerate([images[2], *images[:2], images[3]])]
-        answer = await app.client.post("/classify", files=[*files, ("image", ("x", b"no image"))])
-        assert answer.headers["x-cache"] == "PARTIAL"
-        results = answer.json()["results"]
-        assert results[1:3] == alone
-        assert "predictions" in results[0]
-        assert results[4]["error"]["code"] == "unsupported_format"
-        assert sum(app.model.sizes) == 4  # each image once
-        answer = await app.client.post("/classify", files=files)
-        assert answer.headers["x-cache"] == "HIT"
-        assert answer.json()["results"] == results[:4]
-        assert sum(app.model.sizes) == 4
-
-
-async def test_the_open_protocol_shares_it_and_lines_go_past_it(running: Any) -> None:
-    async with running(settings=CACHE) as app:
-        image = server_parts.encoded()
+        image = encoded()
         await ask(app, image)
         answer = await app.client.post(
             "/v2/models/held/infer", content=image, headers={"inference-header-content-length": "0"}
@@ -260,46 +241,46 @@ async def test_the_open_protocol_shares_it_and_lines_go_past_it(running: Any) ->
         assert len(app.model.sizes) == 2
 
 
-async def test_a_bundle_that_is_loaded_again_still_knows_its_answers(running: Any) -> None:
+async def test_a_bundle_that_is_loaded_again_still_knows_its_answers(running: Start) -> None:
     async with running(settings=CACHE) as app:
-        image = server_parts.encoded()
+        image = encoded()
         await ask(app, image)
         await app.service.lifecycle.load("held", Path("held"))
         await app.service.lifecycle.settled()
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
 
 
-async def test_hits_pass_a_queue_that_is_full(running: Any) -> None:
+async def test_hits_pass_a_queue_that_is_full(running: Start) -> None:
     settings = {**CACHE, "max_queue_images": 1, "max_images_per_request": 1, "max_batch_size": 1}
     async with running(settings=settings) as app:
-        image = server_parts.encoded()
+        image = encoded()
         await ask(app, image)
-        await server_parts.entered(app.model)
+        await entered(app.model)
         app.model.gate.clear()
-        waiting = [asyncio.create_task(ask(app, server_parts.encoded(seed=1)))]
-        await server_parts.entered(app.model)
-        waiting.append(asyncio.create_task(ask(app, server_parts.encoded(seed=2))))
-        await server_parts.until(lambda: app.service.scheduler.depth == 1)
-        full = await app.client.post("/classify", content=server_parts.encoded(seed=3))
+        waiting = [asyncio.create_task(ask(app, encoded(seed=1)))]
+        await entered(app.model)
+        waiting.append(asyncio.create_task(ask(app, encoded(seed=2))))
+        await until(lambda: app.service.scheduler.depth == 1)
+        full = await app.classify(encoded(seed=3))
         assert full.status_code == 503
         assert (await ask(app, image)).headers["x-cache"] == "HIT"
         app.model.gate.set()
         await asyncio.gather(*waiting)
 
 
-async def test_without_the_setting_nothing_is_kept_or_said(running: Any) -> None:
+async def test_without_the_setting_nothing_is_kept_or_said(running: Start) -> None:
     async with running() as app:
         for _ in range(2):
-            assert "x-cache" not in (await ask(app, server_parts.encoded())).headers
+            assert "x-cache" not in (await ask(app, encoded())).headers
         assert app.model.sizes == [1, 1]
 
 
-async def test_a_hit_needs_a_key_and_counts_against_its_rate(running: Any, tmp_path: Path) -> None:
+async def test_a_hit_needs_a_key_and_counts_against_its_rate(running: Start, tmp_path: Path) -> None:
     keys = tmp_path / "keys.toml"
     keys.write_text(key_block("camera", KEY) + "requests_per_second = 0.01\nrequest_burst = 2\n")
     async with running(settings={**CACHE, "api_keys": str(keys)}) as app:
-        image, headers = server_parts.encoded(), {"authorization": f"Bearer {KEY}"}
+        image, headers = encoded(), {"authorization": f"Bearer {KEY}"}
         said = [(await ask(app, image, **headers)).headers["x-cache"] for _ in range(2)]
         assert said == ["MISS", "HIT"]
-        assert (await app.client.post("/classify", content=image)).status_code == 401
-        assert (await app.client.post("/classify", content=image, headers=headers)).status_code == 429
+        assert (await app.classify(image)).status_code == 401
+        assert (await app.classify(image, headers=headers)).status_code == 429

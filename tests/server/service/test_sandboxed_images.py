@@ -15,8 +15,7 @@ from milkweed.server.service.sandboxed_images import SandboxedImages
 
 from ...support import server_parts
 from ...support.bodies import as_json, as_tensor, files, most_held
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import SIZE, Start, check_error, one_reason, timings, until
 
 RARE = ("BMP", "TIFF", "GIF", "PPM", "AVIF")
 
@@ -28,40 +27,38 @@ def encoded(format: str, seed: int = 0) -> bytes:
     return out.getvalue()
 
 
-async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Any) -> None:
+async def test_every_form_answers_as_with_the_same_pixels_in_png(running: Start) -> None:
     png, tiff = encoded("PNG"), encoded("TIFF")
     async with running() as app:
-        (wanted,) = (await app.client.post("/classify", content=png)).json()["results"]
+        (wanted,) = (await app.classify(png)).json()["results"]
         answers = [
-            await app.client.post("/classify", content=tiff),
-            await app.client.post("/classify", files=files(tiff)),
-            await app.client.post("/classify", json=as_json(tiff)),
+            await app.classify(tiff),
+            await app.classify(files=files(tiff)),
+            await app.classify(json=as_json(tiff)),
         ]
         assert [answer.json()["results"] for answer in answers] == [[wanted]] * 3
-        assert set(server_parts.timings(answers[0])) >= {"parse", "queue", "decode"}
-        lines = await app.client.post("/classify", content=tiff, headers={"accept": "application/x-ndjson"})
+        assert set(timings(answers[0])) >= {"parse", "queue", "decode"}
+        lines = await app.classify(tiff, headers={"accept": "application/x-ndjson"})
         assert json.loads(lines.text.splitlines()[0])["predictions"] == wanted["predictions"]
         inferred = (await app.client.post("/v2/models/held/infer", json=as_tensor(tiff))).json()
         label = next(output["data"] for output in inferred["outputs"] if output["name"] == "label")
         assert label == [each["label"] for each in wanted["predictions"]]
         # A batch is counted once its answers are on their way.
-        await server_parts.until(
-            lambda: app.value("decode_backend_images_total", backend="sandbox", format="TIFF") == 5
-        )
+        await until(lambda: app.value("decode_backend_images_total", backend="sandbox", format="TIFF") == 5)
         assert app.value("sandbox_images_total", outcome="ok") == 5
         assert app.service.body_budget.total == 0
 
 
 @pytest.mark.parametrize("format", RARE)
-async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, format: str) -> None:
+async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Start, format: str) -> None:
     good, rare = server_parts.encoded(), encoded(format)
     broken = rare[: len(rare) // 2]
     async with running() as app:
-        alone = (await app.client.post("/classify", files=files(good, rare))).json()["results"]
-        answer = (await app.client.post("/classify", files=files(good, broken, rare, good))).json()["results"]
+        alone = (await app.classify(files=files(good, rare))).json()["results"]
+        answer = (await app.classify(files=files(good, broken, rare, good))).json()["results"]
         assert [answer[0], answer[2], answer[3]] == [alone[0], alone[1], alone[0]]
         assert answer[1]["error"]["code"] == "undecodable"
-        server_parts.check_error(await app.client.post("/classify", content=broken), 422, "undecodable", format)
+        check_error(await app.classify(broken), 422, "undecodable", format)
         inferred = await app.client.post(
             "/v2/models/held/infer", content=broken, headers={"inference-header-content-length": "0"}
         )
@@ -69,7 +66,7 @@ async def test_a_bad_one_leaves_its_neighbours_their_bits(running: Any, format: 
         assert app.service.body_budget.total == 0
 
 
-async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_others_are_answered_while_one_is_decoded(running: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     decoding, done = threading.Event(), threading.Event()
     crop = Sandbox.crop
 
@@ -80,45 +77,43 @@ async def test_others_are_answered_while_one_is_decoded(running: Any, monkeypatc
 
     monkeypatch.setattr(Sandbox, "crop", held)
     async with running() as app:
-        slow = asyncio.create_task(app.client.post("/classify", content=encoded("BMP")))
+        slow = app.begin(encoded("BMP"))
         await asyncio.to_thread(decoding.wait, 10)
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+        assert (await app.classify()).status_code == 200
         assert app.value("sandbox_waiting_images") == 1
         assert app.service.scheduler.depth == 0
         assert not slow.done()
-        late = await app.client.post("/classify", content=encoded("BMP"), headers={"x-request-timeout-ms": "300"})
+        late = await app.classify(encoded("BMP"), headers={"x-request-timeout-ms": "300"})
         assert late.status_code in (503, 504)
         done.set()
         assert (await slow).status_code == 200
         assert app.value("sandbox_waiting_images") == 0
 
 
-async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Any) -> None:
+async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Start) -> None:
     async with running() as app:
         rare: SandboxedImages = app.service.sandboxed_images
         rare._seconds = 1000.0
-        async with server_parts.one_reason(app, "overloaded"):
-            answer = await app.client.post("/classify", content=encoded("GIF"))
-        server_parts.check_error(answer, 503, "overloaded", "the sandbox")
+        async with one_reason(app, "overloaded"):
+            answer = await app.classify(encoded("GIF"))
+        check_error(answer, 503, "overloaded", "the sandbox")
         assert int(answer.headers["retry-after"]) >= 1
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 200
+        assert (await app.classify()).status_code == 200
         assert app.service.body_budget.total == 0
 
 
-async def test_crops_count_as_held(running: Any) -> None:
+async def test_crops_count_as_held(running: Start) -> None:
     image = encoded("GIF")
     async with running() as app:
         most = most_held(app)
-        answer = await app.client.post("/classify", content=image)
+        answer = await app.classify(image)
         assert answer.status_code == 200
-        assert most() == max(len(image) + 3 * server_parts.SIZE**2, len(answer.content))
+        assert most() == max(len(image) + 3 * SIZE**2, len(answer.content))
 
 
-async def test_formats_that_are_not_accepted_start_no_process(running: Any) -> None:
+async def test_formats_that_are_not_accepted_start_no_process(running: Start) -> None:
     async with running(settings={"formats": "jpeg,png,webp"}) as app:
         for format in RARE:
-            server_parts.check_error(
-                await app.client.post("/classify", content=encoded(format)), 415, "unsupported_format"
-            )
-        assert (await app.client.post("/classify", content=encoded("WEBP"))).status_code == 200
+            check_error(await app.classify(encoded(format)), 415, "unsupported_format")
+        assert (await app.classify(encoded("WEBP"))).status_code == 200
         assert not app.service.sandboxed_images._sandbox.idle

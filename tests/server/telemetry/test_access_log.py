@@ -9,9 +9,7 @@ import pytest
 from milkweed.server.telemetry.logs import JsonFormatter
 from milkweed.server.telemetry.metrics import STAGES
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, encoded
 
 
 @pytest.fixture
@@ -23,10 +21,10 @@ def lines(caplog: pytest.LogCaptureFixture) -> Any:
     ]
 
 
-async def test_a_line_tells_request_and_stages(running: server_parts.Start, lines: Any) -> None:
+async def test_a_line_tells_request_and_stages(running: Start, lines: Any) -> None:
     async with running(settings={"access_log": 1.0}) as app:
-        files = [("i", ("a", server_parts.encoded(seed=seed), "image/png")) for seed in range(3)]
-        answer = await app.client.post("/classify", files=files)
+        files = [("i", ("a", encoded(seed=seed), "image/png")) for seed in range(3)]
+        answer = await app.classify(files=files)
     [line] = lines()
     assert (line["level"], line["message"]) == ("info", "POST /classify 200")
     assert line["request_id"] == answer.headers["x-request-id"]
@@ -49,7 +47,7 @@ async def test_a_line_tells_request_and_stages(running: server_parts.Start, line
     assert sum(stages.values()) == pytest.approx(total, abs=0.01)
 
 
-async def test_a_line_holds_nothing_that_a_client_wrote(running: server_parts.Start, lines: Any) -> None:
+async def test_a_line_holds_nothing_that_a_client_wrote(running: Start, lines: Any) -> None:
     async with running(settings={"access_log": 1.0}) as app:
         headers = {"x-request-id": "two words", "user-agent": "secret", "x-forwarded-for": "secret"}
         await app.client.request("BREW", "/secret%1b%5b2J?secret=1", headers=headers)
@@ -59,21 +57,21 @@ async def test_a_line_holds_nothing_that_a_client_wrote(running: server_parts.St
     assert (line["event"]["method"], line["event"]["route"]) == ("other", "other")
 
 
-async def test_internal_errors_are_always_logged(running: server_parts.Start, lines: Any) -> None:
+async def test_internal_errors_are_always_logged(running: Start, lines: Any) -> None:
     async with running(settings={"access_log": 1e-9}) as app:
-        await app.client.post("/classify", content=server_parts.encoded())
-        await app.client.post("/classify", content=b"no picture")
+        await app.classify()
+        await app.classify(b"no picture")
         app.model.failure = RuntimeError("broken")
-        await app.client.post("/classify", content=server_parts.encoded())
+        await app.classify()
         app.service.stop_accepting()
-        refused = await app.client.post("/classify", content=server_parts.encoded())
+        refused = await app.classify()
         assert refused.status_code == 503
         assert (await app.client.get("/readyz")).status_code == 503
     assert [(line["event"]["status"], line["event"]["code"]) for line in lines()] == [(500, "internal")]
 
 
-async def test_nothing_is_logged_where_the_log_is_off(running: server_parts.Start, lines: Any) -> None:
+async def test_nothing_is_logged_where_the_log_is_off(running: Start, lines: Any) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("broken")
-        assert (await app.client.post("/classify", content=server_parts.encoded())).status_code == 500
+        assert (await app.classify()).status_code == 500
     assert lines() == []

@@ -37,7 +37,11 @@ def test_respond_is_a_stage_only_of_a_request_that_passed_all_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kept"), [(b"abc-1", True), (b"two words", False), (b"x" * 129, False), (b"", False)]
+    ("given", "kept"),
+    [
+        *((each, True) for each in (b"abc-1", b"abc-1.2/3")),
+        *((each, False) for each in (b"two words", b'quote"quote', "ü".encode("latin-1"), b"x" * 129, b"")),
+    ],
 )
 def test_a_request_id_is_kept_if_it_can_stand_in_a_header_and_a_log_line(given: bytes, kept: bool) -> None:
     request_id = RequestContext([(b"x-request-id", given)]).request_id

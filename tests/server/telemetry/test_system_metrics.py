@@ -126,12 +126,7 @@ def test_an_unused_gpu_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_nvml_other_processes_are_not_told_apart(library: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", library)
     kinds = gpu_kinds()
-    assert kinds == {
-        "torch_allocated": 10 * GIB,
-        "torch_cached": 2 * GIB,
-        "unattributed": 18 * GIB,
-        "free": 50 * GIB,
-    }
+    assert kinds == {"torch_allocated": 10 * GIB, "torch_cached": 2 * GIB, "unattributed": 18 * GIB, "free": 50 * GIB}
     assert sum(kinds.values()) == TOTAL
 
 

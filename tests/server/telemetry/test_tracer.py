@@ -16,9 +16,7 @@ from milkweed.server.telemetry.logs import JsonFormatter
 from milkweed.server.telemetry.metrics import STAGES
 from milkweed.server.telemetry.tracer import Tracer, TracingError
 
-from ...support import server_parts
-
-pytestmark = pytest.mark.anyio
+from ...support.server_parts import Start, encoded, timings
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, INTERNAL = 2, 1  # SpanKind in OTLP is one more than the API's
@@ -39,11 +37,11 @@ def dead_port() -> int:
         return int(free.getsockname()[1])
 
 
-async def test_spans_of_stages_fill_the_span_of_their_request(running: server_parts.Start, collector: Any) -> None:
+async def test_spans_of_stages_fill_the_span_of_their_request(running: Start, collector: Any) -> None:
     before = time.time_ns()
     async with running(settings=traced(collector)) as app:
-        answers = [await app.client.post("/classify", content=server_parts.encoded(seed=seed)) for seed in range(5)]
-        timed = [sum(ms for name, ms in server_parts.timings(answer).items() if name != "total") for answer in answers]
+        answers = [await app.classify(encoded(seed=seed)) for seed in range(5)]
+        timed = [sum(ms for name, ms in timings(answer).items() if name != "total") for answer in answers]
     after = time.time_ns()
     roots = [span for span in collector.spans if span.kind == SERVER]
     assert [span.name for span in roots] == ["POST /classify"] * 5
@@ -76,9 +74,9 @@ async def test_spans_of_stages_fill_the_span_of_their_request(running: server_pa
     assert collector.resources[0]["service.name"] == "milkweed"
 
 
-async def test_spans_tell_what_the_cache_answered(running: server_parts.Start, collector: Any) -> None:
+async def test_spans_tell_what_the_cache_answered(running: Start, collector: Any) -> None:
     async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
-        answers = [await app.client.post("/classify", content=server_parts.encoded()) for _ in range(2)]
+        answers = [await app.classify() for _ in range(2)]
     roots = [span for span in collector.spans if span.kind == SERVER]
     told = [values(root)["milkweed.cache"] for root in roots]
     assert told == [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
@@ -87,7 +85,7 @@ async def test_spans_tell_what_the_cache_answered(running: server_parts.Start, c
 
 
 async def test_standard_variables_name_the_service_and_add_headers(
-    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
+    running: Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "shop")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment=test")
@@ -99,35 +97,25 @@ async def test_standard_variables_name_the_service_and_add_headers(
     assert collector.seen[0][1]["x-tenant"] == "seven"
 
 
-async def test_the_callers_sampling_decision_counts(running: server_parts.Start, collector: Any) -> None:
+async def test_the_callers_sampling_decision_counts(running: Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
         for flags in ("00", "01"):
             headers = {"traceparent": f"00-{TRACE}-{SPAN}-{flags}", "tracestate": "a=1,b=2"}
-            answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
+            answer = await app.classify(headers=headers)
             assert answer.headers.get("traceresponse", "").startswith(f"00-{TRACE}-") == (flags == "01")
-        nobody = await app.client.post("/classify", content=server_parts.encoded())
+        nobody = await app.classify()
         assert "traceresponse" not in nobody.headers
     assert len(collector.spans) == 1 + len(STAGES)
     [root] = [span for span in collector.spans if span.kind == SERVER]
     assert (root.trace_id.hex(), root.parent_span_id.hex(), root.trace_state) == (TRACE, SPAN, "a=1,b=2")
 
 
-async def test_an_unsampled_parent_makes_no_span(running: server_parts.Start, collector: Any) -> None:
+async def test_spans_tell_refusals_and_failures_apart(running: Start, collector: Any) -> None:
     async with running(settings=traced(collector)) as app:
-        for _ in range(3):
-            await app.client.post(
-                "/classify", content=server_parts.encoded(), headers={"traceparent": f"00-{TRACE}-{SPAN}-00"}
-            )
-        await app.client.get("/livez")
-    assert [span.name for span in collector.spans] == ["GET /livez"]
-
-
-async def test_spans_tell_refusals_and_failures_apart(running: server_parts.Start, collector: Any) -> None:
-    async with running(settings=traced(collector)) as app:
-        await app.client.post("/classify", content=b"no picture")
+        await app.classify(b"no picture")
         await app.client.request("BREW", "/secret%0a/path?key=1")
         app.model.failure = RuntimeError("broken")
-        failed = await app.client.post("/classify", content=server_parts.encoded())
+        failed = await app.classify()
     assert failed.status_code == 500
     refused, unknown, internal = (span for span in collector.spans if span.kind == SERVER)
     assert values(refused).items() >= {"http.response.status_code": 415, "milkweed.code": "unsupported_format"}.items()
@@ -144,16 +132,14 @@ async def test_spans_tell_refusals_and_failures_apart(running: server_parts.Star
 
 
 async def test_without_a_collector_every_request_is_answered(
-    running: server_parts.Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    running: Start, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "MAX_WAITING", 8)
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 4)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.5)
     settings = {"otlp_endpoint": f"http://127.0.0.1:{dead_port()}", "trace_sample": 1.0}
     async with running(settings=settings) as app:
-        answers = await asyncio.gather(
-            *(app.client.post("/classify", content=server_parts.encoded(seed=seed)) for seed in range(40))
-        )
+        answers = await asyncio.gather(*(app.classify(encoded(seed=seed)) for seed in range(40)))
         assert [answer.status_code for answer in answers] == [200] * 40
         assert all("traceresponse" in answer.headers for answer in answers)
         exported, failed, dropped = (
@@ -168,7 +154,7 @@ async def test_without_a_collector_every_request_is_answered(
 
 
 async def test_a_collector_that_hangs_delays_nobody(
-    running: server_parts.Start, collector: Any, monkeypatch: pytest.MonkeyPatch
+    running: Start, collector: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.2)
@@ -177,16 +163,14 @@ async def test_a_collector_that_hangs_delays_nobody(
         await app.client.get("/livez")
         assert await asyncio.to_thread(collector.reached.wait, 10)
         for seed in range(5):
-            assert (await app.client.post("/classify", content=server_parts.encoded(seed=seed))).status_code == 200
+            assert (await app.classify(encoded(seed=seed))).status_code == 200
     assert not collector.spans
 
 
-async def test_exemplars_lead_to_the_trace(running: server_parts.Start, collector: Any) -> None:
+async def test_exemplars_lead_to_the_trace(running: Start, collector: Any) -> None:
     async with running(settings=traced(collector, 0.0)) as app:
-        await app.client.post("/classify", content=server_parts.encoded())
-        answer = await app.client.post(
-            "/classify", content=server_parts.encoded(), headers={"traceparent": f"00-{TRACE}-{SPAN}-01"}
-        )
+        await app.classify()
+        answer = await app.classify(headers={"traceparent": f"00-{TRACE}-{SPAN}-01"})
         assert answer.status_code == 200
         text = (await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})).text
         plain = (await app.client.get("/metrics")).text
@@ -195,16 +179,6 @@ async def test_exemplars_lead_to_the_trace(running: server_parts.Start, collecto
         ("milkweed_http_request_duration_seconds_bucket", {"trace_id": TRACE})
     ]
     assert TRACE not in plain
-
-
-async def test_without_traces_there_are_no_exemplars(running: server_parts.Start) -> None:
-    async with running() as app:
-        headers = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
-        answer = await app.client.post("/classify", content=server_parts.encoded(), headers=headers)
-        assert "traceresponse" not in answer.headers
-        text = (await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})).text
-    assert exemplars(text) == []
-    assert "milkweed_traced_requests" not in text
 
 
 def exemplars(text: str) -> list[tuple[str, dict[str, str]]]:
@@ -217,13 +191,13 @@ def exemplars(text: str) -> list[tuple[str, dict[str, str]]]:
 
 
 async def test_log_lines_of_a_traced_request_have_its_trace(
-    running: server_parts.Start, collector: Any, caplog: pytest.LogCaptureFixture
+    running: Start, collector: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.handler.setFormatter(JsonFormatter())
     async with running(settings=traced(collector, 0.0)) as app:
         app.service.check_accepting = lambda: 1 / 0
         for flags in ("01", "00"):
-            await app.client.post("/classify", content=b"x", headers={"traceparent": f"00-{TRACE}-{SPAN}-{flags}"})
+            await app.classify(b"x", headers={"traceparent": f"00-{TRACE}-{SPAN}-{flags}"})
     lines = [json.loads(line) for line in caplog.text.splitlines() if "a request failed" in line]
     assert [line.get("trace_id") for line in lines] == [TRACE, None]
 

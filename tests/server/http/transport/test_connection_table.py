@@ -5,11 +5,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from milkweed.server.config.settings import Settings
-from milkweed.server.http.transport.connection_table import (
-    MOST_LEAVING,
-    STEADY_SECONDS,
-    ConnectionTable,
-)
+from milkweed.server.http.transport.connection_table import MOST_LEAVING, STEADY_SECONDS, ConnectionTable
 from milkweed.server.telemetry.metrics import Metrics
 
 

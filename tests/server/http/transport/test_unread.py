@@ -8,8 +8,6 @@ import pytest
 from milkweed.server.http.transport import unread
 from milkweed.server.http.transport.unread import Unread
 
-pytestmark = pytest.mark.anyio
-
 
 class Transport:
     """So many bytes wait to be read; it is over TLS, and what is below has gone already."""

@@ -2,14 +2,14 @@
 
 import json
 import struct
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
-import pytest
 
-JSON = {"content-type": "application/json"}
+from ...support.server_parts import Running
+
+URL = "/v2/models/held/infer"
 
 
 def elements(*images: bytes) -> bytes:
@@ -44,6 +44,12 @@ def binary_tensor(
         document["parameters"] = parameters
     text = json.dumps(document).encode()
     return text + data, {"inference-header-content-length": str(len(text))}
+
+
+async def infer(app: Running, *images: bytes, **more: Any) -> httpx.Response:
+    """Ask about encoded images in the binary layout."""
+    body, headers = binary(*images, **more)
+    return await app.client.post(URL, content=body, headers=headers)
 
 
 def arrays(answer: httpx.Response) -> dict[str, Any]:
@@ -96,19 +102,3 @@ def check_refusal(answer: httpx.Response, status: int, *words: str) -> None:
     assert "\n" not in body["error"]
     for word in words:
         assert word in body["error"]
-
-
-@pytest.fixture
-def oip() -> SimpleNamespace:
-    """The functions above."""
-    return SimpleNamespace(
-        elements=elements,
-        tensor=tensor,
-        binary=binary,
-        binary_tensor=binary_tensor,
-        arrays=arrays,
-        decoded=decoded,
-        check_answer=check_answer,
-        check_refusal=check_refusal,
-        url="/v2/models/held/infer",
-    )
