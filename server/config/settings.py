@@ -51,8 +51,7 @@ class Settings(BaseSettings):
         description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        default="float32",
-        description="numbers of the forward; auto = bfloat16 where the device computes in it",
+        default="float32", description="numbers of the forward; auto = bfloat16 where the device computes in it"
     )
     engine: Literal["torch", "onnxruntime", "auto"] = Field(
         default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
@@ -113,10 +112,7 @@ class Settings(BaseSettings):
 
     max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
     max_batch_pixels: int = Field(
-        default=64_000_000,
-        ge=1,
-        le=10**12,
-        description="decoded pixels of one batch at most (one image may exceed it)",
+        default=64_000_000, ge=1, le=10**12, description="decoded pixels of one batch at most (one image may exceed it)"
     )
     max_queue_images: int = Field(
         default=1024, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
@@ -135,10 +131,7 @@ class Settings(BaseSettings):
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
     )
     max_held_bytes: Bytes = Field(
-        default=512 * MIB,
-        ge=1024,
-        le=1 << 40,
-        description="bytes of all bodies in memory at most; beyond it 503",
+        default=512 * MIB, ge=1024, le=1 << 40, description="bytes of all bodies in memory at most; beyond it 503"
     )
     model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
         default={},
@@ -186,10 +179,7 @@ class Settings(BaseSettings):
     )
     tls_min_version: Literal["1.2", "1.3"] = Field(default="1.2", description="least version of TLS")
     drain_grace_seconds: float = Field(
-        default=1.0,
-        ge=0,
-        le=600,
-        description="seconds it still accepts after SIGTERM while it says not ready",
+        default=1.0, ge=0, le=600, description="seconds it still accepts after SIGTERM while it says not ready"
     )
     drain_seconds: float = Field(default=30.0, ge=0, le=3600, description="seconds for requests in flight to finish")
     engine_stall_seconds: float = Field(

@@ -38,8 +38,7 @@ def payload_kind(headers: dict[bytes, bytes]) -> Form:
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
         raise ServiceError(
-            "unsupported_format",
-            f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is",
+            "unsupported_format", f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is"
         )
     content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if content_type.startswith(b"image/") or content_type in _RAW_TYPES:

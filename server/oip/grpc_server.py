@@ -104,7 +104,7 @@ class GrpcServer:
                 ("grpc.so_reuseport", 0),
                 # Compressed messages are refused: the limit above would count their compressed bytes.
                 ("grpc.compression_enabled_algorithms_bitset", 1),
-            ),
+            )
         )
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host

@@ -104,11 +104,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         return ModelIndex({**self._versions, name: kept}, self.aliases), left
 
     def with_model(
-        self,
-        model: ServedModel,
-        keep: int = 1,
-        *,
-        first: bool = True,
+        self, model: ServedModel, keep: int = 1, *, first: bool = True
     ) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
         """With a model, `keep` versions of its name and those that aliases pin; and those that are left out.
 

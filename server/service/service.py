@@ -69,9 +69,7 @@ class Service(EngineEvents):
             self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
-            max_queue_images=settings.max_queue_images,
-            max_queue_pixels=settings.max_queue_pixels,
-            engines=len(devices),
+            max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
         self.prepared: Future[None] = Future()
         self.engines = EngineGroup(settings, self.scheduler, devices, self)

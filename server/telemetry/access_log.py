@@ -28,15 +28,7 @@ class AccessLog:
         """The access log for the settings; None where it is off."""
         return cls(settings.access_log) if settings.access_log else None
 
-    def note(
-        self,
-        context: RequestContext,
-        *,
-        method: str,
-        route: str,
-        status: int,
-        end: float,
-    ) -> None:
+    def note(self, context: RequestContext, *, method: str, route: str, status: int, end: float) -> None:
         """Log a request that is over, or leave it out.
 
         Args:

@@ -20,9 +20,7 @@ CGROUP = Path("/sys/fs/cgroup")
 def collect_process_memory() -> Iterator[Metric]:
     """Collect the resident, proportional and unique bytes of this process; the last two where the system tells."""
     family = GaugeMetricFamily(
-        "milkweed_process_memory_bytes",
-        "Memory of the server process by kind: rss, pss, uss.",
-        labels=["kind"],
+        "milkweed_process_memory_bytes", "Memory of the server process by kind: rss, pss, uss.", labels=["kind"]
     )
     process = psutil.Process()
     try:
