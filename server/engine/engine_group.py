@@ -51,11 +51,8 @@ class EngineGroup(EngineEvents):
         return len(self.engines)
 
     def start(self, open_models: Callable[[], Mapping[str, Pipelines]]) -> None:
-        """Start the engines.
-
-        Args:
-            open_models: loads and warms the models, by key; it runs on the first engine's thread, the others wait.
-        """
+        """Start the engines. `open_models`: loads and warms the models, by key; it runs on the first engine's thread,
+        the others wait."""
 
         def models_of(engine_id: int) -> dict[str, Pipeline]:
             if engine_id == 0:

@@ -30,11 +30,8 @@ class _JsonBody(Struct):
 
 
 def payload_kind(headers: dict[bytes, bytes]) -> Form:
-    """The kind of body that a request's headers announce; no Content-Type means raw.
-
-    Raises:
-        ServiceError: `unsupported_format` for any other type or encoding.
-    """
+    """The kind of body that a request's headers announce; no Content-Type means raw. Raises ServiceError
+    `unsupported_format` for any other type or encoding."""
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
         raise ServiceError(
@@ -53,11 +50,7 @@ def payload_kind(headers: dict[bytes, bytes]) -> Form:
 
 
 def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
-    """The images of a body, in order.
-
-    Raises:
-        ServiceError: `bad_request`, `empty`, `too_many_images`.
-    """
+    """The images of a body, in order. Raises ServiceError `bad_request`, `empty`, `too_many_images`."""
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")
     if form in ("raw", "array"):

@@ -26,11 +26,8 @@ class _Watched:
 
 
 class FileWatcher:
-    """Has files that have changed read again; a new file that is broken changes nothing.
-
-    Args:
-        failing: gauge with a label for the kind of file; 1 while the newest one cannot be used.
-    """
+    """Has files that have changed read again; a new file that is broken changes nothing. `failing`: gauge with a label
+    for the kind of file; 1 while the newest one cannot be used."""
 
     def __init__(self, failing: Gauge) -> None:
         self._failing = failing

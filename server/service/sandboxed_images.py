@@ -31,11 +31,7 @@ GAIN = 1 / 8
 
 
 class SandboxedImages:
-    """Belongs to the event loop.
-
-    Args:
-        limits: of one image.
-    """
+    """Belongs to the event loop. `limits`: of one image."""
 
     def __init__(self, limits: Limits) -> None:
         self._sandbox = Sandbox(limits)

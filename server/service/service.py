@@ -77,16 +77,13 @@ class Service(EngineEvents):
         self.lifecycle = ModelLifecycle(
             settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
-        self.poller: RepositoryPoller | None = None
-        if settings.repository != OFF:
-            self.poller = RepositoryPoller(
-                Path(settings.repository),
-                self.lifecycle,
-                keep=settings.keep_versions,
-                failed=lambda name: self.metrics.load_failures.labels(name).inc(),
-            )
+        self.poller = RepositoryPoller.of(settings, self.lifecycle, self.metrics.load_failures)
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
+        self._show_metrics()
+
+    def _show_metrics(self) -> None:
+        """Have the registry read at each scrape what others count."""
         self.metrics.held_bytes.set_function(lambda: self.body_budget.total)
         for collect in (
             *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
@@ -197,11 +194,8 @@ class Service(EngineEvents):
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
     def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
-        """Queue a request: all of its images or none.
-
-        Raises:
-            ServiceError: `overloaded` with an estimate of when there is room, `draining`.
-        """
+        """Queue a request: all of its images or none. Raises ServiceError `overloaded` with an estimate of when there
+        is room, `draining`."""
         try:
             self.scheduler.submit(request, images, unseen_seconds=2 * self.lag.seconds())
         except ServiceError as error:

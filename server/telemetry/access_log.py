@@ -14,11 +14,8 @@ _QUIET = frozenset({"overloaded", "draining"})
 
 
 class AccessLog:
-    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check.
-
-    Args:
-        share: this part of all requests gets a line, 0 to 1.
-    """
+    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check. `share`:
+    this part of all requests gets a line, 0 to 1."""
 
     def __init__(self, share: float) -> None:
         self._share = share
