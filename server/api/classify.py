@@ -36,7 +36,7 @@ class Classify:
         service.check_time(params.timeout_seconds, params.priority)
         requester, streamed = Requester(context, receive), wants_stream(context.headers)
         with service.body_budget.lease() as lease:
-            with service.using(params.model):
+            with service.lifecycle.using(params.model):
                 try:
                     async with asyncio.timeout(params.timeout_seconds):
                         images = await self._images(params, scope, receive, lease)

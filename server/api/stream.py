@@ -89,12 +89,8 @@ class Stream:
 
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()
-        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
-            self._params.model.head_json,
-            self._requester.context.request_id,
-            total,
-            ok,
-        )
+        head, request_id = self._params.model.head_json, self._requester.context.request_id
+        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (head, request_id, total, ok)
         await self._send({"type": "http.response.body", "body": body})
 
 

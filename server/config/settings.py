@@ -33,6 +33,8 @@ def _without_unit(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
 """A number of bytes, which may have a unit."""
 
+_REQUEST_LIMITS = ("max_queue_images", "max_images_per_request", "timeout_ms", "top_k")
+
 OFF = "off"
 """The value of a setting that names a file, where there is no file."""
 
@@ -209,12 +211,7 @@ class Settings(BaseSettings):
     def limits_of(self, model: str) -> dict[str, int]:
         """The limits of requests to one model: its own, or those of all."""
         own = self.of(model)
-        return {
-            "max_queue_images": own.max_queue_images,
-            "max_images_per_request": own.max_images_per_request,
-            "timeout_ms": own.timeout_ms,
-            "top_k": own.top_k,
-        }
+        return {name: getattr(own, name) for name in _REQUEST_LIMITS}
 
     def of(self, model: str) -> "Settings":
         """The settings for one model: with its limits in place of the service's."""

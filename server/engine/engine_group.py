@@ -160,10 +160,8 @@ def share_of(settings: Settings, device: torch.device, engines: int) -> Settings
     if engines == 1:
         return settings
     cores = usable_cores()
-    share: dict[str, object] = {
-        "device": str(device),
-        "decode_threads": max(1, (settings.decode_threads or cores) // engines),
-    }
+    threads = max(1, (settings.decode_threads or cores) // engines)
+    share: dict[str, object] = {"device": str(device), "decode_threads": threads}
     if device.type == "cpu":
         plan = plan_lanes(
             device,

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads
 from ..repository.index import ModelIndex
-from ..repository.served_model import OpenModel, ServedModel, open_model
+from ..repository.served_model import OpenModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.loop_lag import LoopLag
@@ -212,10 +211,6 @@ class Service(EngineEvents):
             self.scheduler.cancel(request)
         else:
             self.scheduler.answered()
-
-    def using(self, model: ServedModel) -> AbstractContextManager[None]:
-        """Within, a request uses the model, which is not freed meanwhile."""
-        return self.lifecycle.using(model)
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what runs now and waits before a request that came now should be done."""

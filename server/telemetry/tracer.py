@@ -145,11 +145,8 @@ class Tracer:
             labels=["outcome"],
         )
         exporter = self._exporter
-        for outcome, count in (
-            ("exported", exporter.exported),
-            ("failed", exporter.failed),
-            ("dropped", self._dropped),
-        ):
+        counts = {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._dropped}
+        for outcome, count in counts.items():
             family.add_metric([outcome], count)
         yield family
 
