@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from fastapi import Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import ClientDisconnect
@@ -50,8 +50,15 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
     app.add_middleware(_WholeBodies)
     app.add_exception_handler(ServiceError, _refused)
     app.add_exception_handler(ValueError, _failed)
+    app.include_router(_repository_routes(service))
+    app.include_router(_alias_routes(service))
+    return app
 
-    @app.get("/v1/repository")
+
+def _repository_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/repository")
     async def index() -> JSONResponse:
         """List every bundle of the repository, newest versions first, and which of them are served."""
         poller = _poller(service)
@@ -62,28 +69,33 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
         ]
         return JSONResponse({"models": names})
 
-    @app.post("/v1/repository/look")
+    @router.post("/v1/repository/look")
     async def look() -> JSONResponse:
         """Load what is new or changed and unload what is gone; the answer tells in lines what was done."""
         return JSONResponse({"done": await _poller(service).poll()})
 
-    @app.post("/v1/models/{name}/load")
+    @router.post("/v1/models/{name}/load")
     async def load(name: str, number: str | None = None) -> JSONResponse:
         """Load the newest version, or the number given; it answers requests that name no version."""
         return JSONResponse(_summary(await _poller(service).load(name, number)))
 
-    @app.post("/v1/models/{name}/unload")
+    @router.post("/v1/models/{name}/unload")
     async def unload(name: str, version: str | None = None) -> JSONResponse:
         """Unload a model, and answer once its memory is free."""
-        gone = await _poller(service).unload(name, version)
-        return JSONResponse({"unloaded": [_summary(model) for model in gone]})
+        return JSONResponse({"unloaded": [_summary(gone) for gone in await _poller(service).unload(name, version)]})
 
-    @app.get("/v1/aliases")
+    return router
+
+
+def _alias_routes(service: Service) -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/v1/aliases")
     async def aliases() -> JSONResponse:
         """List every alias and what it stands for."""
         return JSONResponse({"aliases": [describe_alias(*each) for each in service.models.aliases.items()]})
 
-    @app.put("/v1/aliases/{name}")
+    @router.put("/v1/aliases/{name}")
     async def set_alias(name: str, request: Request) -> JSONResponse:
         """Let a name stand for a model, or one version of it, from the next request on."""
         _check_loaded(service)
@@ -91,14 +103,14 @@ def create_admin_app(service: Service, auth: Authenticator | None = None) -> Fas
         before = service.lifecycle.set_alias(name, target)
         return JSONResponse({**describe_alias(name, target), "before": None if before is None else str(before)})
 
-    @app.delete("/v1/aliases/{name}")
+    @router.delete("/v1/aliases/{name}")
     async def delete_alias(name: str) -> JSONResponse:
         """Delete an alias."""
         _check_loaded(service)
         before = service.lifecycle.set_alias(name, None)
         return JSONResponse({"deleted": name, "before": str(before)})
 
-    return app
+    return router
 
 
 class _WholeBodies:

@@ -19,14 +19,8 @@ END_SECONDS = 3
 
 
 class AdminServer(HttpPort):
-    """Listens from its construction on, so that a port in use is reported before the models are loaded.
-
-    Args:
-        tls: the TLS of the service's port; None for plain HTTP.
-
-    Raises:
-        PortError: the port is in use or not ours to take.
-    """
+    """Listens from its construction on, so that a port in use is reported before the models are loaded. `tls`: the TLS
+    of the service's port; None for plain HTTP. Raises PortError where the port is in use or not ours to take."""
 
     def __init__(self, service: Service, auth: Authenticator, tls: Tls | None) -> None:
         settings = service.settings

@@ -1,14 +1,12 @@
 """Builds the HTTP app of one service: routes, middleware, OpenAPI document."""
 
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from ..errors import ServiceError
 from ..http.middleware import RequestMiddleware
@@ -23,37 +21,19 @@ from ..telemetry.metrics import package_version
 from ..telemetry.tracer import Tracer
 from .classify import Classify
 from .docs import docs_routes
-from .health import health_routes
-from .metrics import metric_routes
-from .models import model_routes
 from .openapi import openapi_document
 from .page import page_routes
+from .status import status_routes
 
 
-def http_app(
-    service: Service,
-    auth: Authenticator,
-    *,
-    tracer: Tracer | None,
-    lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]],
-) -> FastAPI:
-    """Build the app.
-
-    Args:
-        lifespan: entered before the first request and left after the last one.
-    """
-    app = _App(
-        title="milkweed",
-        version=package_version(),
-        lifespan=lifespan,
-        docs_url=None,
-        redoc_url=None,
-        redirect_slashes=False,
-    )
+def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
+    """Build the app. `lifespan`: entered before the first request and left after the last one."""
+    app = _App(title="milkweed", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
     app.router.routes.extend(oip_routes(service, auth))
-    routers = [health_routes(service), model_routes(service), metric_routes(service), docs_routes(app)]
+    routers = [status_routes(service), docs_routes(app)]
     if service.settings.page:
         routers.append(page_routes())
     routes = [*app.routes, *(route for router in routers for route in router.routes)]

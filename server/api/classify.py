@@ -16,7 +16,6 @@ from ..http.responses import send_whole
 from ..repository.served_model import ServedModel
 from ..scheduler.request import Outcome, outcome_label
 from ..security.auth import ACCOUNT_KEY, Authenticator
-from ..security.key_store import Account
 from ..service.params import ClassifyParams, check_scores, read_params
 from ..service.service import Service
 from ..service.submit import CheckedImage, Requester, ask, check_image, count_outcomes, make_request
@@ -37,10 +36,10 @@ class Classify:
         service.check_time(params.timeout_seconds, params.priority)
         requester, streamed = Requester(context, receive), wants_stream(context.headers)
         with service.body_budget.lease() as lease:
-            with service.using(params.model):
+            with service.lifecycle.using(params.model):
                 try:
                     async with asyncio.timeout(params.timeout_seconds):
-                        images = await self._images(params, context, receive, lease, scope.get(ACCOUNT_KEY))
+                        images = await self._images(params, scope, receive, lease)
                         if not streamed:
                             outcomes = await ask(service, params, images, requester)
                             answer = await self._answer(params, outcomes, context)
@@ -56,14 +55,10 @@ class Classify:
             await send_whole(send, context, answer.body, headers, status=answer.status)
 
     async def _images(
-        self,
-        params: ClassifyParams,
-        context: RequestContext,
-        receive: Receive,
-        lease: BudgetLease,
-        account: Account | None,
+        self, params: ClassifyParams, scope: Scope, receive: Receive, lease: BudgetLease
     ) -> list[CheckedImage]:
         """Read the images, each checked by its header and decoded in the sandbox where it needs that, or an error."""
+        context = context_of(scope)
         form = payload_kind(context.headers)
         service, model, limits = self._service, params.model, params.model.limits
         settings = service.settings
@@ -84,7 +79,7 @@ class Classify:
         lease.take(copies)
         images = await service.parsers.run(parse, len(body))
         lease.give_back(copies)
-        self._auth.charge_images(account, len(images))
+        self._auth.charge_images(scope.get(ACCOUNT_KEY), len(images))
         left = context.started + params.timeout_seconds - time.perf_counter()
         images = await service.sandboxed_images.decode(images, model.spec, lease, left)
         context.end_stage("parse")

@@ -24,14 +24,8 @@ _SCHEMES = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "Authorization: Bearer KEY"},
     "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
 }
-_WITHOUT_KEY = {
-    "401": "no key, or one that is not known",
-    "429": "more than this key may ask; see `Retry-After`",
-}
-_BROKEN = {
-    "408": "the body did not come in time",
-    "431": "too many headers, or too long",
-}
+_WITHOUT_KEY = {"401": "no key, or one that is not known", "429": "more than this key may ask; see `Retry-After`"}
+_BROKEN = {"408": "the body did not come in time", "431": "too many headers, or too long"}
 
 _STATUSES = {
     400: "malformed request, no image, or a bad parameter",
@@ -77,8 +71,7 @@ def openapi_document(app: FastAPI, settings: Settings, auth: Authenticator) -> d
         document = get_openapi(title=app.title, version=app.version, routes=app.routes)
         document["paths"] = {"/classify": _classify_path(settings), **document["paths"]}
         _, definitions = models_json_schema(
-            [(model, "serialization") for model in _DOCUMENTED],
-            ref_template="#/components/schemas/{model}",
+            [(model, "serialization") for model in _DOCUMENTED], ref_template="#/components/schemas/{model}"
         )
         document.setdefault("components", {}).setdefault("schemas", {}).update(definitions["$defs"])
         _add_security(document, auth)
@@ -115,12 +108,7 @@ def _parameters(settings: Settings) -> list[dict[str, Any]]:
             "header",
             "X-Request-Timeout-Ms",
             "milliseconds after which the answer is of no use",
-            {
-                "type": "integer",
-                "minimum": 1,
-                "maximum": settings.max_timeout_ms,
-                "default": settings.timeout_ms,
-            },
+            {"type": "integer", "minimum": 1, "maximum": settings.max_timeout_ms, "default": settings.timeout_ms},
         ),
         _parameter("header", "X-Priority", "bulk lets interactive requests go first", _one_of(PRIORITIES)),
         _parameter("header", "X-Model-Version", "its number or hash; default: the newest", {"type": "string"}),

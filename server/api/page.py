@@ -11,19 +11,10 @@ from starlette.exceptions import HTTPException
 from ..security.auth import PAGE_FILES
 
 # The page may load from this origin only, and nothing may make a script out of text.
-PAGE_POLICY = "; ".join(
-    (
-        "default-src 'none'",
-        "script-src 'self'",
-        "style-src 'self'",
-        "connect-src 'self'",
-        "img-src 'self' blob:",
-        "form-action 'none'",
-        "frame-ancestors 'none'",
-        "base-uri 'none'",
-        "require-trusted-types-for 'script'",
-        "trusted-types 'none'",
-    )
+PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' blob:; "
+    "form-action 'none'; frame-ancestors 'none'; base-uri 'none'; require-trusted-types-for 'script'; "
+    "trusted-types 'none'"
 )
 
 _FOLDER = Path(__file__).resolve().parent / "static"

@@ -25,11 +25,8 @@ def wants_stream(headers: dict[bytes, bytes]) -> bool:
 
 
 class Stream:
-    """Sends the lines of one request, which has been submitted or has nothing to wait for.
-
-    Args:
-        request: calls `put` for each outcome; images that were refused before have theirs already.
-    """
+    """Sends the lines of one request, which has been submitted or has nothing to wait for. `request`: calls `put` for
+    each outcome; images that were refused before have theirs already."""
 
     def __init__(
         self, params: ClassifyParams, request: Request, requester: Requester, send: Send, parsers: ParserThreads
@@ -48,11 +45,8 @@ class Stream:
         self._ready.put_nowait((index, outcome))
 
     async def run(self, waiter: "asyncio.Future[None]", seconds: float) -> None:
-        """Send everything within `seconds`; each image without an answer by then gets an error.
-
-        Raises:
-            ClientDisconnected: the client has gone.
-        """
+        """Send everything within `seconds`; each image without an answer by then gets an error. Raises
+        ClientDisconnected where the client has gone."""
         waiter.add_done_callback(lambda _: self._ready.put_nowait(None))
         receive, context = self._requester.receive, self._requester.context
         headers = [(b"content-type", CONTENT_TYPE), (b"server-timing", context.server_timing())]
@@ -95,12 +89,8 @@ class Stream:
 
     async def _end(self) -> None:
         ok, total = self.counts["ok"], self.counts.total()
-        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (
-            self._params.model.head_json,
-            self._requester.context.request_id,
-            total,
-            ok,
-        )
+        head, request_id = self._params.model.head_json, self._requester.context.request_id
+        body = b'%b%b", "images": %d, "succeeded": %d}\n' % (head, request_id, total, ok)
         await self._send({"type": "http.response.body", "body": body})
 
 

@@ -17,11 +17,8 @@ class AliasError(ServiceError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class AliasTarget:
-    """What an alias stands for.
-
-    Args:
-        version: a number in the repository or a bundle's version; None is the one that answers by default.
-    """
+    """What an alias stands for. `version`: a number in the repository or a bundle's version; None is the one that
+    answers by default."""
 
     model: str
     version: str | None = None
@@ -37,11 +34,8 @@ class AliasTarget:
 
 
 def read_aliases(value: Any) -> Any:
-    """Read the setting: `production=deit@3,canary=deit@4`, the same in JSON, or a table.
-
-    Raises:
-        ValueError: a name or its target is invalid.
-    """
+    """Read the setting: `production=deit@3,canary=deit@4`, the same in JSON, or a table. Raises ValueError where a name
+    or its target is invalid."""
     table = parse_table(value)
     if isinstance(table, Mapping):
         for name, text in table.items():

@@ -4,24 +4,18 @@ from ...inference.open import InferenceOptions
 from ...loaders.select import DaliOptions
 from .settings import Settings, image_limits
 
+# Settings and options of one name.
+_SAME_NAMES = (
+    *("device", "dtype", "loader", "decode_threads", "lanes", "threads_per_lane", "micro_batch", "max_batch_size"),
+    *("fusion", "tuning", "tuning_cache", "cuda_graphs", "cpu_graphs"),
+)
+
 
 def inference_options(settings: Settings) -> InferenceOptions:
     """The options of `inference.open.open_model` that these settings mean."""
     return InferenceOptions(
-        device=settings.device,
-        dtype=settings.dtype,
+        **{name: getattr(settings, name) for name in _SAME_NAMES},
         backend=settings.engine,
-        loader=settings.loader,
-        decode_threads=settings.decode_threads,
-        lanes=settings.lanes,
-        threads_per_lane=settings.threads_per_lane,
-        micro_batch=settings.micro_batch,
-        max_batch_size=settings.max_batch_size,
-        fusion=settings.fusion,
-        tuning=settings.tuning,
-        tuning_cache=settings.tuning_cache,
-        cuda_graphs=settings.cuda_graphs,
-        cpu_graphs=settings.cpu_graphs,
         dali=DaliOptions(
             hw_decoder_load=settings.hw_decoder_load,
             resample=settings.resample,

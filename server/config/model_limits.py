@@ -29,11 +29,8 @@ class ModelLimits(BaseModel):
 
 
 def read_model_limits(value: Any) -> Any:
-    """Read the setting: `deit.max_queue_images=64,deit.top_k=1`, JSON, or a table of tables.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """Read the setting: `deit.max_queue_images=64,deit.top_k=1`, JSON, or a table of tables. Raises ValueError where it
+    is none of these."""
     return nested(parse_table(value))
 
 
@@ -58,14 +55,9 @@ def contradictions(name: str, limits: ModelLimits, *, queue: int, timeout_ms: in
 
 
 def check_limited(limited: Collection[str], names: Collection[str], *, more_may_come: bool) -> None:
-    """Compare the names that have limits with the models'.
-
-    Args:
-        more_may_come: log a name that no model has instead of raising, since a repository may bring such a model.
-
-    Raises:
-        ValueError: no model has such a name, and none will come.
-    """
+    """Compare the names that have limits with the models'. `more_may_come`: log a name that no model has instead of
+    raising, since a repository may bring such a model. Raises ValueError where no model has such a name, and none will
+    come."""
     unknown = [name for name in limited if name not in names]
     if unknown:
         line = f"model_limits names {', '.join(unknown)}: no such model is served; there are: {', '.join(names)}"

@@ -33,6 +33,8 @@ def _without_unit(value: object) -> object:
 Bytes = Annotated[int, BeforeValidator(_without_unit)]
 """A number of bytes, which may have a unit."""
 
+_REQUEST_LIMITS = ("max_queue_images", "max_images_per_request", "timeout_ms", "top_k")
+
 OFF = "off"
 """The value of a setting that names a file, where there is no file."""
 
@@ -51,8 +53,7 @@ class Settings(BaseSettings):
         description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        default="float32",
-        description="numbers of the forward; auto = bfloat16 where the device computes in it",
+        default="float32", description="numbers of the forward; auto = bfloat16 where the device computes in it"
     )
     engine: Literal["torch", "onnxruntime", "auto"] = Field(
         default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
@@ -113,10 +114,7 @@ class Settings(BaseSettings):
 
     max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
     max_batch_pixels: int = Field(
-        default=64_000_000,
-        ge=1,
-        le=10**12,
-        description="decoded pixels of one batch at most (one image may exceed it)",
+        default=64_000_000, ge=1, le=10**12, description="decoded pixels of one batch at most (one image may exceed it)"
     )
     max_queue_images: int = Field(
         default=1024, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
@@ -135,10 +133,7 @@ class Settings(BaseSettings):
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
     )
     max_held_bytes: Bytes = Field(
-        default=512 * MIB,
-        ge=1024,
-        le=1 << 40,
-        description="bytes of all bodies in memory at most; beyond it 503",
+        default=512 * MIB, ge=1024, le=1 << 40, description="bytes of all bodies in memory at most; beyond it 503"
     )
     model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
         default={},
@@ -186,10 +181,7 @@ class Settings(BaseSettings):
     )
     tls_min_version: Literal["1.2", "1.3"] = Field(default="1.2", description="least version of TLS")
     drain_grace_seconds: float = Field(
-        default=1.0,
-        ge=0,
-        le=600,
-        description="seconds it still accepts after SIGTERM while it says not ready",
+        default=1.0, ge=0, le=600, description="seconds it still accepts after SIGTERM while it says not ready"
     )
     drain_seconds: float = Field(default=30.0, ge=0, le=3600, description="seconds for requests in flight to finish")
     engine_stall_seconds: float = Field(
@@ -219,12 +211,7 @@ class Settings(BaseSettings):
     def limits_of(self, model: str) -> dict[str, int]:
         """The limits of requests to one model: its own, or those of all."""
         own = self.of(model)
-        return {
-            "max_queue_images": own.max_queue_images,
-            "max_images_per_request": own.max_images_per_request,
-            "timeout_ms": own.timeout_ms,
-            "top_k": own.top_k,
-        }
+        return {name: getattr(own, name) for name in _REQUEST_LIMITS}
 
     def of(self, model: str) -> "Settings":
         """The settings for one model: with its limits in place of the service's."""

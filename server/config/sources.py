@@ -12,11 +12,8 @@ from .settings import ENV_PREFIX, Settings
 
 
 class SettingsError(ValueError):
-    """A setting has an invalid value; the message is one line with the setting, the value and the limit.
-
-    Args:
-        lines: all errors, a line each; the first one is the message.
-    """
+    """A setting has an invalid value; the message is one line with the setting, the value and the limit. `lines`: all
+    errors, a line each; the first one is the message."""
 
     def __init__(self, *lines: str) -> None:
         super().__init__(lines[0])

@@ -7,10 +7,7 @@ from typing import Any
 
 def parse_table(value: Any) -> Any:
     """Parse the text of a flag or a variable; return a value that is not text, such as a table of a file, as it is.
-
-    Raises:
-        ValueError: tells what is wrong, without the value.
-    """
+    Raises ValueError, which tells what is wrong, without the value."""
     if not isinstance(value, str):
         return value
     if value.lstrip().startswith("{"):

@@ -1,10 +1,15 @@
 """DecodedQueue: decoded batches on their way from the decoding thread to the thread that owns the device; bounded."""
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 
+import torch
+
 from ...inference.decode_stage import DecodedBatch
+from ...inference.errors import InferenceError
+from ...inference.results import BatchResult
 from ..scheduler.request import Batch
 
 Decoded = tuple[Batch, DecodedBatch]
@@ -13,11 +18,8 @@ Decoded = tuple[Batch, DecodedBatch]
 
 class DecodedQueue:
     """One thread puts, another one takes. What waits together goes into one forward, so that decoding images as they
-    come does not make the device's batches smaller.
-
-    Args:
-        limit: images of one forward of a model, by its key. As many may wait decoded before the decoding thread has to.
-    """
+    come does not make the device's batches smaller. `limit`: images of one forward of a model, by its key. As many may
+    wait decoded before the decoding thread has to."""
 
     def __init__(self, limit: Callable[[str], int]) -> None:
         self._limit = limit
@@ -78,3 +80,16 @@ class DecodedQueue:
     def _has_room(self) -> bool:
         first = next((each for each in self._waiting if not isinstance(each, str)), None)
         return first is None or self.images < self._limit(first[0].model)
+
+
+def not_decoded(batch: Batch) -> DecodedBatch:
+    """A batch without pixels and with an internal error for every image."""
+    now, failed = time.perf_counter(), [InferenceError() for _ in batch.items]
+    return DecodedBatch([*failed], torch.empty(0), [], [None] * len(failed), 0.0, now, now)
+
+
+def failed(decoded: DecodedBatch) -> BatchResult:
+    """The result of a batch whose forward failed: an internal error for every image that has no error of its own."""
+    now = time.perf_counter()
+    outcomes = [InferenceError() if outcome is None else outcome for outcome in decoded.outcomes]
+    return BatchResult(outcomes, decoded.started, decoded.decoded, decoded.decoded, now, now, {})

@@ -16,12 +16,11 @@ import torch
 
 from ...inference.decode_stage import DecodedBatch
 from ...inference.device import use_device
-from ...inference.errors import InferenceError
 from ...inference.pipeline import Pipeline
 from ...inference.results import BatchResult
 from ..scheduler.request import Batch
 from ..scheduler.scheduler import REMOVED, Scheduler
-from .decode_ahead import Decoded, DecodedQueue
+from .decode_ahead import Decoded, DecodedQueue, failed, not_decoded
 from .events import EngineEvents
 
 logger = logging.getLogger("milkweed.engine")
@@ -44,7 +43,6 @@ class Engine:
 
     Args:
         events: hears of the engine's readiness, of each batch, of removed models and of the end.
-        device: the device that its threads launch on.
         overlap: decode the next images while a forward runs.
         expendable: whether other engines can do the work. An engine that fails every forward is quick to take the next
             batch: where there are others, it ends instead.
@@ -80,21 +78,17 @@ class Engine:
         self._failures = 0  # forwards in a row that failed as a whole
 
     def start(self, open_models: Callable[[], dict[str, Pipeline]]) -> None:
-        """Start the thread; `events.ready` is called when the models are warm or could not be loaded.
-
-        Args:
-            open_models: loads and warms the models, by key; it runs on the engine's thread, which owns the device.
-        """
+        """Start the thread; `events.ready` is called when the models are warm or could not be loaded. `open_models`:
+        loads and warms the models, by key; it runs on the engine's thread, which owns the device."""
         self._thread = threading.Thread(target=self._main, args=(open_models,), name="milkweed-engine", daemon=True)
         self._thread.start()
 
     def stop(self, timeout_seconds: float) -> bool:
         """Close the scheduler and let the engine finish what waits; False when it did not end in time."""
         self._scheduler.close()
-        if self._thread is None:
-            return True
-        self._thread.join(timeout_seconds)
-        return not self._thread.is_alive()
+        if self._thread is not None:
+            self._thread.join(timeout_seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def add(self, key: str, pipeline: Pipeline) -> bool:
         """Compute a model from now on, under a key that is new. False where the engine has ended."""
@@ -188,12 +182,8 @@ class Engine:
             queue.close()
 
     def _batches(self, removed: Callable[[str], None], give_up: Callable[[], bool] = lambda: False) -> Iterator[Batch]:
-        """The batches of this engine, each in flight from now on.
-
-        Args:
-            removed: told the key of each model that no batch will come of any more.
-            give_up: see `Scheduler.next_batch`.
-        """
+        """The batches of this engine, each in flight from now on; `removed` hears the key of each model that no batch
+        will come of any more."""
         while (batch := self._scheduler.next_batch(self.engine_id, give_up)) is not None:
             if batch.expired:
                 self._events.batch_done(replace(batch, items=[]), None)
@@ -213,7 +203,7 @@ class Engine:
             )
         except Exception:
             logger.exception("a batch of %d images could not be decoded", len(batch.items))
-            return _not_decoded(batch)
+            return not_decoded(batch)
 
     def _forward(self, decoded: Sequence[Decoded]) -> list[BatchResult]:
         """Compute decoded batches of one model in one forward; the results are on the host when it returns."""
@@ -226,7 +216,7 @@ class Engine:
         except Exception:
             self._failures += 1
             logger.exception("a batch of %d images failed", sum(len(batch.items) for batch, _ in decoded))
-            return [_failed(each) for _, each in decoded]
+            return [failed(each) for _, each in decoded]
         return results if self.overlap else [_with_decoding(result) for result in results]
 
     def _deliver(self, batches: Sequence[Batch], results: Sequence[BatchResult]) -> None:
@@ -291,7 +281,7 @@ class Engine:
         while self._in_flight:
             batch = self._in_flight.popleft()
             self._scheduler.batch_done(self.engine_id)
-            self._events.batch_done(batch, _failed(_not_decoded(batch)))
+            self._events.batch_done(batch, failed(not_decoded(batch)))
         for key in list(self._removing):
             self._remove(key)
 
@@ -302,16 +292,3 @@ def _with_decoding(result: BatchResult) -> BatchResult:
         return result
     busy_seconds = result.forward.busy_seconds + result.decoded - result.started
     return replace(result, forward=replace(result.forward, busy_seconds=busy_seconds))
-
-
-def _not_decoded(batch: Batch) -> DecodedBatch:
-    """A batch without pixels and with an internal error for every image."""
-    now, failed = time.perf_counter(), [InferenceError() for _ in batch.items]
-    return DecodedBatch([*failed], torch.empty(0), [], [None] * len(failed), 0.0, now, now)
-
-
-def _failed(decoded: DecodedBatch) -> BatchResult:
-    """The result of a batch whose forward failed: an internal error for every image that has no error of its own."""
-    now = time.perf_counter()
-    outcomes = [InferenceError() if outcome is None else outcome for outcome in decoded.outcomes]
-    return BatchResult(outcomes, decoded.started, decoded.decoded, decoded.decoded, now, now, {})

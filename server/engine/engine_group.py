@@ -51,11 +51,8 @@ class EngineGroup(EngineEvents):
         return len(self.engines)
 
     def start(self, open_models: Callable[[], Mapping[str, Pipelines]]) -> None:
-        """Start the engines.
-
-        Args:
-            open_models: loads and warms the models, by key; it runs on the first engine's thread, the others wait.
-        """
+        """Start the engines. `open_models`: loads and warms the models, by key; it runs on the first engine's thread,
+        the others wait."""
 
         def models_of(engine_id: int) -> dict[str, Pipeline]:
             if engine_id == 0:
@@ -163,10 +160,8 @@ def share_of(settings: Settings, device: torch.device, engines: int) -> Settings
     if engines == 1:
         return settings
     cores = usable_cores()
-    share: dict[str, object] = {
-        "device": str(device),
-        "decode_threads": max(1, (settings.decode_threads or cores) // engines),
-    }
+    threads = max(1, (settings.decode_threads or cores) // engines)
+    share: dict[str, object] = {"device": str(device), "decode_threads": threads}
     if device.type == "cpu":
         plan = plan_lanes(
             device,

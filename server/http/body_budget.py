@@ -81,11 +81,8 @@ class BudgetLease:
         self.budget.add(-self._bytes)
 
     def take(self, count: int) -> None:
-        """Hold `count` bytes more.
-
-        Raises:
-            ServiceError: `overloaded` when all bodies together would exceed their limit.
-        """
+        """Hold `count` bytes more. Raises ServiceError `overloaded` when all bodies together would exceed their
+        limit."""
         self.budget.check(count)
         self.budget.add(count)
         self._bytes += count

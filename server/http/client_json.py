@@ -22,14 +22,8 @@ _ESCAPED = re.compile(rb"\\(?:/|u00(2[bBfF]|3[dD]))")
 
 
 def decoded(data: bytes | Raw, type: type[T], what: str) -> T:
-    """The JSON in some bytes as a type; members that the type does not have are skipped.
-
-    Args:
-        what: begins the message of an error.
-
-    Raises:
-        ServiceError: `bad_request`, with the place that is wrong.
-    """
+    """The JSON in some bytes as a type; members that the type does not have are skipped. `what`: begins the message of
+    an error. Raises ServiceError `bad_request`, with the place that is wrong."""
     try:
         return decode(data, type=type)
     except ValidationError as error:
@@ -64,11 +58,8 @@ def is_array(data: Raw) -> bool:
 
 
 def from_base64(element: Raw) -> bytes:
-    """The bytes in a JSON string of base64, without making the string.
-
-    Raises:
-        ValueError: it is not a string, or not base64.
-    """
+    """The bytes in a JSON string of base64, without making the string. Raises ValueError where it is not a string, or
+    not base64."""
     text = memoryview(element)
     if text[0] != ord('"'):
         raise ValueError("not a string")

@@ -164,11 +164,7 @@ async def _refuse(error: ServiceError, receive: Receive, send: Send, context: Re
     unread = not context.stages.receive
     if unread and (b"transfer-encoding" in context.headers or (length.isdigit() and int(length) > KEEP_UNREAD_BYTES)):
         error.close = True
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", b"%d" % len(body)),
-        *error_headers(error),
-    ]
+    headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body)), *error_headers(error)]
     await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body, "more_body": error.close})
     if error.close:

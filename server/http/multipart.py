@@ -23,11 +23,7 @@ _FILENAME = re.compile(rb";\s*filename\*?=", re.IGNORECASE)
 
 
 def boundary_of(content_type: bytes) -> bytes:
-    """The boundary that a Content-Type names.
-
-    Raises:
-        ServiceError: `bad_request` when there is none.
-    """
+    """The boundary that a Content-Type names. Raises ServiceError `bad_request` when there is none."""
     match = _BOUNDARY.search(content_type)
     if match is None:
         raise _broken("Content-Type names no boundary of 1 to 70 characters")
@@ -35,15 +31,9 @@ def boundary_of(content_type: bytes) -> bytes:
 
 
 def file_parts(body: bytes, boundary: bytes, *, max_parts: int) -> list[bytes]:
-    """The data of the file parts, in order: those with a file name, or with a type that is not text.
-
-    Args:
-        max_parts: more file parts than this are refused.
-
-    Raises:
-        ServiceError: `bad_request` for a body that is broken off, malformed, or has more than `MAX_FIELDS` other parts;
-            `too_many_images`.
-    """
+    """The data of the file parts, in order: those with a file name, or with a type that is not text. `max_parts`: more
+    file parts than this are refused. Raises ServiceError `bad_request` for a body that is broken off, malformed, or has
+    more than `MAX_FIELDS` other parts; `too_many_images`."""
     files: list[bytes] = []
     for parts, (start, end) in enumerate(_spans(body, b"--" + boundary)):
         if parts - len(files) > MAX_FIELDS:

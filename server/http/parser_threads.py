@@ -22,11 +22,8 @@ class ParserThreads:
         self.threads = ThreadPoolExecutor(THREADS, "milkweed-parse", initializer=mark_yielding_thread)
 
     async def run(self, work: Callable[[], T], size: int) -> T:
-        """Call `work` here where it is small, else on a thread.
-
-        Args:
-            size: bytes that `work` goes through, or so many as would take as long.
-        """
+        """Call `work` here where it is small, else on a thread. `size`: bytes that `work` goes through, or so many as
+        would take as long."""
         if size <= INLINE_BYTES:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)

@@ -30,16 +30,12 @@ class _JsonBody(Struct):
 
 
 def payload_kind(headers: dict[bytes, bytes]) -> Form:
-    """The kind of body that a request's headers announce; no Content-Type means raw.
-
-    Raises:
-        ServiceError: `unsupported_format` for any other type or encoding.
-    """
+    """The kind of body that a request's headers announce; no Content-Type means raw. Raises ServiceError
+    `unsupported_format` for any other type or encoding."""
     encoding = headers.get(b"content-encoding", b"").strip().lower()
     if encoding not in (b"", b"identity"):
         raise ServiceError(
-            "unsupported_format",
-            f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is",
+            "unsupported_format", f"Content-Encoding {_shown(encoding)} is not accepted: send the body as it is"
         )
     content_type = headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if content_type.startswith(b"image/") or content_type in _RAW_TYPES:
@@ -54,11 +50,7 @@ def payload_kind(headers: dict[bytes, bytes]) -> Form:
 
 
 def encoded_images(body: bytes, form: Form, content_type: bytes, *, max_images: int) -> list[Encoded]:
-    """The images of a body, in order.
-
-    Raises:
-        ServiceError: `bad_request`, `empty`, `too_many_images`.
-    """
+    """The images of a body, in order. Raises ServiceError `bad_request`, `empty`, `too_many_images`."""
     if not body:
         raise ServiceError("empty", "the body is empty: send an image")
     if form in ("raw", "array"):

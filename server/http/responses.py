@@ -24,11 +24,7 @@ async def send_whole(
 
 
 def error_response(request: Request, error: ServiceError, *, status: int | None = None) -> Response:
-    """An error in the common shape.
-
-    Args:
-        status: where it is not the code's own.
-    """
+    """An error in the common shape. `status`: where it is not the code's own."""
     body = error_body(error.code, error.message, context_of(request.scope).request_id.decode())
     headers = {name.decode(): value.decode() for name, value in error_headers(error)}
     return Response(body, status or error.status, headers, "application/json")

@@ -25,12 +25,9 @@ _VARINT, _DELIMITED = 0, 2
 
 
 def parsed_bytes(payload: bytes) -> int:
-    """Bound the memory that an inference request takes once parsed, from the lengths of its fields.
-
-    Raises:
-        ServiceError: `bad_request` where it is no such message, or has more fields, names, shapes and parameters than
-            any request needs: a parser that makes millions of them keeps all threads waiting.
-    """
+    """Bound the memory that an inference request takes once parsed, from the lengths of its fields. Raises ServiceError
+    `bad_request` where it is no such message, or has more fields, names, shapes and parameters than any request needs:
+    a parser that makes millions of them keeps all threads waiting."""
     raw = data = 0
     for number, start, end in _fields(payload, 0, len(payload), {_DELIMITED}):
         if number == _RAW_CONTENTS:
@@ -61,11 +58,7 @@ def _fields(payload: bytes, at: int, end: int, kinds: Set[int]) -> Iterator[tupl
 
 
 def read_infer_message(message: Any) -> InferRequest:
-    """Read the request in a ModelInferRequest.
-
-    Raises:
-        ServiceError: `bad_request`.
-    """
+    """Read the request in a ModelInferRequest. Raises ServiceError `bad_request`."""
     if len(message.id) > MAX_ID_CHARS:
         raise ServiceError("bad_request", f"id is not text of at most {MAX_ID_CHARS} characters")
     if max(len(message.inputs), len(message.outputs)) > MAX_TENSORS:
@@ -85,11 +78,8 @@ def read_infer_message(message: Any) -> InferRequest:
 
 
 def infer_response(messages: Any, model: ServedModel, id: str | None, outputs: Sequence[OutputTensor]) -> Any:
-    """Make a ModelInferResponse; its values are raw contents, as Triton's are.
-
-    Args:
-        messages: the module `grpc_service_pb2`.
-    """
+    """Make a ModelInferResponse; its values are raw contents, as Triton's are. `messages`: the module
+    `grpc_service_pb2`."""
     response = messages.ModelInferResponse(model_name=model.name, model_version=version_of(model), id=id or "")
     for output in outputs:
         response.outputs.add(name=output.name, datatype=output.datatype, shape=output.shape)

@@ -39,14 +39,9 @@ class MessageReading:
         self._ended: set[asyncio.Task[Any]] = set()  # those that were ended to make room
 
     async def message(self, rpc: Any) -> bytes:
-        """Wait for the message of a call.
-
-        Args:
-            rpc: gRPC's context of a call that is handled as `stream_unary`, which leaves it to us when to ask.
-
-        Raises:
-            ServiceError: `overloaded`, `request_timeout`; `bad_request` where there is no message.
-        """
+        """Wait for the message of a call. `rpc`: gRPC's context of a call that is handled as `stream_unary`, which
+        leaves it to us when to ask. Raises ServiceError `overloaded`, `request_timeout`; `bad_request` where there is
+        no message."""
         if self._waiting >= MAX_WAITING:
             raise _overloaded(f"{MAX_WAITING} calls wait for their messages")
         self._waiting += 1

@@ -48,11 +48,8 @@ class GrpcError(ValueError):
 
 
 class GrpcServer:
-    """The gRPC port. It is made before the event loop runs, and started and stopped on it.
-
-    Raises:
-        GrpcError: the packages are missing.
-    """
+    """The gRPC port. It is made before the event loop runs, and started and stopped on it. Raises GrpcError where the
+    packages are missing."""
 
     def __init__(self, service: Service, auth: Authenticator, tracer: Tracer | None = None) -> None:
         # The library reads this when it is imported; else it writes a line to stderr for each call that it refuses.
@@ -81,31 +78,14 @@ class GrpcServer:
         )
 
     async def start(self) -> int:
-        """Listen, and return the port.
-
-        Raises:
-            GrpcError: the port is in use or not ours to take.
-        """
+        """Listen, and return the port. Raises GrpcError where the port is in use or not ours to take."""
         grpc, settings = self._grpc, self._service.settings
         handlers = {
             # Declared as a stream of one message: then it is we who ask for it, once we know who calls.
             name: grpc.stream_unary_rpc_method_handler(self._handler(name, method))
             for name, method in self._calls.methods.items()
         }
-        self._server = grpc.aio.server(
-            options=(
-                ("grpc.max_receive_message_length", max_message_bytes(settings)),
-                ("grpc.max_concurrent_streams", MAX_STREAMS),
-                ("grpc.max_connection_idle_ms", settings.keep_alive_seconds * 1000),
-                ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
-                # Without this a fast client may send megabytes that nobody has asked for.
-                ("grpc.http2.bdp_probe", 0),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.so_reuseport", 0),
-                # Compressed messages are refused: the limit above would count their compressed bytes.
-                ("grpc.compression_enabled_algorithms_bitset", 1),
-            ),
-        )
+        self._server = grpc.aio.server(options=_options(settings))
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE_NAME, handlers),))
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         address = f"{host}:{settings.grpc_port}"
@@ -148,11 +128,7 @@ class GrpcServer:
             except Exception:
                 logger.exception("a gRPC call failed", extra={"request_id": context.request_id.decode()})
                 failure = internal_error()
-            metadata: tuple[tuple[str, str], ...] = (("x-request-id", context.request_id.decode()),)
-            metadata += tuple((f"x-{name}", value) for name, value in context.notes.items())
-            if context.span is not None:
-                name_of, value = context.span.response_header
-                metadata = (*metadata, (name_of.decode(), value.decode()))
+            metadata = _metadata(context)
             if failure is not None:
                 await self._refuse(name, failure, context, rpc, metadata)
             rpc.set_trailing_metadata((*metadata, ("server-timing", context.server_timing().decode())))
@@ -162,11 +138,7 @@ class GrpcServer:
         return handle
 
     def _call(self, name: str, context: RequestContext, rpc: Any) -> Call:
-        """Find out who calls and until when.
-
-        Raises:
-            ServiceError: `unauthorized`, `rate_limited`.
-        """
+        """Find out who calls and until when. Raises ServiceError `unauthorized`, `rate_limited`."""
         account = self._auth.identify(context.headers) if self._auth.needs_key and name not in PROBES else None
         context.caller = account.name if account is not None else _address(rpc.peer())
         return Call(context, account, rpc.time_remaining())
@@ -213,6 +185,22 @@ class GrpcServer:
         self._count(name, "DEADLINE_EXCEEDED" if late else "CANCELLED", context)
 
 
+def _options(settings: Settings) -> tuple[tuple[str, int], ...]:
+    """What gRPC's server is made with."""
+    return (
+        ("grpc.max_receive_message_length", max_message_bytes(settings)),
+        ("grpc.max_concurrent_streams", MAX_STREAMS),
+        ("grpc.max_connection_idle_ms", settings.keep_alive_seconds * 1000),
+        ("grpc.server_handshake_timeout_ms", settings.header_timeout_ms),
+        # Without this a fast client may send megabytes that nobody has asked for.
+        ("grpc.http2.bdp_probe", 0),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.so_reuseport", 0),
+        # Compressed messages are refused: the limit above would count their compressed bytes.
+        ("grpc.compression_enabled_algorithms_bitset", 1),
+    )
+
+
 def max_message_bytes(settings: Settings) -> int:
     """Bound one message so that all slow ones, each twice in memory for a moment, fit into `max_held_bytes`."""
     return min(settings.max_body_bytes, settings.max_held_bytes // (2 * SLOW_PLACES))
@@ -224,6 +212,16 @@ def _headers(metadata: Iterable[tuple[str, str | bytes]]) -> list[tuple[bytes, b
         (key.encode(), value if isinstance(value, bytes) else value.encode("latin-1", "replace"))
         for key, value in metadata
     ]
+
+
+def _metadata(context: RequestContext) -> tuple[tuple[str, str], ...]:
+    """What every answer carries."""
+    found = [("x-request-id", context.request_id.decode())]
+    found += [(f"x-{name}", value) for name, value in context.notes.items()]
+    if context.span is not None:
+        name, value = context.span.response_header
+        found.append((name.decode(), value.decode()))
+    return tuple(found)
 
 
 def _address(peer: str) -> str | None:

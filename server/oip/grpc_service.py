@@ -75,7 +75,7 @@ class GrpcService:
             request = read_infer_message(message)
             del message
             lease.give_back(cost - 2 * size)
-            with service.using(model):
+            with service.lifecycle.using(model):
                 return await self._answer(request, size, lease, model, call)
 
     async def _answer(

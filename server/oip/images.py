@@ -43,11 +43,8 @@ def decoded_bytes(tensor: InputTensor) -> int:
 
 
 def images_of(inputs: Sequence[InputTensor], model: ServedModel, max_images: int) -> list[bytes | ServiceError]:
-    """List the images of a request in order, as bodies that `POST /classify` takes, or as errors.
-
-    Raises:
-        ServiceError: `bad_request`, `empty`, `too_many_images`.
-    """
+    """List the images of a request in order, as bodies that `POST /classify` takes, or as errors. Raises ServiceError
+    `bad_request`, `empty`, `too_many_images`."""
     names = [tensor.name for tensor in inputs]
     for name in names:
         if name not in (ENCODED, PIXELS):
@@ -142,11 +139,8 @@ def _pixels(tensor: InputTensor, model: ServedModel, max_images: int) -> list[by
 
 
 def _numbers(values: Raw | list[Any], dtype: Dtype, shape: tuple[int, ...]) -> memoryview:
-    """Turn numbers, nested or flat, into the binary layout; a float that is too large becomes infinity.
-
-    Raises:
-        ServiceError: `bad_request` where they are not as many as the shape says; JSON is not decoded before that check.
-    """
+    """Turn numbers, nested or flat, into the binary layout; a float that is too large becomes infinity. Raises
+    ServiceError `bad_request` where they are not as many as the shape says; JSON is not decoded before that check."""
     what, count = f"input {PIXELS}", math.prod(shape)
     if isinstance(values, Raw):
         text = bytes(values)

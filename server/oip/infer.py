@@ -38,11 +38,8 @@ class Prepared:
 
 
 def find_version(service: Service, name: str, version: str) -> ServedModel:
-    """Find the model of a name, which may be an alias; an empty `version` means the default one.
-
-    Raises:
-        ServiceError: `not_ready` while it is loaded, `unknown_model` where there is no such model or version.
-    """
+    """Find the model of a name, which may be an alias; an empty `version` means the default one. Raises ServiceError
+    `not_ready` while it is loaded, `unknown_model` where there is no such model or version."""
     if not service.models and (name in service.names or name in service.models.aliases):
         raise ServiceError("not_ready", "the models are loading", retry_after_seconds=1)
     return service.models.find(name, version or None)
@@ -52,14 +49,8 @@ def find_version(service: Service, name: str, version: str) -> ServedModel:
 async def before_deadline(
     params: ClassifyParams, context: RequestContext, *, requested: bool
 ) -> AsyncIterator["Deadline"]:
-    """Cancel what runs inside when the time of a request is over.
-
-    Args:
-        requested: the client named the time; else it is our default.
-
-    Raises:
-        ServiceError: `deadline` when the time is over.
-    """
+    """Cancel what runs inside when the time of a request is over. `requested`: the client named the time; else it is
+    our default. Raises ServiceError `deadline` when the time is over."""
     deadline = Deadline(params.timeout_seconds, context, requested)
     try:
         async with asyncio.timeout(deadline.left()) as deadline.timeout:
@@ -89,11 +80,8 @@ class Deadline:
 
 
 def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Prepared:
-    """Read the options and check each image's header; this costs at most one copy of the images.
-
-    Raises:
-        ServiceError: the request as a whole cannot be answered.
-    """
+    """Read the options and check each image's header; this costs at most one copy of the images. Raises ServiceError
+    where the request as a whole cannot be answered."""
     settings = settings.of(model.name)
     options = read_options(request, model, settings)
     images = images_of(request.inputs, model, settings.max_images_per_request)

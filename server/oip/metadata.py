@@ -82,21 +82,17 @@ def statistics(models: Iterable[ServedModel], counted: Mapping[str, ModelStatist
     found = []
     for model in models:
         counts = counted.get(model.name, ModelStatistics())
-        durations = {
-            word: {
-                "count": counts.requests,
-                "ns": round(1e9 * sum(counts.stage_seconds.get(stage, 0.0) for stage in stages)),
-            }
-            for word, stages in _STAGES.items()
-        }
-        whole = {"count": counts.requests, "ns": round(1e9 * sum(counts.stage_seconds.values()))}
+        seconds = {"success": sum(counts.stage_seconds.values())}
+        for word, stages in _STAGES.items():
+            seconds[word] = sum(counts.stage_seconds.get(stage, 0.0) for stage in stages)
+        durations = {word: {"count": counts.requests, "ns": round(1e9 * each)} for word, each in seconds.items()}
         found.append(
             {
                 "name": model.name,
                 "version": version_of(model),
                 "inference_count": counts.images,
                 "execution_count": counts.batches,
-                "inference_stats": {"success": whole, **durations},
+                "inference_stats": durations,
             }
         )
     return found

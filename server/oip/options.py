@@ -56,11 +56,8 @@ class Options:
 
 
 def read_options(request: InferRequest, model: ServedModel, settings: Settings) -> Options:
-    """Read the options of a request.
-
-    Raises:
-        ServiceError: `bad_request` for a parameter or an output that is not allowed; it names that and the limit.
-    """
+    """Read the options of a request. Raises ServiceError `bad_request` for a parameter or an output that is not
+    allowed; it names that and the limit."""
     given, num_classes = request.parameters, model.num_classes
     for name in given:
         if name not in PARAMETERS + IGNORED:

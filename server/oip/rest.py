@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
@@ -56,18 +57,15 @@ def oip_routes(service: Service, auth: Authenticator) -> list[Route]:
         Route("/v2/repository/index", _index(service), methods=["POST"]),
         Route("/v2/models/stats", _stats(service)),
     ]
+
+    def versions(name: str) -> tuple[ServedModel, ...]:
+        return service.models.versions(name)  # the index changes
+
     for path in (_MODEL, _VERSION):
         routes += [
-            Route(
-                path,
-                _model_document(
-                    service, lambda model: describe.model_metadata(model, service.models.versions(model.name))
-                ),
-            ),
+            Route(path, _model_document(service, lambda model: describe.model_metadata(model, versions(model.name)))),
             Route(f"{path}/ready", _model_probe(service)),
-            Route(
-                f"{path}/config", _model_document(service, lambda model: describe.model_config(service.settings, model))
-            ),
+            Route(f"{path}/config", _model_document(service, partial(describe.model_config, service.settings))),
             Route(f"{path}/stats", _stats(service)),
             Route(f"{path}/infer", Infer(service, auth), methods=["POST"]),
         ]
@@ -89,7 +87,7 @@ class Infer:
         requested = b"x-request-timeout-ms" in context.headers
         with service.body_budget.lease() as lease:
             async with before_deadline(params, context, requested=requested) as deadline:
-                with service.using(model):
+                with service.lifecycle.using(model):
                     prepared = await self._read(model, context, receive, lease)
                     outcomes = await infer(
                         service,

@@ -55,14 +55,8 @@ class _Request(Struct):
 
 
 def json_length(body: bytes, header: bytes | None) -> int:
-    """Count the bytes of a body that are JSON; 0 where it is one image and nothing else.
-
-    Args:
-        header: the value of Inference-Header-Content-Length; without it the whole body is JSON.
-
-    Raises:
-        ServiceError: `bad_request`, `empty`.
-    """
+    """Count the bytes of a body that are JSON; 0 where it is one image and nothing else. `header`: the value of
+    Inference-Header-Content-Length; without it the whole body is JSON. Raises ServiceError `bad_request`, `empty`."""
     if not body:
         raise ServiceError("empty", "the body is empty: send an inference request")
     if header is None:
@@ -74,14 +68,8 @@ def json_length(body: bytes, header: bytes | None) -> int:
 
 
 def read_infer_request(body: bytes, length: int) -> InferRequest:
-    """Read the request in a body. JSON data stay undecoded, binary data are views of the body.
-
-    Args:
-        length: bytes of JSON at the beginning of the body.
-
-    Raises:
-        ServiceError: `bad_request`.
-    """
+    """Read the request in a body. JSON data stay undecoded, binary data are views of the body. `length`: bytes of JSON
+    at the beginning of the body. Raises ServiceError `bad_request`."""
     if length == 0:
         return _raw_request(body)
     text = body if length == len(body) else body[:length]

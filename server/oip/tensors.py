@@ -20,11 +20,8 @@ Parameters = dict[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class InputTensor:
-    """An input of a request.
-
-    Args:
-        values: a JSON array that is not decoded yet, a list from a gRPC message, or bytes in the binary layout.
-    """
+    """An input of a request. `values`: a JSON array that is not decoded yet, a list from a gRPC message, or bytes in
+    the binary layout."""
 
     name: str
     datatype: str
@@ -53,11 +50,8 @@ class InferRequest:
 
 @dataclass(frozen=True, slots=True)
 class OutputTensor:
-    """An output of a response; its values are in row-major order, text for BYTES and else numbers.
-
-    Args:
-        binary: a REST client wants it in the binary layout.
-    """
+    """An output of a response; its values are in row-major order, text for BYTES and else numbers. `binary`: a REST
+    client wants it in the binary layout."""
 
     name: str
     datatype: str

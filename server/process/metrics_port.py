@@ -38,11 +38,7 @@ WsgiApp = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
 class MetricsPort(WSGIServer):
-    """Serves from `start` to `stop`.
-
-    Args:
-        listener: the socket to accept from; `stop` closes it.
-    """
+    """Serves from `start` to `stop`. `listener`: the socket to accept from; `stop` closes it."""
 
     def __init__(self, listener: socket.socket, service: Service) -> None:
         super().__init__(listener.getsockname()[:2], _Request, bind_and_activate=False)

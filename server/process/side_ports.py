@@ -14,15 +14,8 @@ DRAIN_MARGIN_SECONDS = 2
 
 
 class SidePorts:
-    """Finds out whether the ports can be had before the models are loaded.
-
-    Args:
-        tls: the service's, for the admin port; None is plain HTTP.
-
-    Raises:
-        PortError: a port cannot be had.
-        GrpcError: gRPC cannot be served.
-    """
+    """Finds out whether the ports can be had before the models are loaded. `tls`: the service's, for the admin port;
+    None is plain HTTP. Raises PortError where a port cannot be had. Raises GrpcError where gRPC cannot be served."""
 
     def __init__(self, service: Service, auth: Authenticator, tracer: Tracer | None, tls: Tls | None) -> None:
         self._service, settings = service, service.settings
@@ -52,11 +45,7 @@ class SidePorts:
             self._metrics.stop()
 
     async def start(self) -> None:
-        """Answer on the admin and gRPC ports.
-
-        Raises:
-            GrpcError: the gRPC port cannot be had.
-        """
+        """Answer on the admin and gRPC ports. Raises GrpcError where the gRPC port cannot be had."""
         if self._admin is not None:
             self._admin.begin()
         if self._grpc is not None:

@@ -70,11 +70,8 @@ class ModelIndex(Mapping[str, ServedModel]):
         raise ServiceError("unknown_model", f"no version {version[:80]!r} of {name}; there are: {there}")
 
     def with_alias(self, name: str, target: AliasTarget) -> "ModelIndex":
-        """With a name for a model or a version of it; in place of what it stood for before.
-
-        Raises:
-            AliasError: it would hide a model, or stands for nothing that is served.
-        """
+        """With a name for a model or a version of it; in place of what it stood for before. Raises AliasError where it
+        would hide a model, or stands for nothing that is served."""
         check_alias(name, target, self._versions)
         try:
             self.find(target.model, target.version)
@@ -83,11 +80,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         return ModelIndex(self._versions, {**self.aliases, name: target})
 
     def without_alias(self, name: str) -> "ModelIndex":
-        """Without a name.
-
-        Raises:
-            AliasError: `unknown_model`.
-        """
+        """Without a name. Raises AliasError `unknown_model`."""
         if name not in self.aliases:
             there = ", ".join(self.aliases) or "none"
             raise AliasError("unknown_model", f"no alias {name[:80]!r}; there are: {there}")
@@ -104,20 +97,11 @@ class ModelIndex(Mapping[str, ServedModel]):
         return ModelIndex({**self._versions, name: kept}, self.aliases), left
 
     def with_model(
-        self,
-        model: ServedModel,
-        keep: int = 1,
-        *,
-        first: bool = True,
+        self, model: ServedModel, keep: int = 1, *, first: bool = True
     ) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
-        """With a model, `keep` versions of its name and those that aliases pin; and those that are left out.
-
-        Args:
-            first: it answers by default; else the highest number does.
-
-        Raises:
-            AliasError: its name is an alias, or it replaces what an alias stands for.
-        """
+        """With a model, `keep` versions of its name and those that aliases pin; and those that are left out. `first`:
+        it answers by default; else the highest number does. Raises AliasError where its name is an alias, or it
+        replaces what an alias stands for."""
         if model.name in self.aliases:
             target = self.aliases[model.name]
             raise AliasError("conflict", f"model {model.name}: an alias has this name, it stands for {target}")
@@ -131,12 +115,8 @@ class ModelIndex(Mapping[str, ServedModel]):
         return self._changed(model.name, kept), (*same, *left)
 
     def without(self, name: str, version: str | None = None) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
-        """Without a version of a name, or all of them; and those that are left out.
-
-        Raises:
-            ServiceError: `unknown_model`.
-            AliasError: an alias stands for it.
-        """
+        """Without a version of a name, or all of them; and those that are left out. Raises ServiceError
+        `unknown_model`. Raises AliasError where an alias stands for it."""
         gone = self.versions(name) if version is None else (self.find(name, version),)
         if not gone:
             self.find(name)

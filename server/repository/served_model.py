@@ -132,10 +132,8 @@ class ServedModel:
         fusion, graphs = self.pipeline.fusion, self.pipeline.forward_stage.cuda_graphs
         if fusion is None and graphs is None:
             return None
-        return {
-            "fusion": None if fusion is None else fusion.as_json(),
-            "cuda_graphs": None if graphs is None else graphs.as_json(),
-        }
+        parts = {"fusion": fusion, "cuda_graphs": graphs}
+        return {name: None if part is None else part.as_json() for name, part in parts.items()}
 
     @property
     def kernel_fallbacks(self) -> dict[str, int]:

@@ -11,11 +11,7 @@ BULK_SHARE = 0.5
 
 
 class QueueLimits:
-    """The limits of the scheduler's queues.
-
-    Args:
-        max_images, max_pixels: how many may wait, of all models together.
-    """
+    """The limits of the scheduler's queues. `max_images`, `max_pixels`: how many may wait, of all models together."""
 
     def __init__(self, max_images: int, max_pixels: int) -> None:
         self._max_images, self._max_pixels = max_images, max_pixels

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from typing import Literal, Protocol
 
 from ...inference.results import BatchResult, ImageResult, Predictions
@@ -29,54 +29,25 @@ class Waiter(Protocol):
     def set_exception(self, exception: BaseException) -> None: ...
 
 
+@dataclass(slots=True, eq=False)
 class Request:
-    """One request in the queue: its deadline, and a place for the result of each of its images.
+    """One request in the queue: its deadline, and a place for the result of each of its images."""
 
-    Args:
-        model: key of the model that shall answer.
-        top_k: number of classes in each answer.
-        deadline: perf_counter seconds after which nobody wants the answer.
-        waiter: resolved when every image has an outcome.
-        num_images: number of images of the request, including those that were refused already.
-        caller: the API key's name or the client's address, as far as it is known.
-        priority: bulk requests take what interactive ones leave, but never wait for ever.
-    """
+    model: str  # the key of the model that shall answer
+    top_k: int  # number of classes in each answer
+    deadline: float  # perf_counter seconds after which nobody wants the answer
+    waiter: Waiter  # resolved when every image has an outcome
+    num_images: InitVar[int]  # images of the request, including those that were refused already
+    caller: str | None = None  # the API key's name or the client's address, as far as it is known
+    priority: Priority = "interactive"  # bulk requests take what interactive ones leave, but never wait for ever
+    outcomes: list[Outcome | None] = field(init=False)
+    pending: int = field(default=0, init=False)  # images without an outcome
+    last: BatchResult | None = field(default=None, init=False)  # the batch that completed it
+    expected_finish: float | None = field(default=None, init=False)  # perf_counter seconds when it should be answered
+    listener: Callable[[int, Outcome], None] | None = field(default=None, init=False)  # hears of each outcome
 
-    __slots__ = (
-        "caller",
-        "deadline",
-        "expected_finish",
-        "last",
-        "listener",
-        "model",
-        "outcomes",
-        "pending",
-        "priority",
-        "top_k",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        model: str,
-        top_k: int,
-        deadline: float,
-        waiter: Waiter,
-        num_images: int,
-        caller: str | None = None,
-        priority: Priority = "interactive",
-    ) -> None:
-        self.model = model
-        self.top_k = top_k
-        self.deadline = deadline
-        self.waiter = waiter
-        self.caller = caller
-        self.priority = priority
-        self.outcomes: list[Outcome | None] = [None] * num_images
-        self.pending = 0  # images without an outcome
-        self.last: BatchResult | None = None  # the batch that completed it
-        self.expected_finish: float | None = None  # perf_counter seconds at which the answer should be there
-        self.listener: Callable[[int, Outcome], None] | None = None  # hears of each outcome
+    def __post_init__(self, num_images: int) -> None:
+        self.outcomes = [None] * num_images
 
     def set_result(self, index: int, outcome: Outcome, result: BatchResult | None) -> None:
         """Store the outcome of one image; the last one wakes the waiter. Only the waiter's thread calls this."""

@@ -68,14 +68,8 @@ class Scheduler:
         label: str | None = None,
         max_images: int | None = None,
     ) -> None:
-        """Accept images for a model from now on.
-
-        Args:
-            key: what requests call it.
-            costs: its cost model on each engine: devices differ, by kind and by what else runs on them.
-            label: what metrics call it; the key where none is given.
-            max_images: how many images may wait of all models with this label; None: as many as of all models.
-        """
+        """Accept images for a model, which requests call `key`, from now on; else see `ModelQueue`. The label is
+        the key where none is given."""
         with self._lock:
             self._queues[key] = ModelQueue(max_batch_pixels, costs, label or key, max_images)
 
@@ -124,11 +118,8 @@ class Scheduler:
             return 0 if queue is None else queue.remove(request)
 
     def next_batch(self, engine_id: int = 0, give_up: Callable[[], bool] = lambda: False) -> Batch | None:
-        """The next batch for an engine: waits until it has one, never longer; `None` once closed and empty.
-
-        Args:
-            give_up: asked whenever `wake` is called; `None` is the answer once it says so.
-        """
+        """The next batch for an engine: waits until it has one, never longer; `None` once closed and empty. `give_up`:
+        asked whenever `wake` is called; `None` is the answer once it says so."""
         slot = self._engines[engine_id]
         with self._lock:
             slot.waiting = True
@@ -178,8 +169,7 @@ class Scheduler:
     def abandon(self) -> list[Request]:
         """Empty the queues without computing; returns the requests that were in them."""
         with self._lock:
-            requests = {request for queue in self._queues.values() for request in queue.clear()}
-            return list(requests)
+            return list({request for queue in self._queues.values() for request in queue.clear()})
 
     @property
     def models(self) -> set[str]:
@@ -234,11 +224,8 @@ class Scheduler:
             raise ServiceError("deadline", "the time was up before the images could be queued")
         left = request.deadline - now - unseen
         if ahead > left:
-            raise ServiceError(
-                "overloaded",
-                f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left: "
-                f"{self.depth} images wait",
-            )
+            times = f"the answer would take {ahead * 1e3:.0f} ms and {max(0.0, left) * 1e3:.0f} ms are left"
+            raise ServiceError("overloaded", f"{times}: {self.depth} images wait")
 
     def _work(self, priority: Priority, now: float, more: Mapping[str, tuple[int, int]]) -> Iterator[Work]:
         """What waits before a request of that priority, with so many images and pixels more of a model."""

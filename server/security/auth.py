@@ -24,14 +24,8 @@ _BEARER = b"bearer "
 
 
 class Authenticator:
-    """Every request passes here first. Without a file of keys only the client's address is written down.
-
-    Args:
-        watcher: reads the file of keys again when it changes.
-
-    Raises:
-        KeysError: the file cannot be used.
-    """
+    """Every request passes here first. Without a file of keys only the client's address is written down. `watcher`:
+    reads the file of keys again when it changes. Raises KeysError where the file cannot be used."""
 
     def __init__(self, settings: Settings, metrics: Metrics, watcher: FileWatcher) -> None:
         self._metrics = metrics
@@ -51,11 +45,8 @@ class Authenticator:
         return self._key_store is None or path in self._open or path.startswith(PAGE_FILES)
 
     def admit(self, scope: MutableMapping[str, Any], context: RequestContext) -> None:
-        """Let an HTTP request in and write its caller into the context.
-
-        Raises:
-            ServiceError: `unauthorized`, `rate_limited`.
-        """
+        """Let an HTTP request in and write its caller into the context. Raises ServiceError `unauthorized`,
+        `rate_limited`."""
         client = scope.get("client")
         context.caller = client[0] if client else None
         if not self.is_open(scope["path"]):
@@ -63,13 +54,8 @@ class Authenticator:
             context.caller = account.name
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Account:
-        """The account of the caller, charged for one request. gRPC metadata are such headers too.
-
-        Args:
-            headers: names in lower case.
-        Raises:
-            ServiceError: see `admit`.
-        """
+        """The account of the caller, charged for one request. gRPC metadata are such headers too. `headers`: names in
+        lower case. Raises ServiceError, see `admit`."""
         assert self._key_store is not None
         key = _key(headers)
         if key is None:
@@ -86,11 +72,7 @@ class Authenticator:
         return account
 
     def charge_images(self, account: Account | None, count: int) -> None:
-        """Charge the images of a request; nothing where no key was needed.
-
-        Raises:
-            ServiceError: `rate_limited`.
-        """
+        """Charge the images of a request; nothing where no key was needed. Raises ServiceError `rate_limited`."""
         if account is None or self._key_store is None:
             return
         try:

@@ -26,11 +26,8 @@ class _Watched:
 
 
 class FileWatcher:
-    """Has files that have changed read again; a new file that is broken changes nothing.
-
-    Args:
-        failing: gauge with a label for the kind of file; 1 while the newest one cannot be used.
-    """
+    """Has files that have changed read again; a new file that is broken changes nothing. `failing`: gauge with a label
+    for the kind of file; 1 while the newest one cannot be used."""
 
     def __init__(self, failing: Gauge) -> None:
         self._failing = failing
@@ -74,12 +71,8 @@ class FileWatcher:
             except Exception as error:  # the other files are looked at whatever it is
                 self._failing.labels(watched.what).set(1)
                 foreign = None if isinstance(error, ValueError | OSError) else error
-                logger.error(
-                    "%s: the new file is not used, the old one stays in force: %s",
-                    watched.what,
-                    error,
-                    exc_info=foreign,
-                )
+                text = "%s: the new file is not used, the old one stays in force: %s"
+                logger.error(text, watched.what, error, exc_info=foreign)
             else:
                 self._failing.labels(watched.what).set(0)
                 logger.info("%s: read again", watched.what)

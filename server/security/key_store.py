@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -9,18 +10,44 @@ from pathlib import Path
 
 from ..errors import ServiceError
 from .keys import Caller, hash_key, read_keys
-from .rate_limit import TokenBucket
 
 # No key is longer; a longer one is not even hashed.
 MAX_KEY_BYTES = 256
 
 
-class Account:
-    """What a caller may still send. Charged on the event loop only.
+class TokenBucket:
+    """Holds up to `burst` tokens and gains `rate` a second. Belongs to one thread.
 
     Args:
-        before: the caller's account under the keys before these: what is used up stays used up.
+        rate: tokens a second.
+        burst: the most tokens it holds, and what it starts with; None is a second's worth.
+        now: monotonic seconds.
     """
+
+    __slots__ = ("_at", "_tokens", "burst", "rate")
+
+    def __init__(self, rate: float, burst: int | None, now: float) -> None:
+        self.rate = rate
+        self.burst = float(burst or max(1, math.ceil(rate)))
+        self._tokens = self.burst
+        self._at = now
+
+    def take(self, count: int, now: float) -> float:
+        """Take tokens: 0 where they were taken; else the seconds until they could be. A full bucket gives more than
+        `burst` and then owes the rest, so that the rate holds."""
+        tokens = min(self.burst, self._tokens + (now - self._at) * self.rate)
+        self._at = now
+        needed = min(count, self.burst)
+        if tokens >= needed:
+            self._tokens = tokens - count
+            return 0.0
+        self._tokens = tokens
+        return (needed - tokens) / self.rate
+
+
+class Account:
+    """What a caller may still send. Charged on the event loop only. `before`: the caller's account under the keys
+    before these: what is used up stays used up."""
 
     __slots__ = ("caller", "images", "name", "requests")
 
@@ -54,11 +81,8 @@ class KeyStore:
         self._owners: Mapping[bytes, tuple[bytes, Account]] = {}
 
     def reload(self) -> None:
-        """Read the file, on any thread; all keys change at once.
-
-        Raises:
-            KeysError: the file cannot be used; the keys stay as they were.
-        """
+        """Read the file, on any thread; all keys change at once. Raises KeysError where the file cannot be used; the
+        keys stay as they were."""
         now = self._clock()
         accounts = {
             name: Account(caller, self._accounts.get(name), now) for name, caller in read_keys(self.file).items()

@@ -70,11 +70,7 @@ def key_block(name: str, key: str) -> str:
 
 
 def read_keys(file: Path) -> dict[str, Caller]:
-    """The callers in a file of keys, by name.
-
-    Raises:
-        KeysError: says what is wrong and in which entry.
-    """
+    """The callers in a file of keys, by name. Raises KeysError, which says what is wrong and in which entry."""
     try:
         with file.open("rb") as stream:
             text = stream.read(MAX_FILE_BYTES + 1)
@@ -91,11 +87,8 @@ def read_keys(file: Path) -> dict[str, Caller]:
 
 
 def parse_keys(document: Mapping[str, object]) -> dict[str, Caller]:
-    """The callers of a parsed file, by name. Entries of one name are keys of one caller.
-
-    Raises:
-        KeysError: see `read_keys`.
-    """
+    """The callers of a parsed file, by name. Entries of one name are keys of one caller. Raises KeysError, see
+    `read_keys`."""
     rows = document.get("key", [])
     if document.keys() - {"key"} or not isinstance(rows, list):
         raise KeysError("expected [[key]] entries and nothing else")

@@ -30,11 +30,7 @@ class Tls(ssl.SSLContext):
 
     @classmethod
     def of(cls, settings: Settings, watcher: FileWatcher) -> "Tls | None":
-        """The context for the settings; None without a certificate.
-
-        Raises:
-            TlsError: the files cannot be used.
-        """
+        """The context for the settings; None without a certificate. Raises TlsError where the files cannot be used."""
         if settings.tls_cert == OFF:
             return None
         tls = cls(ssl.PROTOCOL_TLS_SERVER)
@@ -44,11 +40,7 @@ class Tls(ssl.SSLContext):
         return tls
 
     def reload(self) -> None:
-        """Read the files.
-
-        Raises:
-            TlsError: they cannot be used; those before stay in force.
-        """
+        """Read the files. Raises TlsError where they cannot be used; those before stay in force."""
         self._current = make_context(self._settings)
 
     def wrap_bio(self, *args: Any, **kwargs: Any) -> ssl.SSLObject:
@@ -57,11 +49,8 @@ class Tls(ssl.SSLContext):
 
 
 def make_context(settings: Settings) -> ssl.SSLContext:
-    """A server's context from the files in the settings.
-
-    Raises:
-        TlsError: names the file and what is wrong with it.
-    """
+    """A server's context from the files in the settings. Raises TlsError, which names the file and what is wrong with
+    it."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = _VERSIONS[settings.tls_min_version]
     context.set_alpn_protocols(["http/1.1"])

@@ -22,13 +22,12 @@ from ..config.model_limits import check_limited
 from ..config.settings import OFF, Settings
 from ..engine.engine_group import EngineGroup, Pipelines
 from ..repository.index import ModelIndex
-from ..repository.leases import ModelLeases
 from ..repository.open import open_on_all
 from ..repository.served_model import OpenModel, ServedModel
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.metrics import Metrics
-from .loaded_models import LoadedModels
-from .model_metrics import forget_model, record_model
+from .loaded_models import LoadedModels, ModelLeases
+from .model_metrics import record_model
 
 logger = logging.getLogger("milkweed.lifecycle")
 
@@ -62,22 +61,16 @@ class ModelLifecycle:
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
 
     def check_names(self, names: list[str]) -> None:
-        """Before anything is loaded: what settings say of models must be about models that are there.
-
-        Raises:
-            AliasError: an alias hides a model or stands for none.
-            ValueError: limits are set for a model that is not there.
-        """
+        """Before anything is loaded: what settings say of models must be about models that are there. Raises AliasError
+        where an alias hides a model or stands for none. Raises ValueError where limits are set for a model that is not
+        there."""
         for alias, target in self.index.aliases.items():
             check_alias(alias, target, names)
         check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)
 
     def open(self, name: str, path: Path, number: str = "") -> ServedModel:
-        """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet.
-
-        Raises:
-            ValueError: (BundleError, DeviceError) it cannot be loaded or answers wrongly.
-        """
+        """Load a bundle, warm it up and hold it against its golden images; it serves nobody yet. Raises ValueError
+        (BundleError, DeviceError) where it cannot be loaded or answers wrongly."""
         settings = self._settings.of(name)
         engine_ids = list(self._engines.running())
         model = open_on_all(
@@ -90,11 +83,8 @@ class ModelLifecycle:
         return replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
 
     def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
-        """At the start, on the engine thread: in place together, so that ready means all.
-
-        Raises:
-            AliasError: an alias stands for a version that is not there.
-        """
+        """At the start, on the engine thread: in place together, so that ready means all. Raises AliasError where an
+        alias stands for a version that is not there."""
         index = self.index
         for model in models:
             index, _ = index.with_model(self._enter(model), self._settings.keep_versions, first=False)
@@ -138,12 +128,8 @@ class ModelLifecycle:
         return model
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
-        """Serve a name, or one version of it, no more; returns once its memory is back.
-
-        Raises:
-            ServiceError: `unknown_model`.
-            AliasError: an alias stands for it.
-        """
+        """Serve a name, or one version of it, no more; returns once its memory is back. Raises ServiceError
+        `unknown_model`. Raises AliasError where an alias stands for it."""
         async with self._changing:
             self.index, old = self.index.without(name, version)
         await asyncio.gather(*(asyncio.shield(self._unload(each)) for each in old))
@@ -207,7 +193,7 @@ class ModelLifecycle:
         try:
             # The series end, unless the same version serves again.
             if not any(other.version == model.version for other in self.index.versions(model.name)):
-                forget_model(self._metrics, model)
+                self._metrics.forget_version(model.name, model.version)
             on_gpu = model.pipeline.device.type == "cuda"
             del model
             _give_memory_back(on_gpu)

@@ -1,8 +1,10 @@
-"""LoadedModels: every model that an engine has loaded, those on their way out among them, by key."""
+"""Tells by key which models engines have loaded, those on their way out among them, and which ones requests use."""
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..engine.engine import Engine
@@ -54,3 +56,30 @@ class LoadedModels:
     def pop(self, key: str) -> ServedModel:
         """Forget a model that no engine has."""
         return self._models.pop(key).model
+
+
+class ModelLeases:
+    """Counts the requests that use each model, by its key. Belongs to the event loop. `released`: called with a key
+    when the last request that used it is over."""
+
+    def __init__(self, released: Callable[[str], None]) -> None:
+        self._requests: Counter[str] = Counter()
+        self._released = released
+
+    def __contains__(self, key: str) -> bool:
+        return key in self._requests
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    @contextmanager
+    def lease(self, key: str) -> Iterator[None]:
+        """Within, one more request uses the model."""
+        self._requests[key] += 1
+        try:
+            yield
+        finally:
+            self._requests[key] -= 1
+            if not self._requests[key]:
+                del self._requests[key]
+                self._released(key)

@@ -29,17 +29,8 @@ def record_model(metrics: Metrics, settings: Settings, model: ServedModel) -> No
     ).set(1)
 
 
-def forget_model(metrics: Metrics, model: ServedModel) -> None:
-    """End the series of a version that serves no more."""
-    metrics.forget_version(model.name, model.version)
-
-
 def record_batch(metrics: Metrics, model: ServedModel, engine: str, batch: Batch, result: BatchResult) -> None:
-    """Count one batch: on the thread of the engine that ran it.
-
-    Args:
-        engine: name of that engine.
-    """
+    """Count one batch: on the thread of the engine that ran it. `engine`: name of that engine."""
     for decoder, format in decoded_by([item.info for item in batch.items], result.decoders):
         metrics.decode_backend.labels(decoder, format).inc()
     forward = result.forward

@@ -26,12 +26,8 @@ class ClassifyParams:
 
 
 def read_params(query: bytes, headers: dict[bytes, bytes], models: ModelIndex, settings: Settings) -> ClassifyParams:
-    """The question in a request's URL and headers.
-
-    Raises:
-        ServiceError: `bad_request` for a parameter that cannot be, naming it, its value and the limit;
-            `unknown_model`.
-    """
+    """The question in a request's URL and headers. Raises ServiceError `bad_request` for a parameter that cannot be,
+    naming it, its value and the limit; `unknown_model`."""
     name, top_k = (None, None) if not query else _parameters(query)
     version = headers.get(b"x-model-version")
     model = models.find(name, None if version is None else version.decode("latin-1").strip())
@@ -41,14 +37,8 @@ def read_params(query: bytes, headers: dict[bytes, bytes], models: ModelIndex, s
 def params_for(
     model: ServedModel, headers: dict[bytes, bytes], settings: Settings, top_k: str | None = None
 ) -> ClassifyParams:
-    """The question to a model that is known already; its own limits count.
-
-    Args:
-        top_k: as the URL has it.
-
-    Raises:
-        ServiceError: as `read_params`.
-    """
+    """The question to a model that is known already; its own limits count. `top_k`: as the URL has it. Raises
+    ServiceError as `read_params`."""
     settings, num_classes = settings.of(model.name), model.num_classes
     classes = min(settings.top_k, num_classes)
     if top_k is not None:

@@ -9,7 +9,10 @@ import logging
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
+from prometheus_client import Counter
+
 from ..config.aliases import AliasError
+from ..config.settings import OFF, Settings
 from ..errors import ServiceError
 from ..repository.served_model import ServedModel
 from ..repository.store import RepositoryError, StoredBundle, by_name, newest, scan
@@ -30,6 +33,14 @@ class RepositoryPoller:
         failed: called with the name of a model whose new version cannot be served.
     """
 
+    @classmethod
+    def of(cls, settings: Settings, lifecycle: ModelLifecycle, failures: Counter) -> "RepositoryPoller | None":
+        """The poller of the repository that the settings name; None where they name none."""
+        if settings.repository == OFF:
+            return None
+        root, keep = Path(settings.repository), settings.keep_versions
+        return cls(root, lifecycle, keep=keep, failed=lambda name: failures.labels(name).inc())
+
     def __init__(self, root: Path, lifecycle: ModelLifecycle, *, keep: int, failed: Callable[[str], None]) -> None:
         self.root = root
         self._lifecycle, self._keep, self._failed = lifecycle, keep, failed
@@ -42,13 +53,8 @@ class RepositoryPoller:
 
     def first_poll(self, taken: Iterable[str]) -> dict[str, list[StoredBundle]]:
         """What there is at the start, by name, newest first; on the engine thread, before anything else is asked of it.
-
-        Args:
-            taken: names that are served from elsewhere.
-
-        Raises:
-            RepositoryError: it cannot be read, or has a name that is taken.
-        """
+        `taken`: names that are served from elsewhere. Raises RepositoryError where it cannot be read, or has a name
+        that is taken."""
         found = scan(self.root)
         for name in taken:
             if name in found:
@@ -177,11 +183,8 @@ class RepositoryPoller:
             return model
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
-        """Serve a name, or a version of it, no more, until it changes or is loaded again.
-
-        Raises:
-            ServiceError: `unknown_model`.
-        """
+        """Serve a name, or a version of it, no more, until it changes or is loaded again. Raises ServiceError
+        `unknown_model`."""
         async with self._turn:
             gone = await self._lifecycle.unload(name, version)
             for model in gone:

@@ -31,11 +31,7 @@ GAIN = 1 / 8
 
 
 class SandboxedImages:
-    """Belongs to the event loop.
-
-    Args:
-        limits: of one image.
-    """
+    """Belongs to the event loop. `limits`: of one image."""
 
     def __init__(self, limits: Limits) -> None:
         self._sandbox = Sandbox(limits)
@@ -77,21 +73,17 @@ class SandboxedImages:
 
     def collect(self) -> Iterator[Metric]:
         """Its series, for the registry."""
-        images = CounterMetricFamily(
-            "milkweed_sandbox_images", "Images of rare formats by what became of them.", labels=["outcome"]
-        )
-        deaths = CounterMetricFamily(
-            "milkweed_sandbox_deaths", "Processes of the sandbox that were ended, by why.", labels=["reason"]
-        )
+        text = "Images of rare formats by what became of them."
+        images = CounterMetricFamily("milkweed_sandbox_images", text, labels=["outcome"])
+        text = "Processes of the sandbox that were ended, by why."
+        deaths = CounterMetricFamily("milkweed_sandbox_deaths", text, labels=["reason"])
         for outcome, count in dict(self._sandbox.images).items():
             images.add_metric([outcome], count)
         for reason, count in dict(self._sandbox.deaths).items():
             deaths.add_metric([reason], count)
-        waiting = GaugeMetricFamily(
-            "milkweed_sandbox_waiting_images", "Images that wait for the sandbox, or are in it."
-        )
-        waiting.add_metric([], self._waiting)
-        yield from (images, deaths, waiting)
+        yield from (images, deaths)
+        text = "Images that wait for the sandbox, or are in it."
+        yield GaugeMetricFamily("milkweed_sandbox_waiting_images", text, value=self._waiting)
 
     def close(self) -> None:
         """End the processes."""

@@ -5,7 +5,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from ..errors import ServiceError
 from ..http.body_budget import BodyBudget
 from ..http.parser_threads import ParserThreads
 from ..repository.index import ModelIndex
-from ..repository.served_model import OpenModel, ServedModel, open_model
+from ..repository.served_model import OpenModel, open_model
 from ..scheduler.request import Batch, Priority, Request
 from ..scheduler.scheduler import Scheduler
 from ..telemetry.loop_lag import LoopLag
@@ -69,9 +68,7 @@ class Service(EngineEvents):
             self.answer = ResponseCache(settings.cache_bytes, self.answer, self.parsers, self.metrics.registry)
         devices = resolve_devices(settings.device)
         self.scheduler = Scheduler(
-            max_queue_images=settings.max_queue_images,
-            max_queue_pixels=settings.max_queue_pixels,
-            engines=len(devices),
+            max_queue_images=settings.max_queue_images, max_queue_pixels=settings.max_queue_pixels, engines=len(devices)
         )
         self.prepared: Future[None] = Future()
         self.engines = EngineGroup(settings, self.scheduler, devices, self)
@@ -79,16 +76,13 @@ class Service(EngineEvents):
         self.lifecycle = ModelLifecycle(
             settings, self.scheduler, self.engines, self.loaded, open_model=open_model, metrics=self.metrics
         )
-        self.poller: RepositoryPoller | None = None
-        if settings.repository != OFF:
-            self.poller = RepositoryPoller(
-                Path(settings.repository),
-                self.lifecycle,
-                keep=settings.keep_versions,
-                failed=lambda name: self.metrics.load_failures.labels(name).inc(),
-            )
+        self.poller = RepositoryPoller.of(settings, self.lifecycle, self.metrics.load_failures)
         self._on_ended: Callable[[], None] = lambda: None
         self._cpu = StageCpu(CPU_STAGES)
+        self._show_metrics()
+
+    def _show_metrics(self) -> None:
+        """Have the registry read at each scrape what others count."""
         self.metrics.held_bytes.set_function(lambda: self.body_budget.total)
         for collect in (
             *(self.scheduler.collect_metrics, self._cpu.collect, lambda: collect_engines(self.engines)),
@@ -199,11 +193,8 @@ class Service(EngineEvents):
                     yield f"the decoder of {name} is lost: {pipeline.loader.health.trouble}"
 
     def submit(self, request: Request, images: Sequence[tuple[int, bytes, ImageInfo]]) -> None:
-        """Queue a request: all of its images or none.
-
-        Raises:
-            ServiceError: `overloaded` with an estimate of when there is room, `draining`.
-        """
+        """Queue a request: all of its images or none. Raises ServiceError `overloaded` with an estimate of when there
+        is room, `draining`."""
         try:
             self.scheduler.submit(request, images, unseen_seconds=2 * self.lag.seconds())
         except ServiceError as error:
@@ -220,10 +211,6 @@ class Service(EngineEvents):
             self.scheduler.cancel(request)
         else:
             self.scheduler.answered()
-
-    def using(self, model: ServedModel) -> AbstractContextManager[None]:
-        """Within, a request uses the model, which is not freed meanwhile."""
-        return self.lifecycle.using(model)
 
     def wait_seconds(self, priority: Priority = "bulk") -> float:
         """When what runs now and waits before a request that came now should be done."""

@@ -30,21 +30,14 @@ CheckedImage = tuple[bytes, ImageInfo] | InputError | ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who sent a request and waits for its answer.
-
-    Args:
-        receive: where it is seen that the client leaves; None where its leaving cancels the task.
-    """
+    """Who sent a request and waits for its answer. `receive`: where it is seen that the client leaves; None where its
+    leaving cancels the task."""
 
     context: RequestContext
     receive: Receive | None
 
     async def wait(self, waiter: "asyncio.Future[None]") -> None:
-        """Wait until `waiter` is resolved.
-
-        Raises:
-            ClientDisconnected: the client left first.
-        """
+        """Wait until `waiter` is resolved. Raises ClientDisconnected where the client left first."""
         async with cancel_on_disconnect(waiter, self.receive, self.context.disconnect):
             await waiter
 
@@ -55,13 +48,8 @@ class Answer(Protocol):
     async def __call__(
         self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
     ) -> list[Outcome]:
-        """Answer one request.
-
-        Raises:
-            ServiceError: `overloaded`, `draining`, `not_ready`.
-            ClientDisconnected: nobody waits any more.
-            TimeoutError: the deadline passed in the queue.
-        """
+        """Answer one request. Raises ServiceError `overloaded`, `draining`, `not_ready`. Raises ClientDisconnected
+        where nobody waits any more. Raises TimeoutError where the deadline passed in the queue."""
         ...
 
 

@@ -14,11 +14,8 @@ _QUIET = frozenset({"overloaded", "draining"})
 
 
 class AccessLog:
-    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check.
-
-    Args:
-        share: this part of all requests gets a line, 0 to 1.
-    """
+    """Writes the lines. They hold nothing that a client wrote except a request id that has passed a check. `share`:
+    this part of all requests gets a line, 0 to 1."""
 
     def __init__(self, share: float) -> None:
         self._share = share
@@ -28,15 +25,7 @@ class AccessLog:
         """The access log for the settings; None where it is off."""
         return cls(settings.access_log) if settings.access_log else None
 
-    def note(
-        self,
-        context: RequestContext,
-        *,
-        method: str,
-        route: str,
-        status: int,
-        end: float,
-    ) -> None:
+    def note(self, context: RequestContext, *, method: str, route: str, status: int, end: float) -> None:
         """Log a request that is over, or leave it out.
 
         Args:

@@ -131,11 +131,8 @@ class RequestContext:
             previous = stage_end
 
     def stages_ms(self, end: float) -> dict[str, float]:
-        """The finished stages, ms; `respond` only of a request that passed them all.
-
-        Args:
-            end: of the request, perf_counter seconds.
-        """
+        """The finished stages, ms; `respond` only of a request that passed them all. `end`: of the request,
+        perf_counter seconds."""
         ends = self.stages.ended()
         if len(ends) == len(STAGES) - 1:
             ends = (*ends, end)
@@ -143,11 +140,8 @@ class RequestContext:
         return {stage: round((e - s) * 1e3, 3) for stage, s, e in zip(STAGES, starts, ends, strict=False)}
 
     def content_length(self) -> int | None:
-        """The declared length of the body; None where there is none (chunked, or no body).
-
-        Raises:
-            ServiceError: `bad_request` when it is not a number.
-        """
+        """The declared length of the body; None where there is none (chunked, or no body). Raises ServiceError
+        `bad_request` when it is not a number."""
         text = self.headers.get(b"content-length")
         if text is None:
             return None

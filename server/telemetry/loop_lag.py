@@ -8,11 +8,7 @@ TICK_SECONDS = 0.1
 
 
 class LoopLag:
-    """Measures the running event loop by a timer of its own.
-
-    Args:
-        histogram: observes the lag of each tick, seconds.
-    """
+    """Measures the running event loop by a timer of its own. `histogram`: observes the lag of each tick, seconds."""
 
     def __init__(self, histogram: Histogram) -> None:
         self._histogram = histogram

@@ -193,11 +193,8 @@ class Metrics:
         child.observe(seconds, exemplar)
 
     def collect_with(self, collect: Callable[[], Iterable[Metric]]) -> None:
-        """Add series that are read from live objects at each scrape.
-
-        Args:
-            collect: called on the scraping thread; must be quick and thread-safe.
-        """
+        """Add series that are read from live objects at each scrape. `collect`: called on the scraping thread; must be
+        quick and thread-safe."""
         self.registry.register(_Live(collect))
 
 

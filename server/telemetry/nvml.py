@@ -13,14 +13,9 @@ MODULE_VERSION = Path("/sys/module/nvidia/version")
 
 
 def process_bytes(uuid: str) -> int | None:
-    """Bytes that this process holds on a GPU: torch's, the CUDA context, libraries and their pools.
-
-    Args:
-        uuid: the GPU's, as torch spells it.
-
-    Returns:
-        None where it is not known: no NVML, an old driver, or a container, outside which the process has another id.
-    """
+    """Bytes that this process holds on a GPU: torch's, the CUDA context, libraries and their pools. `uuid`: the GPU's,
+    as torch spells it. Returns None where it is not known: no NVML, an old driver, or a container, outside which the
+    process has another id."""
     nvml = library()
     if nvml is None:
         return None

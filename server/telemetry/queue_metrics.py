@@ -22,9 +22,8 @@ def queue_families(waiting: Sequence[QueueSnapshot], now: float, predicted_secon
     depth = GaugeMetricFamily("milkweed_queue_depth_images", "Images that wait.", labels=labels)
     size = GaugeMetricFamily("milkweed_queue_bytes", "Encoded bytes that wait.", labels=labels)
     pixels = GaugeMetricFamily("milkweed_queue_pixels", "Decoded pixels of the images that wait.", labels=labels)
-    age = GaugeMetricFamily(
-        "milkweed_queue_oldest_age_seconds", "How long the oldest waiting image has waited.", labels=labels
-    )
+    text = "How long the oldest waiting image has waited."
+    age = GaugeMetricFamily("milkweed_queue_oldest_age_seconds", text, labels=labels)
     for label in dict.fromkeys(each.label for each in waiting):
         same = [each for each in waiting if each.label == label]
         came = [each.came for each in same if each.came is not None]
@@ -32,8 +31,6 @@ def queue_families(waiting: Sequence[QueueSnapshot], now: float, predicted_secon
         size.add_metric([label], sum(each.bytes for each in same))
         pixels.add_metric([label], sum(each.pixels for each in same))
         age.add_metric([label], max(0.0, now - min(came)) if came else 0.0)
-    predicted = GaugeMetricFamily(
-        "milkweed_queue_predicted_wait_seconds", "When an engine should be free for what comes now."
-    )
-    predicted.add_metric([], predicted_seconds)
-    yield from (depth, size, pixels, age, predicted)
+    text = "When an engine should be free for what comes now."
+    yield from (depth, size, pixels, age)
+    yield GaugeMetricFamily("milkweed_queue_predicted_wait_seconds", text, value=predicted_seconds)

@@ -83,10 +83,7 @@ class RequestSpan(ReadableSpan):
 
 class StageExporter(SpanExporter):
     """Exports requests with the spans of their stages, and counts the requests. Belongs to the SDK's thread.
-
-    Args:
-        exporter: sends the spans.
-    """
+    `exporter`: sends the spans."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         self._exporter = exporter

@@ -20,9 +20,7 @@ CGROUP = Path("/sys/fs/cgroup")
 def collect_process_memory() -> Iterator[Metric]:
     """Collect the resident, proportional and unique bytes of this process; the last two where the system tells."""
     family = GaugeMetricFamily(
-        "milkweed_process_memory_bytes",
-        "Memory of the server process by kind: rss, pss, uss.",
-        labels=["kind"],
+        "milkweed_process_memory_bytes", "Memory of the server process by kind: rss, pss, uss.", labels=["kind"]
     )
     process = psutil.Process()
     try:
@@ -118,16 +116,10 @@ def collect_container_memory(cgroup: Path = CGROUP) -> Iterator[Metric]:
     memory = container_memory(cgroup)
     if memory is None:
         return
-    yield GaugeMetricFamily(
-        "milkweed_container_memory_working_set_bytes",
-        "Memory of the container that cannot be taken back, of all its processes.",
-        value=memory.working_set,
-    )
-    yield GaugeMetricFamily(
-        "milkweed_container_memory_limit_bytes",
-        "Limit of the container's memory; there where it has one.",
-        value=memory.limit,
-    )
+    text = "Memory of the container that cannot be taken back, of all its processes."
+    yield GaugeMetricFamily("milkweed_container_memory_working_set_bytes", text, value=memory.working_set)
+    text = "Limit of the container's memory; there where it has one."
+    yield GaugeMetricFamily("milkweed_container_memory_limit_bytes", text, value=memory.limit)
 
 
 class StageCpu:
@@ -169,5 +161,5 @@ def native_thread_seconds() -> float:
             if int(task.name) not in ours:
                 total_ns += int((task / "schedstat").read_text().split()[0])
     except (OSError, ValueError):  # not Linux, or a thread ended between the two reads
-        return total_ns / 1e9
+        pass
     return total_ns / 1e9

@@ -44,21 +44,14 @@ current_span: ContextVar[SpanIds | None] = ContextVar("milkweed_span", default=N
 
 
 class Sampler:
-    """Decides which requests are traced: as the caller decided, else a share at random.
-
-    Args:
-        share: this part of the requests whose caller decided nothing, 0 to 1.
-    """
+    """Decides which requests are traced: as the caller decided, else a share at random. `share`: this part of the
+    requests whose caller decided nothing, 0 to 1."""
 
     def __init__(self, share: float) -> None:
         self._share = share
 
     def sample(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
-        """The ids of a request that is traced; None for any other.
-
-        Args:
-            headers: names in lower case.
-        """
+        """The ids of a request that is traced; None for any other. `headers`: names in lower case."""
         given, state = b"", b""
         for name, value in headers:
             if name == b"traceparent":

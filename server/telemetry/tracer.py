@@ -72,11 +72,7 @@ class Tracer:
 
     @classmethod
     def of(cls, settings: Settings) -> "Tracer | None":
-        """The tracer for the settings; None where they turn traces off.
-
-        Raises:
-            TracingError: it cannot be made.
-        """
+        """The tracer for the settings; None where they turn traces off. Raises TracingError where it cannot be made."""
         if settings.otlp_endpoint == OFF or os.environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
             return None
         try:
@@ -149,11 +145,8 @@ class Tracer:
             labels=["outcome"],
         )
         exporter = self._exporter
-        for outcome, count in (
-            ("exported", exporter.exported),
-            ("failed", exporter.failed),
-            ("dropped", self._dropped),
-        ):
+        counts = {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._dropped}
+        for outcome, count in counts.items():
             family.add_metric([outcome], count)
         yield family
 

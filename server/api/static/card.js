@@ -1,6 +1,7 @@
 // A photo and what one model says of it, or two.
 
 import { classify } from "./classify.js";
+import { make } from "./elements.js";
 import { inWords, waitInWords } from "./server.js";
 import { showStages } from "./stages.js";
 import { inBytes, inPercent } from "./units.js";
@@ -75,7 +76,8 @@ export class Card {
 
   /** Show the photo itself, once the card is in the page. */
   showPicture() {
-    showPicture(this.file, this.element.querySelector(".picture"));
+    const box = this.element.querySelector(".picture");
+    drawing.add(() => (box.isConnected ? draw(this.file, box) : undefined));
   }
 
   /** Ask anew, from nothing; `queue` says when. */
@@ -150,18 +152,11 @@ export class Card {
 
   #showAnswer(view, answer) {
     const rows = answer.predictions.map(({ label, score }) => {
-      const row = document.createElement("li");
-      const name = document.createElement("span");
-      const share = document.createElement("span");
-      const bar = document.createElement("i");
-      name.className = "label";
-      name.textContent = name.title = label;
-      share.className = "share";
-      share.textContent = inPercent(score);
-      bar.setAttribute("aria-hidden", "true");
+      const name = make("span", { className: "label", textContent: label, title: label });
+      const share = make("span", { className: "share", textContent: inPercent(score) });
+      const bar = make("i", { ariaHidden: "true" });
       bar.style.width = `${score * 100}%`;
-      row.append(name, share, bar);
-      return row;
+      return make("li", {}, name, share, bar);
     });
     view.querySelector(".classes").replaceChildren(...rows);
     showStages(view.querySelector(".stages"), answer);
@@ -187,10 +182,6 @@ export class Card {
  * Show a file in a box, drawn small: a browser would keep all bytes and pixels of a photo for as long as it shows it.
  * The box says so where this browser does not know the format.
  */
-function showPicture(file, box) {
-  drawing.add(() => (box.isConnected ? draw(file, box) : undefined));
-}
-
 async function draw(file, box) {
   const url = URL.createObjectURL(file);
   const image = new Image();
@@ -210,10 +201,8 @@ function small(image) {
   const short = Math.min(width, height);
   const [seenWidth, seenHeight] = [Math.min(width, LONGEST * short), Math.min(height, LONGEST * short)];
   const scale = Math.min(1, SHORT_SIDE_PX / short);
-  const canvas = document.createElement("canvas");
-  canvas.setAttribute("aria-hidden", "true");
-  canvas.width = Math.round(seenWidth * scale);
-  canvas.height = Math.round(seenHeight * scale);
+  const [canvasWidth, canvasHeight] = [Math.round(seenWidth * scale), Math.round(seenHeight * scale)];
+  const canvas = make("canvas", { ariaHidden: "true", width: canvasWidth, height: canvasHeight });
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   const [left, top] = [(width - seenWidth) / 2, (height - seenHeight) / 2];

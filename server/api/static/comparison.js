@@ -1,5 +1,6 @@
 // Two models over all photos so far: what they cost, how long they took, how often they agree.
 
+import { make } from "./elements.js";
 import { imagesAForward, top1OnRecord } from "./models.js";
 import { stageMs } from "./stages.js";
 import { inBytes, inMs, inPercent } from "./units.js";
@@ -53,11 +54,7 @@ function inShort(ratio) {
 }
 
 function row(name, values) {
-  const line = document.createElement("tr");
-  const head = document.createElement("th");
-  head.scope = "row";
-  head.textContent = name;
-  line.append(head);
+  const line = make("tr", {}, make("th", { scope: "row", textContent: name }));
   for (const value of values) line.insertCell().textContent = value;
   return line;
 }

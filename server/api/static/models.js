@@ -1,5 +1,6 @@
 // The models of this server: which there are, which is chosen, what each costs.
 
+import { make } from "./elements.js";
 import { inBytes, inPercent } from "./units.js";
 
 const MOST_READ = 20;
@@ -70,31 +71,14 @@ export function factsOf(model) {
     ["on disk", inBytes(parameter_bytes.on_disk)],
   ];
   for (const [data, top1] of top1OnRecord(model)) facts.push([`top-1, ${data}`, `${top1.toFixed(1)} %`]);
-  const list = document.createElement("dl");
-  list.className = "facts";
-  for (const [name, value] of facts) {
-    const term = document.createElement("dt");
-    const text = document.createElement("dd");
-    term.textContent = name;
-    text.textContent = value;
-    list.append(term, text);
-  }
-  const name = document.createElement("h3");
-  name.textContent = model.label;
+  const rows = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
+  const [name, list] = [make("h3", {}, model.label), make("dl", { className: "facts" }, ...rows)];
   return [name, ...(model.isMonarch && dense > 0 ? [sizeBar(resident / dense)] : []), list];
 }
 
 function sizeBar(share) {
-  const box = document.createElement("div");
-  box.className = "bytes";
-  const bar = document.createElement("div");
-  bar.className = "of";
-  bar.setAttribute("aria-hidden", "true");
-  const part = document.createElement("span");
+  const part = make("span");
   part.style.width = `${Math.min(share, 1) * 100}%`;
-  bar.append(part);
-  const text = document.createElement("p");
-  text.textContent = `${inPercent(share)} of the bytes it would have dense`;
-  box.append(bar, text);
-  return box;
+  const bar = make("div", { className: "of", ariaHidden: "true" }, part);
+  return make("div", { className: "bytes" }, bar, make("p", {}, `${inPercent(share)} of the bytes it would have dense`));
 }

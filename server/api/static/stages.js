@@ -1,5 +1,6 @@
 // The stages of one request, from its Server-Timing header, and the bar that shows them.
 
+import { make } from "./elements.js";
 import { inMs } from "./units.js";
 
 /** `forward;dur=1.5, total;dur=2` as {each: [{name, ms}, ...], totalMs}; null where there is no such header. */
@@ -29,9 +30,8 @@ export function showStages(element, { stages, kept, roundTripMs }) {
   if (!stages) return;
   bar.replaceChildren(
     ...stages.each.map(({ name, ms }) => {
-      const part = document.createElement("span");
+      const part = make("span", { title: `${name} ${inMs(ms)}` });
       part.dataset.stage = name;
-      part.title = `${name} ${inMs(ms)}`;
       part.style.flexGrow = Math.max(ms, 0) * 1000; // a sum below one would leave the bar's end empty
       return part;
     }),
@@ -47,9 +47,7 @@ export function showStages(element, { stages, kept, roundTripMs }) {
 }
 
 function word(text, kind = "", stage = "") {
-  const span = document.createElement("span");
-  span.textContent = text;
-  if (kind) span.className = kind;
+  const span = make("span", kind ? { className: kind } : {}, text);
   if (stage) span.dataset.stage = stage;
   return span;
 }

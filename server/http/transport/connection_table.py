@@ -41,11 +41,7 @@ class ConnectionTable:
     """
 
     def __init__(
-        self,
-        settings: Settings,
-        max_connections: int,
-        metrics: Metrics,
-        clock: Callable[[], float] = time.monotonic,
+        self, settings: Settings, max_connections: int, metrics: Metrics, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self.settings = settings
         self.max_connections = max_connections

@@ -26,14 +26,8 @@ def head_too_large(limit: int) -> ServiceError:
 
 
 def check_headers(target: bytes, headers: Headers, version: str, max_bytes: int) -> None:
-    """Check the size of a head, and that it names one host.
-
-    Args:
-        version: HTTP's; 1.0 may name none.
-
-    Raises:
-        ServiceError: `headers_too_large`, `bad_request`.
-    """
+    """Check the size of a head, and that it names one host. `version`: HTTP's; 1.0 may name none. Raises ServiceError
+    `headers_too_large`, `bad_request`."""
     size = len(target)
     hosts = 0
     for name, value in headers:
@@ -49,14 +43,8 @@ def check_headers(target: bytes, headers: Headers, version: str, max_bytes: int)
 
 
 def read_target(method: bytes, target: bytes) -> tuple[bytes, bytes | None]:
-    """Read the target of a request.
-
-    Returns:
-        its path and query, or `*`; and the host, where the target and not the header names it.
-
-    Raises:
-        ServiceError: `bad_request`.
-    """
+    """Read the target of a request. Returns its path and query, or `*`; and the host, where the target and not the
+    header names it. Raises ServiceError `bad_request`."""
     host = None
     if not target.startswith(b"/"):
         if target != b"*":

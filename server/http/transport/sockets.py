@@ -36,14 +36,8 @@ class PortError(OSError):
 
 
 def listen(host: str, port: int, what: str = "port") -> socket.socket:
-    """A bound, listening socket that nobody accepts from yet.
-
-    Args:
-        what: the error's word for the port.
-
-    Raises:
-        PortError: names the address and what is wrong with it.
-    """
+    """A bound, listening socket that nobody accepts from yet. `what`: the error's word for the port. Raises PortError,
+    which names the address and what is wrong with it."""
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         return socket.create_server(address[:2], family=family, backlog=BACKLOG)
@@ -73,12 +67,9 @@ def files_for(connections: int) -> int:
 
 
 def allow_files(connections: int) -> int:
-    """Let the process have a file for each connection, as far as it may decide that itself.
-
-    Returns:
-        the number of connections that there are files for. One more could be neither accepted nor refused, and nothing
-        else could open a file.
-    """
+    """Let the process have a file for each connection, as far as it may decide that itself. Returns the number of
+    connections that there are files for. One more could be neither accepted nor refused, and nothing else could open a
+    file."""
     wanted = files_for(connections)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY or soft >= wanted:

@@ -17,7 +17,7 @@ def quantity(text: str | int) -> float:
 
 
 def test_each_probe_asks_its_own_route(manifests: Any, root: Path) -> None:
-    routes = set(re.findall(r'@router\.get\("(/\w+)"', (root / "server/api/health.py").read_text(encoding="utf-8")))
+    routes = set(re.findall(r'@router\.get\("(/\w+)"', (root / "server/api/status.py").read_text(encoding="utf-8")))
     asked = {
         name: manifests.server[name]["httpGet"]["path"] for name in ("startupProbe", "readinessProbe", "livenessProbe")
     }

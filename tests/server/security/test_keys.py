@@ -11,10 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from milkweed.server.errors import ServiceError
-from milkweed.server.security.key_store import KeyStore
+from milkweed.server.security.key_store import KeyStore, TokenBucket
 from milkweed.server.security.keys import KeysError, hash_key, key_block, new_key, parse_keys, read_keys
-from milkweed.server.security.rate_limit import TokenBucket
-
 HEX = "ab" * 32
 OTHER = "cd" * 32
 
