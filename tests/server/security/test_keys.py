@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from milkweed.server.errors import ServiceError
 from milkweed.server.security.key_store import KeyStore, TokenBucket
 from milkweed.server.security.keys import KeysError, hash_key, key_block, new_key, parse_keys, read_keys
+
 HEX = "ab" * 32
 OTHER = "cd" * 32
 
