@@ -29,6 +29,10 @@ SERVICE_NAME = "inference.GRPCInferenceService"
 MAX_STREAMS = 128
 """Calls that one connection may have at the same time; further ones wait at the client."""
 
+EARLY_SECONDS = 0.1
+"""A caller's deadline began when the call was sent, ours when it was read. A call that its caller ends with less than
+this left has met the caller's deadline."""
+
 # The gRPC status for each HTTP status; the code `overloaded`, a 503 like `not_ready`, has one of its own.
 _STATUSES = {
     **dict.fromkeys((400, 413, 415, 422, 431), "INVALID_ARGUMENT"),
@@ -177,7 +181,7 @@ class GrpcServer:
     def _count_cancelled(self, name: str, context: RequestContext, rpc: Any) -> None:
         """Count a call whose caller's deadline passed or who has gone; nobody hears an answer."""
         left = rpc.time_remaining()
-        late = left is not None and left <= 0
+        late = left is not None and left <= EARLY_SECONDS
         if late:
             self._service.metrics.rejected["deadline"].inc()
         else:

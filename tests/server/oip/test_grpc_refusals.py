@@ -121,8 +121,10 @@ async def test_callers_deadline_and_departure_free_the_queue(running: Start) -> 
         first = client.start("ModelInfer", client.infer(encoded()))
         await entered(app.model)
         async with one_reason(app, "deadline"):
+            late = client.start("ModelInfer", client.infer(encoded()), timeout=1)
+            await until(lambda: app.service.scheduler.depth == 1)
             async with refused("DEADLINE_EXCEEDED"):
-                await client.ask("ModelInfer", client.infer(encoded()), timeout=0.5)
+                await late
             await until(lambda: app.service.scheduler.depth == 0)
             await until(lambda: app.value("requests_rejected_total", reason="deadline") > 0)
         leaving = client.start("ModelInfer", client.infer(encoded()))
