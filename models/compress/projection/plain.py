@@ -16,8 +16,8 @@ from ....kernels import monarch_to_dense
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
 from ...layers.monarch import monarch_shapes
+from .parallel import one_thread
 from .pixelfly import project_pixelfly
-from .threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,6 @@ def project_linear(weight: Tensor, nblocks: int, rank: int | None = None) -> Pro
         raise ValueError(f"a weight of shape {tuple(weight.shape)} cannot be projected: it must be 2-D")
     (_, rows, _), _ = monarch_shapes(weight.shape[1], weight.shape[0], nblocks, rank)
     return project_operator(weight, nblocks, nblocks, rows)
-
-
-def project_monarch(weight: Tensor, nblocks: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-    """The factors (blkdiag1, blkdiag2) of `project_linear`."""
-    projection = project_linear(weight, nblocks, rank)
-    return projection.w1, projection.w2
 
 
 def project_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
