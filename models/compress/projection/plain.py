@@ -122,8 +122,8 @@ def _blockdiag_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor
 
 def _pixelfly_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
     with one_thread():
-        fit = project_pixelfly(weight, layer)
-    return dict(fit.state), fit.errors[-1]
+        state, errors = project_pixelfly(weight, layer)
+    return state, errors[-1]
 
 
 _PROJECTIONS: Mapping[str, Callable[[Tensor, LayerSpec], tuple[dict[str, Tensor], float]]] = {
