@@ -18,15 +18,16 @@ import torch
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample, TrainingImages
 from ..loaders.preprocess.spec import PreprocessSpec
-from ..models import BundleConfig, load_bundle, read_config, save_bundle
+from ..models import BundleConfig, load_bundle, read_config
 from ..models.bundle.provenance import add_step
 from ..models.bundle.storage import as_stored
 from ..models.compress import CompressReport, CompressRequest, compress_model
 from ..models.compress.choice import HELD_OUT_CHOSE
+from ..models.compress.compression import candidate, save_reported
 from ..models.compress.measured import Measuring
 from ..models.compress.quantisation import Quantisation, choose_storage
 from ..models.recovery import RecoveryResult, recover
-from ..models.report import Candidate, DataUse, Measured, RunReport, read_report, write_report
+from ..models.report import DataUse, Measured, RunReport, read_report
 from ..models.report.rows import stored_bytes
 from ..models.training import TrainingError
 from .calibration_images import (
@@ -179,12 +180,10 @@ def _with_recovery(
     assert report is not None
     assert report.totals_after is not None
     assert report.totals_before is not None
-    parameters = report.totals_after.parameters
-    share = parameters / report.totals_before.parameters
-    curve = [replace(tried, chosen=False) for tried in report.curve if not tried.chosen]
-    for label, found in (("before recovery", before), ("written", after)):
-        quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
-        curve.append(Candidate(label=label, share=share, parameters=parameters, chosen=found is after, **quality))
+    parameters, dense = report.totals_after.parameters, report.totals_before.parameters
+    curve = [tried for tried in report.curve if not tried.chosen]
+    curve.append(candidate("before recovery", parameters, dense, before))
+    curve.append(candidate("written", parameters, dense, after, chosen=True))
     return replace(
         report,
         arguments=job.request.to_dict(),
@@ -213,12 +212,6 @@ def _uses(job: CompressJob, source: TrainingImages, prepared: PreparedImages) ->
 def _save(
     job: CompressJob, result: RecoveryResult, config: BundleConfig, report: RunReport, quantisation: Quantisation
 ) -> CompressReport:
-    finished: list[RunReport] = []
-
-    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
-        finished.append(replace(report, version=saved.version))
-        return write_report(finished[0])
-
     found = report.after
     assert found is not None
     recovery = {"images": found.images, "kl": found.kl, "agreement": found.agreement}
@@ -226,15 +219,10 @@ def _save(
     arguments = {**job.recovery_fingerprint(), "plan": dict(job.plan.to_dict()), "storage": quantisation.weights}
     provenance = add_step(config.provenance, "recover", arguments, result.seconds, input_version=config.version)
     model = result.model.cpu().requires_grad_(False)
-    saved = save_bundle(
-        job.out,
-        model,
-        replace(config, metrics=metrics, provenance=provenance),
-        overwrite=job.overwrite,
-        extras=extras,
-        storage=quantisation.storage,
+    config = replace(config, metrics=metrics, provenance=provenance)
+    return save_reported(
+        job.out, model, config, report, result.seconds, overwrite=job.overwrite, storage=quantisation.storage
     )
-    return CompressReport(saved, finished[0], result.seconds)
 
 
 def _claim_work(job: CompressJob, progress: Progress) -> None:

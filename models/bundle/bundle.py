@@ -21,7 +21,7 @@ from ..architectures.registry import create_model
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import layer_specs_of
 from .config import BundleConfig, check_preprocess
-from .durable import exchange, sync
+from .durable import exchange, sha256_of, sync
 from .golden import golden_record
 from .labels import Label, labels_document, parse_labels
 from .safetensors_file import TensorEntry, TensorFile, read_tensors, write_tensors
@@ -239,11 +239,7 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
 def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig:
     write_tensors(folder / WEIGHTS, stored_tensors(model, config.storage))
     (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
-    files = {}
-    for name in (WEIGHTS, LABELS):
-        with open(folder / name, "rb") as file:
-            files[name] = hashlib.file_digest(file, "sha256").hexdigest()
-    config = replace(config, files=files)
+    config = replace(config, files={name: sha256_of(folder / name) for name in (WEIGHTS, LABELS)})
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
     for name in (WEIGHTS, LABELS, CONFIG):
         sync(folder / name)

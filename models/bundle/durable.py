@@ -1,11 +1,18 @@
-"""Flushes files to disk, and exchanges two paths atomically."""
+"""Hashes files, flushes them to disk, and exchanges two paths atomically."""
 
 import ctypes
+import hashlib
 import os
 import sys
 from pathlib import Path
 
 _HERE, _EXCHANGE = -100, 2  # AT_FDCWD and RENAME_EXCHANGE of <fcntl.h> and <linux/fs.h>
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file's bytes, in hex digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def sync(path: Path) -> None:

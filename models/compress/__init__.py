@@ -1,32 +1,15 @@
 """Compresses models, with calibration, projection and budgets, and makes them dense again."""
 
-from .compression import CalibrationData, CompressReport, compress_model
-from .densification import DensifyReport, densify_layer, densify_model
-from .projection.plain import (
-    Projection,
-    project_linear,
-    project_monarch,
-    project_operator,
-    project_state,
-    projection_error,
-)
-from .replacement import project_layer, replace_layer
-from .request import CompressRequest
-
-__all__ = [
-    "CalibrationData",
-    "CompressReport",
-    "CompressRequest",
-    "DensifyReport",
-    "Projection",
-    "compress_model",
-    "densify_layer",
-    "densify_model",
-    "project_layer",
-    "project_linear",
-    "project_monarch",
-    "project_operator",
-    "project_state",
-    "projection_error",
-    "replace_layer",
-]
+from .compression import CalibrationData as CalibrationData
+from .compression import CompressReport as CompressReport
+from .compression import compress_model as compress_model
+from .densification import densify_layer as densify_layer
+from .densification import densify_model as densify_model
+from .projection.plain import Projection as Projection
+from .projection.plain import project_linear as project_linear
+from .projection.plain import project_operator as project_operator
+from .projection.plain import project_state as project_state
+from .projection.plain import projection_error as projection_error
+from .replacement import project_layer as project_layer
+from .replacement import replace_layer as replace_layer
+from .request import CompressRequest as CompressRequest

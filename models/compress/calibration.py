@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import torch
 from torch import Tensor, nn
@@ -96,7 +97,14 @@ def calibrate(
     Raises:
         ValueError: an activation that is not finite.
     """
-    told = _Told(len(images.fitted) + len(images.held_out), progress)
+    done, total = count(1), len(images.fitted) + len(images.held_out)
+
+    def told(batches: Sequence[Tensor]) -> Iterator[Tensor]:
+        for batch in batches:
+            yield batch
+            if progress:
+                progress(next(done), total)
+
     fitted = weighted_statistics(model, names, told(images.fitted))
     held_out = weighted_statistics(model, names, told(images.held_out), seed=1)
     linears = {name: linear_layer(model, name) for name in names}
@@ -104,20 +112,6 @@ def calibrate(
         if linear.bias is None:
             fitted[name], held_out[name] = fitted[name].uncentred(), held_out[name].uncentred()
     return Calibration(fitted, held_out, choose_ridge(linears, fitted, held_out))
-
-
-class _Told:
-    """Passes batches on and reports the progress over all of them."""
-
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self._total, self._progress, self._done = total, progress, 0
-
-    def __call__(self, batches: Sequence[Tensor]) -> Iterator[Tensor]:
-        for batch in batches:
-            yield batch
-            self._done += 1
-            if self._progress:
-                self._progress(self._done, self._total)
 
 
 def choose_ridge(

@@ -210,28 +210,14 @@ def _final_fits(
 
 def _curve(choice: Choice, after: Measured | None, dense: int, parameters: int) -> tuple[TriedModel, ...]:
     """Every allocation that was measured, and the model that was written."""
-    tried = [
-        TriedModel(
-            label=trial.label,
-            share=(dense - trial.saved) / dense,
-            parameters=dense - trial.saved,
-            kl=trial.found.kl,
-            agreement=trial.found.agreement,
-            top1=trial.found.top1,
-        )
-        for trial in choice.trials
-    ]
-    found = after or Measured(images=0)
-    chosen = TriedModel(
-        label="written",
-        share=parameters / dense,
-        parameters=parameters,
-        kl=found.kl,
-        agreement=found.agreement,
-        top1=found.top1,
-        chosen=True,
-    )
-    return (*tried, chosen)
+    tried = [candidate(trial.label, dense - trial.saved, dense, trial.found) for trial in choice.trials]
+    return (*tried, candidate("written", parameters, dense, after or Measured(images=0), chosen=True))
+
+
+def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> TriedModel:
+    """A model for the report's curve: its size, as a share of the dense model's too, and its quality."""
+    quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
+    return TriedModel(label=label, share=parameters / dense, parameters=parameters, chosen=chosen, **quality)
 
 
 def _save(
@@ -245,12 +231,6 @@ def _save(
     seconds: float,
     overwrite: bool,
 ) -> CompressReport:
-    finished: list[RunReport] = []
-
-    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
-        finished.append(replace(report, version=saved.version))
-        return write_report(finished[0])
-
     config = replace(
         config,
         structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
@@ -264,8 +244,26 @@ def _save(
             input_metrics=dict(config.metrics),  # measured on the dense model: they do not hold for this one
         ),
     )
-    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras, storage=quantisation.storage)
-    return CompressReport(saved, finished[0], seconds)
+    return save_reported(out, model, config, report, seconds, overwrite=overwrite, storage=quantisation.storage)
+
+
+def save_reported(
+    out: Path,
+    model: nn.Module,
+    config: BundleConfig,
+    report: RunReport,
+    seconds: float,
+    *,
+    overwrite: bool,
+    storage: Mapping[str, str],
+) -> CompressReport:
+    """Write a bundle with its report, which then has the bundle's version."""
+
+    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
+        return write_report(replace(report, version=saved.version))
+
+    saved = save_bundle(out, model, config, overwrite=overwrite, extras=extras, storage=storage)
+    return CompressReport(saved, replace(report, version=saved.version), seconds)
 
 
 def compression_metrics(report: RunReport) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ..bundle.durable import sha256_of
 from ..bundle.safetensors_file import read_tensors
 from ..bundle.strict_json import canonical_json
 from ..errors import CheckpointError, quoted
@@ -93,9 +94,7 @@ def _read_file(path: Path) -> _File:
         if container == "safetensors":
             file = read_tensors(path)
             return _File(file.tensors, container, file.sha256)
-        document = unpickle(path)
-        with open(path, "rb") as stream:
-            return _File(document, container, hashlib.file_digest(stream, "sha256").hexdigest())
+        return _File(unpickle(path), container, sha256_of(path))
     except CheckpointError:
         raise
     except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: more bytes than there is memory

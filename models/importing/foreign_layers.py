@@ -49,17 +49,20 @@ def native_layers(source: str, model: nn.Module, state: Mapping[str, Tensor]) ->
         assert isinstance(linear, nn.Linear)
         native = form.convert(linear, parts)
         if native is None:
-            shapes = " and ".join(f"{key} {list(parts[key].shape)}" for key in sorted(form.keys))
-            raise CheckpointError(
-                f"{source}: {name}.{shapes} are no {form.name} layer of {linear.in_features} inputs and "
-                f"{linear.out_features} outputs"
-            )
+            raise no_such_layer(f"{source}: {name}", parts, form.keys, form.name, linear)
         for key in form.keys | form.optional:
             result.pop(f"{name}.{key}", None)
         result |= {f"{name}.{key}": tensor for key, tensor in native.items()}
         if any(parts.get(key) is not tensor for key, tensor in native.items()):
             counts[_DENSE.format(form.name) if "weight" in native else form.note or f"in the form of {form.name}"] += 1
     return result, [f"{count} layers {note}" for note, count in counts.items()]
+
+
+def no_such_layer(where: str, parts: Parts, keys: frozenset[str], kind: str, linear: nn.Linear) -> CheckpointError:
+    """The refusal of tensors under the keys of a kind of layer whose shapes are not that kind's."""
+    shapes = " and ".join(f"{key} {list(parts[key].shape)}" for key in sorted(keys))
+    widths = f"{linear.in_features} inputs and {linear.out_features} outputs"
+    return CheckpointError(f"{where}.{shapes} are no {kind} layer of {widths}")
 
 
 @dataclass(frozen=True)

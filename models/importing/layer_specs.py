@@ -8,10 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ..errors import CheckpointError
 from ..layers.butterfly import ButterflyShape
 from ..layers.layer_spec import LAYER_CLASSES, LayerSpec
-from .foreign_layers import LAYOUT, Parts, layer_parts
+from .foreign_layers import LAYOUT, Parts, layer_parts, no_such_layer
 
 _MAX_DIAGONAL = 64
 """The most blocks on a diagonal that are tried: fly's layers have 4 to 16."""
@@ -57,8 +56,7 @@ def _spec_of(where: str, linear: nn.Linear, parts: Parts) -> LayerSpec | None:
     for spec in read(linear, parts):
         if spec.weight_shapes() == shapes:
             return spec
-    kind_name = LAYER_CLASSES[kind].kind_name
-    raise CheckpointError(f"{where}.{_shapes(parts, keys)} are no {kind_name} layer of {_widths(linear)}")
+    raise no_such_layer(where, parts, keys, LAYER_CLASSES[kind].kind_name, linear)
 
 
 def _monarch(linear: nn.Linear, parts: Parts) -> Iterator[LayerSpec]:
@@ -147,11 +145,3 @@ _READERS: Mapping[str, tuple[frozenset[str], Callable[[nn.Linear, Parts], Iterat
     "blockdiag": (frozenset({"weight"}), _blockdiag),
 }
 """For each kind: the keys that show it, and the function that reads specs off their shapes."""
-
-
-def _shapes(parts: Parts, keys: frozenset[str]) -> str:
-    return " and ".join(f"{key} {list(parts[key].shape)}" for key in sorted(keys))
-
-
-def _widths(linear: nn.Linear) -> str:
-    return f"{linear.in_features} inputs and {linear.out_features} outputs"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .structured import StructuredLinear, check_nblocks, reset_factor
+from .structured import StructuredLinear, check_nblocks
 
 
 class BlockdiagLinear(StructuredLinear):
@@ -26,6 +26,8 @@ class BlockdiagLinear(StructuredLinear):
     kind_name: ClassVar[str] = "block-diagonal"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "shuffle")
 
+    weight: nn.Parameter
+
     def __init__(
         self,
         in_features: int,
@@ -36,10 +38,9 @@ class BlockdiagLinear(StructuredLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        p, s = check_nblocks(in_features, out_features, nblocks)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        shapes = self.weight_shapes(in_features, out_features, nblocks)
+        super().__init__(in_features, out_features, bias, shapes, device, dtype)
         self.nblocks, self.shuffle = nblocks, shuffle
-        self.weight = nn.Parameter(torch.empty((nblocks, s, p), device=device, dtype=dtype))
         self.reset_parameters()
 
     @staticmethod
@@ -48,11 +49,6 @@ class BlockdiagLinear(StructuredLinear):
     ) -> dict[str, tuple[int, ...]]:
         p, s = check_nblocks(in_features, out_features, nblocks)
         return {"weight": (nblocks, s, p)}
-
-    def reset_parameters(self) -> None:
-        """Initialise as fly does a dense layer, scaled up for the zeros around the blocks: uniform in +-1/sqrt(p)."""
-        reset_factor(self.weight)
-        self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         nblocks, s, p = self.weight.shape

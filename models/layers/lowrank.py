@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .structured import StructuredLinear, check_rank, check_widths, reset_factor
+from .structured import StructuredLinear, check_rank, check_widths
 
 
 class LowRankLinear(StructuredLinear):
@@ -25,6 +25,9 @@ class LowRankLinear(StructuredLinear):
     kind_name: ClassVar[str] = "low-rank"
     option_names: ClassVar[tuple[str, ...]] = ("rank",)
 
+    lr_weight1: nn.Parameter
+    lr_weight2: nn.Parameter
+
     def __init__(
         self,
         in_features: int,
@@ -35,10 +38,8 @@ class LowRankLinear(StructuredLinear):
         dtype: torch.dtype | None = None,
     ) -> None:
         shapes = self.weight_shapes(in_features, out_features, rank)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(in_features, out_features, bias, shapes, device, dtype)
         self.rank = rank
-        self.lr_weight1 = nn.Parameter(torch.empty(shapes["lr_weight1"], device=device, dtype=dtype))
-        self.lr_weight2 = nn.Parameter(torch.empty(shapes["lr_weight2"], device=device, dtype=dtype))
         self.reset_parameters()
 
     @staticmethod
@@ -46,12 +47,6 @@ class LowRankLinear(StructuredLinear):
         check_widths(in_features, out_features)
         rank = check_rank(in_features, out_features, rank, "lowrank")
         return {"lr_weight1": (rank, in_features), "lr_weight2": (out_features, rank)}
-
-    def reset_parameters(self) -> None:
-        """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""
-        reset_factor(self.lr_weight1)
-        reset_factor(self.lr_weight2)
-        self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.linear(x, self.lr_weight1), self.lr_weight2, self.bias)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import monarch_linear, monarch_to_dense
-from .structured import StructuredLinear, check_nblocks, reset_factor
+from .structured import StructuredLinear, check_nblocks
 
 
 def monarch_shapes(
@@ -44,6 +44,9 @@ class MonarchLinear(StructuredLinear):
     kind_name: ClassVar[str] = "Monarch"
     option_names: ClassVar[tuple[str, ...]] = ("nblocks", "rank")
 
+    blkdiag1: nn.Parameter
+    blkdiag2: nn.Parameter
+
     def __init__(
         self,
         in_features: int,
@@ -54,11 +57,9 @@ class MonarchLinear(StructuredLinear):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        shapes = self.weight_shapes(in_features, out_features, nblocks, rank)
+        super().__init__(in_features, out_features, bias, shapes, device, dtype)
         self.nblocks, self.rank = nblocks, rank
-        self.blkdiag1 = nn.Parameter(torch.empty(shape1, device=device, dtype=dtype))
-        self.blkdiag2 = nn.Parameter(torch.empty(shape2, device=device, dtype=dtype))
         self.reset_parameters()
 
     @staticmethod
@@ -67,12 +68,6 @@ class MonarchLinear(StructuredLinear):
     ) -> dict[str, tuple[int, ...]]:
         shape1, shape2 = monarch_shapes(in_features, out_features, nblocks, rank)
         return {"blkdiag1": shape1, "blkdiag2": shape2}
-
-    def reset_parameters(self) -> None:
-        """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""
-        reset_factor(self.blkdiag1)
-        reset_factor(self.blkdiag2)
-        self.reset_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         return monarch_linear(x, self.blkdiag1, self.blkdiag2, self.bias, out_features=self.out_features)

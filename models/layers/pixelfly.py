@@ -1,6 +1,5 @@
 """PixelflyLinear is a linear layer that mixes a flat block butterfly and a low-rank matrix, with fly's keys."""
 
-from math import sqrt
 from typing import ClassVar
 
 import torch
@@ -8,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .butterfly import ButterflyShape, Gathering, gathered_product
-from .structured import StructuredLinear, check_rank, reset_factor
+from .structured import StructuredLinear, check_rank, reset_uniform
 
 
 class PixelflyLinear(StructuredLinear):
@@ -57,7 +56,7 @@ class PixelflyLinear(StructuredLinear):
     ) -> None:
         options = (rank, block_size, butterfly_size, n_factors, gating, global_size)
         shapes = self.weight_shapes(in_features, out_features, *options)
-        super().__init__(in_features, out_features, bias, device, dtype)
+        super().__init__(in_features, out_features, bias, {}, device, dtype)
         self.rank, self.block_size, self.butterfly_size, self.n_factors, self.gating, self.global_size = options
         shape = ButterflyShape.of(in_features, out_features, block_size, butterfly_size, n_factors, global_size)
         self.sparse = FlatButterfly(shape, shapes["sparse.weight"], device=device, dtype=dtype)
@@ -94,15 +93,13 @@ class PixelflyLinear(StructuredLinear):
 
     def reset_parameters(self) -> None:
         """Initialise as fly: S as a dense layer scaled up for its zeros, L by its fans, the gate as nn.Linear."""
-        bound = 1 / sqrt(self.sparse.density * self.sparse.shape.columns * self.block_size)
-        nn.init.uniform_(self.sparse.weight, -bound, bound)
+        reset_uniform(self.sparse.weight, self.sparse.density * self.sparse.shape.columns * self.block_size)
         for factor in () if self.low_rank is None else self.low_rank.parameters():
-            reset_factor(factor)
-        if self.gate is not None:
-            bound = 1 / sqrt(self.in_features)
-            for parameter in self.gate.parameters():
-                nn.init.uniform_(parameter, -bound, bound)
-        self.reset_bias()
+            reset_uniform(factor, factor.shape[-1])
+        for parameter in () if self.gate is None else self.gate.parameters():
+            reset_uniform(parameter, self.in_features)
+        if self.bias is not None:
+            reset_uniform(self.bias, self.out_features)
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.reshape(-1, self.in_features)

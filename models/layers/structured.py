@@ -1,6 +1,7 @@
 """StructuredLinear is the base class of linear layers whose weight is a structured matrix."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from math import sqrt
 from typing import ClassVar
 
@@ -17,6 +18,7 @@ class StructuredLinear(nn.Module):
     Args:
         in_features, out_features: widths of the layer.
         bias: add a bias.
+        shapes: shapes of the parameters of M, by name, for a layer that holds them itself.
     """
 
     kind: ClassVar[str]
@@ -35,13 +37,15 @@ class StructuredLinear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool,
+        shapes: Mapping[str, tuple[int, ...]],
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
-        tensor = torch.empty(out_features, device=device, dtype=dtype) if bias else None
-        self.register_parameter("bias", None if tensor is None else nn.Parameter(tensor))
+        self.register_parameter("bias", None)
+        for name, shape in {**({"bias": (out_features,)} if bias else {}), **shapes}.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape, device=device, dtype=dtype)))
 
     @property
     def weight_count(self) -> int:
@@ -80,17 +84,19 @@ class StructuredLinear(nn.Module):
         rest = ", ".join(f"{name}={value}" for name, value in shown.items())
         return f"in_features={self.in_features}, out_features={self.out_features}, {rest}"
 
-    def reset_bias(self) -> None:
-        """Uniform in +-1/sqrt(out_features), as fly's layers start."""
+    def reset_parameters(self) -> None:
+        """Initialise as fly: uniform in +-1/sqrt(fan); fan is a factor's last dimension, out_features for the bias."""
+        for name, factor in self.named_parameters():
+            if name != "bias":
+                reset_uniform(factor, factor.shape[-1])
         if self.bias is not None:
-            bound = 1 / sqrt(self.out_features)
-            nn.init.uniform_(self.bias, -bound, bound)
+            reset_uniform(self.bias, self.out_features)
 
 
-def reset_factor(factor: Tensor) -> None:
-    """Uniform in +-1/sqrt(last dimension), as fly's factors start."""
-    bound = 1 / sqrt(factor.shape[-1])
-    nn.init.uniform_(factor, -bound, bound)
+def reset_uniform(parameter: Tensor, fan: float) -> None:
+    """Draw from +-1/sqrt(fan), as fly's parameters start."""
+    bound = 1 / sqrt(fan)
+    nn.init.uniform_(parameter, -bound, bound)
 
 
 def check_widths(in_features: int, out_features: int) -> None:

@@ -1,7 +1,7 @@
 """Teaches a compressed model again what it lost, by the dense model's answers on images without labels."""
 
-from .objectives import BlockReconstruction, FeatureDistillation
-from .plan import RecoveryPlan
-from .recovery import RecoveryResult, recover
-
-__all__ = ["BlockReconstruction", "FeatureDistillation", "RecoveryPlan", "RecoveryResult", "recover"]
+from .objectives import BlockReconstruction as BlockReconstruction
+from .objectives import FeatureDistillation as FeatureDistillation
+from .plan import RecoveryPlan as RecoveryPlan
+from .recovery import RecoveryResult as RecoveryResult
+from .recovery import recover as recover

@@ -22,8 +22,11 @@ from ..layers.structured import StructuredLinear
 from .plain_mlp import plain_mlp
 
 
-class PackedLayer(nn.Module):
-    """The packed factors of a Monarch layer, as buffers, so that memory accounting sees them."""
+class PackedLinear(nn.Module):
+    """Serving form of a Monarch layer of several blocks: (..., in_features) -> (..., out_features).
+
+    Its packed factors are buffers, so that memory accounting sees them.
+    """
 
     w1: Tensor
     w2: Tensor
@@ -33,11 +36,7 @@ class PackedLayer(nn.Module):
         factors = layer.monarch_factors()
         assert factors is not None
         packed = pack_monarch(
-            *factors,
-            layer.bias,
-            in_features=layer.in_features,
-            out_features=layer.out_features,
-            dtype=dtype,
+            *factors, layer.bias, in_features=layer.in_features, out_features=layer.out_features, dtype=dtype
         )
         self.register_buffer("w1", packed.w1)
         self.register_buffer("w2", packed.w2)
@@ -46,10 +45,6 @@ class PackedLayer(nn.Module):
     def packed(self) -> PackedMonarch:
         """The layer as the kernels take it, on the device of its buffers."""
         return PackedMonarch(self.w1, self.w2, self._shape, self._in, self._out)
-
-
-class PackedLinear(PackedLayer):
-    """Serving form of a Monarch layer of several blocks: (..., in_features) -> (..., out_features)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return packed_linear(x, self.packed())
@@ -60,8 +55,8 @@ class PackedMlp(nn.Module):
 
     def __init__(self, fc1: StructuredLinear, fc2: StructuredLinear, dtype: torch.dtype) -> None:
         super().__init__()
-        self.fc1 = PackedLayer(fc1, dtype)
-        self.fc2 = PackedLayer(fc2, dtype)
+        self.fc1 = PackedLinear(fc1, dtype)
+        self.fc2 = PackedLinear(fc2, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return packed_mlp(x, self.fc1.packed(), self.fc2.packed())
@@ -178,7 +173,7 @@ def _hold_int8(model: nn.Module, layers: Iterable[str], dtype: torch.dtype) -> N
             hold_int8(module, ("weight",), dtype)
         elif isinstance(module, PackedLowRank):
             hold_int8(module, ("thin1", "thin2"), dtype)
-        elif isinstance(module, PackedLayer):
+        elif isinstance(module, PackedLinear):
             inner = module.packed().shape.r
             hold_int8(module, ("w1",), dtype)
             hold_int8(module, ("w2",), dtype, columns=inner)  # the last column is the bias

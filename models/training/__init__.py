@@ -1,40 +1,26 @@
 """Trains models by a recipe, in one process or several, with states on disk that survive a kill."""
 
-from .average import Ema
-from .loop import Start, TrainResult, train_model
-from .mixing import Mixed, mix
-from .objective import Classification, Distillation, Objective, accuracy, cross_entropy, distillation_loss
-from .optimizer import learning_rate, parameter_groups
-from .processes import Alone, Processes
-from .recipe import Recipe
-from .run import densified
-from .source import Batch, BatchSource, TensorSource, seed_of
-from .state import Saved, StateFolder, TrainingError
-
-__all__ = [
-    "Alone",
-    "Batch",
-    "BatchSource",
-    "Classification",
-    "Distillation",
-    "Ema",
-    "Mixed",
-    "Objective",
-    "Processes",
-    "Recipe",
-    "Saved",
-    "Start",
-    "StateFolder",
-    "TensorSource",
-    "TrainResult",
-    "TrainingError",
-    "accuracy",
-    "cross_entropy",
-    "densified",
-    "distillation_loss",
-    "learning_rate",
-    "mix",
-    "parameter_groups",
-    "seed_of",
-    "train_model",
-]
+from .average import Ema as Ema
+from .loop import Start as Start
+from .loop import TrainResult as TrainResult
+from .loop import train_model as train_model
+from .mixing import Mixed as Mixed
+from .mixing import mix as mix
+from .objective import Classification as Classification
+from .objective import Distillation as Distillation
+from .objective import Objective as Objective
+from .objective import accuracy as accuracy
+from .objective import cross_entropy as cross_entropy
+from .objective import distillation_loss as distillation_loss
+from .optimizer import learning_rate as learning_rate
+from .optimizer import parameter_groups as parameter_groups
+from .processes import Alone as Alone
+from .processes import Processes as Processes
+from .recipe import Recipe as Recipe
+from .run import densified as densified
+from .source import Batch as Batch
+from .source import BatchSource as BatchSource
+from .source import TensorSource as TensorSource
+from .source import seed_of as seed_of
+from .state import StateFolder as StateFolder
+from .state import TrainingError as TrainingError

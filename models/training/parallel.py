@@ -50,7 +50,7 @@ def local_device(device: torch.device) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device.type == "cuda" else device
 
 
-class Ddp:
+class Ddp(Alone):
     """Each process has the whole model and its part of each batch; gradients are averaged.
 
     On CUDA batch norms take the statistics of all processes; gloo has no such norm, so that on CPUs each takes its own.
@@ -65,15 +65,6 @@ class Ddp:
             return DistributedDataParallel(model)
         nn.SyncBatchNorm.convert_sync_batchnorm(model)
         return DistributedDataParallel(model, device_ids=[self.device])
-
-    def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return dict(tensors)
-
-    def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        return tensor.to(like.device)
-
-    def clip(self, parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-        return torch.nn.utils.clip_grad_norm_(parameters, most)
 
     def mean(self, values: Tensor) -> Tensor:
         values = values.clone()
@@ -111,13 +102,11 @@ class Fsdp(Ddp):
         return {name: _whole(tensor) for name, tensor in tensors.items()}
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
-        tensor = tensor.to(like.device)
-        if not isinstance(like, DTensor):
-            return tensor
-        return distribute_tensor(tensor, like.device_mesh, like.placements)
+        tensor = super().part(tensor, like)
+        return distribute_tensor(tensor, like.device_mesh, like.placements) if isinstance(like, DTensor) else tensor
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float) -> Tensor:
-        return _whole(torch.nn.utils.clip_grad_norm_(parameters, most))
+        return _whole(super().clip(parameters, most))
 
 
 def _whole(tensor: Tensor) -> Tensor:

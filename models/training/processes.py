@@ -15,31 +15,25 @@ class Processes(Protocol):
 
     def wrap(self, model: nn.Module) -> nn.Module:
         """The module to call in training; `model` keeps its names. Collective."""
-        ...
 
     def whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors in one piece, where each process may hold a part of them. Collective."""
-        ...
 
     def part(self, tensor: Tensor, like: Tensor) -> Tensor:
         """This process's part of a whole tensor, divided as `like` is, on its device. Collective."""
-        ...
 
     def clip(self, parameters: Iterable[nn.Parameter], most: float) -> Tensor:
         """Scale the gradients to a norm of at most `most`; returns the norm before. Collective."""
-        ...
 
     def mean(self, values: Tensor) -> Tensor:
         """The mean over the processes, element by element. Collective."""
-        ...
 
     def from_first(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """The plain data that the first process passes; those of the others are ignored. Collective."""
-        ...
 
 
 class Alone:
-    """A run's only process."""
+    """A run's only process; what several do otherwise, their classes override."""
 
     rank = 0
     count = 1

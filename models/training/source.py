@@ -27,11 +27,9 @@ class BatchSource(Protocol):
     @property
     def steps(self) -> int:
         """Batches in an epoch."""
-        ...
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         """The batches of `epoch` from its step `start` on."""
-        ...
 
 
 @dataclass(frozen=True)

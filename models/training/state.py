@@ -6,7 +6,6 @@ the disk full, leaves the state before.
 """
 
 import contextlib
-import hashlib
 import os
 import secrets
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ..bundle.durable import sync
+from ..bundle.durable import sha256_of, sync
 from ..bundle.safetensors_file import read_tensors, write_tensors
 from ..bundle.strict_json import MAX_JSON_BYTES, parse_json, readable_json
 from ..errors import quoted
@@ -63,7 +62,7 @@ class StateFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             write_tensors(self.path / name, tensors)
             sync(self.path / name)
-            self._commit(readable_json({**document, "sha256": _digest(self.path / name)}))
+            self._commit(readable_json({**document, "sha256": sha256_of(self.path / name)}))
         except (OSError, ValueError) as error:
             self._remove_all_but(self._current())
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -148,8 +147,3 @@ def _check(path: Path, document: Any) -> None:
     name = document["tensors"]
     if Path(name).name != name or not name.endswith(SUFFIX):
         raise TrainingError(f"state {path}: tensors {quoted(name)} is not the plain name of a file in the folder")
-
-
-def _digest(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

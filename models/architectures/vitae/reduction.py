@@ -120,31 +120,23 @@ class PatchEmbedding(nn.Module):
         return grid_to_tokens(self.proj(grid))
 
 
-def _parallel_branch(in_chans: int, embed_dim: int, dim: int, downsample: int) -> nn.Sequential:
-    """PCM of a v1 reduction cell: three 3x3 convolutions, with no norm after the first and SiLU after the last."""
-    a, b, c = _PCM_STRIDES[downsample]
-    return nn.Sequential(
-        nn.Conv2d(in_chans, embed_dim, 3, a, 1),
-        nn.SiLU(),
-        nn.Conv2d(embed_dim, embed_dim, 3, b, 1),
-        nn.BatchNorm2d(embed_dim),
-        nn.SiLU(),
-        nn.Conv2d(embed_dim, dim, 3, c, 1),
-        nn.SiLU(),
-    )
+def _parallel_branch(
+    in_chans: int, embed_dim: int, dim: int, downsample: int, groups: int = 1, *, v1: bool = False
+) -> nn.Sequential:
+    """PCM of a reduction cell: three 3x3 convolutions, a norm and SiLU behind each but the last.
 
-
-def _normed_branch(in_chans: int, embed_dim: int, dim: int, downsample: int, groups: int) -> nn.Sequential:
-    """PCM of a v2 reduction cell: grouped, norms after the first two convolutions, nothing after the last."""
+    In v1 there is no norm behind the first, and SiLU behind the last.
+    """
     a, b, c = _PCM_STRIDES[downsample]
     return nn.Sequential(
         nn.Conv2d(in_chans, embed_dim, 3, a, 1, groups=groups),
-        nn.BatchNorm2d(embed_dim),
+        *([] if v1 else [nn.BatchNorm2d(embed_dim)]),
         nn.SiLU(),
         nn.Conv2d(embed_dim, embed_dim, 3, b, 1, groups=groups),
         nn.BatchNorm2d(embed_dim),
         nn.SiLU(),
         nn.Conv2d(embed_dim, dim, 3, c, 1, groups=groups),
+        *([nn.SiLU()] if v1 else []),
     )
 
 
@@ -157,7 +149,7 @@ class PerformerReduction(nn.Module):
         super().__init__()
         if downsample not in _PCM_STRIDES:
             raise ValueError(f"downsample {downsample} of a performer cell: must be one of {sorted(_PCM_STRIDES)}")
-        self.PCM = _parallel_branch(in_chans, embed_dim, dim, downsample)
+        self.PCM = _parallel_branch(in_chans, embed_dim, dim, downsample, v1=True)
         self.PRM = PyramidReduction(in_chans, embed_dim, kernel_size, downsample, dilations)
         self.attn = PerformerAttention(len(dilations) * embed_dim, dim)
 
@@ -187,7 +179,7 @@ class TransformerReduction(nn.Module):
         window_size: int | None,
     ) -> None:
         super().__init__()
-        self.PCM = _normed_branch(in_chans, embed_dim, dim, downsample, groups)
+        self.PCM = _parallel_branch(in_chans, embed_dim, dim, downsample, groups)
         self.PRM = PyramidReduction(in_chans, embed_dim, kernel_size, downsample, dilations)
         in_dim = len(dilations) * embed_dim
         attn = (

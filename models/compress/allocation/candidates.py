@@ -15,8 +15,8 @@ from torch import Tensor
 
 from ...layers.monarch import monarch_shapes
 from ..projection.aware import project_aware
+from ..projection.parallel import one_thread
 from ..projection.statistics import InputStatistics
-from ..projection.threads import one_thread
 
 BLOCK_COUNTS = (1, 2, 4, 8)
 RANK_MULTIPLE = 8

@@ -4,14 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from torch import nn
+from torch import Tensor, nn
 
 from ...layers.layer_spec import LayerSpec
 from ..projection.layer_fit import FitRequest, LayerFit, fit_layer
 from ..projection.statistics import InputStatistics
 from .candidates import Candidate
 from .slopes import Change
-from .substitution import substituted
 
 PROBE_SWEEPS = 3
 
@@ -58,12 +57,22 @@ class SearchedLayer:
 
     @contextmanager
     def fitted(self, fit: LayerFit) -> Iterator[None]:
-        """Inside, the layer computes what the fit does."""
-        bias = self.linear.bias
-        with substituted(self.linear, fit.weight, None if bias is None else bias + fit.bias_shift.to(bias)):
+        """Inside, the layer computes what the fit does, in its own dtype."""
+        linear = self.linear
+        weight, bias = linear.weight, linear.bias
+        linear.weight = _parameter(fit.weight, weight)
+        if bias is not None:
+            linear.bias = _parameter(bias + fit.bias_shift.to(bias), weight)
+        try:
             yield
+        finally:
+            linear.weight, linear.bias = weight, bias
 
     def change(self, fit: LayerFit, part: float) -> Change:
         """The difference that the fit makes to the layer, with the part of it that the model is to have."""
         bias = None if self.linear.bias is None else fit.bias_shift
         return Change(fit.weight.to(self.linear.weight) - self.linear.weight.detach(), bias, part)
+
+
+def _parameter(tensor: Tensor, like: Tensor) -> nn.Parameter:
+    return nn.Parameter(tensor.detach().to(like.device, like.dtype), requires_grad=False)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ....kernels import monarch_to_dense
 from ...layers.monarch import monarch_shapes
+from .parallel import one_thread
 from .statistics import InputStatistics
-from .threads import one_thread
 
 RIDGE = 1e-3
 """Is added to the diagonal of C, relative to its mean, for what the calibration images did not show."""

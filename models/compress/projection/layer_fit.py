@@ -8,10 +8,10 @@ from torch import Tensor, nn
 
 from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
-from ...layers.butterfly import ButterflyShape
 from ...layers.layer_spec import LayerSpec
 from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
 from .parallel import each_on_one_thread
+from .pixelfly import butterfly_of, neutral_state
 from .plain import project_state
 from .statistics import InputStatistics
 
@@ -86,14 +86,11 @@ def fit_layers(
     requests: Mapping[str, FitRequest],
     *,
     ridge: float = RIDGE,
-    sweeps: int = SWEEPS,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, LayerFit]:
     """Fit many layers as `fit_layer` does, each on one core."""
     names: Sequence[str] = list(requests)
-    fits = each_on_one_thread(
-        lambda name: fit_layer(requests[name], ridge=ridge, sweeps=sweeps), names, progress=progress
-    )
+    fits = each_on_one_thread(lambda name: fit_layer(requests[name], ridge=ridge), names, progress=progress)
     return dict(zip(names, fits, strict=True))
 
 
@@ -148,9 +145,7 @@ def _pixelfly(
     Either step is exact with the other part fixed, so none raises the error.
     """
     assert structure.rank is not None
-    side = structure.block_size
-    sizes = (side, structure.butterfly_size, structure.n_factors, structure.global_size)
-    shape = ButterflyShape.of(structure.in_features, structure.out_features, *sizes)
+    side, shape = structure.block_size, butterfly_of(structure)
     layout = shape.layout()
     C = _ridged(inputs.covariance, ridge)
     L = torch.linalg.cholesky(C)
@@ -171,12 +166,7 @@ def _pixelfly(
     kept = weight.new_zeros(shape.rows * side, shape.columns * side)
     kept[: weight.shape[0], : weight.shape[1]] = blocks
     cells = kept.view(shape.rows, side, shape.columns, side).transpose(1, 2)[layout]
-    if not structure.rank:
-        return {"sparse.weight": cells}
-    state = {"sparse.weight": 2 * cells, "low_rank.lr_weight1": 2**0.5 * V, "low_rank.lr_weight2": 2**0.5 * U}
-    if structure.gating:  # neutral: both parts count half
-        state |= {"gate.weight": weight.new_zeros(1, weight.shape[1]), "gate.bias": weight.new_zeros(1)}
-    return state
+    return neutral_state(structure, cells, V, U)
 
 
 def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:

@@ -5,9 +5,6 @@ W outside of them: a low-rank matrix seen through a mask. Its factors are fitted
 (alternating least squares), which never raises the error and ends in a local optimum.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -15,6 +12,8 @@ from ...layers.butterfly import ButterflyShape
 from ...layers.layer_spec import LayerSpec
 
 TURNS = 200
+"""The most turns to take; each fits both factors of L once."""
+
 TOLERANCE = 1e-5
 """A turn that lowers the error by less than this part of it is the last."""
 
@@ -22,36 +21,29 @@ _JITTER = 1e-12
 """Is added to the diagonals of normal equations, relative to their mean; rows with all blocks kept have only it."""
 
 
-@dataclass(frozen=True)
-class PixelflyFit:
-    """The layer's state without its bias, and the relative Frobenius errors at the start and after each turn."""
-
-    state: Mapping[str, Tensor]
-    errors: tuple[float, ...]
-
-
-def project_pixelfly(weight: Tensor, layer: LayerSpec, turns: int = TURNS) -> PixelflyFit:
+def project_pixelfly(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], list[float]]:
     """Fit both parts to the weight (out, in), finite; the gate, where the layer has one, is left neutral.
 
     It computes in float64 and returns that. It starts at the truncated SVD of the whole weight.
 
-    Args:
-        turns: the most turns to take; each fits both factors of L once.
+    Returns:
+        The layer's state without its bias, and the relative Frobenius errors at the start and after each turn.
     """
     assert layer.kind == "pixelfly"
     assert layer.rank is not None
-    sizes = (layer.block_size, layer.butterfly_size, layer.n_factors, layer.global_size)
-    shape = ButterflyShape.of(layer.in_features, layer.out_features, *sizes)
+    shape = butterfly_of(layer)
     seen = _Seen(weight, shape)
     left, right = seen.start(layer.rank)
     errors = [seen.error(left, right)]
-    for _ in range(turns if layer.rank else 0):
+    for _ in range(TURNS if layer.rank else 0):
         right = _solved(seen.outside.T, left, seen.unkept.T, shape.block_size)
         left = _solved(seen.outside, right, seen.unkept, shape.block_size)
         errors.append(seen.error(left, right))
         if errors[-2] - errors[-1] <= TOLERANCE * errors[-2]:
             break
-    return PixelflyFit(_state(layer, seen, *_balanced(left, right)), tuple(errors))
+    left, right = _balanced(left, right)
+    thin1, thin2 = right[: layer.in_features].T.contiguous(), left[: layer.out_features]
+    return neutral_state(layer, seen.kept_rest(left, right), thin1, thin2), errors
 
 
 class _Seen:
@@ -110,15 +102,21 @@ def _balanced(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
     return Q1 @ U * S.sqrt(), Q2 @ Vh.T * S.sqrt()
 
 
-def _state(layer: LayerSpec, seen: _Seen, left: Tensor, right: Tensor) -> dict[str, Tensor]:
+def neutral_state(layer: LayerSpec, blocks: Tensor, thin1: Tensor, thin2: Tensor) -> dict[str, Tensor]:
+    """The state of a layer that computes S + thin2 thin1; a gate is neutral: both parts count half.
+
+    Args:
+        blocks: kept blocks of S (kept, b, b).
+        thin1, thin2: (rank, in_features) and (out_features, rank); not read where the layer's rank is 0.
+    """
     if not layer.rank:
-        return {"sparse.weight": seen.kept_rest(left, right)}
-    state = {
-        "sparse.weight": 2 * seen.kept_rest(left, right),
-        "low_rank.lr_weight1": 2**0.5 * right[: layer.in_features].T.contiguous(),
-        "low_rank.lr_weight2": 2**0.5 * left[: layer.out_features],
-    }
-    if layer.gating:
-        state["gate.weight"] = left.new_zeros(1, layer.in_features)
-        state["gate.bias"] = left.new_zeros(1)
-    return state
+        return {"sparse.weight": blocks}
+    factors = {"low_rank.lr_weight1": 2**0.5 * thin1, "low_rank.lr_weight2": 2**0.5 * thin2}
+    gate = {"gate.weight": blocks.new_zeros(1, layer.in_features), "gate.bias": blocks.new_zeros(1)}
+    return {"sparse.weight": 2 * blocks, **factors, **(gate if layer.gating else {})}
+
+
+def butterfly_of(layer: LayerSpec) -> ButterflyShape:
+    """The butterfly of a Pixelfly layer."""
+    sizes = (layer.block_size, layer.butterfly_size, layer.n_factors, layer.global_size)
+    return ButterflyShape.of(layer.in_features, layer.out_features, *sizes)

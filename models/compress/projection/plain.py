@@ -16,8 +16,8 @@ from ....kernels import monarch_to_dense
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
 from ...layers.monarch import monarch_shapes
+from .parallel import one_thread
 from .pixelfly import project_pixelfly
-from .threads import one_thread
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,6 @@ def project_linear(weight: Tensor, nblocks: int, rank: int | None = None) -> Pro
     return project_operator(weight, nblocks, nblocks, rows)
 
 
-def project_monarch(weight: Tensor, nblocks: int, rank: int | None = None) -> tuple[Tensor, Tensor]:
-    """The factors (blkdiag1, blkdiag2) of `project_linear`."""
-    projection = project_linear(weight, nblocks, rank)
-    return projection.w1, projection.w2
-
-
 def project_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
     """Project the weight (out, in) of a linear layer onto a structure of any kind.
 
@@ -128,8 +122,8 @@ def _blockdiag_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor
 
 def _pixelfly_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
     with one_thread():
-        fit = project_pixelfly(weight, layer)
-    return dict(fit.state), fit.errors[-1]
+        state, errors = project_pixelfly(weight, layer)
+    return state, errors[-1]
 
 
 _PROJECTIONS: Mapping[str, Callable[[Tensor, LayerSpec], tuple[dict[str, Tensor], float]]] = {

@@ -16,8 +16,7 @@ from ....kernels.chain_ir import Problem
 from ....kernels.tuning.timing import Timed, timer_for
 from ....kernels.tuning.tuner import bucket_of
 from ....kernels.tuning.verify import TOLERANCE, failure, relative_error
-from .report import Source
-from .tuning import Tuning
+from .tuning import Chosen, Tuning
 
 logger = logging.getLogger("milkweed.fused")
 
@@ -29,7 +28,7 @@ class Alternative:
     """One way to compute a part.
 
     Args:
-        name: lower case; the name of a tile variant ends in its number.
+        name: lower case, that of a tile variant ends in its number; for a chain its plan.
         call: computes the part from its inputs.
         tensors: tensors that it keeps on the device.
         build_id: build of the compiled code that it calls.
@@ -41,23 +40,10 @@ class Alternative:
     build_id: str = ""
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """The way that was chosen, and how.
-
-    Args:
-        seconds: time of one call; None where it was not measured.
-        discarded: ways that were wrong or failed, with the reason.
-    """
-
-    way: Alternative
-    source: Source
-    seconds: float | None = None
-    discarded: tuple[str, ...] = ()
-
-
 class Bucketed(nn.Module):
     """A part with a way for each batch bucket; a batch runs as the nearest bucket above does.
+
+    It belongs to the device and dtype its ways were made for: moving the module does not move their tensors.
 
     Args:
         ways: ways by batch size; at least one.
@@ -66,11 +52,11 @@ class Bucketed(nn.Module):
     def __init__(self, ways: Mapping[int, Alternative]) -> None:
         super().__init__()
         self.ways = dict(sorted(ways.items()))
-        # An attribute, so that memory accounting sees them.
+        # An attribute, so that memory accounting sees them; buckets of equal plans share tensors.
         self.tensors = tuple({id(t): t for way in self.ways.values() for t in way.tensors}.values())
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        """Inputs (B, ...) as the part takes them."""
+        """Inputs (B, ...) as the part takes them. Batches above the largest bucket run as that does."""
         return self.ways[bucket_of(min(len(x), max(self.ways)), self.ways)].call(x, *more)
 
     def extra_repr(self) -> str:
@@ -97,7 +83,7 @@ class Part(Protocol):
         """Random inputs, and the part's output for them, computed in float32."""
 
 
-def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen:
+def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen[Alternative]:
     """The fastest right way to compute a part; with tuning off, the first right one."""
     ways = part.ways(problem)
     if len(ways) == 1:

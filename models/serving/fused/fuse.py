@@ -5,7 +5,7 @@ A block that no rule knows keeps its own forward, and the report names it. The r
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar, cast
 
@@ -13,22 +13,25 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
-from ....kernels.tuning.chain import Chain, CompiledChain
+from ....kernels.tuning.chain import Chain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
 from ..pack import fold_batch_norms, prepare_for_inference
 from .alternatives import Alternative, Bucketed, Part, choose
-from .block import BucketedChain, FusedBlock
+from .block import FusedBlock
 from .branch import BranchPart, BranchResidual
 from .chains import BlockChains, NotFusable, take_apart
 from .device_kernels import DeviceKernels, device_kernels
 from .reduction import FusedPyramid, FusedReduction, PerformerPart
-from .report import Fallback, FusionReport, PartReport, PlanReport, Source
-from .tuning import Tuning, choose_chain, refusals
+from .report import Fallback, FusionReport, PartReport, PlanReport
+from .tuning import Chosen, Tuning, choose_chain, refusals
 
 logger = logging.getLogger("milkweed.fused")
 
 Module = TypeVar("Module", bound=nn.Module)
+
+Run = tuple[Alternative, PlanReport, dict[str, str]]
+"""How a part runs at one bucket: the way, its report, and the engines that refuse it with the reason."""
 
 
 def fuse(
@@ -130,40 +133,38 @@ class _Fusing:
         performer = self._part(PerformerPart(self._placed(cell.attn), self.kernels), tokens)
         return FusedReduction(FusedPyramid(cell.PRM), cell.PCM, performer)
 
-    def _chain(self, kind: str, chain: Chain, tokens: int) -> BucketedChain:
-        compiled: dict[int, CompiledChain] = {}
-        plans: list[PlanReport] = []
-        refused: list[dict[str, str]] = []
-        for problem in self._problems(tokens):
+    def _chain(self, kind: str, chain: Chain, tokens: int) -> Bucketed:
+        def run_at(problem: Problem) -> Run:
             chosen = choose_chain(chain, problem, self.tuning)
-            compiled[problem.batch] = chosen.chain
-            plan = chosen.chain.plan
+            plan = chosen.way.plan
             if chosen.source == "measured":  # the first starts take long: say what they do
                 logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
-            plans.append(_plan(problem, plan.bits, plan.impls, chosen.seconds, chosen.source))
-            refused.append(refusals(chain, problem, self.tuning.engines))
-            for reason in chosen.discarded:
-                self._fall_back("engine", reason)
-        self._count(PartReport(kind, chain.describe(), tokens, 1, tuple(plans), _by_all(refused)))
-        return BucketedChain(compiled)
+            way = Alternative(str(plan), chosen.way, chosen.way.tensors)
+            report = self._plan(problem, plan.bits, plan.impls, chosen)
+            return way, report, refusals(chain, problem, self.tuning.engines)
+
+        return self._bucketed(kind, chain.describe(), tokens, run_at)
 
     def _part(self, part: Part, tokens: int) -> Bucketed:
-        ways: dict[int, Alternative] = {}
-        plans: list[PlanReport] = []
-        refused: list[dict[str, str]] = []
-        for problem in self._problems(tokens):
+        def run_at(problem: Problem) -> Run:
             chosen = choose(part, problem, self.tuning)
-            ways[problem.batch] = chosen.way
-            plans.append(_plan(problem, "", (chosen.way.name,), chosen.seconds, chosen.source))
             refusal = part.refusal(problem)
-            refused.append({} if refusal is None else {f"native_{part.kind}": refusal})
-            for reason in chosen.discarded:
-                self._fall_back("engine", reason)
-        self._count(PartReport(part.kind, part.describe(), tokens, 1, tuple(plans), _by_all(refused)))
-        return Bucketed(ways)
+            refused = {} if refusal is None else {f"native_{part.kind}": refusal}
+            return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), refused
 
-    def _problems(self, tokens: int) -> Iterable[Problem]:
-        return (Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes)
+        return self._bucketed(part.kind, part.describe(), tokens, run_at)
+
+    def _bucketed(self, kind: str, shapes: str, tokens: int, run_at: Callable[[Problem], Run]) -> Bucketed:
+        problems = [Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes]
+        ways, plans, refused = zip(*map(run_at, problems), strict=True)
+        self._count(PartReport(kind, shapes, tokens, 1, plans, _by_all(refused)))
+        return Bucketed(dict(zip(self.batch_sizes, ways, strict=True)))
+
+    def _plan(self, problem: Problem, cuts: str, engines: tuple[str, ...], chosen: Chosen[Any]) -> PlanReport:
+        for reason in chosen.discarded:
+            self._fall_back("engine", reason)
+        microseconds = None if chosen.seconds is None else round(chosen.seconds * 1e6, 2)
+        return PlanReport(problem.batch, cuts, engines, microseconds, chosen.source)
 
     def _count(self, part: PartReport) -> None:
         """Equal parts are one row of the report, that of the first: it was measured, the others found its plan."""
@@ -179,11 +180,6 @@ class _Fusing:
     def _placed(self, module: Module) -> Module:
         """The module in its usual serving form, on the device."""
         return cast(Module, prepare_for_inference(module, dtype=self.dtype).to(self.device))
-
-
-def _plan(problem: Problem, cuts: str, engines: tuple[str, ...], seconds: float | None, source: Source) -> PlanReport:
-    microseconds = None if seconds is None else round(seconds * 1e6, 2)
-    return PlanReport(problem.batch, cuts, engines, microseconds, source)
 
 
 def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:

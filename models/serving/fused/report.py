@@ -27,11 +27,6 @@ class PlanReport:
     microseconds: float | None
     source: Source
 
-    @property
-    def what(self) -> tuple[str, tuple[str, ...]]:
-        """The plan without figures: equal where buckets run alike."""
-        return self.cuts, self.engines
-
 
 @dataclass(frozen=True)
 class PartReport:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import torch
 
@@ -17,6 +17,8 @@ from ....kernels.tuning.plan import every_span
 from ....kernels.tuning.timing import Measure
 from ....kernels.tuning.tuner import cached_chain, tune_chain
 from .report import Source
+
+Way = TypeVar("Way")
 
 Mode = Literal["auto", "off", "force"]
 """auto: measure what is not remembered; off: measure nothing; force: measure everything once a start."""
@@ -39,15 +41,15 @@ class Tuning:
 
 
 @dataclass(frozen=True)
-class ChosenChain:
-    """A compiled chain, and how it was chosen.
+class Chosen(Generic[Way]):
+    """The way to compute a part that was chosen, such as a compiled chain, and how.
 
     Args:
         seconds: time of one call when it was measured; None where it never was.
-        discarded: engines that were wrong or failed, with the reason.
+        discarded: ways or engines that were wrong or failed, with the reason.
     """
 
-    chain: CompiledChain
+    way: Way
     source: Source
     seconds: float | None = None
     discarded: tuple[str, ...] = ()
@@ -74,7 +76,7 @@ def open_cache(device: torch.device, mode: Mode, folder: Path | None = None) -> 
     return FreshCache(cache.path) if mode == "force" else cache
 
 
-def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
+def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> Chosen[CompiledChain]:
     """Choose the plan of a chain on a problem; it is compared with plain evaluation before it is taken.
 
     Raises:
@@ -84,11 +86,11 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> ChosenChain:
     if tuning.mode == "off":
         found = cached_chain(chain, problem, tuning.engines, tuning.cache)
         if found is None:
-            return ChosenChain(untuned_chain(chain, problem, tuning.engines), "untuned")
-        return ChosenChain(found.chain, "cached", found.seconds)
+            return Chosen(untuned_chain(chain, problem, tuning.engines), "untuned")
+        return Chosen(found.chain, "cached", found.seconds)
     tuned = tune_chain(chain, problem, tuning.engines, tuning.cache, tuning.measure)
     discarded = tuple(f"{row.impl} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
-    return ChosenChain(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
+    return Chosen(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
 
 
 def refusals(chain: Chain, problem: Problem, engines: Sequence[Impl]) -> dict[str, str]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from milkweed.kernels import monarch_to_dense
-from milkweed.models.compress import project_linear, project_monarch, project_operator, projection_error
+from milkweed.models.compress import project_linear, project_operator, projection_error
 from milkweed.models.layers.monarch import MonarchLinear
 
 TOLERANCE = 1e-10
@@ -159,9 +159,9 @@ def test_error_is_the_energy_of_the_singular_values_dropped(out: int, inp: int, 
 
 def test_low_rank_is_the_one_block_case() -> None:
     weight = torch.randn(20, 30, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    w1, w2 = project_monarch(weight, nblocks=1, rank=5)
+    got = project_linear(weight, nblocks=1, rank=5)
     U, S, Vh = torch.linalg.svd(weight, full_matrices=False)
-    assert (reconstruct(w1, w2, weight) - U[:, :5] * S[:5] @ Vh[:5]).abs().max() < 1e-12
+    assert (reconstruct(got.w1, got.w2, weight) - U[:, :5] * S[:5] @ Vh[:5]).abs().max() < 1e-12
 
 
 def test_full_rank_is_exact_even_with_slots_to_spare() -> None:
@@ -173,10 +173,9 @@ def test_full_rank_is_exact_even_with_slots_to_spare() -> None:
 
 def test_float32_weights_stay_float32_with_float64_accuracy() -> None:
     weight = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
-    w1, w2 = project_monarch(weight, 4)
-    exact1, exact2 = project_monarch(weight.double(), 4)
-    assert w1.dtype == w2.dtype == torch.float32
-    difference = reconstruct(w1.double(), w2.double(), weight) - reconstruct(exact1, exact2, weight)
+    got, exact = project_linear(weight, 4), project_linear(weight.double(), 4)
+    assert got.w1.dtype == got.w2.dtype == torch.float32
+    difference = reconstruct(got.w1.double(), got.w2.double(), weight) - reconstruct(exact.w1, exact.w2, weight)
     assert difference.abs().max() < 1e-6
 
 

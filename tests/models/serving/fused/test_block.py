@@ -5,32 +5,8 @@ import torch
 from torch import Tensor
 
 from milkweed.models.architectures.vitae.normal import NormalCell
-from milkweed.models.serving.fused.block import BucketedChain, FusedBlock
+from milkweed.models.serving.fused.block import FusedBlock
 from milkweed.models.serving.fused.branch import BranchResidual
-
-
-class Told:
-    """A compiled chain that tells which it is."""
-
-    def __init__(self, batch: int) -> None:
-        self.batch = batch
-        self.plan, self.tensors = "0b0 a | b", (torch.ones(3),)
-
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        return torch.full_like(x, self.batch)
-
-
-@pytest.mark.parametrize(("count", "bucket"), [(1, 1), (2, 2), (3, 8), (8, 8), (9, 8), (100, 8)])
-def test_a_batch_runs_on_the_nearest_bucket_above(count: int, bucket: int) -> None:
-    chain = BucketedChain({8: Told(8), 1: Told(1), 2: Told(2)})  # type: ignore[dict-item]
-    x = torch.zeros(count, 1, 1)
-    assert chain(x, x)[0].item() == bucket
-    assert repr(chain) == "BucketedChain(1: 0b0 a | b, 2: 0b0 a | b, 8: 0b0 a | b)"
-
-
-def test_no_bucket_is_refused() -> None:
-    with pytest.raises(ValueError, match="no compiled chain"):
-        BucketedChain({})
 
 
 @pytest.mark.parametrize("residual", [None, torch.nn.Hardtanh(-5, 5)])

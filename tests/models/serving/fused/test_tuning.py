@@ -72,7 +72,7 @@ def test_auto_measures_once_and_remembers() -> None:
     assert first.source == "measured"
     assert timer.count > 5
     again = choose_chain(one, PROBLEM, tuning(cache=cache, measure=never))
-    assert (again.source, again.chain.plan, again.seconds) == ("cached", first.chain.plan, first.seconds)
+    assert (again.source, again.way.plan, again.seconds) == ("cached", first.way.plan, first.seconds)
 
 
 def test_off_measures_nothing_and_takes_what_is_remembered() -> None:
@@ -81,7 +81,7 @@ def test_off_measures_nothing_and_takes_what_is_remembered() -> None:
     assert (before.source, before.seconds) == ("untuned", None)
     measured = choose_chain(one, PROBLEM, tuning(cache=cache, measure=Timer()))
     after = choose_chain(one, PROBLEM, tuning(mode="off", cache=cache, measure=never))
-    assert (after.source, after.chain.plan, after.seconds) == ("cached", measured.chain.plan, measured.seconds)
+    assert (after.source, after.way.plan, after.seconds) == ("cached", measured.way.plan, measured.seconds)
 
 
 @pytest.mark.parametrize("entry", [{}, {"cuts": "0b", "engines": [], "seconds": 1.0}, {"seconds": "x"}, 3])
@@ -112,7 +112,7 @@ def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptur
     with caplog.at_level(logging.WARNING):
         one = tuning(mode=mode, engines=[Wrong(), DenseImpl(), EagerImpl()], measure=Timer())
         chosen = choose_chain(chain(), PROBLEM, one)
-    assert "wrong" not in chosen.chain.plan.impls
+    assert "wrong" not in chosen.way.plan.impls
     if mode == "auto":
         assert len(chosen.discarded) == 1
         assert chosen.discarded[0].startswith("wrong on norm+dense+gelu+dense+add: relative error")
