@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..models.report.drawing import PICTURE, figure, save_picture
+from ..models.report.drawing import INK, MUTED, PICTURE, SERIES, figure, save_picture
 from ..models.report.terms import counted
 from .labels import label_ends, plain_log
 
-PALETTE = PICTURE.palette
-BLUE, RED, GREEN, PINK, ORANGE, SKY = PALETTE.series
+BLUE, RED, GREEN, PINK, ORANGE, SKY = SERIES
 DASHED = (0, (4, 3))
 
 Document = Mapping[str, Any]
@@ -113,7 +112,7 @@ def decode(document: Document) -> Any:
 
 def _decode_bars(axis: Any, rows: Rows) -> None:
     rates = [row["images_per_second"] for row in rows]
-    colours = [PALETTE.accent if "(ours)" in row["method"] else PALETTE.muted for row in rows]
+    colours = [BLUE if "(ours)" in row["method"] else MUTED for row in rows]
     axis.bar_label(axis.barh(range(len(rows)), rates, color=colours), fmt="{:,.0f}", padding=4, fontsize=11)
     axis.set_yticks(range(len(rows)), [row["method"] for row in rows])
     axis.grid(axis="y", visible=False)
@@ -123,7 +122,7 @@ def _decode_bars(axis: Any, rows: Rows) -> None:
 
 
 def _loader_lines(rows: Rows) -> Iterator[Line]:
-    colours = dict(zip(dict.fromkeys(row["loader"] for row in rows), PALETTE.series, strict=False))
+    colours = dict(zip(dict.fromkeys(row["loader"] for row in rows), SERIES, strict=False))
     for loader, threads in dict.fromkeys((row["loader"], row["threads"]) for row in rows):
         mine = [row for row in rows if (row["loader"], row["threads"]) == (loader, threads)]
         points = [(row["batch"], row["images_per_second"]) for row in mine]
@@ -177,7 +176,7 @@ def kernels(document: Document) -> Any:
         points.setdefault(family, []).append((row["flops"] / row["moved_bytes"], row["flops"] / row["us"] / 1e3, short))
     axis = figure(PICTURE, 480).subplots()
     _roof(axis, document["ceilings"], [point for family in points.values() for point in family])
-    colours = dict(zip(points, PALETTE.series, strict=False))
+    colours = dict(zip(points, SERIES, strict=False))
     for (family, members), mark in zip(points.items(), "os^D", strict=False):
         axis.plot(*zip(*(point[:2] for point in members), strict=True), mark, ms=7, color=colours[family], label=family)
     crowded = sum(map(len, points.values())) > 12  # then only the leftmost and the rightmost have room for names
@@ -200,7 +199,7 @@ def _roof(axis: Any, ceilings: Mapping[str, float], points: Sequence[tuple[float
     slope, flat = ceilings["bytes_per_second"] / 1e9, ceilings["flops_per_second"] / 1e9
     ridge, xs, ys = flat / slope, [x for x, _, _ in points], [y for _, y, _ in points]
     low, high = min(ridge, *xs) / 1.6, max(ridge, *xs) * 2.5
-    axis.plot([low, ridge, high], [low * slope, flat, flat], color=PALETTE.ink, lw=1.6)
+    axis.plot([low, ridge, high], [low * slope, flat, flat], color=INK, lw=1.6)
     axis.annotate(f"copy: {slope:,.3g} GB/s", (low, low * slope), (8, -4), textcoords="offset points", va="top")
     axis.annotate(f"product: {flat:,.4g} GFLOP/s", (high, flat), (0, 5), textcoords="offset points", ha="right")
     axis.set(xscale="log", yscale="log", xlim=(low, high), ylim=(min(ys) / 1.6, max(flat, *ys) * 2.5))
@@ -237,7 +236,7 @@ def _distribution(axis: Any, rows: Rows) -> None:
     def nines(percent: float) -> float:
         return -math.log10(max(1e-9, 1 - percent / 100))
 
-    for row, colour in zip(rows, PALETTE.series * len(rows), strict=False):
+    for row, colour in zip(rows, SERIES * len(rows), strict=False):
         accepted = row["statuses"].get("200", 0)
         resolved = 100 * (1 - 10 / accepted) if accepted > 10 else 0.0  # ten requests lie beyond
         points = [(ms, nines(percent)) for percent, ms in row["curve"] if percent <= resolved]
@@ -267,7 +266,7 @@ def _against_load(axis: Any, rows: Rows, capacity: float | None) -> None:
     axis.set_title("Latency against load")
     label_ends(axis, [(rates[-1], rows[-1]["latency_ms"][name], name, colour) for name, colour in lines.items()])
     if capacity:
-        axis.axvline(capacity, color=PALETTE.ink, lw=1, ls=DASHED)
+        axis.axvline(capacity, color=INK, lw=1, ls=DASHED)
         text = f"capacity {capacity:,.0f}/s "
         axis.annotate(text, (capacity, 0.04), xycoords=("data", "axes fraction"), ha="right")
 
@@ -281,7 +280,7 @@ def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
     names = {name for found in bins for name in found["statuses"]}
     for name in sorted(names, key=lambda name: (name != "200", name)):
         heights = [found["statuses"].get(name, 0) / width for found in bins]
-        axis.bar(middles, heights, width * 0.95, base, color=colours.get(name, PALETTE.muted), label=name)
+        axis.bar(middles, heights, width * 0.95, base, color=colours.get(name, MUTED), label=name)
         base = [below + height for below, height in zip(base, heights, strict=True)]
     axis.set_ylim(0, 1.35 * max(base))
     axis.set_ylabel("requests a second")
@@ -292,6 +291,6 @@ def _over_time(axis: Any, row: Mapping[str, Any]) -> None:
     right.grid(visible=False)
     accepted = [(at, found["p99_ms"]) for at, found in zip(middles, bins, strict=True) if found["p99_ms"] is not None]
     if accepted:
-        right.plot(*zip(*accepted, strict=True), color=PALETTE.ink, lw=1.4, marker=".", ms=4)
+        right.plot(*zip(*accepted, strict=True), color=INK, lw=1.4, marker=".", ms=4)
     right.set_ylim(0, max([row["timeout_ms"], *(ms for _, ms in accepted)]) * 1.35)
     right.set_ylabel("p99 of 200s, ms (line)")

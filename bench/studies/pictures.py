@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from ...models.report.drawing import PICTURE, figure
+from ...models.report.drawing import INK, MUTED, PICTURE, figure
 from ..labels import label_ends
-from ..plots import BLUE, DASHED, GREEN, ORANGE, PALETTE, PINK, RED, Document, Plot
+from ..plots import BLUE, DASHED, GREEN, ORANGE, PINK, RED, Document, Plot
 
 
 @Plot
@@ -14,7 +14,7 @@ def compression(document: Document) -> Any:
     if not document["rows"]:
         raise ValueError("no row was measured: there is nothing to draw")
     axis, labels = figure(PICTURE, 460).subplots(), []
-    for kind, colour in {"calibrated": BLUE, "recovered": RED, "plain projection": PALETTE.muted}.items():
+    for kind, colour in {"calibrated": BLUE, "recovered": RED, "plain projection": MUTED}.items():
         mine = [row for row in document["rows"] if _how_made(row["options"]) == kind]
         points = [(100 * row["share"], row["top1"]) for row in mine]
         if mine:
@@ -23,7 +23,7 @@ def compression(document: Document) -> Any:
         labels += [(*point, name, colour) for point, name in zip(points, short, strict=True)]
     dense = document["dense_top1"]
     if dense is not None:
-        axis.axhline(dense, color=PALETTE.ink, lw=1, ls=DASHED)
+        axis.axhline(dense, color=INK, lw=1, ls=DASHED)
         where = ("axes fraction", "data")
         axis.annotate(f"dense {dense:.1f} %", (0.01, dense), (0, 3), where, textcoords="offset points")
     axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="weights kept of the chosen layers, %")

@@ -103,9 +103,8 @@ def _quality(report: "RunReport") -> dict[str, str]:
         value = getattr(after, attribute)
         if value is not None:
             was = getattr(before, attribute, None) if name != "agreement" else None
-            error = sampling_error(value, after.images)
-            chance = "" if error is None else f" ± {error:.1f} on {counted(after.images, 'image')}"
-            fields[name] = f"{_change(was, value, percent)}{chance}"
+            chance = f"± {sampling_error(value, after.images):.1f} on {counted(after.images, 'image')}"
+            fields[name] = f"{_change(was, value, percent)} {chance}"
     if after.kl is not None:
         fields["KL"] = f"{three_digits(after.kl)} nats from the dense model"
     return fields

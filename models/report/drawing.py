@@ -6,80 +6,38 @@ variables, so that one drawing serves light and dark.
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from html import escape
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+PAGE, PICTURE = 440, 640
+"""Pixels that a drawing is wide: in a page, where two have room side by side and one on a phone; in a file."""
+INK, MUTED, GRID, PAPER = "#1a1a1a", "#5c5c5c", "#dddddd", "#ffffff"
+SERIES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Okabe and Ito's colours, which colour-blind eyes tell apart; the second marks what was chosen."""
 
-@dataclass(frozen=True)
-class Palette:
-    """The colours of a drawing, which colour-blind eyes tell apart too (Okabe and Ito's)."""
-
-    ink: str = "#1a1a1a"
-    muted: str = "#5c5c5c"
-    grid: str = "#dddddd"
-    paper: str = "#ffffff"
-    series: tuple[str, ...] = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
-
-    @property
-    def accent(self) -> str:
-        return self.series[0]
-
-    @property
-    def chosen(self) -> str:
-        return self.series[1]
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """How wide a figure is, in pixels, and in which colours."""
-
-    width_px: int
-    palette: Palette = Palette()
-
-
-PAGE, PICTURE = Canvas(440), Canvas(640)
-"""A drawing in a page, where two have room side by side and one on a phone; a picture in a file."""
-
-_VARIABLES = {
-    **{getattr(PAGE.palette, name): f"var(--{name})" for name in ("ink", "muted", "grid")},
-    PAGE.palette.paper: "var(--card)",
-    **{color: f"var(--series-{place})" for place, color in enumerate(PAGE.palette.series, 1)},
-}
-_INK = ("axes.labelcolor", "axes.titlecolor", "legend.labelcolor", "text.color")
-_MUTED = ("axes.edgecolor", "xtick.color", "ytick.color", "xtick.labelcolor", "ytick.labelcolor")
-_STYLE: Mapping[str, Any] = {
-    **dict.fromkeys(_INK, PAGE.palette.ink),
-    **dict.fromkeys(_MUTED, PAGE.palette.muted),
-    "grid.color": PAGE.palette.grid,
-    "svg.fonttype": "none",
-    "font.size": 12,
+_VARIABLES = {INK: "ink", MUTED: "muted", GRID: "grid", PAPER: "card"}
+_VARIABLES |= {color: f"series-{place}" for place, color in enumerate(SERIES, 1)}
+_STYLE: dict[str, Any] = {
+    **dict.fromkeys(("axes.labelcolor", "axes.titlecolor", "legend.labelcolor", "text.color"), INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
+    **dict.fromkeys(("axes.spines.right", "axes.spines.top", "legend.frameon", "text.parse_math"), False),
+    **dict.fromkeys(("legend.fontsize", "xtick.labelsize", "ytick.labelsize"), 11),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
     "axes.facecolor": "none",
-    "axes.grid": True,
-    "axes.linewidth": 0.8,
-    "axes.spines.right": False,
-    "axes.spines.top": False,
-    "axes.axisbelow": True,
     "axes.titlelocation": "left",
     "axes.titlesize": 13,
-    "grid.linewidth": 0.8,
-    "legend.fontsize": 11,
-    "legend.frameon": False,
-    "text.parse_math": False,
-    "xtick.labelsize": 11,
-    "ytick.labelsize": 11,
+    "font.size": 12,
+    "grid.color": GRID,
+    "svg.fonttype": "none",
 }
 _POINTS_PER_INCH = 72
 _PNG_SCALE = 2
 """Pixels of a PNG for one of the drawing, so that it is sharp on a fine screen."""
-_METADATA: Mapping[str, Mapping[str, None]] = {
-    ".svg": dict.fromkeys(("Date", "Creator", "Type", "Format")),
-    ".png": {"Software": None},
-}
+_METADATA = {".svg": dict.fromkeys(("Date", "Creator", "Type", "Format")), ".png": {"Software": None}}
 """Members that are left out: which program made a file, and when, would make the same figure another file."""
 
 
@@ -100,34 +58,25 @@ def style(salt: str = "milkweed") -> Iterator[None]:
         yield
 
 
-def figure(canvas: Canvas, height_px: int) -> Any:
-    """An empty figure of the canvas's width, laid out so that nothing is cut off."""
+def figure(width_px: int, height_px: int) -> Any:
+    """An empty figure, laid out so that nothing is cut off."""
     from matplotlib.figure import Figure
 
-    inches = (canvas.width_px / _POINTS_PER_INCH, height_px / _POINTS_PER_INCH)
-    return Figure(figsize=inches, dpi=_POINTS_PER_INCH, layout="constrained", facecolor=canvas.palette.paper)
-
-
-def render(draw: Callable[[], Any], suffix: str) -> bytes:
-    """A figure drawn in our style, as a file's content.
-
-    Args:
-        draw: makes the figure, on PICTURE.
-        suffix: .svg or .png.
-
-    Raises:
-        ValueError: another suffix, or whatever `draw` has to say.
-        ImportError: matplotlib is not installed.
-    """
-    if suffix not in _METADATA:
-        raise ValueError(f"a picture's name must end in {' or '.join(_METADATA)}, not {suffix!r}")
-    with style():
-        return _saved(draw(), suffix)
+    inches = (width_px / _POINTS_PER_INCH, height_px / _POINTS_PER_INCH)
+    return Figure(figsize=inches, dpi=_POINTS_PER_INCH, layout="constrained", facecolor=PAPER)
 
 
 def save_picture(draw: Callable[[], Any], path: Path) -> Path:
-    """Write what `render` makes; raises as it does, before anything is written."""
-    content = render(draw, path.suffix)
+    """Write a figure, drawn in our style; nothing is written where that fails.
+
+    Raises:
+        ValueError: the path ends in neither .svg nor .png, or whatever `draw` has to say.
+        ImportError: matplotlib is not installed.
+    """
+    if path.suffix not in _METADATA:
+        raise ValueError(f"a picture's name must end in {' or '.join(_METADATA)}, not {path.suffix!r}")
+    with style():
+        content = _saved(draw(), path.suffix)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     return path
@@ -142,19 +91,13 @@ def to_svg(drawn: Any, description: str) -> str:
     """The figure as an <svg> element of a page; `description` is for those who cannot see it."""
     drawn.set_facecolor("none")
     svg = _saved(drawn, ".svg").decode()
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    view = re.search(r'viewBox="[^"]*"', svg)
-    assert view is not None
-    head = f'<svg {view[0]} role="img" aria-label="{escape(description)}">'
-    svg = head + svg[svg.index(">") + 1 :]
+    width, height = drawn.get_size_inches() * _POINTS_PER_INCH
+    head = f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(description)}">'
+    svg = re.sub(r".*?<svg.*?>", lambda _: head, svg, count=1, flags=re.DOTALL)
     svg = re.sub(r'<g id="tooltip-([^"]*)">', r"<g><title>\1</title>", svg)
     # Ids of groups repeat from drawing to drawing and nothing refers to them.
     svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    # One version writes the families by themselves, another in the shorthand.
-    svg = re.sub(r"(font-family: |font: [\d.]+px )[^;\"]*", r"\1var(--sans)", svg)
-    for color, variable in _VARIABLES.items():
-        svg = svg.replace(color, variable)
-    return svg.strip()
+    return re.sub("|".join(_VARIABLES), lambda color: f"var(--{_VARIABLES[color[0]]})", svg)
 
 
 def require(package: str) -> Any:

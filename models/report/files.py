@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from itertools import compress
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -77,31 +78,23 @@ def check_report_packages() -> None:
 
 def _plain(value: Any, where: str, odd: list[str]) -> Any:
     """`value` in a form that JSON can hold; adds the places of figures that are not finite to `odd`."""
-    if value is None or isinstance(value, bool):
-        return value
     if isinstance(value, str):
         # Names of files may hold bytes that are no text.
         return value.encode("utf-8", "backslashreplace").decode()
-    if isinstance(value, int):
-        return int(value)
-    if isinstance(value, float):
-        if not isfinite(value):
-            odd.append(where)
-            return None
-        return float(value)
     if isinstance(value, Mapping):
         return {_plain(str(name), where, odd): _plain(item, f"{where}.{name}", odd) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{place}]", odd) for place, item in enumerate(value)]
+    if isinstance(value, float) and not isfinite(value):
+        odd.append(where)
+        return None
+    if value is None or isinstance(value, float | int):
+        return value
     raise ValueError(f"{where} {quoted(value)} is a {type(value).__name__}, not plain data")
 
 
 def _thinned(history: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
     """At most about MAX_HISTORY steps: every n-th, the last, and those with an evaluation."""
-    every = -(-len(history) // MAX_HISTORY)
-    last = len(history) - 1
-    return tuple(
-        row
-        for place, row in enumerate(history)
-        if every <= 1 or place % every == 0 or place == last or "kl" in row or "top1" in row
-    )
+    every, last = max(1, -(-len(history) // MAX_HISTORY)), len(history) - 1
+    kept = (place % every == 0 or place == last or row.keys() & {"kl", "top1"} for place, row in enumerate(history))
+    return tuple(compress(history, kept))

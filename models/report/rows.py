@@ -33,7 +33,6 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
     for account in layer_accounts(model, size):
         layer = model.get_submodule(account.name)
         dense_weights = account.in_features * account.out_features
-        structured = isinstance(layer, StructuredLinear)
         weights = layer.weight_count if isinstance(layer, StructuredLinear) else dense_weights
         item = next(layer.parameters()).element_size()
         rows.append(
@@ -42,8 +41,8 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
                 kind=account.kind,
                 in_features=account.in_features,
                 out_features=account.out_features,
-                nblocks=getattr(layer, "nblocks", None) if structured else None,
-                rank=getattr(layer, "rank", None) if structured else None,
+                nblocks=getattr(layer, "nblocks", None),
+                rank=getattr(layer, "rank", None),
                 dense_weights=dense_weights,
                 weights=weights,
                 macs_before=account.dense_macs,

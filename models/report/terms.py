@@ -1,18 +1,12 @@
 """Words and figures for a person, the same on the page and in the terminal: units, layers, candidates, chance."""
 
-import re
-from collections import Counter
 from collections.abc import Sequence
-from itertools import takewhile
-from math import sqrt
+from math import hypot, sqrt
 
 from .document import Candidate, LayerRow, Measured
 
 MISSING = "–"
 """Is written where nothing was measured."""
-
-MOST_PARTS = 5
-"""So many parts of a block have a name in a drawing; the rarer ones are called "other" together."""
 
 
 def compact(count: float) -> str:
@@ -115,29 +109,9 @@ def kept_dense(rows: Sequence[LayerRow]) -> dict[str, list[str]]:
     return kept
 
 
-def layer_parts(rows: Sequence[LayerRow]) -> dict[str, str]:
-    """The part of a block that each layer is: the last word of its name, or "other" for the rarer words."""
-    words = {row.name: row.name.rpartition(".")[2] for row in rows}
-    often = {word for word, _ in Counter(words.values()).most_common(MOST_PARTS)}
-    return {name: word if word in often else "other" for name, word in words.items()}
-
-
-def block(name: str) -> str:
-    """A layer's name up to its last number: `blocks.3` of `blocks.3.attn.qkv`; empty where it has no number."""
-    found = re.match(r"(?:.*\.)?\d+(?=\.)", name)
-    return found[0] if found else ""
-
-
-def shared_stem(names: Sequence[str]) -> str:
-    """The words that all names begin with, up to and with a full stop: `blocks.`."""
-    words = zip(*(name.split(".")[:-1] for name in names), strict=False)
-    return "".join(f"{first}." for first, *_ in takewhile(lambda same: len(set(same)) == 1, words))
-
-
-def sampling_error(percent: float, images: int) -> float | None:
-    """One standard deviation, in points, of a share counted on `images` images (binomial); None without images."""
-    if images < 1:
-        return None
+def sampling_error(percent: float, images: int) -> float:
+    """One standard deviation, in points, of a share counted on `images` images (binomial)."""
+    images = max(images, 1)
     # A share of 0 or 100 would give 0, which no finite sample can promise: half an image is taken off.
     share = min(max(percent / 100, 0.5 / images), 1 - 0.5 / images)
     return 100 * sqrt(share * (1 - share) / images)
@@ -160,10 +134,7 @@ def accuracy_change(before: Measured | None, after: Measured | None) -> tuple[fl
         return None
     change, images = after.top1 - before.top1, after.images
     if after.agreement is None:
-        first, second = sampling_error(before.top1, images), sampling_error(after.top1, images)
-        assert first is not None
-        assert second is not None
-        return change, sqrt(first**2 + second**2)
+        return change, hypot(sampling_error(before.top1, images), sampling_error(after.top1, images))
     differing = max(1 - after.agreement / 100, abs(change) / 100)
     variance = max(differing - (change / 100) ** 2, 1 / images)
     return change, 100 * sqrt(variance / images)

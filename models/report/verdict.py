@@ -92,22 +92,18 @@ def _quality(report: RunReport) -> str:
     if after is None:
         return "Measure it on images of your own before it serves anyone." if report.kind == "compress" else ""
     if after.top1 is None:
-        return "" if after.agreement is None else _agreement(after.agreement, after.images)
+        if after.agreement is None:
+            return ""
+        told = f"It gives the original's answer on {percent(after.agreement)} of {counted(after.images, 'image')}"
+        return f"{told} (± {sampling_error(after.agreement, after.images):.1f})."
     told = f"It is right on {percent(after.top1)} of {counted(after.images, 'image')}"
     if before is not None and before.top1 is not None:
         what = "where the original is right on" if report.kind == "compress" else "where it began with"
         told = f"{told}, {what} {percent(before.top1)}"
     change = accuracy_change(before, after)
     if change is None:
-        error = sampling_error(after.top1, after.images)
-        return f"{told}." if error is None else f"{told}, ± {error:.1f} points by chance of the sample."
+        return f"{told}, ± {sampling_error(after.top1, after.images):.1f} points by chance of the sample."
     points, error = change
     if abs(points) <= 2 * error:
         return f"{told}: a difference that so many images cannot tell from chance (± {error:.1f} points)."
     return f"{told}: {abs(points):.1f} points {'less' if points < 0 else 'more'} (± {error:.1f})."
-
-
-def _agreement(agreement: float, images: int) -> str:
-    error = sampling_error(agreement, images)
-    chance = "" if error is None else f" (± {error:.1f})"
-    return f"It gives the original's answer on {percent(agreement)} of {counted(images, 'image')}{chance}."

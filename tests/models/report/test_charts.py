@@ -6,55 +6,49 @@ from dataclasses import replace
 from html import unescape
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from milkweed.models.report import Candidate, RunReport, plot_report
-from milkweed.models.report.charts import best_at_size, draw_report, measured, page_charts
+from milkweed.models.report.charts import best_at_size, draw_history, draw_report, measured, page_charts
+from milkweed.models.report.drawing import PAGE, figure, style
 from milkweed.models.report.terms import candidate_text
 
 
-@pytest.fixture(scope="module")
-def charts(full: RunReport) -> dict[str, list[str]]:
-    return page_charts(full)
+def titles(svgs: list[str]) -> list[dict[str, str]]:
+    """The drawing of what each text of a pointer belongs to, by chart and text."""
+    return [
+        {unescape(text): drawn for text, drawn in re.findall(r"<g><title>(.*?)</title>(.*?)</g>", svg, re.S)}
+        for svg in svgs
+    ]
 
 
-def off_line(x: list[float], y: list[float]) -> float:
-    """How far the points are from the straight line that fits them best."""
-    slope, start = np.polyfit(x, y, 1)
-    return float(np.abs(np.asarray(y) - slope * np.asarray(x) - start).max())
+def test_a_pointer_names_every_candidate_and_layer(full: RunReport) -> None:
+    charts = page_charts(full)
+    for found in titles(charts["size"]):
+        assert found.keys() == {candidate_text(candidate) for candidate in full.curve}
+        chosen = [text for text, drawn in found.items() if "var(--series-2)" in drawn]
+        assert chosen == [candidate_text(full.curve[15])]
+    for svg, found, name in zip(charts["layers"], titles(charts["layers"]), ("error", "sensitivity"), strict=True):
+        known = [row for row in full.layers if getattr(row, name) is not None]
+        assert [text.partition(":")[0] for text in found] == [row.name for row in known]
+        for label in ("qkv", "proj", "fc1", "fc2", "kept dense"):
+            assert svg.count(f">{label}</text>") == 1
 
 
-def test_every_candidate_is_drawn_at_its_figures(full: RunReport, charts: dict[str, list[str]]) -> None:
-    for svg, name in zip(charts["size"], ("top1", "kl"), strict=True):
-        places = {}
-        for text, group in re.findall(r"<g><title>(.*?)</title>(.*?)</g>\s*</g>", svg, flags=re.DOTALL):
-            ((x, y),) = re.findall(r'<use [^>]*x="([\d.]+)" y="([\d.]+)"', group)
-            places[unescape(text)] = (float(x), -float(y))
-            assert ("var(--series-2)" in group) == (unescape(text) == candidate_text(full.curve[15])), "the chosen one"
-        assert set(places) == {candidate_text(candidate) for candidate in full.curve}
-        x, y = zip(*(places[candidate_text(candidate)] for candidate in full.curve), strict=True)
-        assert off_line([candidate.share for candidate in full.curve], list(x)) < 0.01
-        values = [getattr(candidate, name) for candidate in full.curve]
-        # KL spans decades: the axis is logarithmic.
-        assert off_line(values if name == "top1" else list(np.log(values)), list(y)) < (0.01 if name == "top1" else 0.5)
-        assert (y[0] < y[-1]) == (name == "top1")
+def test_many_kinds_of_layers_share_the_last_colour(full: RunReport) -> None:
+    rows = [replace(full.layers[0], name=f"blocks.0.part{number}", kind="monarch") for number in range(8)]
+    axis = draw_report(replace(full, curve=(), layers=tuple(rows))).axes[0]
+    assert [text.get_text() for text in axis.get_legend().get_texts()] == [*(f"part{n}" for n in range(5)), "other"]
+    assert [bar.get_facecolor() == axis.patches[-1].get_facecolor() for bar in axis.patches] == [False] * 5 + [True] * 3
 
 
-def test_bars_are_as_high_as_the_figures(full: RunReport, charts: dict[str, list[str]]) -> None:
-    for svg, name in zip(charts["layers"], ("error", "sensitivity"), strict=True):
-        heights = {}
-        for text, path in re.findall(r'<g><title>(.*?)</title>\s*<path d="(.*?)"', svg, flags=re.DOTALL):
-            y = [float(value) for value in re.findall(r"[ML] [\d.-]+ ([\d.-]+)", path)]
-            heights[unescape(text).partition(":")[0]] = max(y) - min(y)
-        values = {row.name: value for row in full.layers if (value := getattr(row, name)) is not None}
-        assert heights.keys() == values.keys()
-        ratios = [heights[layer] / value for layer, value in values.items()]
-        assert max(ratios) == pytest.approx(min(ratios), rel=1e-3)
-        for part in ("qkv", "proj", "fc1", "fc2", "kept dense"):
-            assert f">{part}</text>" in svg
-        ticks = re.findall(r">(\d+)</text>", svg)
-        assert ticks[:12] == [str(block) for block in range(12)]
+def test_steps_go_on_through_the_phases(full: RunReport) -> None:
+    with style():
+        axis = figure(PAGE, 100).subplots()
+        draw_history(axis, full, "top1")
+    blocks, whole = (line.get_xydata().tolist() for line in axis.lines)
+    assert blocks == [[19, 61.9], [39, 63.9], [59, 65.9]]
+    assert whole == [[59 + 19, 67.9], [59 + 39, 69.9], [59 + 59, 71.9]]
 
 
 @pytest.mark.parametrize("kl", [0.0, 0.3])
