@@ -83,7 +83,6 @@ class T2TViT(nn.Module):
         super().__init__()
         if img_size < REDUCTION or img_size % REDUCTION:
             raise ValueError(f"img_size {img_size}: T2T-ViT takes multiples of {REDUCTION}")
-        self.num_classes = num_classes
         self.img_size = img_size
         count = (img_size // REDUCTION) ** 2 + 1
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dim))

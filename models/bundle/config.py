@@ -147,10 +147,8 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
         f"preprocess: size {quoted(size)} must be between 1 and {MAX_SIZE_PX} px",
     )
     # Below 0.05 the shorter side would be resized to more than twenty times the crop.
-    _require(
-        _finite(crop_pct) and 0.05 <= crop_pct <= 1,
-        f"preprocess: crop_pct {quoted(crop_pct)} must be 0.05 to 1",
-    )
+    cropped = _finite(crop_pct) and 0.05 <= crop_pct <= 1
+    _require(cropped, f"preprocess: crop_pct {quoted(crop_pct)} must be 0.05 to 1")
     _require(
         values["interpolation"] in INTERPOLATIONS,
         f"preprocess: interpolation {quoted(values['interpolation'])} must be one of {', '.join(INTERPOLATIONS)}",
@@ -161,10 +159,9 @@ def check_preprocess(values: Mapping[str, Any]) -> None:
     )
     for name, least in (("mean", -1e3), ("std", 1e-6)):
         triple = values[name]
+        three = isinstance(triple, list | tuple) and len(triple) == 3
         _require(
-            isinstance(triple, list | tuple)
-            and len(triple) == 3
-            and all(_finite(value) and least <= value <= 1e3 for value in triple),
+            three and all(_finite(value) and least <= value <= 1e3 for value in triple),
             f"preprocess: {name} {quoted(triple)} must be three numbers between {least:g} and 1000",
         )
 

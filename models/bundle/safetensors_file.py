@@ -8,6 +8,7 @@ import hashlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -39,7 +40,6 @@ class TensorFile:
 
     tensors: dict[str, Tensor]
     sha256: str
-    size_bytes: int
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def read_tensors(path: str | Path, check: Callable[[Mapping[str, TensorEntry]], 
             tensor = torch.empty(entry.shape, dtype=entry.dtype)
             _fill(file, tensor, digest)
             tensors[entry.name] = tensor
-    return TensorFile(tensors, digest.hexdigest(), size)
+    return TensorFile(tensors, digest.hexdigest())
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor]) -> None:
@@ -102,13 +102,13 @@ def _owned(tensor: Tensor) -> Tensor:
 
 
 def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:
-    prefix = _read(file, 8)
+    prefix = file.read(8)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or not 2 <= length <= MAX_HEADER_BYTES:
         raise ValueError(f"not a safetensors file: {size} bytes, header length {length if prefix else 'none'}")
     if 8 + length > size:
         raise ValueError(f"truncated: the header ends at byte {8 + length}, the file has {size}")
-    text = _read(file, length)
+    text = file.read(length)
     digest.update(prefix)
     digest.update(text)
     document = parse_json(text)
@@ -126,13 +126,11 @@ def _entry(name: str, value: Any) -> TensorEntry:
         raise ValueError(f"tensor {quoted(name)}: bad header entry {quoted(value)}") from None
     if any(type(number) is not int or number < 0 for number in (*shape, begin, end)):
         raise ValueError(f"tensor {quoted(name)}: sizes and offsets must be whole numbers from 0: {quoted(value)}")
-    count = 1
-    for length in shape:
-        count *= length
-    if count * dtype.itemsize != end - begin:
+    size = prod(shape) * dtype.itemsize
+    if size != end - begin:
         raise ValueError(
-            f"tensor {quoted(name)}: {value['dtype']} of shape {list(shape)} is {count * dtype.itemsize} "
-            f"bytes, its offsets hold {end - begin}"
+            f"tensor {quoted(name)}: {value['dtype']} of shape {list(shape)} is {size} bytes, "
+            f"its offsets hold {end - begin}"
         )
     return TensorEntry(name, dtype, shape, begin, end)
 
@@ -160,14 +158,3 @@ def _fill(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
             raise ValueError("truncated while it was read")
         digest.update(view[position : position + count])  # while the bytes are in the cache
         position += count
-
-
-def _read(file: BinaryIO, count: int) -> bytes:
-    parts = []
-    while count > 0:
-        part = file.read(count)
-        if not part:
-            break
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -1,4 +1,4 @@
-"""How a bundle's file holds the weights of each layer: as float32, in two bytes, or as int8 with a scale a channel.
+"""Converts weights to the form in a bundle's file and back: float32, two bytes, or int8 with a scale a channel.
 
 Only the weights of linear, convolution and structured layers can be stored in less than float32: they are nearly all
 bytes of a model. Biases, norms, BatchNorm's statistics, embeddings and random features stay float32: together they

@@ -25,7 +25,6 @@ class CheckpointInfo:
     Args:
         file: name of the file or folder.
         sha256: digest of the file; for several files, of {name: sha256} as canonical JSON.
-        size_bytes: bytes of all files.
         container: `torch zip`, `torch legacy` or `safetensors`, after the layout where there are several files.
         wrapper: the member that holds the weights; empty where the file itself does.
         stripped: prefixes taken off the keys.
@@ -36,7 +35,6 @@ class CheckpointInfo:
 
     file: str
     sha256: str
-    size_bytes: int
     container: str
     wrapper: str
     stripped: tuple[str, ...]
@@ -70,7 +68,6 @@ def read_checkpoint(path: str | Path) -> tuple[dict[str, Tensor], CheckpointInfo
     info = CheckpointInfo(
         path.name or str(path),
         _digest(source, files),
-        sum(file.stat().st_size for file in source.files),
         f"{source.layout}, {files[0].container}" if source.layout else files[0].container,
         wrapper,
         stripped,

@@ -21,7 +21,7 @@ _IMAGENET_22K = (21841, 21843, 11221)
 
 @dataclass(frozen=True)
 class Misfit:
-    """Where a state dict and an architecture differ.
+    """Says where a state dict and an architecture differ.
 
     Args:
         missing, unexpected: keys of the architecture alone, and of the file alone.

@@ -38,7 +38,7 @@ def layer_specs_in(source: str, model: nn.Module, state: Mapping[str, Tensor]) -
 
 
 def spec_notes(specs: Mapping[str, LayerSpec]) -> list[str]:
-    """How many layers of each kind were recognised, in words."""
+    """Say how many layers of each kind were recognised."""
     counts = Counter(layer.kind for layer in specs.values())
     notes = [f"{count} {LAYER_CLASSES[kind].kind_name} layers in the checkpoint" for kind, count in counts.items()]
     if counts["blockdiag"]:

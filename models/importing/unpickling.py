@@ -88,16 +88,7 @@ def unpickle(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise CheckpointError(f"{path}: {_refusal(str(error))}") from error
-    except (
-        RuntimeError,
-        EOFError,
-        KeyError,
-        ValueError,
-        AttributeError,
-        TypeError,
-        LookupError,
-        OSError,
-    ) as error:
+    except (RuntimeError, EOFError, ValueError, AttributeError, TypeError, LookupError, OSError) as error:
         # Damaged files fail in torch in many ways.
         raise CheckpointError(f"{path}: damaged or not a torch checkpoint: {first_sentence(error)}") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..bundle.bundle import load_bundle
 from ..bundle.config import BundleConfig
@@ -32,7 +32,7 @@ NOISE_IMAGES = 2
 
 @dataclass(frozen=True)
 class Verified:
-    """How far ONNX Runtime's logits are from PyTorch's in float32.
+    """Records how far ONNX Runtime's logits are from PyTorch's in float32.
 
     Args:
         error: the largest difference of a logit, divided by the largest logit where that is above 1.
@@ -125,14 +125,11 @@ def write_verified(model: nn.Module, file: Path, size: int, dtype: str = "float3
     plain = plain_form(model, getattr(torch, dtype))
     write_onnx(plain, file, images[:2], bfloat16_weights=dtype == "bfloat16")
     session = OnnxSession(file)
-    error = _error([session(batch) for batch in batches], expected)
-    verified = Verified(
-        float(f"{error:.3g}"),
-        LIMITS[dtype],
-        len(images),
-        f"torch {version('torch')}",
-        f"onnxruntime {runtime_version()}",
-    )
+    logits = torch.cat(expected)
+    difference = torch.cat([session(batch) for batch in batches]) - logits
+    error = float(difference.abs().max() / logits.abs().max().clamp(min=1))
+    rounded, libraries = float(f"{error:.3g}"), (f"torch {version('torch')}", f"onnxruntime {runtime_version()}")
+    verified = Verified(rounded, LIMITS[dtype], len(images), *libraries)
     if not error <= verified.limit:  # NaN is refused too
         raise ExportError(
             f"ONNX Runtime's logits are off by {error:.2g} of the largest, more than the {verified.limit:g} of {dtype}"
@@ -161,11 +158,6 @@ def _folder_beside(out: Path) -> Iterator[Path]:
             yield Path(folder)
     except OSError as error:
         raise OSError(f"{out}: cannot be written: {error.strerror or error}") from error
-
-
-def _error(found: list[Tensor], expected: list[Tensor]) -> float:
-    logits = torch.cat(expected)
-    return float((torch.cat(found) - logits).abs().max() / logits.abs().max().clamp(min=1))
 
 
 def _metadata(config: BundleConfig, dtype: str, verified: Verified) -> dict[str, str]:

@@ -48,12 +48,7 @@ def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights
         _narrow(proto)
     _clean(proto)
     size = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
-    onnx.save_model(
-        proto,
-        str(path),
-        save_as_external_data=size > INLINE_BYTES,
-        location=data_file(path).name,
-    )
+    onnx.save_model(proto, str(path), save_as_external_data=size > INLINE_BYTES, location=data_file(path).name)
     try:
         onnx.checker.check_model(str(path), full_check=True)
     except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:

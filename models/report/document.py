@@ -36,7 +36,7 @@ class DataUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """How good a model was on some images; None where it was not measured or could not be.
+    """Says how good a model was on some images; None where that was not measured or could not be.
 
     Args:
         top1, top5: accuracy in percent, with labels.
@@ -166,7 +166,7 @@ class RunReport:
 
     @classmethod
     def from_dict(cls, document: Any) -> "RunReport":
-        """From a parsed report.json.
+        """Read a parsed report.json.
 
         Raises:
             ValueError: names the member that is missing, unknown or of another type.

@@ -67,24 +67,20 @@ class ViTAE(nn.Module):
         shallow: bool = False,
     ) -> None:
         super().__init__()
-        lists = (reductions, embed_dims, token_dims, downsample, kernel_sizes, dilations, depths, num_heads, groups)
+        lists = reductions, embed_dims, token_dims, downsample, kernel_sizes, dilations, depths, num_heads, groups
         if len({len(values) for values in lists}) != 1:
             raise ValueError(f"per-stage lists of unequal length: {[len(values) for values in lists]}")
-        self.num_classes = num_classes
         # Registered before the stages: the published key order begins with it.
         self.fc_norm = nn.LayerNorm(token_dims[-1], eps=NORMAL_NORM_EPS) if shallow else nn.Identity()
         self.layers = nn.ModuleList()
         chans = in_chans
-        for i, kind in enumerate(reductions):
-            reduction = _reduction(
-                kind, chans, embed_dims[i], token_dims[i], downsample[i], kernel_sizes[i], dilations[i], img_size
-            )
+        for kind, embed_dim, dim, stride, kernel_size, dilation, depth, heads, group in zip(*lists, strict=True):
+            reduction = _reduction(kind, chans, embed_dim, dim, stride, kernel_size, dilation, img_size)
             cells = [
-                NormalCell(token_dims[i], num_heads[i], mlp_ratio, groups[i], shallow=shallow, class_token=shallow)
-                for _ in range(depths[i])
+                NormalCell(dim, heads, mlp_ratio, group, shallow=shallow, class_token=shallow) for _ in range(depth)
             ]
             self.layers.append(Stage(reduction, cells))
-            chans = token_dims[i]
+            chans = dim
         self.head = nn.Linear(token_dims[-1], num_classes)
         self.class_token = shallow
         self.apply(init_linear)

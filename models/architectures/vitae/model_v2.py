@@ -57,24 +57,18 @@ class ViTAEv2(nn.Module):
         if any(len(values) != len(DOWNSAMPLE) for values in lists):
             raise ValueError(f"per-stage lists of {[len(values) for values in lists]} items: must be {len(DOWNSAMPLE)}")
         _check_size(img_size, img_size)
-        self.num_classes = num_classes
         self.layers = nn.ModuleList()
         chans = in_chans
-        for i, window_size in enumerate(WINDOW_SIZES):
-            reduction = TransformerReduction(
-                *(chans, embed_dims[i], token_dims[i], DOWNSAMPLE[i], KERNEL_SIZES[i], DILATIONS[i]),
-                *(reduction_heads[i], reduction_groups[i], window_size),
-            )
+        for i, window in enumerate(WINDOW_SIZES):
+            dim = token_dims[i]
+            sizes = (embed_dims[i], dim, DOWNSAMPLE[i], KERNEL_SIZES[i], DILATIONS[i])
+            reduction = TransformerReduction(chans, *sizes, reduction_heads[i], reduction_groups[i], window)
             cells = [
-                NormalCell(
-                    *(token_dims[i], num_heads[i], mlp_ratio, groups[i]),
-                    last_activation=False,
-                    window_size=window_size,
-                )
+                NormalCell(dim, num_heads[i], mlp_ratio, groups[i], last_activation=False, window_size=window)
                 for _ in range(depths[i])
             ]
             self.layers.append(Stage(reduction, cells))
-            chans = token_dims[i]
+            chans = dim
         self.head = nn.Linear(token_dims[-1], num_classes)
         self.apply(init_linear)
 
