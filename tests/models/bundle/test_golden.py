@@ -13,6 +13,8 @@ from milkweed.models.bundle.golden import IMAGES, check_golden, golden_images, g
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.errors import BundleError
 
+from .edits import edit_config, refuse
+
 ARGS = {"num_classes": 10, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 
@@ -83,9 +85,7 @@ def test_saving_leaves_the_mode_and_refuses_nan(tmp_path: Path, model: torch.nn.
 
 
 def test_bundles_without_golden_answers_load(bundle: Path):
-    document = json.loads((bundle / "config.json").read_text())
-    del document["golden"]
-    (bundle / "config.json").write_text(json.dumps(document))
+    edit_config(bundle, lambda document: document.pop("golden"))
     assert load_bundle(bundle)[1].golden == {}
 
 
@@ -102,7 +102,5 @@ def test_bundles_without_golden_answers_load(bundle: Path):
     ],
 )
 def test_bad_golden_records_are_refused(bundle: Path, golden: dict[str, object]):
-    document = json.loads((bundle / "config.json").read_text())
-    (bundle / "config.json").write_text(json.dumps({**document, "golden": golden}))
-    with pytest.raises(BundleError, match=r"bundle .*config.json: golden"):
-        load_bundle(bundle)
+    edit_config(bundle, lambda document: document.update(golden=golden))
+    refuse(bundle, "config.json: golden")

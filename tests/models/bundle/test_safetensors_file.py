@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from milkweed.models.bundle.safetensors_file import read_tensors, write_tensors
+from milkweed.models.bundle.safetensors_file import DTYPES, read_tensors, write_tensors
 
 
 def raw(header: Any, data: bytes = b"", length: int | None = None) -> bytes:
@@ -22,21 +22,7 @@ def entry(begin: int = 0, end: int = 8, shape: Any = (2,), dtype: str = "F32") -
     return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
 
 
-@pytest.mark.parametrize(
-    "dtype",
-    [
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    ],
-)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
 def test_reads_what_the_library_wrote(tmp_path: Path, dtype: torch.dtype) -> None:
     shapes = {"scalar": (), "empty": (0, 3), "odd": (3, 5), "one": (1,), "big": (700, 2000)}
     tensors = {name: (torch.randn(shape) * 3).to(dtype) for name, shape in shapes.items()}
