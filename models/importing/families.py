@@ -26,7 +26,8 @@ _VIT = {
     (512, 12): "medium",
     (768, 12): "base",
     (1024, 24): "large",
-} | {(1280, 32): "huge"}
+    (1280, 32): "huge",
+}
 
 _OLD_SMALL = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "norm_eps": 1e-5}
 """Arguments of vit_small_patch16_224 as timm had it until 2021 and HazyResearch/fly has it. The number of heads and the

@@ -117,11 +117,7 @@ def test_absurdly_large_config(tiny_bundle: Path) -> None:
 def test_label_count(tiny_bundle: Path, labels: list[Any]) -> None:
     (tiny_bundle / "labels.json").write_text(json.dumps(labels))
     rehash(tiny_bundle)
-    refuse(
-        tiny_bundle,
-        "labels.json: ",
-        f"{len(labels)} labels, the model has 5 classes" if labels else "at least one",
-    )
+    refuse(tiny_bundle, "labels.json: ", f"{len(labels)} labels, the model has 5 classes" if labels else "at least one")
 
 
 @pytest.mark.parametrize("entry", [7, {"id": "0"}, {"id": 0, "label": "a"}, {"id": "0", "label": ""}])
@@ -219,10 +215,7 @@ def test_no_value_of_a_config_is_anything_but_taken_or_refused(tiny_bundle: Path
             lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(kind="magic"),
             "structure kind 'magic' is unknown: must be one of monarch, lowrank, blockdiag, pixelfly",
         ),
-        (
-            lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9),
-            "nblocks 1000000000 must be",
-        ),
+        (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(nblocks=10**9), "nblocks 1000000000 must be"),
         (lambda d: d["structure"]["layers.1.NC.0.mlp.fc1"].update(in_features=17), "the model has 16"),
         (lambda d: d.update(extra=1), "unknown member 'extra'"),
         (lambda d: d["metrics"].update(x="x" * (1 << 20)), "metrics: 1048595 bytes of JSON, the limit is 1048576"),

@@ -60,10 +60,7 @@ def test_writes_what_the_library_reads(tmp_path: Path) -> None:
         (raw({"a": entry(shape=(-2,))}, bytes(8)), "must be whole numbers from 0"),
         (raw({"a": entry(shape=(2.0,))}, bytes(8)), "must be whole numbers from 0"),
         (raw({"a": entry(shape=(3,))}, bytes(8)), "F32 of shape [3] is 12 bytes, its offsets hold 8"),
-        (
-            raw({"a": entry()}, bytes(7)),
-            "truncated: the header describes 8 bytes of tensors, the file holds 7",
-        ),
+        (raw({"a": entry()}, bytes(7)), "truncated: the header describes 8 bytes of tensors, the file holds 7"),
         (raw({"a": entry()}, bytes(9)), "too long"),
         (raw({"a": entry(4, 12)}, bytes(12)), "begins at byte 4, expected 0"),
         (raw({"a": entry(), "b": entry()}, bytes(8)), "tensor 'b': begins at byte 0, expected 8"),

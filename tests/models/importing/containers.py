@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import sys
 import types
 from collections import OrderedDict, defaultdict
@@ -44,6 +45,16 @@ CONFIG: dict[str, Any] = {
     },
 }
 """As timm writes it."""
+
+
+class Payload:
+    """What an attacker puts into a pickle: it would create a folder where it is unpickled."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
 
 
 @contextmanager

@@ -37,18 +37,6 @@ def logits(model: nn.Module) -> Tensor:
     return model(torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(1)))
 
 
-class Payload:
-    """Would create a folder where it is unpickled."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        import os
-
-        return os.system, (f"mkdir {self.target}",)
-
-
 @pytest.mark.parametrize("kind", containers.CONTAINERS)
 def test_every_container_gives_the_models_logits(
     tmp_path: Path, model: nn.Module, state: dict[str, Tensor], kind: str
@@ -67,21 +55,21 @@ def test_a_payload_in_any_container_is_refused_and_does_not_run(
     tmp_path: Path, state: dict[str, Tensor], kind: str
 ) -> None:
     target = tmp_path / "pwned"
-    path = containers.CONTAINERS[kind](tmp_path, state, Payload(target))
-    with pytest.raises(CheckpointError, match=r"^[^\n]* holds posix\.system, which is not weights: refused, nothing"):
+    path = containers.CONTAINERS[kind](tmp_path, state, containers.Payload(target))
+    with pytest.raises(CheckpointError, match=r"^[^\n]* holds posix\.mkdir, which is not weights: refused, nothing"):
         import_checkpoint(path, ARCH, tmp_path / "b", arch_args=containers.CONFIG["model_args"])
     assert not target.exists()
     assert not (tmp_path / "b").exists()
 
 
 def test_the_payload_is_real(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    path = containers.timm_tar(tmp_path, state, Payload(tmp_path / "pwned"))
+    path = containers.timm_tar(tmp_path, state, containers.Payload(tmp_path / "pwned"))
     torch.load(path, weights_only=False)
     assert (tmp_path / "pwned").exists()
 
 
 def test_a_pickle_inside_a_pickle_is_bytes(tmp_path: Path, state: dict[str, Tensor]) -> None:
-    path = containers.timm_tar(tmp_path, state, pickle.dumps(Payload(tmp_path / "pwned")))
+    path = containers.timm_tar(tmp_path, state, pickle.dumps(containers.Payload(tmp_path / "pwned")))
     assert read_checkpoint(path)[1].wrapper == "state_dict_ema"
     assert not (tmp_path / "pwned").exists()
 
@@ -140,11 +128,11 @@ def test_programs_are_refused(tmp_path: Path) -> None:
     """TorchScript, and NumPy archives, whose object arrays are pickles."""
     torch.save({"a": torch.zeros(1)}, tmp_path / "x.pt")
     with zipfile.ZipFile(tmp_path / "x.pt", "a") as archive:
-        archive.writestr("x/constants.pkl", pickle.dumps(Payload(tmp_path / "pwned")))
+        archive.writestr("x/constants.pkl", pickle.dumps(containers.Payload(tmp_path / "pwned")))
         archive.writestr("x/code/__torch__.py", "import os")
     with pytest.raises(CheckpointError, match="a TorchScript archive, which is a program: nothing in it was run"):
         read_checkpoint(tmp_path / "x.pt")
-    np.savez(tmp_path / "x.npz", a=np.array([Payload(tmp_path / "pwned")], dtype=object))
+    np.savez(tmp_path / "x.npz", a=np.array([containers.Payload(tmp_path / "pwned")], dtype=object))
     with pytest.raises(CheckpointError, match="an archive of NumPy arrays, not of torch"):
         read_checkpoint(tmp_path / "x.npz")
     assert not (tmp_path / "pwned").exists()

@@ -38,14 +38,7 @@ VITAE_B: dict[str, Any] = {
     "shallow": True,
 }
 VITAE_V2: dict[str, Any] = {**TINY_VITAE_V2, "depths": [0, 0, 0, 1], "mlp_ratio": 2}
-T2T: dict[str, Any] = {
-    "img_size": 32,
-    "embed_dim": 32,
-    "depth": 1,
-    "num_heads": 4,
-    "mlp_ratio": 2,
-    "token_dim": 8,
-}
+T2T: dict[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 4, "mlp_ratio": 2, "token_dim": 8}
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "deit": ("deit_tiny_patch16_224", VIT),
     "vit as fly's": ("vit_small_patch16_224", {**VIT, "separate_qkv": True, "norm_eps": 1e-5, "global_pool": "avg"}),
