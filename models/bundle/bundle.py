@@ -24,7 +24,7 @@ from .config import BundleConfig, check_preprocess
 from .durable import exchange, sha256_of, sync
 from .golden import golden_record
 from .labels import Label, labels_document, parse_labels
-from .safetensors_file import TensorEntry, TensorFile, read_tensors, write_tensors
+from .safetensors_file import TensorEntry, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
 from .strict_json import MAX_JSON_BYTES, parse_json, readable_json
 
@@ -48,7 +48,8 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
         model = empty_model(config)
         with _about(CONFIG):
             expected = stored_tensors(model, config.storage)
-        file = _read_weights(path / WEIGHTS, expected)
+        with _about(WEIGHTS):
+            file = read_tensors(path / WEIGHTS, lambda found: _check_tensors(expected, found))
         _check_digest(WEIGHTS, file.sha256, config)
         with _about(WEIGHTS):
             tensors = loaded_tensors(model, config.storage, file.tensors)
@@ -178,11 +179,6 @@ def _open(file: Path) -> BufferedReader:
 def _read_json_file(file: Path) -> bytes:
     with _open(file) as stream:
         return bytes(stream.read(MAX_JSON_BYTES + 1))
-
-
-def _read_weights(path: Path, expected: Mapping[str, Tensor]) -> TensorFile:
-    with _about(path.name):
-        return read_tensors(path, lambda found: _check_tensors(expected, found))
 
 
 def _check_digest(name: str, digest: str, config: BundleConfig) -> None:

@@ -18,11 +18,7 @@ _LAYER_MEASURES = {
     "error": "relative error of the outputs",
     "sensitivity": "sensitivity: KL by this layer at half its weights, nats",
 }
-_COURSES = {
-    "loss": "training loss",
-    "top1": "top-1 accuracy, %, on held-out images",
-    "kl": "KL from the dense model, nats, on held-out images",
-}
+_COURSES = {"loss": "training loss"} | {name: f"{MEASURES[name]}, on held-out images" for name in ("top1", "kl")}
 
 Draw = Callable[[Any, RunReport, str], None]
 """Draws one figure of the report, by its name, into an axis."""
