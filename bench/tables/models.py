@@ -5,6 +5,7 @@ which `python -m milkweed.bench.tables.timm_models` makes.
 """
 
 import argparse
+import json
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,7 @@ from ...models.architectures.registry import (
     own_architectures,
 )
 from ...models.architectures.summary import linears_outside
-from ...models.architectures.timm_models import TimmModel, recorded_timm_models, timm_record
+from ...models.architectures.timm_models import RECORD, TimmModel, recorded_timm_models
 from ...models.layers.layer_spec import layer_specs_for
 from ...models.layers.select import select_linears
 
@@ -126,7 +127,7 @@ def _own_table(rows: Iterable[OwnModel]) -> list[str]:
 
 
 def _timm_text() -> str:
-    record = timm_record()
+    record = json.loads(RECORD.read_text())
     left_out = sum(record["left_out"].values())
     reasons = ", ".join(f"{count} {reason}" for reason, count in record["left_out"].items())
     text = f"Of the {left_out} others, {reasons}."

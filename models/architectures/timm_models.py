@@ -87,16 +87,9 @@ class TimmModel:
 
 
 @cache
-def timm_record() -> Mapping[str, Any]:
-    """The whole record: the version of `timm`, `models` by name, and how many were `left_out` for which reason."""
-    record: dict[str, Any] = json.loads(RECORD.read_text())
-    return {**record, "models": {name: TimmModel(**row) for name, row in record["models"].items()}}
-
-
 def recorded_timm_models() -> Mapping[str, TimmModel]:
     """All recorded models by name, whether the installed timm has them or not; timm is not imported."""
-    models: Mapping[str, TimmModel] = timm_record()["models"]
-    return models
+    return {name: TimmModel(**row) for name, row in json.loads(RECORD.read_text())["models"].items()}
 
 
 def list_timm_models() -> list[str]:

@@ -111,7 +111,7 @@ def safetensors(folder: Path, state: State, extra: Any) -> Path:
 
 @pretended_libraries()
 def lightning(folder: Path, state: State, extra: Any) -> Path:
-    """With hyper-parameters of OmegaConf, and a loss that has a weight."""
+    """Lightning's file, with hyper-parameters of OmegaConf and a loss that has a weight."""
     document = {
         "epoch": 9,
         "global_step": 1000,
@@ -132,7 +132,7 @@ def lightning(folder: Path, state: State, extra: Any) -> Path:
 
 
 def lightning_averaged(folder: Path, state: State, extra: Any) -> Path:
-    """With the averages of fly's callback: the parameters in order, without names."""
+    """Lightning's file with the averages of fly's callback: the parameters in order, without names."""
     document = {
         "pytorch-lightning_version": "1.6.0",
         "state_dict": {**prefixed("model.", spoiled(state)), "loss_fn.weight": torch.ones(3)},
@@ -144,7 +144,7 @@ def lightning_averaged(folder: Path, state: State, extra: Any) -> Path:
 
 
 def deepspeed(folder: Path, state: State, extra: Any) -> Path:
-    """Of ZeRO stage 1 or 2 under Lightning: the whole model's own copy, the optimizer's pieces beside it."""
+    """What ZeRO stage 1 or 2 writes under Lightning: the whole model's own copy, the optimizer's pieces beside it."""
     (folder / "run.ckpt" / "checkpoint").mkdir(parents=True)
     (folder / "run.ckpt" / "latest").write_text("checkpoint")
     document = {

@@ -91,7 +91,7 @@ def test_flys_vits_are_recognised_with_arguments_that_keys_do_not_show() -> None
 
 
 def test_parameters_are_those_that_fly_counts() -> None:
-    """Of its dense ViT-S (48.75 M) and ViT-B (86.57 M), and of their MLPs with Monarch layers of four blocks."""
+    """The dense ViT-S has 48.75 M of them; with Monarch layers of four blocks it has as many as fly's."""
     from milkweed.models import layer_specs_for, select_linears
 
     small = {"embed_dim": 768, "depth": 8, "num_heads": 8, "mlp_ratio": 3.0, "qkv_bias": False, "norm_eps": 1e-5}

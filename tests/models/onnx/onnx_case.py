@@ -24,7 +24,7 @@ def made(arch: str, arguments: dict[str, Any], *, monarch: bool = False) -> nn.M
 
 
 def weighted(model: nn.Module) -> nn.Module:
-    """With weights, biases and positions that are no longer zero, one or small."""
+    """Give the model weights, biases and positions that are no longer zero, one or small."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(2 if parameter.dim() > 1 else 1).add_(torch.randn_like(parameter), alpha=0.1)
@@ -36,7 +36,7 @@ def noise(count: int = 8) -> Tensor:
 
 
 def differences(model: nn.Module, file: Path, images: Tensor) -> list[float]:
-    """Of the logits, in batches of 1, 3 and 8; the model tells the images apart."""
+    """Compare the logits in batches of 1, 3 and 8, of a model that tells the images apart."""
     session = OnnxSession(file)
     with torch.inference_mode():
         assert float(model(images).std(0).max()) > 0.01

@@ -20,7 +20,7 @@ NUMBERS = torch.float64
 
 @dataclass(frozen=True)
 class Factors:
-    """Of a Monarch matrix: K blocks of (q, p), then J of (s, r)."""
+    """The sizes of a Monarch matrix's factors: K blocks of (q, p), then J of (s, r)."""
 
     K: int
     q: int
