@@ -68,18 +68,17 @@ SHARED_LIMITS = (99 * 1024, 163 * 1024, 227 * 1024)
 """Bytes of shared memory that a block may have on sm_86, 89 and 120; on sm_80; on sm_90 and 100."""
 
 
-def mlp_refusal(fc1: Layer, fc2: Layer, dtype: torch.dtype, features: tuple[int, int] | None = None) -> str | None:
-    """Return why the kernel cannot run these layers, in a few words; None if it can.
+def mlp_refusal(
+    first: MonarchShape, second: MonarchShape, dtype: torch.dtype | None = None, features: tuple[int, int] | None = None
+) -> str | None:
+    """Return why the kernel cannot run layers of these shapes, in a few words; None if it can.
 
     Args:
+        dtype: dtype of the inputs, if it is known.
         features: (width, hidden) of the MLP, if the factors may be padded beyond them.
     """
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         return f"fused MLP: {dtype}, not bfloat16 or float16"
-    return _shape_refusal(MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2]), features)
-
-
-def _shape_refusal(first: MonarchShape, second: MonarchShape, features: tuple[int, int] | None = None) -> str | None:
     nblocks = first.K
     if {first.J, second.K, second.J} != {nblocks} or nblocks not in BLOCK_WIDTHS:
         counts = f"{first.K}, {first.J}, {second.K}, {second.J}"
@@ -149,7 +148,7 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
         ValueError: `mlp_refusal` refuses the layers, or a bias does not fit.
     """
     first, second = MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2])
-    refusal = _shape_refusal(first, second)
+    refusal = mlp_refusal(first, second)
     width = block_width(first, second) if refusal is None else None
     if width is None:
         raise ValueError(refusal)
