@@ -10,8 +10,9 @@ from ..attention import attention_refusal
 from ..blocked import Activation, block_monarch, blocked_refusal
 from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
 from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds
-from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
+from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
+from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
 from .base import OTHER_KIND, Impl, Runner, on_rows, packed
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
