@@ -21,8 +21,9 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Loader]]:
         return
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     from milkweed.loaders.decode.dali import DaliLoader
+    from milkweed.loaders.decode.dali_graph import DaliOptions
 
-    loader = DaliLoader(SPEC, resample="exact" if name == "dali exact" else "fused", max_batch=32)
+    loader = DaliLoader(SPEC, options=DaliOptions(resample=name.removeprefix("dali "), max_batch=32))
     yield name, loader
     loader.close()
 
