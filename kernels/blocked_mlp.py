@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .blocked import sort_factors
 from .shapes import MonarchShape
 
 Layer = tuple[Tensor, Tensor, Tensor | None]
@@ -152,8 +153,12 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
     width = block_width(first, second) if refusal is None else None
     if width is None:
         raise ValueError(refusal)
-    a1, a2 = _blocked(fc1, first, width)
-    c1, c2 = _blocked(fc2, second, width)
+    (
+        (a1, a2),
+        (c1, c2),
+    ) = (  # the factors (nb, Q, p), with rows sorted by reader, and (nb, s, Q), with columns that match
+        sort_factors(*fc[:2], width // shape.K, shape.p, fc[0].dtype) for fc, shape in ((fc1, first), (fc2, second))
+    )
     rows, columns = _hidden_columns(first, second)
     rows, columns = rows.to(a2.device), columns.to(a2.device)  # (nb, nb, G * 16), of block l and of block k
     to_hidden = torch.stack([_pad(a2, 1)[l][rows[:, l]] for l in range(first.J)], dim=1)  # (nb, nb, G*16, Q)
@@ -173,21 +178,6 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
         bias1=torch.stack([by_block[l][rows[:, l]] for l in range(first.J)], dim=1).unflatten(2, (groups, 16)),
         bias2=bias2,
     )
-
-
-def _blocked(layer: Layer, shape: MonarchShape, width: int) -> tuple[Tensor, Tensor]:
-    """Return the factors (nb, Q, p), with rows sorted by reader, and (nb, s, Q), with columns that match."""
-    nblocks, sub = shape.K, width // shape.K
-    w1 = layer[0].new_zeros(nblocks, width, shape.p)
-    w2 = layer[1].new_zeros(nblocks, shape.s, width)
-    for k in range(nblocks):
-        for j in range(nblocks):
-            # Rows v of block k with k*q + v = j mod nb; what they make is column (k*q + v) div nb of block j.
-            v = range((j - k * shape.q) % nblocks, shape.q, nblocks)
-            w1[k, j * sub : j * sub + len(v)] = layer[0][k, v.start :: nblocks].detach()
-            first = (k * shape.q + v.start) // nblocks
-            w2[j, :, k * sub : k * sub + len(v)] = layer[1][j, :, first : first + len(v)].detach()
-    return w1, w2
 
 
 def _hidden_columns(first: MonarchShape, second: MonarchShape) -> tuple[Tensor, Tensor]:
