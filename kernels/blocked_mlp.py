@@ -153,12 +153,9 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
     width = block_width(first, second) if refusal is None else None
     if width is None:
         raise ValueError(refusal)
-    (
-        (a1, a2),
-        (c1, c2),
-    ) = (  # the factors (nb, Q, p), with rows sorted by reader, and (nb, s, Q), with columns that match
-        sort_factors(*fc[:2], width // shape.K, shape.p, fc[0].dtype) for fc, shape in ((fc1, first), (fc2, second))
-    )
+    c = width // first.K
+    a1, a2 = sort_factors(*fc1[:2], c, first.p, fc1[0].dtype)  # (nb, Q, p) and (nb, s, Q)
+    c1, c2 = sort_factors(*fc2[:2], c, second.p, fc2[0].dtype)
     rows, columns = _hidden_columns(first, second)
     rows, columns = rows.to(a2.device), columns.to(a2.device)  # (nb, nb, G * 16), of block l and of block k
     to_hidden = torch.stack([_pad(a2, 1)[l][rows[:, l]] for l in range(first.J)], dim=1)  # (nb, nb, G*16, Q)

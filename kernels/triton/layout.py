@@ -113,9 +113,7 @@ def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tu
     natural = row * J + block
     exists = natural < hidden_features
     group = natural // fc2.p  # input block of fc2
-    slot = (
-        row - (group * fc2.p - block + J - 1) // J
-    )  # among the rows of a block that go to one group, which is J apart
+    slot = row - (group * fc2.p - block + J - 1) // J  # less the first row of the block that belongs to the group
     c = -(-(int(slot[exists].max()) + 1) // VECTOR) * VECTOR
     j, u = exists.nonzero(as_tuple=True)
     k, i, column = group[exists], slot[exists], natural[exists] % fc2.p
