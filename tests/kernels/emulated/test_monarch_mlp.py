@@ -108,15 +108,9 @@ def make_args(problem: Problem) -> tuple[Args, Tensor]:
     return Args(*(None if t is None else t.data_ptr() for t in tensors), eps, *ints), out
 
 
-def refusal(
-    library: ctypes.CDLL, dtype: torch.dtype, tile: int, args: Args, mode: int = 0, seed: int = 1
-) -> str | None:
-    return launch(library.mw_monarch_mlp, mode, seed, DTYPES.index(dtype), tile, ctypes.byref(args))
-
-
 def run(library: ctypes.CDLL, problem: Problem, mode: int, seed: int = 1) -> Tensor:
-    args, out = make_args(problem)
-    assert refusal(library, problem.case.dtype, problem.case.tile, args, mode, seed) is None
+    (args, out), dtype = make_args(problem), DTYPES.index(problem.case.dtype)
+    assert launch(library.mw_monarch_mlp, mode, seed, dtype, problem.case.tile, ctypes.byref(args)) is None
     assert guards_untouched(out)
     return out
 
@@ -174,11 +168,8 @@ def test_small_shapes_give_the_mlp_in_every_mode(quick: ctypes.CDLL, case: Case,
 @pytest.mark.parametrize(("width", "hidden"), EVERY_WIDTH)
 @pytest.mark.parametrize("nblocks", BLOCK_WIDTHS)
 def test_every_shape_gives_the_mlp(emulated: Build, nblocks: int, width: int, hidden: int) -> None:
-    tiles = [
-        tile
-        for tile in TILES
-        if tile_shared_bytes(nblocks, make_problem(Case(nblocks, width, hidden, 0, 1)).packed.block_width, tile)
-    ]
+    block_width = make_problem(Case(nblocks, width, hidden, tile=0, rows=1)).packed.block_width
+    tiles = [tile for tile in TILES if tile_shared_bytes(nblocks, block_width, tile)]
     library = emulated("monarch_mlp", defines=("MW_EVERY_SHAPE",))
     for rows in (1, 15, 16, 17, 197, 1577):
         for i, (tile, dtype) in enumerate(product(tiles, DTYPES)):
@@ -232,7 +223,8 @@ def test_refusals_say_why(quick: ctypes.CDLL) -> None:
         args, _ = make_args(problem)
         for name, value in changes.items():
             setattr(args, name, value)
-        assert reason in str(refusal(quick, problem.case.dtype, tile, args))
+        dtype = DTYPES.index(problem.case.dtype)
+        assert reason in str(launch(quick.mw_monarch_mlp, 0, 1, dtype, tile, ctypes.byref(args)))
 
 
 def test_python_knows_the_tiles(quick: ctypes.CDLL) -> None:
