@@ -2,7 +2,8 @@
 
 The CUDA implementations come with the compiled library (`native`). The CPU ones compute the same function from the
 same packed tensors in plain PyTorch, so that models that use these operators run, compile and export without a GPU.
-They are for inference: none has a derivative.
+They are for inference: none has a derivative. `tile` is the variant of the kernel, which a CPU ignores. On CUDA, a
+RuntimeError says which tensor a kernel does not take, before anything is launched.
 """
 
 from collections.abc import Callable
@@ -30,13 +31,9 @@ def monarch_linear(
         w1, w2, bias: tensors of a `BlockedMonarch`.
         residual: (M, out_features) or None.
         act: a `blocked.Activation`.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, out_features).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
 
@@ -60,13 +57,9 @@ def monarch_mlp(
         x, residual: (M, width), bfloat16 or float16, contiguous; residual may be None.
         factor1, stream, factor2, bias1, bias2: tensors of a `BlockedMlp`.
         norm_weight, norm_bias, eps: a LayerNorm over x, (width,) float32; or both None.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, width).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     weights = (factor1, stream, factor2, bias1, bias2)
     return torch.ops.milkweed.monarch_mlp(x, *weights, residual, norm_weight, norm_bias, eps, tile)
@@ -87,13 +80,9 @@ def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) ->
         qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
         num_heads: heads; head_dim is 32 or 64.
         scale: factor of the scores, positive.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (B, N, num_heads * head_dim).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensor; nothing was launched.
     """
     return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
 
@@ -113,13 +102,10 @@ def performer_attention(
         kqv: (B, N, 3 * dim), bfloat16 or float16, contiguous: keys, queries, values.
         weights, biases, eps, norm_eps: those of a `PackedPerformer`.
         parallel: (B, N, dim), added after the projection, or None.
-        tile: variant of the kernel (`performer_tile`); a CPU ignores it.
+        tile: see `performer_tile`.
 
     Returns:
         (B, N, dim).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.performer_attention(kqv, weights, biases, parallel, eps, norm_eps, tile)
 
@@ -143,13 +129,9 @@ def conv_branch(
         tokens, residual: (B, class_token + side * side, C), bfloat16 or float16, contiguous; residual may be None.
         weight1, bias1, weight2, bias2, weight3, bias3, groups: those of a `ConvBranch`.
         class_token: whether the first token is a class token, which only gets the residual, or zeros.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         The shape of tokens.
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     layers = (weight1, bias1, weight2, bias2, weight3, bias3)
     return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)

@@ -64,17 +64,8 @@ def test_packed_mlp_is_its_two_layers(nblocks: int, width: int, hidden: int) -> 
     ],
 )
 def test_any_rank_and_uneven_blocks(nblocks: int, width: int, hidden: int, ranks: tuple[int, int]) -> None:
-    fc1, fc2 = make_mlp(nblocks, width, hidden)
-    g = torch.Generator().manual_seed(3)
-    fc1, fc2 = (
-        # K*q = J*r with K = J: the rank is q = r.
-        (*(torch.randn(*size, generator=g, dtype=torch.float64) / size[2] ** 0.5 for size in sizes), layer[2])
-        for layer, sizes in (
-            (fc1, ((nblocks, ranks[0], width // nblocks), (nblocks, hidden // nblocks, ranks[0]))),
-            (fc2, ((nblocks, ranks[1], hidden // nblocks), (nblocks, width // nblocks, ranks[1]))),
-        )
-    )
-    x = torch.randn(3, width, dtype=torch.float64, generator=g)
+    fc1, fc2 = make_mlp(nblocks, width, hidden, ranks)
+    x = torch.randn(3, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
     torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
 
