@@ -94,22 +94,38 @@ def test_a_batch_that_dali_loses_is_answered_and_the_graph_rebuilt(picture, enco
     assert loader.load(good).decoders == ["dali"] * 7
 
 
-def test_batches_keep_to_their_limits(picture, encoded, monkeypatch: pytest.MonkeyPatch):
-    runs: list[int] = []
-    run = DaliGraph.run
-    monkeypatch.setattr(
-        DaliGraph, "run", lambda graph, bodies, regions: runs.append(len(bodies)) or run(graph, bodies, regions)
-    )
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Pixels of each image of each run of a graph."""
+    seen, run = [], DaliGraph.run
+
+    def noted(graph, bodies, regions):
+        seen.append([region.width * region.height for region in regions])
+        return run(graph, bodies, regions)
+
+    monkeypatch.setattr(DaliGraph, "run", noted)
+    return seen
+
+
+def test_warming_up_decodes_a_full_batch_and_a_large_picture(runs):
+    loader = DaliLoader(SPEC, options=DaliOptions(max_batch=8))
+    loader.warm_up(100)
+    assert runs == [[500 * 375] * 8, [12_000_000]]
+    assert loader.counts.dali == 0
+    loader.close()
+
+
+def test_batches_keep_to_their_limits(picture, encoded, runs):
     small, large = (
         DaliLoader(SPEC, options=DaliOptions(max_batch=4, max_batch_pixels=most)) for most in (300 * 300 * 3, 10**9)
     )
     bodies = [encoded(picture(300, 300, seed), "JPEG") for seed in range(5)]
     bodies.append(encoded(picture(1200, 300), "JPEG"))
     assert len(small.load(bodies).ok) == 6
-    assert runs == [3, 2, 1]
+    assert list(map(len, runs)) == [3, 2, 1]
     runs.clear()
     assert len(large.load(bodies).ok) == 6
-    assert runs == [4, 2]
+    assert list(map(len, runs)) == [4, 2]
     assert small.load([]).pixels.shape == (0, 3, 224, 224)
 
 

@@ -142,22 +142,6 @@ def test_infos_and_sources_must_be_as_many(loader, good):
         loader.load(good[:2], [None], [None, None])
 
 
-def test_warming_up_decodes_a_full_batch_and_a_large_picture(loader, monkeypatch):
-    runs = []
-    run = DaliGraph.run
-    monkeypatch.setattr(
-        DaliGraph,
-        "run",
-        lambda graph, bodies, regions: (
-            runs.append([r.width * r.height for r in regions]) or run(graph, bodies, regions)
-        ),
-    )
-    loader.warm_up(100)
-    assert runs == [[500 * 375] * 8, [12_000_000]]
-    assert loader.counts.dali == 0
-    loader.close()
-
-
 def test_jpeg_2000_is_never_dalis(picture, encoded):
     limits = replace(DEFAULT_LIMITS, formats=FORMATS + OPT_IN_FORMATS)
     loader = DaliLoader(SPEC, limits, options=DaliOptions(strict=False))

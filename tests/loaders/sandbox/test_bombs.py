@@ -4,10 +4,8 @@ import resource
 import struct
 import time
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 
@@ -15,22 +13,14 @@ from milkweed.loaders import FORMATS, InputError, Limits, PreprocessSpec, valida
 from milkweed.loaders.headers.info import OPT_IN_FORMATS
 from milkweed.loaders.sandbox.sandbox import CPU_SECONDS, Sandbox
 
+from ..conftest import encoded as saved
+from ..conftest import noise
+
 LIMITS = Limits(formats=FORMATS + OPT_IN_FORMATS)
 SPEC = PreprocessSpec()
 MOST_PARENT_MB = 60
 MOST_CPU_SECONDS = CPU_SECONDS + 0.5
 """This includes the start of the child and the delay with which the kernel ends it."""
-
-
-def saved(image: Image.Image, format: str, **options: object) -> bytes:
-    body = BytesIO()
-    image.save(body, format, **options)
-    return body.getvalue()
-
-
-def noise(width: int, height: int, channels: int = 3) -> Image.Image:
-    tile = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, channels), np.uint8)
-    return Image.fromarray(np.tile(tile, (4, 4, 1)))
 
 
 # --- AVIF: sizes that lie, grids, EXIF ---
