@@ -7,7 +7,7 @@ Needs a CUDA device and PyTorch from 2.10 on; nvcc builds the kernel library, wi
 matplotlib) the rows that need it say so. `--dry-run` walks the same path on a CPU with tiny shapes: it proves the
 script, and its figures are none.
 
-Protocol: ceilings first (copy bandwidth, one large matrix product), then every engine is checked on ragged rows
+Protocol: ceilings first (copy bandwidth, one large matrix product), then every impl is checked on ragged rows
 against float64, then candidates are timed interleaved as CUDA graphs of 20 calls, medians of up to 50 replays, warm
 (one input) and cold (inputs that rotate through more than the level-2 cache); clocks are logged at each section.
 Only where they are asked for: `tune`, in which the product's tuner writes this device's preset, and `images`, decoding
@@ -62,9 +62,9 @@ def _run(options: argparse.Namespace) -> int:
         f"ceilings: copy {ceilings.bytes_per_second / 1e12:.2f} TB/s, "
         f"{options.dtype} product {ceilings.flops_per_second / 1e12:.0f} TFLOP/s"
     )
-    engines = all_impls()
+    impls = all_impls()
     if run.dry:
-        engines = [*native_impls(on_cpu=True), *(e for e in engines if not e.name.startswith("native"))]
+        impls = [*native_impls(on_cpu=True), *(e for e in impls if not e.name.startswith("native"))]
     for name in options.sections:
         run.say(f"{name}; clocks: {clocks(run.device)}")
         try:
@@ -73,7 +73,7 @@ def _run(options: argparse.Namespace) -> int:
 
                 images_section(run, options, lambda: _write(run, options, facts, library, ceilings))
             else:
-                KERNEL_SECTIONS[name](run, engines, ceilings)
+                KERNEL_SECTIONS[name](run, impls, ceilings)
         except Exception as error:  # one section must not cost the others their figures
             traceback.print_exc()
             run.skipped.append(f"{name}: ended by {type(error).__name__}: {error}"[:300])

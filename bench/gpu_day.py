@@ -8,7 +8,7 @@ second time, beside the first. After each step OUT/README.md says what was asked
 round.
 
     tests       the tests that need a GPU (pytest -m gpu)
-    kernels     builds the library; every engine against float64; MLPs of the published shapes
+    kernels     builds the library; every impl against float64; MLPs of the published shapes
     parts       attention, ViTAE's cells
     vit, vitae  whole forwards beside the dense model eager, as a CUDA graph, and compiled by max-autotune
     decode      JPEGs on the GPU: right, isolated, in order, how fast

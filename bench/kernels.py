@@ -79,7 +79,7 @@ def _measured(
 ) -> tuple[list[Row], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
-    engines = [engine for engine in all_impls() if not engine.name.startswith(("native", "triton"))]
+    impls = [impl for impl in all_impls() if not impl.name.startswith(("native", "triton"))]
     device, timer, rows = torch.device("cpu"), HostTimer(samples=rounds, fastest=True), list[Row]()
     ceilings = measure_ceilings(device, dtype, timer, sizes=SMALL)
     for done, (shape, batch) in enumerate(cells, 1):
@@ -89,10 +89,10 @@ def _measured(
             nblocks=nblocks,
             device=device,
             dtype=dtype,
-            engines=engines,
+            impls=impls,
             timer=timer,
             ceilings=replace(ceilings, cache_bytes=WARM_CACHE),
-            tune=partial(tune_chain, impls=engines),
+            tune=partial(tune_chain, impls=impls),
             compile_seconds_left=lambda: -1.0,
         )
         # Others may have had the cores before: what was reached once is what there is.

@@ -110,7 +110,7 @@ def run(
         "threads": threads,
         "seconds_per_row": seconds,
         "mlp_rows": MLP_ROWS,
-        "kernel": str(decide(torch.device("cpu"), differentiable=False)),
+        "kernel": decide(torch.device("cpu"), differentiable=False),
     }
     return {**about("model", load_before), "settings": settings, "rows": rows}
 

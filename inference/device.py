@@ -56,11 +56,6 @@ def device_names(devices: Sequence[torch.device]) -> tuple[str, ...]:
     return tuple(f"cpu:{place}" if device.type == "cpu" else str(device) for place, device in enumerate(devices))
 
 
-def means_gpu(name: str) -> bool:
-    """Whether `name` asks for a GPU, or for one where there is one and there is; whether it can be had is not asked."""
-    return name.startswith("cuda") or (name == "auto" and torch.cuda.is_available())
-
-
 def use_device(device: torch.device) -> None:
     """Make a CUDA device the calling thread's current one, which libraries that are told none launch on."""
     if device.type == "cuda":

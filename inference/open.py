@@ -13,9 +13,10 @@ import torch
 from torch import nn
 
 from ..loaders.base import Loader
+from ..loaders.decode.dali_graph import DaliOptions
 from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
-from ..loaders.select import DaliOptions, create_loader
+from ..loaders.select import create_loader
 from ..models.accounting import dense_equivalent_bytes, macs
 from ..models.bundle.bundle import load_bundle
 from ..models.bundle.config import BundleConfig

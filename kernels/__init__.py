@@ -1,12 +1,11 @@
 """Functions on tensors: the Monarch product, how its factors are packed, and what runs it on a device."""
 
-from .ops import Decision, decide, monarch_linear, packed_linear, packed_mlp
+from .ops import decide, monarch_linear, packed_linear, packed_mlp
 from .packing import PackedMonarch, pack_monarch
 from .reference import monarch_reference, monarch_to_dense
 from .shapes import MonarchShape
 
 __all__ = [
-    "Decision",
     "MonarchShape",
     "PackedMonarch",
     "decide",

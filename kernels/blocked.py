@@ -34,6 +34,11 @@ class Activation(IntEnum):
     SILU = 2
 
 
+def activated(y: Tensor, act: int) -> Tensor:
+    """Apply an `Activation`."""
+    return {Activation.NONE: lambda v: v, Activation.GELU: F.gelu, Activation.SILU: F.silu}[Activation(act)](y)
+
+
 @dataclass(frozen=True)
 class BlockedMonarch:
     """A Monarch layer in the blocked layout, on one device.
@@ -82,19 +87,31 @@ def block_monarch(
         raise ValueError(refusal)
     if bias is not None and bias.shape != (out_features,):
         raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {out_features} outputs")
-    nb, c = shape.K, slots(shape)
-    block = torch.arange(nb, device=w1.device).view(nb, 1).expand(nb, shape.q)  # k of each row of w1
-    row = torch.arange(shape.q, device=w1.device).expand(nb, shape.q)  # v
-    output_block = (block * shape.q + row) % nb  # j
-    column = (block * shape.q + row) // nb
-    slot = row // nb  # rows that belong to one j are nb apart
+    first, second = sort_factors(w1, w2, slots(shape), -(-shape.p // DEPTH) * DEPTH, dtype)
+    return BlockedMonarch(first, second, None if bias is None else bias.detach().float().contiguous(), in_features)
 
-    first = w1.new_zeros((nb, nb * c, -(-shape.p // DEPTH) * DEPTH), dtype=dtype)
+
+def sort_factors(w1: Tensor, w2: Tensor, c: int, depth: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Sort the rows of w1 by the output block that reads them, and the columns of w2 alike, for any K, q, p, J and s.
+
+    Args:
+        c: slots that one input block has in one output block, at least q / J; those left over are zero.
+        depth: columns of the sorted w1, at least p; those left over are zero.
+
+    Returns:
+        (K, J*c, depth) and (J, s, K*c), contiguous.
+    """
+    shape = MonarchShape.of(w1, w2)
+    block = torch.arange(shape.K, device=w1.device).view(-1, 1)  # k of each row of w1
+    row = torch.arange(shape.q, device=w1.device)  # v
+    output_block = (block * shape.q + row) % shape.J  # j
+    column = (block * shape.q + row) // shape.J
+    slot = row // shape.J  # rows that belong to one j are J apart
+    first = w1.new_zeros((shape.K, shape.J * c, depth), dtype=dtype)
     first[block, output_block * c + slot, : shape.p] = w1.detach().to(dtype)
-    second = w2.new_zeros((nb, nb * c, shape.s), dtype=dtype)
+    second = w2.new_zeros((shape.J, shape.K * c, shape.s), dtype=dtype)
     second[output_block, block * c + slot] = w2.detach().to(dtype).transpose(1, 2)[output_block, column]
-    ready = None if bias is None else bias.detach().float().contiguous()
-    return BlockedMonarch(first, second.transpose(1, 2).contiguous(), ready, in_features)
+    return first, second.transpose(1, 2).contiguous()
 
 
 def slots(shape: MonarchShape) -> int:
@@ -143,10 +160,7 @@ def blocked_reference(x: Tensor, layer: BlockedMonarch, act: int, residual: Tens
     y = y.permute(1, 2, 0).reshape(rows, layer.out_features)
     if layer.bias is not None:
         y = y + layer.bias
-    if act == Activation.GELU:
-        y = F.gelu(y)
-    elif act == Activation.SILU:
-        y = F.silu(y)
+    y = activated(y, act)
     if residual is not None:
         y = y + residual.float()
     return y.to(layer.dtype)

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .blocked import sort_factors
 from .shapes import MonarchShape
 
 Layer = tuple[Tensor, Tensor, Tensor | None]
@@ -68,18 +69,17 @@ SHARED_LIMITS = (99 * 1024, 163 * 1024, 227 * 1024)
 """Bytes of shared memory that a block may have on sm_86, 89 and 120; on sm_80; on sm_90 and 100."""
 
 
-def mlp_refusal(fc1: Layer, fc2: Layer, dtype: torch.dtype, features: tuple[int, int] | None = None) -> str | None:
-    """Return why the kernel cannot run these layers, in a few words; None if it can.
+def mlp_refusal(
+    first: MonarchShape, second: MonarchShape, dtype: torch.dtype | None = None, features: tuple[int, int] | None = None
+) -> str | None:
+    """Return why the kernel cannot run layers of these shapes, in a few words; None if it can.
 
     Args:
+        dtype: dtype of the inputs, if it is known.
         features: (width, hidden) of the MLP, if the factors may be padded beyond them.
     """
-    if dtype not in DTYPES:
+    if dtype is not None and dtype not in DTYPES:
         return f"fused MLP: {dtype}, not bfloat16 or float16"
-    return _shape_refusal(MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2]), features)
-
-
-def _shape_refusal(first: MonarchShape, second: MonarchShape, features: tuple[int, int] | None = None) -> str | None:
     nblocks = first.K
     if {first.J, second.K, second.J} != {nblocks} or nblocks not in BLOCK_WIDTHS:
         counts = f"{first.K}, {first.J}, {second.K}, {second.J}"
@@ -149,12 +149,13 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
         ValueError: `mlp_refusal` refuses the layers, or a bias does not fit.
     """
     first, second = MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2])
-    refusal = _shape_refusal(first, second)
+    refusal = mlp_refusal(first, second)
     width = block_width(first, second) if refusal is None else None
     if width is None:
         raise ValueError(refusal)
-    a1, a2 = _blocked(fc1, first, width)
-    c1, c2 = _blocked(fc2, second, width)
+    c = width // first.K
+    a1, a2 = sort_factors(*fc1[:2], c, first.p, fc1[0].dtype)  # (nb, Q, p) and (nb, s, Q)
+    c1, c2 = sort_factors(*fc2[:2], c, second.p, fc2[0].dtype)
     rows, columns = _hidden_columns(first, second)
     rows, columns = rows.to(a2.device), columns.to(a2.device)  # (nb, nb, G * 16), of block l and of block k
     to_hidden = torch.stack([_pad(a2, 1)[l][rows[:, l]] for l in range(first.J)], dim=1)  # (nb, nb, G*16, Q)
@@ -174,21 +175,6 @@ def block_mlp(fc1: Layer, fc2: Layer, dtype: torch.dtype) -> BlockedMlp:
         bias1=torch.stack([by_block[l][rows[:, l]] for l in range(first.J)], dim=1).unflatten(2, (groups, 16)),
         bias2=bias2,
     )
-
-
-def _blocked(layer: Layer, shape: MonarchShape, width: int) -> tuple[Tensor, Tensor]:
-    """Return the factors (nb, Q, p), with rows sorted by reader, and (nb, s, Q), with columns that match."""
-    nblocks, sub = shape.K, width // shape.K
-    w1 = layer[0].new_zeros(nblocks, width, shape.p)
-    w2 = layer[1].new_zeros(nblocks, shape.s, width)
-    for k in range(nblocks):
-        for j in range(nblocks):
-            # Rows v of block k with k*q + v = j mod nb; what they make is column (k*q + v) div nb of block j.
-            v = range((j - k * shape.q) % nblocks, shape.q, nblocks)
-            w1[k, j * sub : j * sub + len(v)] = layer[0][k, v.start :: nblocks].detach()
-            first = (k * shape.q + v.start) // nblocks
-            w2[j, :, k * sub : k * sub + len(v)] = layer[1][j, :, first : first + len(v)].detach()
-    return w1, w2
 
 
 def _hidden_columns(first: MonarchShape, second: MonarchShape) -> tuple[Tensor, Tensor]:

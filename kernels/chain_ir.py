@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention import merge_heads, split_heads
+from .attention import attention_reference
 from .reference import monarch_reference
 from .shapes import MonarchShape
 
@@ -106,6 +106,10 @@ class Monarch:
     def shape(self) -> MonarchShape:
         return MonarchShape.of(self.w1, self.w2)
 
+    def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return w1, w2 and bias on a device."""
+        return self.w1.to(device), self.w2.to(device), None if self.bias is None else self.bias.to(device)
+
     def describe(self) -> str:
         factors = ",".join("x".join(map(str, w.shape)) for w in (self.w1, self.w2))
         return f"monarch({self.in_features}>{self.out_features},{factors}{_bias(self.bias)})"
@@ -191,9 +195,8 @@ def _value(operator: Operator, x: Tensor, residual: Tensor | None) -> Tensor:
             return y if bias is None else y + bias.to(x)
         case Gelu():
             return F.gelu(x)
-        case Attention(_, _, scale):
-            q, k, v = split_heads(x, operator.num_heads)
-            return merge_heads(torch.softmax(scale * (q @ k.transpose(-2, -1)), dim=-1) @ v)
+        case Attention(num_heads, _, scale):
+            return attention_reference(x, num_heads, scale)
         case Add():
             return x + needed(residual).to(x)
 

@@ -45,10 +45,6 @@ class ConvBranch:
         return len(self.bias2)
 
     @property
-    def hidden_channels(self) -> int:
-        return len(self.bias1)
-
-    @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All tensors."""
         tensors = (self.weight1, self.bias1, self.weight2, self.bias2, self.weight3, self.bias3)

@@ -1,7 +1,5 @@
 """The public Monarch operations: each checks its arguments, chooses an implementation once, and runs it."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -11,30 +9,21 @@ from .feature_major import feature_major_linear, feature_major_mlp
 from .packing import PackedMonarch, pack_monarch
 from .shapes import MonarchShape
 
-
-@dataclass(frozen=True)
-class Decision:
-    """The implementation that runs, and why in a few words."""
-
-    implementation: str  # "feature_major" | "batched"
-    reason: str
-
-    def __str__(self) -> str:
-        return f"{self.implementation} ({self.reason})"
+FEATURE_MAJOR = "feature_major (CPU inference: permutations are strides)"
 
 
-def decide(device: torch.device, *, differentiable: bool) -> Decision:
-    """Choose the implementation for tensors on `device`, before anything is launched.
+def decide(device: torch.device, *, differentiable: bool) -> str:
+    """Choose how tensors on `device` are multiplied, before anything is launched; say it, and why in a few words.
 
     Args:
         device: where input and factors are.
         differentiable: gradients are wanted.
     """
     if differentiable:
-        return Decision("batched", "gradients wanted")
+        return "batched (gradients wanted)"
     if device.type == "cpu":
-        return Decision("feature_major", "CPU inference: permutations are strides")
-    return Decision("batched", f"plain PyTorch on {device.type}: a fused model chooses for itself")
+        return FEATURE_MAJOR
+    return f"batched (plain PyTorch on {device.type}: a fused model chooses for itself)"
 
 
 def monarch_linear(
@@ -57,7 +46,7 @@ def monarch_linear(
     shape = MonarchShape.of(w1, w2)
     out = shape.check(x.shape[-1], out_features)
     rows = x.reshape(-1, x.shape[-1])
-    if decide(x.device, differentiable=_wants_gradients(x, w1, w2, bias)).implementation == "feature_major":
+    if decide(x.device, differentiable=_wants_gradients(x, w1, w2, bias)) == FEATURE_MAJOR:
         packed = pack_monarch(w1, w2, bias, in_features=x.shape[-1], out_features=out)
         y = feature_major_linear(rows, packed)
     else:
@@ -71,7 +60,7 @@ def monarch_linear(
 def packed_linear(x: Tensor, layer: PackedMonarch) -> Tensor:
     """`monarch_linear` with a packed layer, inference only: (..., in_features) -> (..., out_features)."""
     rows = _rows(x, layer)
-    if decide(x.device, differentiable=False).implementation == "feature_major":
+    if decide(x.device, differentiable=False) == FEATURE_MAJOR:
         y = feature_major_linear(rows, layer)
     else:
         y = _batched(rows, layer)
@@ -87,7 +76,7 @@ def packed_mlp(x: Tensor, fc1: PackedMonarch, fc2: PackedMonarch) -> Tensor:
     if fc1.out_features != fc2.in_features:
         raise ValueError(f"fc1 gives {fc1.out_features} features, fc2 takes {fc2.in_features}")
     rows = _rows(x, fc1)
-    if decide(x.device, differentiable=False).implementation == "feature_major":
+    if decide(x.device, differentiable=False) == FEATURE_MAJOR:
         y = feature_major_mlp(rows, fc1, fc2)
     else:
         y = _batched(F.gelu(_batched(rows, fc1)), fc2)

@@ -1,7 +1,7 @@
 """Creates a loader by name, or the fastest one of this machine."""
 
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
@@ -9,6 +9,7 @@ import torch
 
 from .base import Loader
 from .decode.cpu import CpuLoader
+from .decode.dali_graph import DEFAULT_DALI, DaliOptions
 from .decode.pillow import PillowLoader
 from .errors import LoaderError
 from .headers.limits import DEFAULT_LIMITS, Limits
@@ -18,27 +19,6 @@ from .sandbox.sandbox import Sandbox
 logger = logging.getLogger("milkweed.loaders")
 
 LOADERS = ("auto", "cpu", "dali", "pillow")
-
-
-@dataclass(frozen=True)
-class DaliOptions:
-    """Options of `DaliLoader`, which describes them.
-
-    Args:
-        dtype: dtype of the pixels on a GPU; on the CPU they are float32.
-    """
-
-    hw_decoder_load: float = 0.0
-    resample: Literal["exact", "fused"] = "exact"
-    min_pixels: int = 0
-    min_batch: int = 1
-    strict: bool = True
-    max_batch: int = 64
-    max_batch_pixels: int = 128_000_000
-    dtype: torch.dtype = torch.float32
-
-
-DEFAULT_DALI = DaliOptions()
 
 
 def create_loader(
@@ -79,9 +59,7 @@ def create_loader(
         from .decode.dali import DaliLoader
 
         options = dali if device == "gpu" else replace(dali, dtype=torch.float32)
-        return DaliLoader(
-            spec, limits, num_threads, device=device, device_id=device_id, sandbox=sandbox, **vars(options)
-        )
+        return DaliLoader(spec, limits, num_threads, options, device=device, device_id=device_id, sandbox=sandbox)
     if name == "pillow":
         return PillowLoader(spec, limits, sandbox=sandbox)
     if name == "cpu":

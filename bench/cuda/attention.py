@@ -24,7 +24,7 @@ def attention_rows(
     *,
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Impl],
+    impls: Sequence[Impl],
     timer: Timer,
     ceilings: Ceilings,
 ) -> list[Row]:
@@ -42,14 +42,14 @@ def attention_rows(
         for name, backend in PEERS.items()
     ]
     skipped: dict[str, str] = {}
-    for engine in engines:
-        if not engine.name.startswith("native"):
+    for impl in impls:
+        if not impl.name.startswith("native"):
             continue
-        reason = engine.refuses((attention,), problem)
+        reason = impl.refuses((attention,), problem)
         if reason is None:
-            candidates.append(Candidate(engine.name, True, engine.build((attention,), problem), floor, work=work))
-        elif "attention" in engine.name:
-            skipped[engine.name] = reason
+            candidates.append(Candidate(impl.name, True, impl.build((attention,), problem), floor, work=work))
+        elif "attention" in impl.name:
+            skipped[impl.name] = reason
     return measure(
         "attention",
         f"{shape.name} {shape.heads}x{shape.head_dim} N={shape.tokens}",

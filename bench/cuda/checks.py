@@ -1,4 +1,4 @@
-"""Correctness before any timing: every engine on every shape and ragged row count, against float64."""
+"""Correctness before any timing: every impl on every shape and ragged row count, against float64."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -26,7 +26,7 @@ ATTENTION_TOKENS = (1, 15, 16, 17, 50, 145, 196, 197, 256)
 
 @dataclass(frozen=True)
 class Check:
-    """What one engine gave on one segment: its error, and whether a second run gave the same bits."""
+    """What one impl gave on one segment: its error, and whether a second run gave the same bits."""
 
     engine: str
     segment: str
@@ -45,25 +45,25 @@ class Check:
 def checks(
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Impl],
+    impls: Sequence[Impl],
     *,
     nblocks: int,
     shapes: Sequence[MlpShape] = MLP_SHAPES,
     rows: Sequence[int] = ROWS,
     out_of_time: Callable[[], bool] = lambda: False,
 ) -> Iterator[Check]:
-    """One check an engine, segment, shape and row count; stops where time runs out."""
-    ours = [engine for engine in engines if engine.name.partition(":")[0] not in ("torch", "dense", "batched")]
-    native = [engine for engine in ours if engine.name.startswith("native")]
+    """One check an impl, segment, shape and row count; stops where time runs out."""
+    ours = [impl for impl in impls if impl.name.partition(":")[0] not in ("torch", "dense", "batched")]
+    native = [impl for impl in ours if impl.name.startswith("native")]
     # Triton compiles at each first launch: it comes last, and an odd and a large number of rows must do.
-    others, few = [engine for engine in ours if engine not in native], [count for count in rows if count in FEW_ROWS]
+    others, few = [impl for impl in ours if impl not in native], [count for count in rows if count in FEW_ROWS]
     for which, counts in ((native, rows), (others, few)):
         for shape, segment, problem in _cases(device, dtype, nblocks, shapes, counts):
-            for engine in which:
+            for impl in which:
                 if out_of_time():
                     return
-                if engine.refuses(segment, problem) is None:
-                    check = _check(engine, segment, shape, problem)
+                if impl.refuses(segment, problem) is None:
+                    check = _check(impl, segment, shape, problem)
                     if check is not None:
                         yield check
 
@@ -85,7 +85,7 @@ def _cases(
             yield f"{heads}x{head_dim}", (attention,), Problem(device, dtype, 2, count)
 
 
-def _check(engine: Impl, segment: Sequence[Operator], shape: str, problem: Problem) -> Check | None:
+def _check(impl: Impl, segment: Sequence[Operator], shape: str, problem: Problem) -> Check | None:
     """None where the kernel itself refuses the tile on this device."""
     x = torch.randn(problem.batch, problem.tokens, _width(segment), device=problem.device).to(problem.dtype)
     residual = None
@@ -95,7 +95,7 @@ def _check(engine: Impl, segment: Sequence[Operator], shape: str, problem: Probl
         if any(isinstance(operator, Add) for operator in segment):
             residual = torch.randn_like(truth, dtype=torch.float32).to(problem.dtype)
             truth = truth + residual.double()
-        runner = engine.build(segment, problem)
+        runner = impl.build(segment, problem)
         _poison(truth.numel() * x.itemsize, problem.device)
         y = runner(x, residual)
         error = relative_error(y, truth)
@@ -107,7 +107,7 @@ def _check(engine: Impl, segment: Sequence[Operator], shape: str, problem: Probl
         if REFUSED.search(str(failure)):
             return None
         note = f"{type(failure).__name__}: {failure}".splitlines()[0][:200]
-    return Check(engine.name, "+".join(kinds(segment)), shape, problem.rows, error, repeatable, isolated, note)
+    return Check(impl.name, "+".join(kinds(segment)), shape, problem.rows, error, repeatable, isolated, note)
 
 
 def _isolated(

@@ -1,4 +1,4 @@
-"""Rows of the MLP: dense and Monarch peers, each of our engines at its best, and what the tuner chose."""
+"""Rows of the MLP: dense and Monarch peers, each of our impls at its best, and what the tuner chose."""
 
 from collections.abc import Callable, Sequence
 
@@ -25,7 +25,7 @@ WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
 
 PEERS = ("dense", "batched", "torch")
-"""Engine families that anybody has: densified cuBLAS with its GELU epilogue, batched products, the plain operators."""
+"""Impl families that anybody has: densified cuBLAS with its GELU epilogue, batched products, the plain operators."""
 
 
 def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Monarch]:
@@ -49,7 +49,7 @@ def mlp_rows(
     nblocks: int,
     device: torch.device,
     dtype: torch.dtype,
-    engines: Sequence[Impl],
+    impls: Sequence[Impl],
     timer: Timer,
     ceilings: Ceilings,
     tune: Tune,
@@ -86,7 +86,7 @@ def mlp_rows(
         else:
             candidates.append(Candidate(name, False, compiled, ceilings.floor_us(*work), work=work))
     tuned = tune(chain, problem)
-    for family, members in families(engines).items():
+    for family, members in families(impls).items():
         plan = best_plan(chain, members, tuned.rows)
         if plan is None:
             continue
@@ -176,21 +176,21 @@ def compile_forward(
     return compiled
 
 
-def families(engines: Sequence[Impl]) -> dict[str, list[Impl]]:
-    """Engines by name up to the colon: the tile variants of one kernel belong together."""
+def families(impls: Sequence[Impl]) -> dict[str, list[Impl]]:
+    """Impls by name up to the colon: the tile variants of one kernel belong together."""
     grouped: dict[str, list[Impl]] = {}
-    for engine in engines:
-        grouped.setdefault(engine.name.partition(":")[0], []).append(engine)
+    for impl in impls:
+        grouped.setdefault(impl.name.partition(":")[0], []).append(impl)
     return grouped
 
 
-def best_plan(chain: Chain, engines: Sequence[Impl], measured: Sequence[Measured]) -> Plan | str | None:
-    """The fastest way to run the chain on these engines alone, whole or in two halves, by what the tuner measured.
+def best_plan(chain: Chain, impls: Sequence[Impl], measured: Sequence[Measured]) -> Plan | str | None:
+    """The fastest way to run the chain on these impls alone, whole or in two halves, by what the tuner measured.
 
     Returns:
         The plan; the reason where they cannot; None where they are made for something else.
     """
-    names = {engine.name for engine in engines}
+    names = {impl.name for impl in impls}
     rows = [row for row in measured if row.impl in names]
     ways: list[tuple[float, Plan]] = []
     for path in (WHOLE, HALVES):

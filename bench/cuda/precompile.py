@@ -19,11 +19,11 @@ FAMILIES = ("triton", "triton_mlp")
 
 
 class Task(NamedTuple):
-    """One engine on one problem."""
+    """One impl on one problem."""
 
     shape: MlpShape
     batch: int
-    engine: str
+    impl: str
     nblocks: int
     device: torch.device
     dtype: torch.dtype
@@ -49,18 +49,18 @@ def precompile(tasks: Sequence[Task], seconds: float) -> str:
 
 
 def launch_once(task: Task) -> int:
-    """Build and run whatever of the MLP the engine takes; how many segments that were."""
+    """Build and run whatever of the MLP the impl takes; how many segments that were."""
     problem = Problem(task.device, task.dtype, task.batch, task.shape.tokens)
     fc1, fc2 = layers(task.shape, task.nblocks, problem)
     chain = Chain((fc1, Gelu(), fc2))
-    (engine,) = (engine for engine in all_impls() if engine.name == task.engine)
+    (impl,) = (impl for impl in all_impls() if impl.name == task.impl)
     ran = 0
     with torch.inference_mode():
         for span in (*WHOLE, *HALVES, (0, 1)):
             segment = chain.segment(span)
-            if engine.refuses(segment, problem) is None:
+            if impl.refuses(segment, problem) is None:
                 x = torch.randn(task.batch, task.shape.tokens, chain.widths[span[0]], device=task.device)
-                engine.build(segment, problem)(x.to(task.dtype))
+                impl.build(segment, problem)(x.to(task.dtype))
                 ran += 1
         if task.device.type == "cuda":
             torch.cuda.synchronize(task.device)
@@ -71,5 +71,5 @@ def triton_tasks(
     shapes: Sequence[MlpShape], batches: Sequence[int], *, nblocks: int, device: torch.device, dtype: torch.dtype
 ) -> list[Task]:
     """A task for every Triton variant on every shape and batch, in the order in which they will be needed."""
-    names = [engine.name for engine in all_impls() if engine.name.partition(":")[0] in FAMILIES]
+    names = [impl.name for impl in all_impls() if impl.name.partition(":")[0] in FAMILIES]
     return [Task(shape, batch, name, nblocks, device, dtype) for batch in batches for shape in shapes for name in names]

@@ -40,7 +40,7 @@ class Row:
         cold_us: inputs rotate through more than the cache holds; None where they would all fit in it.
         floor_us: least time of this algorithm in as few launches as it can have (`Ceilings.floor_us`).
         error: relative error against float64.
-        note: why it did not run, or which engines it is made of.
+        note: why it did not run, or which impls it is made of.
         flops, moved_bytes: of `Work`; 0 where nobody counted.
     """
 

@@ -32,12 +32,12 @@ COMPILE_SECONDS = 60
 Section = Callable[[Run, Sequence[Impl], Ceilings], None]
 
 
-def check_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
-    """Every engine on ragged rows against float64."""
+def check_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
+    """Every impl on ragged rows against float64."""
     for check in checks(
         run.device,
         run.dtype,
-        engines,
+        impls,
         nblocks=run.nblocks,
         shapes=[DRY_MLP] if run.dry else MLP_SHAPES,
         rows=ROWS[:2] if run.dry else run.check_rows,
@@ -53,7 +53,7 @@ def check_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None
     run.say(f"{len(run.checks)} checks, {failed} failed, largest error of those that passed {worst:.2e}")
 
 
-def mlp_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
+def mlp_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
     """MLPs of the published shapes."""
     compile_until = run.seconds() + run.compile_seconds
     # Goals first, largest batches first: what matters most is there if time runs out.
@@ -75,10 +75,10 @@ def mlp_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
                 nblocks=run.nblocks,
                 device=run.device,
                 dtype=run.dtype,
-                engines=engines,
+                impls=impls,
                 timer=run.timer,
                 ceilings=ceilings,
-                tune=_tuner(engines),
+                tune=_tuner(impls),
                 compile_seconds_left=lambda wanted=compile_it: (  # type: ignore[misc]
                     compile_until - run.seconds() if wanted else -1.0
                 ),
@@ -86,7 +86,7 @@ def mlp_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
             _add(run, f"mlp {shape.name} batch {batch}", measured)
 
 
-def attention_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
+def attention_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
     """Attention, PyTorch's backends each pinned."""
     for shape in [DRY_ATTENTION] if run.dry else ATTENTION_SHAPES:
         for batch in (2,) if run.dry else BATCHES:
@@ -99,14 +99,14 @@ def attention_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> 
                 batch,
                 device=run.device,
                 dtype=run.dtype,
-                engines=engines,
+                impls=impls,
                 timer=run.timer,
                 ceilings=ceilings,
             )
             _add(run, f"attention {shape.name} batch {batch}", measured)
 
 
-def cells_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
+def cells_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
     """ViTAE's cells."""
     for batch in (1,) if run.dry else (32, 1, 8, 128):
         if run.out_of_time("cells"):
@@ -118,7 +118,7 @@ def cells_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None
         _add(run, f"cells batch {batch}", measured)
 
 
-def model_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
+def model_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
     """Whole forwards."""
     rows, skipped = forward_rows(
         device=run.device,
@@ -135,7 +135,7 @@ def model_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None
     _add(run, "models", lambda: rows)
 
 
-def tune_section(run: Run, engines: Sequence[Impl], ceilings: Ceilings) -> None:
+def tune_section(run: Run, impls: Sequence[Impl], ceilings: Ceilings) -> None:
     """Bring these models into the form they are served in: what the tuner finds for it is this device's preset."""
     from ...inference.open import InferenceOptions, prepare_model  # the other sections need no decoder
 
@@ -165,9 +165,9 @@ def _add(run: Run, what: str, measured: Callable[[], list[Row]]) -> None:
         print(line, flush=True)
 
 
-def _tuner(engines: Sequence[Impl]) -> Callable[[Chain, Problem], TunedChain]:
+def _tuner(impls: Sequence[Impl]) -> Callable[[Chain, Problem], TunedChain]:
     """The product's own tuner, without its cache: every run measures."""
-    return lambda chain, problem: tune_chain(chain, problem, engines)
+    return lambda chain, problem: tune_chain(chain, problem, impls)
 
 
 KERNEL_SECTIONS: dict[str, Section] = {

@@ -50,11 +50,14 @@ def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:
     )
 
 
-def dali(resample: Any, **options: Any) -> Loader:
+def dali(resample: Any, num_threads: int = 1, **options: Any) -> Loader:
     """The loader of DALI on the CPU; raises one of MISSING where it is not installed."""
     from ...loaders.decode.dali import DaliLoader
+    from ...loaders.decode.dali_graph import DaliOptions
 
-    return DaliLoader(SPEC, resample=resample, max_batch=MAX_BATCH, **options)
+    return DaliLoader(
+        SPEC, num_threads=num_threads, options=DaliOptions(resample=resample, max_batch=MAX_BATCH, **options)
+    )
 
 
 def methods() -> tuple[dict[str, Load], dict[str, str]]:

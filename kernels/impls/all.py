@@ -1,12 +1,11 @@
 """Lists all impls."""
 
 from .base import Impl
-from .batched import BatchedImpl
 from .dense import DenseImpl
 from .feature_major import FeatureMajorImpl
 from .native import native_impls
 from .sdpa import sdpa_impls
-from .torch_ops import EagerImpl
+from .torch_ops import BatchedImpl, EagerImpl
 from .triton import triton_impls
 
 

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from ..chain_ir import Operator, Packed, Problem
+from ..chain_ir import Operator, Packed, Problem, kinds, needed
 
 # A runner's function: x (B, N, C) and the residual, which is None if the segment has no Add -> y (B, N, C').
 Call = Callable[[Tensor, Tensor | None], Tensor]
@@ -56,7 +56,7 @@ class Impl(Protocol):
 
 
 def packed(
-    operator: Operator, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor]], *more: Hashable
+    operator: Operator, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor | None]], *more: Hashable
 ) -> Packed:
     """Return the operator's tensors in a layout; calls `make` only if no living runner has them yet.
 
@@ -64,6 +64,7 @@ def packed(
 
     Args:
         layout: name of the layout that `make` gives.
+        make: makes the tensors; None, such as a bias that is not there, is left out.
         more: what else the result depends on, such as a second operator.
     """
     layouts = getattr(operator, "layouts", None)
@@ -72,10 +73,19 @@ def packed(
     key = (layout, problem.dtype, str(problem.device), *more)
     found = layouts.get(key)
     if found is None:
-        found = layouts[key] = Packed([tensor.detach() for tensor in make()])
+        found = layouts[key] = Packed([tensor.detach() for tensor in make() if tensor is not None])
     return found
 
 
-def rows_of(x: Tensor) -> Tensor:
-    """View or copy (..., C) as (M, C), contiguous as the kernels want it."""
-    return x.reshape(-1, x.shape[-1]).contiguous()
+def on_rows(segment: Sequence[Operator], out_features: int, kernel: Call, *weights: Packed) -> Runner:
+    """Make the runner of a kernel that takes rows (M, C), contiguous, and adds the residual where the segment does."""
+    adds = kinds(segment)[-1] == "add"
+
+    def rows_of(x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[-1]).contiguous()
+
+    def call(x: Tensor, residual: Tensor | None) -> Tensor:
+        y = kernel(rows_of(x), rows_of(needed(residual)) if adds else None)
+        return y.view(*x.shape[:-1], out_features)
+
+    return Runner(call, weights)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from ..chain_ir import Dense, Linear, Monarch, Operator, Packed, Problem, kinds
 from ..reference import monarch_to_dense
 from .base import OTHER_KIND, Runner, packed
-from .torch_ops import dense_parameters, finish
+from .torch_ops import finish, plain_tensors
 
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
@@ -44,7 +44,7 @@ class DenseImpl:
 def dense_weights(layer: Linear, problem: Problem) -> Packed:
     """Return weight (out, in) and, if there is one, bias (out,) of a linear layer; a Monarch one is multiplied out."""
     if isinstance(layer, Dense):
-        return dense_parameters(layer, problem)
+        return plain_tensors(layer, problem)
     return packed(layer, "dense", problem, lambda: _multiply_out(layer, problem))
 
 

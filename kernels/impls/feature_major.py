@@ -39,14 +39,9 @@ class FeatureMajorImpl:
 
 def _weights(layer: Monarch, problem: Problem) -> Packed:
     def make() -> tuple[Tensor, Tensor]:
-        whole = pack_monarch(
-            layer.w1.to(problem.device),
-            layer.w2.to(problem.device),
-            None if layer.bias is None else layer.bias.to(problem.device),
-            in_features=layer.in_features,
-            out_features=layer.out_features,
-            dtype=problem.dtype,
-        )
+        w1, w2, bias = layer.on(problem.device)
+        widths = layer.in_features, layer.out_features
+        whole = pack_monarch(w1, w2, bias, in_features=widths[0], out_features=widths[1], dtype=problem.dtype)
         return whole.w1, whole.w2
 
     return packed(layer, "feature_major", problem, make)

@@ -8,11 +8,12 @@ from torch import Tensor
 
 from ..attention import attention_refusal
 from ..blocked import Activation, block_monarch, blocked_refusal
-from ..blocked_mlp import Layer, block_mlp, block_width, mlp_refusal, tile_refusal
-from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds, needed
-from ..native.library import library_path, monarch_linear, monarch_mlp, native_status, short_attention
+from ..blocked_mlp import block_mlp, block_width, mlp_refusal, tile_refusal
+from ..chain_ir import Attention, LayerNorm, Monarch, Operator, Problem, kinds
+from ..native.library import library_path, native_status
 from ..native.stamp import read_stamp
-from .base import OTHER_KIND, Impl, Runner, packed, rows_of
+from ..native.torch_ops import monarch_linear, monarch_mlp, short_attention
+from .base import OTHER_KIND, Impl, Runner, on_rows, packed
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {(*norm, "monarch", "gelu", "monarch", *add) for norm in ((), ("norm",)) for add in ((), ("add",))}
@@ -67,14 +68,11 @@ class NativeLinear(Native):
         weights = packed(layer, "blocked", problem, lambda: _blocked(layer, problem))
         w1, w2, *bias = weights.tensors
         act = Activation.GELU if "gelu" in kinds(segment) else Activation.NONE
-        adds = kinds(segment)[-1] == "add"
 
-        def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = rows_of(needed(residual)) if adds else None
-            y = monarch_linear(rows_of(x), w1, w2, bias[0] if bias else None, added, int(act), self.tile)
-            return y.view(*x.shape[:-1], layer.out_features)
+        def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
+            return monarch_linear(x, w1, w2, bias[0] if bias else None, residual, int(act), self.tile)
 
-        return Runner(call, (weights,))
+        return on_rows(segment, layer.out_features, kernel, weights)
 
 
 class NativeMlp(Native):
@@ -90,7 +88,7 @@ class NativeMlp(Native):
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
         if fc2.out_features != fc1.in_features:
             return f"{fc1.in_features} features go in and {fc2.out_features} come out: they must be as many"
-        refusal = mlp_refusal(_layer(fc1), _layer(fc2), problem.dtype, (fc1.in_features, fc1.out_features))
+        refusal = mlp_refusal(fc1.shape, fc2.shape, problem.dtype, (fc1.in_features, fc1.out_features))
         return refusal or self.unusable(problem) or self._tile_refusal(fc1, fc2, problem)
 
     def _tile_refusal(self, fc1: Monarch, fc2: Monarch, problem: Problem) -> str | None:
@@ -105,19 +103,16 @@ class NativeMlp(Native):
         fc1, fc2 = (operator for operator in segment if isinstance(operator, Monarch))
         weights = packed(fc1, "blocked_mlp", problem, lambda: _blocked_mlp(fc1, fc2, problem), fc2)
         factor1, stream, factor2, bias1, bias2 = weights.tensors
-        layers = (factor1, stream, factor2, bias1, bias2)
         norm = segment[0] if isinstance(segment[0], LayerNorm) else None
         norms = [] if norm is None else [packed(norm, "norm_float32", problem, lambda: _norm(norm, problem))]
         norm_weight, norm_bias = norms[0].tensors if norms else (None, None)
         eps = norm.eps if norm else 0.0
-        adds = kinds(segment)[-1] == "add"
 
-        def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = rows_of(needed(residual)) if adds else None
-            y = monarch_mlp(rows_of(x), *layers, added, norm_weight, norm_bias, eps, self.tile)
-            return y.view(x.shape)
+        def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
+            given = (x, factor1, stream, factor2, bias1, bias2, residual)
+            return monarch_mlp(*given, norm_weight, norm_bias, eps, self.tile)
 
-        return Runner(call, (weights, *norms))
+        return on_rows(segment, fc2.out_features, kernel, weights, *norms)
 
 
 class NativeAttention(Native):
@@ -155,24 +150,14 @@ def native_impls(*, on_cpu: bool = False) -> list[Impl]:
     ]
 
 
-def _layer(monarch: Monarch) -> Layer:
-    return monarch.w1, monarch.w2, monarch.bias
-
-
-def _on_device(monarch: Monarch, problem: Problem) -> Layer:
-    bias = monarch.bias
-    w1, w2 = monarch.w1.to(problem.device), monarch.w2.to(problem.device)
-    return w1, w2, None if bias is None else bias.to(problem.device)
-
-
-def _blocked(layer: Monarch, problem: Problem) -> list[Tensor]:
-    """Return w1 and w2 in the blocked layout, and the bias if there is one."""
-    whole = block_monarch(*_on_device(layer, problem), layer.in_features, layer.out_features, problem.dtype)
-    return [whole.w1, whole.w2] if whole.bias is None else [whole.w1, whole.w2, whole.bias]
+def _blocked(layer: Monarch, problem: Problem) -> list[Tensor | None]:
+    """Return w1, w2 and bias in the blocked layout."""
+    whole = block_monarch(*layer.on(problem.device), layer.in_features, layer.out_features, problem.dtype)
+    return [whole.w1, whole.w2, whole.bias]
 
 
 def _blocked_mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> tuple[Tensor, ...]:
-    return block_mlp(_on_device(fc1, problem), _on_device(fc2, problem), problem.dtype).tensors
+    return block_mlp(fc1.on(problem.device), fc2.on(problem.device), problem.dtype).tensors
 
 
 def _norm(norm: LayerNorm, problem: Problem) -> list[Tensor]:

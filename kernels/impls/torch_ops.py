@@ -1,4 +1,4 @@
-"""Plain PyTorch, one operator after the other: it runs every segment, so a chain can be cut in every way."""
+"""Plain PyTorch: one operator after the other, which runs every segment, and Monarch layers as batched products."""
 
 from collections.abc import Sequence
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from ..attention import sdpa_attention
 from ..batched import monarch_batched
-from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, needed
+from ..chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Packed, Problem, kinds, needed
 from .base import OTHER_KIND, Call, Runner, packed
 
 
@@ -37,14 +37,14 @@ def _step(operator: Operator, problem: Problem) -> tuple[Call, Packed | None]:
     """Return one operator's call, and the tensors that it keeps."""
     match operator:
         case LayerNorm(_, _, eps):
-            norm = norm_parameters(operator, problem)
+            norm = plain_tensors(operator, problem)
             weight, bias = norm.tensors
             return lambda x, _: F.layer_norm(x, x.shape[-1:], weight, bias, eps), norm
         case Dense():
-            dense = dense_parameters(operator, problem)
+            dense = plain_tensors(operator, problem)
             return lambda x, _: F.linear(x, *dense.tensors), dense
         case Monarch():
-            factors = factor_parameters(operator, problem)
+            factors = plain_tensors(operator, problem)
             return lambda x, _: batched_linear(x, operator, factors.tensors), factors
         case Gelu():
             return lambda x, _: F.gelu(x), None
@@ -58,23 +58,33 @@ def _add(x: Tensor, residual: Tensor | None) -> Tensor:
     return x + needed(residual)
 
 
-def norm_parameters(norm: LayerNorm, problem: Problem) -> Packed:
-    """Return weight and bias (C,)."""
-    return packed(norm, "norm", problem, lambda: _ready(problem, norm.weight, norm.bias))
+def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packed:
+    """Return a layer's own tensors on the problem's device and in its dtype: weight or factors, and bias if any."""
+    own = (layer.w1, layer.w2) if isinstance(layer, Monarch) else (layer.weight,)
+    given = own if layer.bias is None else (*own, layer.bias)
+    return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in given])
 
 
-def dense_parameters(dense: Dense, problem: Problem) -> Packed:
-    """Return weight (out, in), and bias (out,) if there is one."""
-    return packed(dense, "dense", problem, lambda: _ready(problem, dense.weight, dense.bias))
+class BatchedImpl:
+    """Runs a Monarch layer as two batched products with two permutation copies, then GELU or the residual's addition.
 
+    Every device can run it.
+    """
 
-def factor_parameters(monarch: Monarch, problem: Problem) -> Packed:
-    """Return w1 (K, q, p), w2 (J, s, r), and bias (out,) if there is one."""
-    return packed(monarch, "factors", problem, lambda: _ready(problem, monarch.w1, monarch.w2, monarch.bias))
+    name = "batched"
 
+    def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
+        return None if kinds(segment) in {("monarch",), ("monarch", "gelu"), ("monarch", "add")} else OTHER_KIND
 
-def _ready(problem: Problem, *tensors: Tensor | None) -> list[Tensor]:
-    return [tensor.to(problem.device, problem.dtype).contiguous() for tensor in tensors if tensor is not None]
+    def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
+        layer, *after = segment
+        assert isinstance(layer, Monarch)
+        factors = plain_tensors(layer, problem)
+
+        def call(x: Tensor, residual: Tensor | None) -> Tensor:
+            return finish(batched_linear(x, layer, factors.tensors), after, residual)
+
+        return Runner(call, (factors,))
 
 
 def batched_linear(x: Tensor, monarch: Monarch, factors: Sequence[Tensor]) -> Tensor:

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..blocked import Activation
-from ..chain_ir import Monarch, Operator, Problem, kinds, needed
+from ..chain_ir import Monarch, Operator, Problem, kinds
 from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
 from ..triton.linear import triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
-from .base import OTHER_KIND, Impl, Runner, packed, rows_of
+from .base import OTHER_KIND, Impl, Runner, on_rows, packed
 
 LINEAR = {("monarch", *after) for after in ((), ("gelu",), ("add",), ("gelu", "add"))}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
@@ -60,14 +60,11 @@ class TritonLinear(Triton):
         weights = packed(layer, "triton", problem, lambda: _tensors(_sorted(layer, problem)))
         whole = _layer(weights.tensors, layer.shape.p, layer.out_features)
         act = Activation.GELU if "gelu" in kinds(segment) else Activation.NONE
-        adds = kinds(segment)[-1] == "add"
 
-        def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = rows_of(needed(residual)) if adds else None
-            y = triton_linear(rows_of(x), whole, added, int(act), self.tile)
-            return y.view(*x.shape[:-1], layer.out_features)
+        def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
+            return triton_linear(x, whole, residual, int(act), self.tile)
 
-        return Runner(call, (weights,))
+        return on_rows(segment, layer.out_features, kernel, weights)
 
 
 class TritonMlp(Triton):
@@ -88,14 +85,11 @@ class TritonMlp(Triton):
         middle = 3 if fc1.bias is not None else 2
         first = _layer(weights.tensors[:middle], fc1.shape.p, None)
         second = _layer(weights.tensors[middle:], first.out_features // fc2.shape.K, fc2.out_features)
-        adds = kinds(segment)[-1] == "add"
 
-        def call(x: Tensor, residual: Tensor | None) -> Tensor:
-            added = rows_of(needed(residual)) if adds else None
-            y = triton_mlp(rows_of(x), first, second, added, self.tile)
-            return y.view(*x.shape[:-1], fc2.out_features)
+        def kernel(x: Tensor, residual: Tensor | None) -> Tensor:
+            return triton_mlp(x, first, second, residual, self.tile)
 
-        return Runner(call, (weights,))
+        return on_rows(segment, fc2.out_features, kernel, weights)
 
 
 def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
@@ -110,18 +104,16 @@ def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:
 
 
 def _sorted(layer: Monarch, problem: Problem) -> SortedMonarch:
-    w1, w2 = layer.w1.to(problem.device), layer.w2.to(problem.device)
-    bias = None if layer.bias is None else layer.bias.to(problem.device)
-    return sort_layer(w1, w2, bias, layer.out_features, problem.dtype)
+    return sort_layer(*layer.on(problem.device), layer.out_features, problem.dtype)
 
 
-def _mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> list[Tensor]:
+def _mlp(fc1: Monarch, fc2: Monarch, problem: Problem) -> list[Tensor | None]:
     layers = sort_mlp(_sorted(fc1, problem), _sorted(fc2, problem), fc1.out_features)
     return [tensor for layer in layers for tensor in _tensors(layer)]
 
 
-def _tensors(layer: SortedMonarch) -> list[Tensor]:
-    return [layer.w1, layer.w2] if layer.bias is None else [layer.w1, layer.w2, layer.bias]
+def _tensors(layer: SortedMonarch) -> list[Tensor | None]:
+    return [layer.w1, layer.w2, layer.bias]
 
 
 def _layer(tensors: Sequence[Tensor], p: int, out_features: int | None) -> SortedMonarch:

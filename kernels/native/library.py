@@ -11,20 +11,8 @@ from pathlib import Path
 
 import torch
 
+from . import torch_ops  # noqa: F401, the operators that a library adds its CUDA implementations to
 from .stamp import LIBRARY, LibraryStamp, file_sha256, read_stamp, source_hash
-from .torch_ops import conv_branch, monarch_linear, monarch_mlp, performer_attention, short_attention
-
-__all__ = [
-    "LibraryError",
-    "NativeStatus",
-    "conv_branch",
-    "load_library",
-    "monarch_linear",
-    "monarch_mlp",
-    "native_status",
-    "performer_attention",
-    "short_attention",
-]
 
 VARIABLE = "MILKWEED_KERNELS"
 """The environment variable that names another library file than the package's own."""

@@ -2,10 +2,12 @@
 
 The CUDA implementations come with the compiled library (`native`). The CPU ones compute the same function from the
 same packed tensors in plain PyTorch, so that models that use these operators run, compile and export without a GPU.
-They are for inference: none has a derivative.
+They are for inference: none has a derivative. `tile` is the variant of the kernel, which a CPU ignores. On CUDA, a
+RuntimeError says which tensor a kernel does not take, before anything is launched.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,9 +18,7 @@ from ..blocked_mlp import BlockedMlp, mlp_reference
 from ..conv_branch import conv_branch_reference
 from ..performer import performer_reference
 
-NAMESPACE = "milkweed"
-
-_library = torch.library.Library(NAMESPACE, "DEF")
+_library = torch.library.Library("milkweed", "DEF")
 
 
 def monarch_linear(
@@ -31,25 +31,11 @@ def monarch_linear(
         w1, w2, bias: tensors of a `BlockedMonarch`.
         residual: (M, out_features) or None.
         act: a `blocked.Activation`.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, out_features).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.monarch_linear(x, w1, w2, bias, residual, act, tile)
-
-
-def _monarch_linear_cpu(
-    x: Tensor, w1: Tensor, w2: Tensor, bias: Tensor | None, residual: Tensor | None, act: int, tile: int
-) -> Tensor:
-    return blocked_reference(x, BlockedMonarch(w1, w2, bias, x.shape[1]), act, residual)
-
-
-def _monarch_linear_fake(x: Tensor, w1: Tensor, w2: Tensor, *_: object) -> Tensor:
-    return x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1])
 
 
 def monarch_mlp(
@@ -71,35 +57,20 @@ def monarch_mlp(
         x, residual: (M, width), bfloat16 or float16, contiguous; residual may be None.
         factor1, stream, factor2, bias1, bias2: tensors of a `BlockedMlp`.
         norm_weight, norm_bias, eps: a LayerNorm over x, (width,) float32; or both None.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (M, width).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     weights = (factor1, stream, factor2, bias1, bias2)
     return torch.ops.milkweed.monarch_mlp(x, *weights, residual, norm_weight, norm_bias, eps, tile)
 
 
-def _monarch_mlp_cpu(
-    x: Tensor,
-    factor1: Tensor,
-    stream: Tensor,
-    factor2: Tensor,
-    bias1: Tensor,
-    bias2: Tensor,
-    residual: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    eps: float,
-    tile: int,
-) -> Tensor:
+def _monarch_mlp_cpu(x: Tensor, *arguments: Any) -> Tensor:
+    *packed, residual, norm_weight, norm_bias, eps, _ = arguments
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("monarch_mlp: norm_weight and norm_bias come together")
-    norm = None if norm_weight is None or norm_bias is None else (norm_weight, norm_bias, eps)
-    return mlp_reference(x, BlockedMlp(factor1, stream, factor2, bias1, bias2), residual, norm)
+    norm = None if norm_weight is None else (norm_weight, norm_bias, eps)
+    return mlp_reference(x, BlockedMlp(*packed), residual, norm)
 
 
 def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) -> Tensor:
@@ -109,19 +80,11 @@ def short_attention(qkv: Tensor, num_heads: int, scale: float, tile: int = 0) ->
         qkv: (B, N, 3 * num_heads * head_dim), bfloat16 or float16, contiguous: q, k, v, then heads.
         num_heads: heads; head_dim is 32 or 64.
         scale: factor of the scores, positive.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         (B, N, num_heads * head_dim).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensor; nothing was launched.
     """
     return torch.ops.milkweed.short_attention(qkv, num_heads, scale, tile)
-
-
-def _short_attention_cpu(qkv: Tensor, num_heads: int, scale: float, tile: int) -> Tensor:
-    return attention_reference(qkv, num_heads, scale)
 
 
 def performer_attention(
@@ -139,21 +102,12 @@ def performer_attention(
         kqv: (B, N, 3 * dim), bfloat16 or float16, contiguous: keys, queries, values.
         weights, biases, eps, norm_eps: those of a `PackedPerformer`.
         parallel: (B, N, dim), added after the projection, or None.
-        tile: variant of the kernel (`performer_tile`); a CPU ignores it.
+        tile: see `performer_tile`.
 
     Returns:
         (B, N, dim).
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     return torch.ops.milkweed.performer_attention(kqv, weights, biases, parallel, eps, norm_eps, tile)
-
-
-def _performer_attention_cpu(
-    kqv: Tensor, weights: Tensor, biases: Tensor, parallel: Tensor | None, eps: float, norm_eps: float, tile: int
-) -> Tensor:
-    return performer_reference(kqv, weights, biases, parallel, eps, norm_eps)
 
 
 def conv_branch(
@@ -175,38 +129,17 @@ def conv_branch(
         tokens, residual: (B, class_token + side * side, C), bfloat16 or float16, contiguous; residual may be None.
         weight1, bias1, weight2, bias2, weight3, bias3, groups: those of a `ConvBranch`.
         class_token: whether the first token is a class token, which only gets the residual, or zeros.
-        tile: variant of the kernel; a CPU ignores it.
 
     Returns:
         The shape of tokens.
-
-    Raises:
-        RuntimeError: (CUDA) the kernel does not take the tensors; nothing was launched.
     """
     layers = (weight1, bias1, weight2, bias2, weight3, bias3)
     return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)
 
 
-def _conv_branch_cpu(
-    tokens: Tensor,
-    weight1: Tensor,
-    bias1: Tensor,
-    weight2: Tensor,
-    bias2: Tensor,
-    weight3: Tensor | None,
-    bias3: Tensor | None,
-    residual: Tensor | None,
-    groups: int,
-    class_token: bool,
-    tile: int,
-) -> Tensor:
-    layers = (weight1, bias1, weight2, bias2, weight3, bias3)
-    return conv_branch_reference(tokens, *layers, residual, groups, class_token)
-
-
-def _like_first(first: Tensor, *_: object) -> Tensor:
-    """Fake implementation of operators whose result is like their first tensor."""
-    return first.new_empty(first.shape)
+def _without_tile(reference: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Make a CPU implementation of the same function without the last argument: a CPU has no tiles."""
+    return lambda *arguments: reference(*arguments[:-1])
 
 
 def _third_of_first(first: Tensor, *_: object) -> Tensor:
@@ -220,34 +153,36 @@ def _define(schema: str, cpu: Callable[..., Tensor], fake: Callable[..., Tensor]
     _library.define(schema, tags=(torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides))
     name = schema.partition("(")[0]
     _library.impl(name, cpu, "CPU")
-    torch.library.register_fake(f"{NAMESPACE}::{name}", fake, lib=_library)
+    torch.library.register_fake(f"milkweed::{name}", fake, lib=_library)
 
 
 _define(
     "monarch_linear(Tensor x, Tensor w1, Tensor w2, Tensor? bias, Tensor? residual, int act, int tile) -> Tensor",
-    _monarch_linear_cpu,
-    _monarch_linear_fake,
+    lambda x, w1, w2, bias, residual, act, tile: blocked_reference(
+        x, BlockedMonarch(w1, w2, bias, x.shape[1]), act, residual
+    ),
+    lambda x, w1, w2, *_: x.new_empty(x.shape[0], w2.shape[0] * w2.shape[1]),
 )
 _define(
     "monarch_mlp(Tensor x, Tensor factor1, Tensor stream, Tensor factor2, Tensor bias1, Tensor bias2, "
     "Tensor? residual, Tensor? norm_weight, Tensor? norm_bias, float eps, int tile) -> Tensor",
     _monarch_mlp_cpu,
-    _like_first,
+    lambda x, *_: x.new_empty(x.shape),
 )
 _define(
     "short_attention(Tensor qkv, int num_heads, float scale, int tile) -> Tensor",
-    _short_attention_cpu,
+    _without_tile(attention_reference),
     _third_of_first,
 )
 _define(
     "performer_attention(Tensor kqv, Tensor weights, Tensor biases, Tensor? parallel, float eps, float norm_eps, "
     "int tile) -> Tensor",
-    _performer_attention_cpu,
+    _without_tile(performer_reference),
     _third_of_first,
 )
 _define(
     "conv_branch(Tensor tokens, Tensor weight1, Tensor bias1, Tensor weight2, Tensor bias2, Tensor? weight3, "
     "Tensor? bias3, Tensor? residual, int groups, bool class_token, int tile) -> Tensor",
-    _conv_branch_cpu,
-    _like_first,
+    _without_tile(conv_branch_reference),
+    lambda tokens, *_: tokens.new_empty(tokens.shape),
 )

@@ -1,7 +1,8 @@
 """The launches of a Monarch layer and MLP on Triton: the kernel, tensors, tile and output columns of each."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,19 +16,6 @@ INTERLEAVED = (1, 2, 4, 8)
 """Numbers of output blocks that one program computes together; with others, a program computes one block."""
 
 MOST_PROGRAMS = 2**31 - 1
-
-
-@dataclass(frozen=True)
-class Columns:
-    """Where row n of block b of w is stored.
-
-    Column n // segment * between_segments + b * between_blocks + n % segment * step.
-    """
-
-    segment: int
-    between_segments: int
-    between_blocks: int
-    step: int
 
 
 @dataclass(frozen=True)
@@ -89,12 +77,7 @@ class Launch:
         kernel[(programs,)](x, w, bias, residual, self.y, self.product.rows, **self.constants, **self.options)
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """What the choice of a tile depends on, beside the product."""
-
-    variant: Variant | None
-    device: Device
+Choose = Callable[[Product], Tile]
 
 
 def linear_launches(
@@ -107,10 +90,10 @@ def linear_launches(
     device: Device,
 ) -> Iterator[Launch]:
     """Yield the launches of y = act(M x + bias) + residual, in order; `triton_linear` has checked the tensors."""
-    cut = _Cut(variant, device)
-    first = _first_factor(x, layer, cut)
+    choose = partial(choose_tile, variant, device=device)
+    first = _first_factor(x, layer, choose)
     yield first
-    yield _natural_factor(first.y, layer, residual, act, y, cut)
+    yield _natural_factor(first.y, layer, residual, act, y, choose)
 
 
 def mlp_launches(
@@ -123,34 +106,36 @@ def mlp_launches(
     device: Device,
 ) -> Iterator[Launch]:
     """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`."""
-    cut = _Cut(variant, device)
-    first = _first_factor(x, fc1, cut)
+    choose = partial(choose_tile, variant, device=device)
+    first = _first_factor(x, fc1, choose)
     yield first
     hidden = x.new_empty(len(x), fc1.out_features)
     segment = fc1.w2.shape[1] // fc2.K
-    columns = Columns(segment, fc2.p, segment, 1)
-    yield _blocks(first.y, fc1.w2, fc1.w2.shape[2], fc1.bias, None, Activation.GELU, hidden, columns, cut)
-    third = _first_factor(hidden, fc2, cut)
+    columns = _columns(segment, fc2.p, segment)
+    yield _blocks(first.y, fc1.w2, fc1.w2.shape[2], fc1.bias, None, Activation.GELU, hidden, columns, choose)
+    third = _first_factor(hidden, fc2, choose)
     yield third
-    yield _natural_factor(third.y, fc2, residual, Activation.NONE, y, cut)
+    yield _natural_factor(third.y, fc2, residual, Activation.NONE, y, choose)
 
 
-def _first_factor(x: Tensor, layer: SortedMonarch, cut: _Cut) -> Launch:
+def _first_factor(x: Tensor, layer: SortedMonarch, choose: Choose) -> Launch:
     """Compute t (M, J*K*c), where what an output block reads is contiguous."""
     read = layer.K * layer.c
     t = x.new_empty(len(x), layer.J * read)
-    columns = Columns(layer.c, read, layer.c, 1)
-    return _blocks(x, layer.w1, layer.p, None, None, Activation.NONE, t, columns, cut)
+    columns = _columns(layer.c, read, layer.c)
+    return _blocks(x, layer.w1, layer.p, None, None, Activation.NONE, t, columns, choose)
 
 
-def _natural_factor(t: Tensor, layer: SortedMonarch, residual: Tensor | None, act: int, y: Tensor, cut: _Cut) -> Launch:
+def _natural_factor(
+    t: Tensor, layer: SortedMonarch, residual: Tensor | None, act: int, y: Tensor, choose: Choose
+) -> Launch:
     """Multiply by the second factor and interleave the outputs: row u of block j is output u*J + j."""
     J, s, depth = layer.w2.shape
     if J not in INTERLEAVED:
-        return _blocks(t, layer.w2, depth, layer.bias, residual, act, y, Columns(s, 0, 1, J), cut)
+        return _blocks(t, layer.w2, depth, layer.bias, residual, act, y, _columns(s, 0, 1, J), choose)
     product = _product(t, layer.w2, depth, interleaved=True)
     shape = {"P": depth, "BLOCKS": J, "N": s, "OUT": y.shape[1], "ACT": int(act)}
-    tile = choose_tile(cut.variant, product, cut.device)
+    tile = choose(product)
     return Launch("interleaved_product", t, layer.w2, layer.bias, residual, y, product, tile, shape)
 
 
@@ -162,17 +147,24 @@ def _blocks(
     residual: Tensor | None,
     act: int,
     y: Tensor,
-    columns: Columns,
-    cut: _Cut,
+    columns: dict[str, int],
+    choose: Choose,
 ) -> Launch:
     """Multiply every block of p columns of x by its block of w."""
     blocks, n, depth = w.shape
     product = _product(x, w, p, interleaved=False)
-    tile = choose_tile(cut.variant, product, cut.device)
+    tile = choose(product)
     shape = {"IN": x.shape[1], "P": p, "DEPTH": depth, "BLOCKS": blocks, "N": n, "OUT": y.shape[1], "ACT": int(act)}
-    shape |= {"SEGMENT": columns.segment, "BETWEEN_SEGMENTS": columns.between_segments}
-    shape |= {"BETWEEN_BLOCKS": columns.between_blocks, "STEP": columns.step, "PARTS": tile.parts}
+    shape |= columns | {"PARTS": tile.parts}
     return Launch("block_product", x, w, bias, residual, y, product, tile, shape)
+
+
+def _columns(segment: int, between_segments: int, between_blocks: int, step: int = 1) -> dict[str, int]:
+    """Say where row n of block b of w is stored.
+
+    It is column n // segment * between_segments + b * between_blocks + n % segment * step.
+    """
+    return {"SEGMENT": segment, "BETWEEN_SEGMENTS": between_segments, "BETWEEN_BLOCKS": between_blocks, "STEP": step}
 
 
 def _product(x: Tensor, w: Tensor, p: int, *, interleaved: bool) -> Product:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..blocked import Activation
+from ..blocked import Activation, activated, sort_factors
 from ..shapes import MonarchShape
 
 VECTOR = 8
@@ -86,21 +86,13 @@ def sort_layer(w1: Tensor, w2: Tensor, bias: Tensor | None, out_features: int, d
     shape.check(0, out_features)
     if bias is not None and bias.shape != (out_features,):
         raise ValueError(f"bias of shape {tuple(bias.shape)}: the layer has {out_features} outputs")
-    block = torch.arange(shape.K, device=w1.device).view(-1, 1)  # k of each row of w1
-    row = torch.arange(shape.q, device=w1.device)  # v
-    intermediate = block * shape.q + row
-    output_block, column = intermediate % shape.J, intermediate // shape.J
-    slot, c = _slots(output_block, shape.J)
-
-    first = w1.new_zeros((shape.K, shape.J * c, -(-shape.p // VECTOR) * VECTOR), dtype=dtype)
-    first[block, output_block * c + slot, : shape.p] = w1.detach().to(dtype)
-    second = w2.new_zeros((shape.J, shape.K * c, shape.s), dtype=dtype)
-    second[output_block, block * c + slot] = w2.detach().to(dtype).transpose(1, 2)[output_block, column]
+    c, depth = (-(-length // VECTOR) * VECTOR for length in (-(-shape.q // shape.J), shape.p))
+    first, second = sort_factors(w1, w2, c, depth, dtype)
     ready = None
     if bias is not None:
         padded = F.pad(bias.detach().float(), (0, shape.out_extended - out_features))
         ready = padded.view(shape.s, shape.J).t().contiguous()
-    return SortedMonarch(first, second.transpose(1, 2).contiguous(), ready, shape.p, out_features)
+    return SortedMonarch(first, second, ready, shape.p, out_features)
 
 
 def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tuple[SortedMonarch, SortedMonarch]:
@@ -120,8 +112,9 @@ def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tu
     row = torch.arange(s, device=fc1.w2.device)  # u
     natural = row * J + block
     exists = natural < hidden_features
-    group = torch.where(exists, natural // fc2.p, fc2.K)  # input block of fc2; one more for what it does not read
-    slot, c = _slots(group, fc2.K + 1, counted=fc2.K)
+    group = natural // fc2.p  # input block of fc2
+    slot = row - (group * fc2.p - block + J - 1) // J  # less the first row of the block that belongs to the group
+    c = -(-(int(slot[exists].max()) + 1) // VECTOR) * VECTOR
     j, u = exists.nonzero(as_tuple=True)
     k, i, column = group[exists], slot[exists], natural[exists] % fc2.p
 
@@ -137,20 +130,6 @@ def sort_mlp(fc1: SortedMonarch, fc2: SortedMonarch, hidden_features: int) -> tu
     return first, SortedMonarch(w1.transpose(1, 2).contiguous(), fc2.w2, fc2.bias, J * c, fc2.out_features)
 
 
-def _slots(group: Tensor, groups: int, counted: int | None = None) -> tuple[Tensor, int]:
-    """Number the rows within each block and group, and return the largest count of a group, rounded up, too.
-
-    Args:
-        group: (blocks, rows).
-        groups: number of groups.
-        counted: how many groups, from the first on, the largest count is taken of; all if None.
-    """
-    so_far = F.one_hot(group, groups).cumsum(1)  # (blocks, rows, groups)
-    slot = so_far.gather(2, group.unsqueeze(2)).squeeze(2) - 1
-    most = int(so_far[:, -1, :counted].max())
-    return slot, -(-most // VECTOR) * VECTOR
-
-
 def sorted_reference(x: Tensor, layer: SortedMonarch, act: int, residual: Tensor | None) -> Tensor:
     """Compute act(M x + bias) + residual in plain PyTorch, rounding where the kernels do.
 
@@ -160,14 +139,14 @@ def sorted_reference(x: Tensor, layer: SortedMonarch, act: int, residual: Tensor
         residual: (M, out_features) or None.
     """
     y = _second_factor(x, layer).permute(1, 2, 0).flatten(1)[:, : layer.out_features]
-    y = _activated(y, act)
+    y = activated(y, act)
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
 def sorted_mlp_reference(x: Tensor, fc1: SortedMonarch, fc2: SortedMonarch, residual: Tensor | None) -> Tensor:
     """Compute fc2(gelu(fc1(x))) + residual for layers from `sort_mlp`."""
     J, rows, _ = fc1.w2.shape
-    hidden = _activated(_second_factor(x, fc1), Activation.GELU).to(x.dtype)  # (J, M, groups*c)
+    hidden = activated(_second_factor(x, fc1), Activation.GELU).to(x.dtype)  # (J, M, groups*c)
     hidden = hidden.view(J, len(x), fc2.K, rows // fc2.K).permute(1, 2, 0, 3).flatten(1)
     return sorted_reference(hidden, fc2, Activation.NONE, residual)
 
@@ -181,7 +160,3 @@ def _second_factor(x: Tensor, layer: SortedMonarch) -> Tensor:
     t = t.view(K, rows, J, layer.c).permute(2, 1, 0, 3).reshape(J, rows, K * layer.c)
     y = torch.bmm(t.float(), layer.w2.float().transpose(1, 2))
     return y if layer.bias is None else y + layer.bias.unsqueeze(1)
-
-
-def _activated(y: Tensor, act: int) -> Tensor:
-    return {Activation.NONE: lambda v: v, Activation.GELU: F.gelu, Activation.SILU: F.silu}[Activation(act)](y)

@@ -10,13 +10,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..base import LoadResult
+from ..base import SOUND, LoadResult
 from ..errors import InputError
 from ..headers.info import ImageInfo
-from ..headers.limits import Limits
+from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..headers.validate import validate
+from ..preprocess.normalise import Normaliser
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
+from .npy import write_input
 from .pillow_decode import decoding_errors
 
 
@@ -43,51 +45,102 @@ class Stopwatch:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# bytes, header, where the normalised pixels go, clock
-LoadOne = Callable[[bytes, ImageInfo, Tensor, Stopwatch], None]
 
-
-def load_batch(
-    load_one: LoadOne,
-    items: Sequence[bytes],
-    infos: Sequence[ImageInfo | None] | None,
-    spec: PreprocessSpec,
-    limits: Limits,
-    sandbox: Sandbox,
-    pool: Executor | None,
-    workers: int = 1,
-    pin_memory: bool = False,
-    is_small: Callable[[bytes, ImageInfo], bool] = lambda item, info: False,
-) -> LoadResult:
-    """Run `load_one` for every item; each writes its own row.
+class BatchLoader:
+    """Loads each image of a batch alone, so that none affects another: what the loaders `cpu` and `pillow` share.
 
     Args:
-        sandbox: decodes the images that are `sandboxed`; `load_one` gets their crops, with `cropped` set.
-        pool, workers: see `spread`.
-        is_small: whether an image costs less than sharing it out: the calling thread loads it while the pool works.
         pin_memory: put the pixels in page-locked memory, from which a GPU copies asynchronously.
-
-    Raises:
-        ValueError: there are not as many infos as items.
-        LoaderError: the sandbox cannot be started here, or a crop is not of this model.
+        sandbox: decodes the images that are `sandboxed`. With None the loader makes one, and closes it; one that is
+            given to it goes on.
     """
-    infos = [None] * len(items) if infos is None else infos
-    if len(infos) != len(items):
-        raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
-    pixels = torch.empty(len(items), 3, spec.size, spec.size, pin_memory=pin_memory)
 
-    def run(index: int) -> tuple[InputError | None, Stopwatch]:
-        watch = Stopwatch()
-        try:
-            with decoding_errors("image"):
-                item, info = _cropped(items[index], infos[index], spec, limits, sandbox, watch)
-                load_one(item, info, pixels[index], watch)
-        except InputError as error:
-            return error, watch
-        return None, watch
+    name: str
+    description: str
+    health = SOUND
+    pool: Executor | None = None
+    num_threads = 1
 
-    small = [info is not None and is_small(item, info) for item, info in zip(items, infos, strict=True)]
-    return _gather(pixels, spread(run, range(len(items)), pool, workers, small))
+    def __init__(
+        self,
+        spec: PreprocessSpec,
+        limits: Limits = DEFAULT_LIMITS,
+        *,
+        pin_memory: bool = False,
+        sandbox: Sandbox | None = None,
+    ) -> None:
+        self.spec, self.limits = spec, limits
+        self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
+        self._pin_memory, self._normaliser = pin_memory, Normaliser(spec)
+
+    def load(
+        self,
+        items: Sequence[bytes],
+        infos: Sequence[ImageInfo | None] | None = None,
+        sources: Sequence[str | None] | None = None,
+    ) -> LoadResult:
+        """See `Loader.load`. May be called from several threads, which share the pool.
+
+        Raises:
+            ValueError: there are not as many infos as items.
+            LoaderError: the sandbox cannot be started here, or a crop is not of this model.
+        """
+        infos = [None] * len(items) if infos is None else infos
+        if len(infos) != len(items):
+            raise ValueError(f"{len(infos)} infos for {len(items)} items: expected one each")
+        pixels = torch.empty(len(items), 3, self.spec.size, self.spec.size, pin_memory=self._pin_memory)
+
+        def run(index: int) -> tuple[InputError | None, Stopwatch]:
+            watch = Stopwatch()
+            try:
+                with decoding_errors("image"):
+                    item, info = self._cropped(items[index], infos[index], watch)
+                    self.load_one(item, info, pixels[index], watch)
+            except InputError as error:
+                return error, watch
+            return None, watch
+
+        small = [info is not None and self.is_small(item, info) for item, info in zip(items, infos, strict=True)]
+        return _gather(pixels, spread(run, range(len(items)), self.pool, self.num_threads, small))
+
+    def warm_up(self, batch_size: int) -> None:
+        """Do nothing: a first call is as fast as any."""
+
+    def close(self) -> None:
+        """Close the sandbox if this loader made it."""
+        if self._owns_sandbox:
+            self.sandbox.close()
+
+    def load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
+        """Load one validated image, or its crop, into its row of the batch; raises InputError."""
+        if info.cropped:
+            with watch.stage("normalise"):
+                self._normaliser.write_crop(data, out)
+        elif info.array is not None and info.array.is_input:
+            with watch.stage("decode"):
+                write_input(data, info, out)
+        else:
+            crop = self.crop(data, info, info.orientation if self.spec.orientation == "apply" else 1, watch)
+            with watch.stage("normalise"):
+                self._normaliser.write(crop.permute(2, 0, 1), out)
+
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
+        """Decode a validated picture and cut the model's crop, upright by `orientation`: uint8 (size, size, 3)."""
+        raise NotImplementedError
+
+    def is_small(self, data: bytes, info: ImageInfo) -> bool:
+        """Tell whether an image costs less than handing it to the pool: then the calling thread loads it."""
+        return False
+
+    def _cropped(self, item: bytes, info: ImageInfo | None, watch: Stopwatch) -> tuple[bytes, ImageInfo]:
+        """Return the image with its header or, if only the sandbox may decode it, its crop."""
+        if info is None:
+            with watch.stage("inspect"):
+                info = validate(item, self.limits)
+        if not info.sandboxed:
+            return item, info
+        with watch.stage("decode"):
+            return self.sandbox.crop(item, info, self.spec)
 
 
 def spread(
@@ -116,24 +169,6 @@ def spread(
     for worker in busy:
         worker.result()
     return [results[index] for index in range(len(items))]
-
-
-def _cropped(
-    item: bytes,
-    info: ImageInfo | None,
-    spec: PreprocessSpec,
-    limits: Limits,
-    sandbox: Sandbox,
-    watch: Stopwatch,
-) -> tuple[bytes, ImageInfo]:
-    """Return the image with its header or, if only the sandbox may decode it, its crop."""
-    if info is None:
-        with watch.stage("inspect"):
-            info = validate(item, limits)
-    if not info.sandboxed:
-        return item, info
-    with watch.stage("decode"):
-        return sandbox.crop(item, info, spec)
 
 
 def _gather(pixels: Tensor, outcomes: list[tuple[InputError | None, Stopwatch]]) -> LoadResult:

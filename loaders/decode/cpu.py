@@ -7,23 +7,21 @@ is off by 0.16 levels in the mean, three times what the equality contract allows
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..base import SOUND, LoadResult
 from ..headers.info import ImageInfo
 from ..headers.limits import DEFAULT_LIMITS, Limits
 from ..preprocess.crop import to_rgb
-from ..preprocess.normalise import Normaliser
 from ..preprocess.orientation import upright_crop
 from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
-from .batch import R, Stopwatch, T, load_batch, spread
-from .npy import rgb_levels, write_input
+from .batch import BatchLoader, R, Stopwatch, T, spread
+from .npy import rgb_levels
 from .pillow_decode import decode, decoding_errors
 from .turbo import decode_jpeg
 
@@ -36,11 +34,11 @@ _SMALL_BYTES = 32 << 10
 _SMALL_COSTS = ("npy", "jpeg", "png")
 
 
-class CpuLoader:
+class CpuLoader(BatchLoader):
     """Spreads the images of a batch over `num_threads` threads of its own, each with one torch thread."""
 
     name = "cpu"
-    health = SOUND
+    pool: Executor
 
     def __init__(
         self,
@@ -53,63 +51,29 @@ class CpuLoader:
     ) -> None:
         if num_threads < 1:
             raise ValueError(f"num_threads is {num_threads}: expected at least 1")
-        self.spec = spec
-        self.limits = limits
+        super().__init__(spec, limits, pin_memory=pin_memory, sandbox=sandbox)
         self.num_threads = num_threads
         self.description = f"cpu: simplejpeg or Pillow decode, torch uint8 resize, {num_threads} threads"
-        self._pin_memory = pin_memory
-        self._normaliser = Normaliser(spec)
-        self.sandbox, self._owns_sandbox = sandbox or Sandbox(limits), sandbox is None
-        self._pool = _start_pool(num_threads)
-
-    def load(
-        self,
-        items: Sequence[bytes],
-        infos: Sequence[ImageInfo | None] | None = None,
-        sources: Sequence[str | None] | None = None,
-    ) -> LoadResult:
-        """See `Loader.load`. May be called from several threads; they share the pool."""
-        return load_batch(
-            *(self.load_one, items, infos, self.spec, self.limits, self.sandbox),
-            pool=self._pool,
-            workers=self.num_threads,
-            pin_memory=self._pin_memory,
-            is_small=self._is_small,
-        )
-
-    def warm_up(self, batch_size: int) -> None:
-        """Do nothing: a first call is as fast as any."""
+        self.pool = _start_pool(num_threads)
 
     def spread(self, run: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """Call `run` for every item on this loader's threads; what `run` raises is raised here too."""
-        return spread(run, items, self._pool, self.num_threads)
+        return spread(run, items, self.pool, self.num_threads)
 
     def close(self) -> None:
         """Wait for the images that are being loaded, end the threads, and close the sandbox if this loader made it."""
-        self._pool.shutdown()
-        if self._owns_sandbox:
-            self.sandbox.close()
+        self.pool.shutdown()
+        super().close()
 
-    def _is_small(self, data: bytes, info: ImageInfo) -> bool:
-        """Whether handing an image to another thread costs more than loading it."""
+    def is_small(self, data: bytes, info: ImageInfo) -> bool:
         pixels = max(info.pixels * max(info.scans, 1), self.spec.size**2)
         return pixels <= _SMALL_PIXELS and len(data) <= _SMALL_BYTES and info.cost in _SMALL_COSTS
 
-    def load_one(self, data: bytes, info: ImageInfo, out: Tensor, watch: Stopwatch) -> None:
-        """Load one validated image into its row of the batch; raises InputError."""
-        if info.cropped:
-            with watch.stage("normalise"):
-                self._normaliser.write_crop(data, out)
-            return
+    def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
         with watch.stage("decode"):
-            if info.array is not None and info.array.is_input:
-                write_input(data, info, out)
-                return
             pixels = rgb_pixels(data, info)
         with watch.stage("resize"):
-            crop = upright_crop(pixels, info.orientation if self.spec.orientation == "apply" else 1, self.spec)
-        with watch.stage("normalise"):
-            self._normaliser.write(crop.permute(2, 0, 1), out)
+            return upright_crop(pixels, orientation, self.spec)
 
 
 def rgb_pixels(data: bytes, info: ImageInfo) -> NDArray[np.uint8]:

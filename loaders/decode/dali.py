@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import Literal
 
-import torch
 from PIL import Image
 
 from ..base import LoaderHealth, LoadResult
@@ -27,17 +26,13 @@ from ..preprocess.spec import PreprocessSpec
 from ..sandbox.sandbox import Sandbox
 from .batch import Stopwatch
 from .cpu import CpuLoader
-from .dali_graph import LARGE_PIXELS, DaliError, DaliGraph, Resample
+from .dali_graph import DEFAULT_DALI, LARGE_PIXELS, DaliError, DaliGraph, DaliOptions
 from .dali_route import Slot, batches_of, slot_of, worth_it
 from .dali_rows import Rows
 from .quarantine import Quarantine
 from .turbo import check_jpeg
 
 logger = logging.getLogger("milkweed.loaders.dali")
-
-MAX_BATCH = 64
-MAX_BATCH_PIXELS = 128_000_000
-"""Source pixels of one run: 384 MB of levels."""
 
 MOST_FAILED_BUILDS = 2
 """After so many failed builds in a row, only a restart of the process can help."""
@@ -58,13 +53,8 @@ class DaliLoader:
 
     Args:
         num_threads: threads of DALI's pool; the fast loader has as many of its own.
-        device: where DALI decodes and where the pixels are.
-        max_batch, max_batch_pixels: limits of one run of the graph.
-        min_pixels: the fast loader gets smaller images, unless a batch has at least `min_batch` images for DALI.
-        strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
-            half of a decode; without it, DALI answers some damaged pictures with what it made of them.
+        device: where DALI decodes and where the pixels are: "cpu", or "gpu" for `device_id`.
         sandbox: the one that the fast loader uses; with None it makes its own.
-        hw_decoder_load, resample, dtype, channels_last, device_id: as `DaliGraph`.
 
     Raises:
         LoaderError: DALI is not installed, or cannot build the graph here.
@@ -77,44 +67,22 @@ class DaliLoader:
         spec: PreprocessSpec,
         limits: Limits = DEFAULT_LIMITS,
         num_threads: int = 1,
+        options: DaliOptions = DEFAULT_DALI,
         *,
         device: Literal["cpu", "gpu"] = "cpu",
         device_id: int = 0,
-        max_batch: int = MAX_BATCH,
-        max_batch_pixels: int = MAX_BATCH_PIXELS,
-        min_pixels: int = 0,
-        min_batch: int = 1,
-        strict: bool = True,
-        hw_decoder_load: float = 0.0,
-        resample: Resample = "exact",
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
         sandbox: Sandbox | None = None,
     ) -> None:
-        self.spec, self.limits, self.counts = spec, limits, DaliCounts()
-        self._max_batch, self._max_pixels = max_batch, max_batch_pixels
-        self._min_pixels, self._min_batch = min_pixels, min_batch
-        self._strict = strict
-        self.graph = DaliGraph(
-            spec,
-            batch_size=max_batch,
-            num_threads=num_threads,
-            device=device,
-            device_id=device_id,
-            hw_decoder_load=hw_decoder_load,
-            resample=resample,
-            dtype=dtype,
-            channels_last=channels_last,
-        )
+        self.spec, self.limits, self.options, self.counts = spec, limits, options, DaliCounts()
+        self.graph = DaliGraph(spec, options, num_threads, device=device, device_id=device_id)
         self._quarantine = Quarantine()
         self._lock = threading.Lock()
         self._cpu = CpuLoader(spec, limits, num_threads, pin_memory=device == "gpu", sandbox=sandbox)
         self._beside = ThreadPoolExecutor(1, thread_name_prefix="milkweed-beside-dali")
-        share = f", hardware share {hw_decoder_load:g}" if device == "gpu" else ""
+        share = f", hardware share {options.hw_decoder_load:g}" if device == "gpu" else ""
         self.description = (
-            f"dali: one-scan JPEGs on the {device}{share}, {resample} resize, {'strict' if strict else 'lenient'}, "
-            f"{num_threads} threads; others: "
-            f"{self._cpu.description}"
+            f"dali: one-scan JPEGs on the {device}{share}, {options.resample} resize, "
+            f"{'strict' if options.strict else 'lenient'}, {num_threads} threads; others: {self._cpu.description}"
         )
 
     @property
@@ -154,7 +122,7 @@ class DaliLoader:
     def warm_up(self, batch_size: int) -> None:
         """Decode generated pictures, a full batch of small ones and a large one, so that buffers get their size now."""
         small, large = _made_jpeg(500, 375), _made_jpeg(4000, LARGE_PIXELS // 4000)
-        for bodies in ([small] * min(batch_size, self._max_batch), [large]):
+        for bodies in ([small] * min(batch_size, self.options.max_batch), [large]):
             self.load(bodies)
         self.counts = DaliCounts()
 
@@ -195,7 +163,7 @@ class DaliLoader:
         trusted = [slot for slot in slots if not self._quarantine.holds(sources[slot.index])]
         with self._lock:
             self.counts.quarantined += len(slots) - len(trusted)
-        kept = worth_it(trusted, self._min_pixels, self._min_batch)
+        kept = worth_it(trusted, self.options.min_pixels, self.options.min_batch)
         taken = {slot.index for slot in kept}
         return kept, [slot.index for slot in slots if slot.index not in taken]
 
@@ -208,7 +176,7 @@ class DaliLoader:
 
     def _checked(self, slots: list[Slot], rows: Rows, watch: Stopwatch) -> list[Slot]:
         """Return the JPEGs whose coded data is whole; the errors of the others go to `rows`."""
-        if not self._strict:
+        if not self.options.strict:
             return slots
         found = self._cpu.spread(_damage, slots)
         watch.add("check", sum(seconds for _, seconds in found))
@@ -221,7 +189,7 @@ class DaliLoader:
         """Decode with DALI into `rows`, and return the batches that it lost."""
         return [
             batch
-            for batch in batches_of(slots, self._max_batch, self._max_pixels)
+            for batch in batches_of(slots, self.options.max_batch, self.options.max_batch_pixels)
             if not self._decoded(batch, rows, watch)
         ]
 

@@ -6,6 +6,7 @@ differently. The resize runs in two passes with 8-bit levels between them, as Pi
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,6 +25,42 @@ LARGE_PIXELS = 12_000_000
 """Pixels of a phone's photograph. Buffers have this size from the start, so that none is reallocated in a request."""
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class DaliOptions:
+    """How DALI decodes, and what it decodes.
+
+    Args:
+        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
+            has been seen not to keep stream order (pytorch/vision#9606).
+        resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
+        min_pixels: the fast loader gets smaller images, unless a batch has at least `min_batch` images for DALI.
+        strict: read each JPEG's coded data on the CPU first and refuse damaged ones, as the other loaders do. It costs
+            half of a decode; without it, DALI answers some damaged pictures with what it made of them.
+        max_batch, max_batch_pixels: limits of one run; so many source pixels are 384 MB of levels.
+        dtype: dtype of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
+    """
+
+    hw_decoder_load: float = 0.0
+    resample: Resample = "exact"
+    min_pixels: int = 0
+    min_batch: int = 1
+    strict: bool = True
+    max_batch: int = 64
+    max_batch_pixels: int = 128_000_000
+    dtype: torch.dtype = torch.float32
+
+    def __post_init__(self) -> None:
+        if self.resample not in RESAMPLES:
+            raise ValueError(f"resample is {self.resample!r}: expected {' or '.join(RESAMPLES)}")
+        if not 0 <= self.hw_decoder_load <= 1:
+            raise ValueError(f"hw_decoder_load is {self.hw_decoder_load!r}: expected a number from 0 to 1")
+        if self.dtype not in _DTYPES:
+            raise ValueError(f"dtype is {self.dtype}: expected {', '.join(map(str, _DTYPES))}")
+
+
+DEFAULT_DALI = DaliOptions()
 
 
 class DaliError(RuntimeError):
@@ -53,14 +90,8 @@ class DaliGraph:
     """A built DALI pipeline; one thread at a time may use it.
 
     Args:
-        batch_size: most bodies of a run.
         num_threads: threads of DALI's own pool.
         device: "cpu", or "gpu" for `device_id`.
-        hw_decoder_load: share of a GPU's JPEGs for its hardware engine, 0..1. 0 by default: on Hopper that engine
-            has been seen not to keep stream order (pytorch/vision#9606).
-        resample: "exact" in two passes, "fused" in one, a little off (`milkweed bench decode` measures both).
-        dtype: dtype of the pixels: float32, float16 (DALI writes both) or bfloat16 (cast on the graph's device).
-        channels_last: the pixels lie in memory as (n, S, S, 3).
 
     Raises:
         LoaderError: DALI is not installed, or cannot build the graph here, such as for a GPU that is not there.
@@ -69,24 +100,13 @@ class DaliGraph:
     def __init__(
         self,
         spec: PreprocessSpec,
-        *,
-        batch_size: int,
+        options: DaliOptions = DEFAULT_DALI,
         num_threads: int = 1,
+        *,
         device: Literal["cpu", "gpu"] = "cpu",
         device_id: int = 0,
-        hw_decoder_load: float = 0.0,
-        resample: Resample = "exact",
-        dtype: torch.dtype = torch.float32,
-        channels_last: bool = False,
     ) -> None:
-        if resample not in RESAMPLES:
-            raise ValueError(f"resample is {resample!r}: expected {' or '.join(RESAMPLES)}")
-        if not 0 <= hw_decoder_load <= 1:
-            raise ValueError(f"hw_decoder_load is {hw_decoder_load!r}: expected a number from 0 to 1")
-        if dtype not in _DTYPES:
-            raise ValueError(f"dtype is {dtype}: expected {', '.join(map(str, _DTYPES))}")
-        self.spec, self.batch_size, self.device, self.resample = spec, batch_size, device, resample
-        self.hw_decoder_load, self.dtype, self.channels_last = hw_decoder_load, dtype, channels_last
+        self.spec, self.options, self.dtype, self.device = spec, options, options.dtype, device
         self.rebuilds, self.failed_builds = 0, 0
         self.trouble: str | None = None
         self._threads, self._device_id = num_threads, device_id if device == "gpu" else None
@@ -116,34 +136,23 @@ class DaliGraph:
         self._read.append(encoded)
         try:
             (pixels,) = self.pipeline.run(stream, encoded=encoded, boxes=boxes)
-            return self._taken(pixels)
+            return from_dlpack(pixels.as_tensor()).to(self.dtype)  # float32 and float16 share DALI's memory
         except Exception as error:  # DALI raises RuntimeError; whatever it is, only this batch is lost
             self.pipeline = None
             self.rebuilds += 1
             self._rebuild()
             raise DaliError(_reason(error)) from None
 
-    def release_memory(self) -> None:
-        """Free the unused memory of DALI's pools, which all graphs of the process share."""
-        self._dali.backend.ReleaseUnusedMemory()
-
     def close(self) -> None:
         """End the threads and free the memory; the graph cannot be used afterwards."""
         self.pipeline = None
         self._read.clear()
-        self.release_memory()
+        self._dali.backend.ReleaseUnusedMemory()  # of DALI's pools, which all graphs of the process share
 
     @property
     def torch_device(self) -> torch.device:
         """Where the pixels are."""
         return torch.device("cpu") if self._device_id is None else torch.device("cuda", self._device_id)
-
-    def _taken(self, pixels: Any) -> Tensor:
-        """Return DALI's batch as a tensor that shares its memory."""
-        taken = from_dlpack(pixels.as_tensor())
-        if self.channels_last:
-            taken = taken.permute(0, 3, 1, 2)
-        return taken.to(self.dtype)
 
     def _rebuild(self) -> None:
         """Build a new pipeline after one was lost.
@@ -172,7 +181,7 @@ class DaliGraph:
         """Define the graph without building it; this works, up to serialising it, for a GPU that is not there."""
         fn, types = self._dali.fn, self._dali.types
         pipeline = self._dali.Pipeline(
-            batch_size=self.batch_size,
+            batch_size=self.options.max_batch,
             num_threads=self._threads,
             device_id=self._device_id,
             prefetch_queue_depth=1,
@@ -183,7 +192,7 @@ class DaliGraph:
             {}
             if self.device == "cpu"
             else {
-                "hw_decoder_load": self.hw_decoder_load,
+                "hw_decoder_load": self.options.hw_decoder_load,
                 "jpeg_fancy_upsampling": True,  # off by default on a GPU; every CPU decoder does it
                 "device_memory_padding": 3 * LARGE_PIXELS,
                 "host_memory_padding": LARGE_PIXELS,
@@ -201,7 +210,7 @@ class DaliGraph:
                 adjust_orientation=False,  # boxes are in stored coordinates
                 **on_gpu,
             )
-            for first in range(0, 6 * (2 if self.resample == "exact" else 1), 6):
+            for first in range(0, 6 * (2 if self.options.resample == "exact" else 1), 6):
                 size, start, end = (boxes[first + at : first + at + 2] for at in (0, 2, 4))
                 levels = fn.resize(levels, size=size, roi_start=start, roi_end=end, **how)
             pipeline.set_outputs(
@@ -210,7 +219,7 @@ class DaliGraph:
                     mean=[255 * value for value in self.spec.mean],
                     std=[255 * value for value in self.spec.std],
                     dtype=types.FLOAT16 if self.dtype == torch.float16 else types.FLOAT,
-                    output_layout="HWC" if self.channels_last else "CHW",
+                    output_layout="CHW",
                 )
             )
         return pipeline
@@ -219,7 +228,7 @@ class DaliGraph:
         """Return size, start and end (y, x) of the region for each resize of the graph."""
         size, full = float(self.spec.size), (float(region.height), float(region.width))
         start, end = (region.top, region.left), (region.bottom, region.right)
-        if self.resample == "fused":
+        if self.options.resample == "fused":
             return np.array([size, size, *start, *end], np.float32)
         if region.columns_first:
             first = (size, full[1], start[0], 0.0, end[0], full[1])

@@ -14,7 +14,6 @@ from .info import ArrayHeader, ImageInfo
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000  # numpy's own limit
-_KNOWN_CHARS = 200
 _SIZE_FIELD = {1: "<H", 2: "<I", 3: "<I"}
 _ITEM = re.compile(
     r"""\s*(?P<quote>['"])(?P<key>\w{1,20})(?P=quote)\s*:\s*
@@ -48,7 +47,7 @@ def read_npy(data: bytes) -> ImageInfo:
 def read_array_header(data: bytes) -> ArrayHeader:
     """Read the header of an array of bytes or floats that fills the body exactly; raises InputError for others."""
     text, start = _header_text(data)
-    dtype, shape, fortran_order = _known(text) if len(text) <= _KNOWN_CHARS else _parse(text)
+    dtype, shape, fortran_order = _parse(text)
     array = ArrayHeader(dtype, shape, fortran_order, start)
     expected = math.prod(shape) * int(dtype[-1])
     if len(data) - start != expected:
@@ -96,12 +95,7 @@ def _header_text(data: bytes) -> tuple[str, int]:
     return data[begin : begin + size].decode("latin-1").strip(" \t\r\n"), begin + size
 
 
-@lru_cache(maxsize=256)
-def _known(text: str) -> tuple[str, tuple[int, ...], bool]:
-    """Cache `_parse` of short texts: a client's arrays have the same header, which a request reads several times."""
-    return _parse(text)
-
-
+@lru_cache(maxsize=256)  # a client's arrays have the same header, which a request reads several times
 def _parse(text: str) -> tuple[str, tuple[int, ...], bool]:
     """Parse the three items of the dict, which may come in any order; each must be there once, and no other."""
     items: dict[str, str] = {}

@@ -196,7 +196,7 @@ def fold_batch_norms(model: nn.Module) -> None:
 
 def kernel_decision(device: torch.device) -> str:
     """The kernel that a prepared model's Monarch layers run on a device, and why, in words."""
-    return str(decide(device, differentiable=False))
+    return decide(device, differentiable=False)
 
 
 def _pack(model: nn.Module, dtype: torch.dtype) -> None:

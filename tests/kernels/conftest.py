@@ -16,9 +16,6 @@ ROOT = Path(__file__).resolve().parents[2]
 DEVICE_CODE = ROOT / "kernels" / "csrc"
 EMULATION = Path(__file__).parent / "csrc"
 
-MODES = range(4)
-"""Bit 0: asynchronous copies land at once, else as late as allowed; bit 1: one warp runs ahead, else in turn."""
-
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-g")
 
 Build = Callable[..., ctypes.CDLL]
@@ -97,9 +94,3 @@ def emulated() -> Build:
 def host_compiler() -> str:
     """The compiler that the emulated kernels are built with."""
     return compiler()
-
-
-@pytest.fixture(scope="session")
-def every_shape() -> bool:
-    """True where MILKWEED_EMULATE=full asks for every published shape (minutes), not only the quick ones."""
-    return os.environ.get("MILKWEED_EMULATE") == "full"

@@ -7,6 +7,7 @@ from torch.nn import functional as F
 
 from milkweed.kernels.blocked_mlp import Layer, block_mlp, mlp_reference, mlp_refusal, tile_refusal
 from milkweed.kernels.reference import monarch_reference
+from milkweed.kernels.shapes import MonarchShape
 
 SHAPES = [(192, 768), (256, 512), (256, 1024), (320, 640), (384, 1152), (384, 1536)]
 
@@ -28,6 +29,10 @@ def make_mlp(nblocks: int, width: int, hidden: int, ranks: tuple[int | None, int
     ]
 
 
+def refusal(fc1: Layer, fc2: Layer, dtype: torch.dtype, features: tuple[int, int] | None = None) -> str | None:
+    return mlp_refusal(MonarchShape.of(*fc1[:2]), MonarchShape.of(*fc2[:2]), dtype, features)
+
+
 def definition(x: Tensor, fc1: Layer, fc2: Layer) -> Tensor:
     def linear(x: Tensor, layer: Layer) -> Tensor:
         y = monarch_reference(x, *layer[:2])
@@ -40,7 +45,7 @@ def definition(x: Tensor, fc1: Layer, fc2: Layer) -> Tensor:
 @pytest.mark.parametrize(("width", "hidden"), SHAPES)
 def test_packed_mlp_is_its_two_layers(nblocks: int, width: int, hidden: int) -> None:
     fc1, fc2 = make_mlp(nblocks, width, hidden)
-    assert mlp_refusal(fc1, fc2, torch.bfloat16) is None
+    assert refusal(fc1, fc2, torch.bfloat16) is None
     x = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     residual = torch.randn(5, width, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
     got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64), residual)
@@ -59,17 +64,8 @@ def test_packed_mlp_is_its_two_layers(nblocks: int, width: int, hidden: int) -> 
     ],
 )
 def test_any_rank_and_uneven_blocks(nblocks: int, width: int, hidden: int, ranks: tuple[int, int]) -> None:
-    fc1, fc2 = make_mlp(nblocks, width, hidden)
-    g = torch.Generator().manual_seed(3)
-    fc1, fc2 = (
-        # K*q = J*r with K = J: the rank is q = r.
-        (*(torch.randn(*size, generator=g, dtype=torch.float64) / size[2] ** 0.5 for size in sizes), layer[2])
-        for layer, sizes in (
-            (fc1, ((nblocks, ranks[0], width // nblocks), (nblocks, hidden // nblocks, ranks[0]))),
-            (fc2, ((nblocks, ranks[1], hidden // nblocks), (nblocks, width // nblocks, ranks[1]))),
-        )
-    )
-    x = torch.randn(3, width, dtype=torch.float64, generator=g)
+    fc1, fc2 = make_mlp(nblocks, width, hidden, ranks)
+    x = torch.randn(3, width, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     got = mlp_reference(x, block_mlp(fc1, fc2, torch.float64))
     torch.testing.assert_close(got, definition(x, fc1, fc2), rtol=1e-12, atol=1e-12)
 
@@ -103,7 +99,7 @@ def test_packing_costs_only_what_padding_adds() -> None:
 
 def test_refusals_say_why() -> None:
     fc1, fc2 = make_mlp(4, 192, 768)
-    assert mlp_refusal(fc1, fc2, torch.float32) == "fused MLP: torch.float32, not bfloat16 or float16"
+    assert refusal(fc1, fc2, torch.float32) == "fused MLP: torch.float32, not bfloat16 or float16"
     cases = [
         (make_mlp(4, 768, 3072), "width 768 with ranks 192 and 192 is more than 96"),
         (make_mlp(4, 48, 96), "blocks of 12 features, not a multiple of 8"),
@@ -113,10 +109,10 @@ def test_refusals_say_why() -> None:
         (make_mlp(4, 256, 512, (100, 64)), "width 256 with ranks 100 and 64 is more than 96"),
     ]
     for (first, second), reason in cases:
-        assert reason in str(mlp_refusal(first, second, torch.float16))
+        assert reason in str(refusal(first, second, torch.float16))
         with pytest.raises(ValueError, match="fused MLP"):
             block_mlp(first, second, torch.float16)
-    assert "190-768 features in factors of 192-768" in str(mlp_refusal(fc1, fc2, torch.float16, (190, 768)))
+    assert "190-768 features in factors of 192-768" in str(refusal(fc1, fc2, torch.float16, (190, 768)))
     with pytest.raises(ValueError, match=r"bias of shape \(5,\): the layer has 768 outputs"):
         block_mlp((*fc1[:2], torch.zeros(5)), fc2, torch.float16)
 

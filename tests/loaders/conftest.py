@@ -30,6 +30,12 @@ def encoded(image: Image.Image, format: str, **options: object) -> bytes:
     return body.getvalue()
 
 
+def noise(width: int, height: int, channels: int = 3) -> Image.Image:
+    """Random levels, which cost a codec most; a tile of them sixteen times, so that it is made at once."""
+    tile = np.random.default_rng(0).integers(0, 256, (height // 4, width // 4, channels), np.uint8)
+    return Image.fromarray(np.tile(tile, (4, 4, 1)))
+
+
 def levels(loader: Loader, body: bytes, spec: PreprocessSpec) -> np.ndarray:
     """What a loader makes of one image, back in levels 0..255 (3, S, S)."""
     result = loader.load([body])

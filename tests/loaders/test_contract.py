@@ -10,7 +10,7 @@ from milkweed.loaders import CpuLoader, Loader, PillowLoader, PreprocessSpec, va
 
 SPEC = PreprocessSpec()
 LIMITS = {"cpu": (0.05, 8.0), "dali exact": (0.15, 8.0), "dali fused": (0.3, 32.0)}
-"""Levels 0..255: an image's mean and a pixel may be so far from the reference; docs/decoding.md has the same."""
+"""Levels 0..255: an image's mean and a pixel may be so far from the reference; docs/images.md has the same."""
 
 
 @pytest.fixture(params=LIMITS)
@@ -21,8 +21,9 @@ def named(request: pytest.FixtureRequest) -> Iterator[tuple[str, Loader]]:
         return
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     from milkweed.loaders.decode.dali import DaliLoader
+    from milkweed.loaders.decode.dali_graph import DaliOptions
 
-    loader = DaliLoader(SPEC, resample="exact" if name == "dali exact" else "fused", max_batch=32)
+    loader = DaliLoader(SPEC, options=DaliOptions(resample=name.removeprefix("dali "), max_batch=32))
     yield name, loader
     loader.close()
 

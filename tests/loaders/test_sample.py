@@ -1,4 +1,4 @@
-"""The 500 photographs: the reference equals timm, the fast loader agrees with the reference."""
+"""The 500 photographs: the reference equals timm, the fast loader and DALI agree with the reference."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -54,3 +54,27 @@ def test_upright_photos_agree_too(photos, levels):
 
 def _orientation(body: bytes) -> int:
     return Image.open(BytesIO(body)).getexif().get(0x0112, 1)
+
+
+def test_dali_agrees_with_the_reference_on_every_photo(photos):
+    pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
+    from milkweed.loaders.decode.dali import DaliLoader
+    from milkweed.loaders.decode.dali_graph import DaliOptions
+
+    spec = PreprocessSpec()
+    exact, fused = (DaliLoader(spec, num_threads=2, options=DaliOptions(resample=how)) for how in ("exact", "fused"))
+    level = torch.tensor(spec.std).view(3, 1, 1) * 255
+    through_dali = 0
+    for first in range(0, len(photos), 50):
+        part = photos[first : first + 50]
+        wanted = PillowLoader(spec).load(part).pixels
+        for loader, mean, most in ((exact, 0.15, 8), (fused, 0.3, 32)):
+            result = loader.load(part)
+            assert not result.errors
+            off = ((result.pixels - wanted) * level).abs()
+            assert float(off.mean((1, 2, 3)).max()) <= mean
+            assert round(float(off.max()), 2) <= most
+            through_dali += result.decoders.count("dali")
+    assert through_dali > 0.9 * 2 * len(photos)
+    exact.close()
+    fused.close()

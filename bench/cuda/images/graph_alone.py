@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from ....loaders import LoadResult, PreprocessSpec, geometry, validate
-from ....loaders.decode.dali_graph import DaliGraph, Region, Resample
+from ....loaders.decode.dali_graph import DaliGraph, DaliOptions, Region, Resample
 from ....loaders.preprocess.orientation import stored_geometry
 
 MAX_BATCH = 32
@@ -27,14 +27,8 @@ class GraphAlone:
         hw_decoder_load: float = 0.0,
     ) -> None:
         self._spec = spec
-        self._graph = DaliGraph(
-            spec,
-            batch_size=MAX_BATCH,
-            device=device,
-            device_id=device_id,
-            hw_decoder_load=hw_decoder_load,
-            resample=resample,
-        )
+        options = DaliOptions(max_batch=MAX_BATCH, hw_decoder_load=hw_decoder_load, resample=resample)
+        self._graph = DaliGraph(spec, options, device=device, device_id=device_id)
 
     def load(self, items: Sequence[bytes], /) -> LoadResult:
         """Pixels of all.

@@ -9,7 +9,7 @@ import torch
 
 from ....loaders import PreprocessSpec
 from ....loaders.decode.dali import DaliLoader
-from ....loaders.decode.dali_graph import Resample
+from ....loaders.decode.dali_graph import DaliOptions, Resample
 from ...bodies import baseline, enlarged, made_jpegs, photos
 
 SPEC = PreprocessSpec()
@@ -135,17 +135,9 @@ class Subject:
         strict: bool = False,
     ) -> DaliLoader:
         """A DALI loader on the device; a batch is one run of the graph, however large."""
-        return DaliLoader(
-            SPEC,
-            num_threads=threads,
-            device=self.kind,
-            device_id=self.device.index or 0,
-            max_batch=batch,
-            max_batch_pixels=batch * 20_000_000,
-            hw_decoder_load=hw,
-            resample=resample,
-            strict=strict,
-        )
+        options = DaliOptions(hw, resample, strict=strict, max_batch=batch, max_batch_pixels=batch * 20_000_000)
+        index = self.device.index or 0
+        return DaliLoader(SPEC, num_threads=threads, options=options, device=self.kind, device_id=index)
 
     def finish(self) -> None:
         """Wait for all that the device still has to do."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
 from ....kernels.conv_branch import BLOCK_GROUPS, ConvBranch, conv_branch_refusal, pack_conv_branch, shared_bytes
-from ....kernels.native.library import conv_branch
+from ....kernels.native.torch_ops import conv_branch
 from ...architectures.vitae.grid import grid_to_tokens, tokens_to_grid
 from .alternatives import Alternative, exact_copy, tensors_of
 from .device_kernels import DeviceKernels

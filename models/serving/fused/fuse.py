@@ -31,7 +31,7 @@ logger = logging.getLogger("milkweed.fused")
 Module = TypeVar("Module", bound=nn.Module)
 
 Run = tuple[Alternative, PlanReport, dict[str, str]]
-"""How a part runs at one bucket: the way, its report, and the engines that refuse it with the reason."""
+"""How a part runs at one bucket: the way, its report, and the impls that refuse it with the reason."""
 
 
 def fuse(
@@ -141,7 +141,7 @@ class _Fusing:
                 logger.info("measured %s at batch %d: %s", kind, problem.batch, plan)
             way = Alternative(str(plan), chosen.way, chosen.way.tensors)
             report = self._plan(problem, plan.bits, plan.impls, chosen)
-            return way, report, refusals(chain, problem, self.tuning.engines)
+            return way, report, refusals(chain, problem, self.tuning.impls)
 
         return self._bucketed(kind, chain.describe(), tokens, run_at)
 
@@ -160,11 +160,11 @@ class _Fusing:
         self._count(PartReport(kind, shapes, tokens, 1, plans, _by_all(refused)))
         return Bucketed(dict(zip(self.batch_sizes, ways, strict=True)))
 
-    def _plan(self, problem: Problem, cuts: str, engines: tuple[str, ...], chosen: Chosen[Any]) -> PlanReport:
+    def _plan(self, problem: Problem, cuts: str, impls: tuple[str, ...], chosen: Chosen[Any]) -> PlanReport:
         for reason in chosen.discarded:
             self._fall_back("engine", reason)
         microseconds = None if chosen.seconds is None else round(chosen.seconds * 1e6, 2)
-        return PlanReport(problem.batch, cuts, engines, microseconds, chosen.source)
+        return PlanReport(problem.batch, cuts, impls, microseconds, chosen.source)
 
     def _count(self, part: PartReport) -> None:
         """Equal parts are one row of the report, that of the first: it was measured, the others found its plan."""
@@ -183,7 +183,7 @@ class _Fusing:
 
 
 def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
-    """The engines that refuse at every bucket, with the reason at the first."""
+    """The impls that refuse at every bucket, with the reason at the first."""
     first, *others = refused
     return {name: reason for name, reason in first.items() if all(name in other for other in others)}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
-from ....kernels.native.library import performer_attention
+from ....kernels.native.torch_ops import performer_attention
 from ....kernels.performer import PackedPerformer, PerformerMlp, pack_performer, performer_refusal, performer_tile
 from ...architectures.vitae.grid import grid_to_tokens
 from ...architectures.vitae.reduction import PerformerAttention, PyramidReduction

@@ -7,7 +7,7 @@ from typing import Any, Literal
 Source = Literal["measured", "cached", "untuned"]
 
 FALLBACK_KINDS = ("library", "block", "engine")
-"""Kinds of fallback: no compiled kernels, a block runs its own forward, an engine gave wrong values."""
+"""Kinds of fallback: no compiled kernels, a block runs its own forward, an impl gave wrong values."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class PlanReport:
 
     Args:
         cuts: the chain's segments as a bit string; empty for a part that is not a chain.
-        engines: engines of the segments, in order.
+        engines: the impls of the segments, in order; `/v1/models` has that name.
         microseconds: time of one call; None where it was not measured.
         source: whether the plan was measured, remembered or neither.
     """
@@ -38,7 +38,7 @@ class PartReport:
         tokens: tokens of an image.
         count: number of such parts in the model.
         plans: plans by batch bucket, ascending.
-        refused: engines for such parts that run nothing of it, with the reason.
+        refused: impls for such parts that run nothing of it, with the reason.
     """
 
     kind: str
@@ -75,7 +75,7 @@ class FusionReport:
 
     @property
     def summary(self) -> str:
-        """One line: the engines of each kind of part at the largest batch, and how many fallbacks there are."""
+        """One line: the impls of each kind of part at the largest batch, and how many fallbacks there are."""
         kinds = dict.fromkeys(part.kind for part in self.parts)
         words = [f"{kind} {_engines(part for part in self.parts if part.kind == kind)}" for kind in kinds]
         words = words or ["nothing"]
@@ -94,5 +94,5 @@ class FusionReport:
 
 
 def _engines(parts: Iterable[PartReport]) -> str:
-    """The engines of the largest bucket in each of the parts, each plan once."""
+    """The impls of the largest bucket in each of the parts, each plan once."""
     return ", ".join(dict.fromkeys("+".join(part.plans[-1].engines) for part in parts))

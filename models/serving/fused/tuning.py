@@ -26,17 +26,17 @@ Mode = Literal["auto", "off", "force"]
 
 @dataclass(frozen=True)
 class Tuning:
-    """How to choose plans, and among which engines.
+    """How to choose plans, and among which impls.
 
     Args:
         cache: earlier measurements.
-        engines: engines for chains.
+        impls: impls for chains.
         measure: measures the seconds of a call; the device's timer when None.
     """
 
     mode: Mode = "auto"
     cache: TuningCache = field(default_factory=TuningCache)
-    engines: Sequence[Impl] = field(default_factory=all_impls)
+    impls: Sequence[Impl] = field(default_factory=all_impls)
     measure: Measure | None = None
 
 
@@ -46,7 +46,7 @@ class Chosen(Generic[Way]):
 
     Args:
         seconds: time of one call when it was measured; None where it never was.
-        discarded: ways or engines that were wrong or failed, with the reason.
+        discarded: ways or impls that were wrong or failed, with the reason.
     """
 
     way: Way
@@ -80,27 +80,27 @@ def choose_chain(chain: Chain, problem: Problem, tuning: Tuning) -> Chosen[Compi
     """Choose the plan of a chain on a problem; it is compared with plain evaluation before it is taken.
 
     Raises:
-        TuningError: no engine computes the chain rightly, or the device no longer works.
-        ValueError: no engine runs the chain, where nothing was measured.
+        TuningError: no impl computes the chain rightly, or the device no longer works.
+        ValueError: no impl runs the chain, where nothing was measured.
     """
     if tuning.mode == "off":
-        found = cached_chain(chain, problem, tuning.engines, tuning.cache)
+        found = cached_chain(chain, problem, tuning.impls, tuning.cache)
         if found is None:
-            return Chosen(untuned_chain(chain, problem, tuning.engines), "untuned")
+            return Chosen(untuned_chain(chain, problem, tuning.impls), "untuned")
         return Chosen(found.chain, "cached", found.seconds)
-    tuned = tune_chain(chain, problem, tuning.engines, tuning.cache, tuning.measure)
+    tuned = tune_chain(chain, problem, tuning.impls, tuning.cache, tuning.measure)
     discarded = tuple(f"{row.impl} on {row.operators}: {row.refused}" for row in tuned.rows if row.discarded)
     return Chosen(tuned.chain, "cached" if tuned.cached else "measured", tuned.seconds, discarded)
 
 
-def refusals(chain: Chain, problem: Problem, engines: Sequence[Impl]) -> dict[str, str]:
-    """Why engines that are made for a segment of the chain run none of its segments, by engine."""
+def refusals(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> dict[str, str]:
+    """Why impls that are made for a segment of the chain run none of its segments, by impl."""
     segments = [chain.segment(span) for span in every_span(len(chain))]
     told: dict[str, str] = {}
     runs: set[str] = set()
-    for engine in engines:
-        name = engine.name.partition(":")[0]
-        for reason in (engine.refuses(segment, problem) for segment in segments):
+    for impl in impls:
+        name = impl.name.partition(":")[0]
+        for reason in (impl.refuses(segment, problem) for segment in segments):
             if reason is None:
                 runs.add(name)
             elif reason != OTHER_KIND:

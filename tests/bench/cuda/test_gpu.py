@@ -50,7 +50,7 @@ def test_without_a_device_nothing_is_measured(capsys: pytest.CaptureFixture[str]
 
 
 class Twisted:
-    """An engine for one Monarch layer whose results `twist` spoils."""
+    """An impl for one Monarch layer whose results `twist` spoils."""
 
     name = "native_twisted:0"
 
@@ -172,11 +172,11 @@ def test_host_timer_says_why_a_call_has_no_time() -> None:
 def test_compiling_ahead_runs_each_engine_on_what_it_takes() -> None:
     task = Task(DRY_MLP, 1, "dense", 4, CPU, torch.bfloat16)
     assert launch_once(task) == 3  # fc1 with GELU, fc2, fc1 alone; the whole MLP is not for it
-    text = precompile([task, task._replace(engine="none such")], 120)
+    text = precompile([task, task._replace(impl="none such")], 120)
     assert text.startswith("2 of 2 compiled by ")
     assert "1 failed, the first:" in text
     named = {
-        one.engine.partition(":")[0] for one in triton_tasks([DRY_MLP], (1,), nblocks=4, device=CPU, dtype=task.dtype)
+        one.impl.partition(":")[0] for one in triton_tasks([DRY_MLP], (1,), nblocks=4, device=CPU, dtype=task.dtype)
     }
     assert named == {"triton", "triton_mlp"}
 

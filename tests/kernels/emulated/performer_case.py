@@ -1,7 +1,6 @@
 """A cell of performer attention, its function in float64, and the emulated kernel with tensors for arguments."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import sqrt
 
@@ -11,11 +10,10 @@ from torch.nn import functional as F
 
 from milkweed.kernels.performer import PackedPerformer, PerformerMlp, pack_performer
 
+from .emulation import guarded, guards_untouched, launch
+
 DTYPES = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
 DIMS = (32, 64, 96, 192)
-GUARD = 64  # numbers before and after every output
-
-Build = Callable[..., ctypes.CDLL]
 
 
 @dataclass(frozen=True)
@@ -84,7 +82,6 @@ class Performer:
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.library = library
-        library.mw_performer.restype = ctypes.c_char_p
         library.mw_performer_workspace.restype = ctypes.c_int64
         library.mw_performer_weights.restype = ctypes.c_int64
 
@@ -104,25 +101,20 @@ class Performer:
         dim, packed = width // 3, case.packed
         dtype = list(DTYPES).index(case.kqv.dtype)
         assert packed.weights.numel() == self.library.mw_performer_weights(dtype, dim, int(packed.mlp))
-        size = self.library.mw_performer_workspace(images, dim, splits)
-        partial = torch.full((size + 2 * GUARD,), torch.nan)
-        out = torch.full((images * tokens * dim + 2 * GUARD,), torch.nan, dtype=case.kqv.dtype)
+        partial = guarded((images, splits, dim + 1, dim // 2), torch.float32)
+        assert partial.numel() == self.library.mw_performer_workspace(images, dim, splits)
+        out = guarded((images, tokens, dim), case.kqv.dtype)
         parallel = None if case.parallel is None else case.parallel.contiguous()
-        inside = [t[GUARD:-GUARD] for t in (partial, out)]
-        pointers = [
-            ctypes.c_void_p(None if t is None else t.data_ptr())
-            for t in (case.kqv.contiguous(), packed.weights, packed.biases, parallel, *inside)
-        ]
-        error = self.library.mw_performer(
-            mode, seed, dtype, tile, *pointers, images, tokens, dim, splits, int(packed.mlp),
-            ctypes.c_float(packed.eps), ctypes.c_float(packed.norm_eps), multiprocessors, shared_limit,
-        )  # fmt: skip
+        tensors = (case.kqv.contiguous(), packed.weights, packed.biases, parallel, partial, out)
+        error = launch(
+            *(self.library.mw_performer, mode, seed, dtype, tile, *tensors, images, tokens, dim, splits),
+            *(int(packed.mlp), packed.eps, packed.norm_eps, multiprocessors, shared_limit),
+        )
         if error is not None:
-            raise RuntimeError(error.decode())
-        for buffer in (partial, out):
-            assert buffer[:GUARD].isnan().all()
-            assert buffer[-GUARD:].isnan().all()
-        return inside[1].view(images, tokens, dim), inside[0].view(images, splits, dim + 1, dim // 2)
+            raise RuntimeError(error)
+        assert guards_untouched(partial)
+        assert guards_untouched(out)
+        return out, partial
 
     def __call__(self, case: Case, **how: int) -> Tensor:
         return self.launch(case, **how)[0]

@@ -2,8 +2,9 @@
 
 import ctypes
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from milkweed.kernels.conv_branch import (
 )
 from milkweed.models.architectures.vitae.normal import NormalCell
 
-from .emulation import DTYPES, MODES, TOLERANCE, guarded, guards_untouched, relative_error
+from .emulation import DTYPES, MODES, TOLERANCE, Build, guarded, guards_untouched, in_full_runs, launch, relative_error
 
 TILES = range(len(BLOCK_GROUPS))
 SHARED_LIMIT = 227 * 1024
@@ -95,24 +96,12 @@ class Kernel:
         seed: int = 1,
         shared_limit: int = SHARED_LIMIT,
     ) -> str | None:
-        entry = self.library.mw_conv_branch
-        entry.restype = ctypes.c_char_p
         tensors = [tokens, packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3]
-        error = entry(
-            mode,
-            seed,
-            DTYPES.index(problem.dtype),
-            tile,
-            *(ctypes.c_void_p(0 if t is None else t.data_ptr()) for t in (*tensors, residual, out)),
-            problem.batch,
-            problem.side,
-            int(problem.class_token),
-            problem.channels,
-            packed.hidden_channels,
-            problem.groups,
-            shared_limit,
+        sizes = (problem.batch, problem.side, int(problem.class_token), problem.channels)
+        return launch(
+            *(self.library.mw_conv_branch, mode, seed, DTYPES.index(problem.dtype), tile, *tensors, residual, out),
+            *(*sizes, len(packed.bias1), problem.groups, shared_limit),
         )
-        return None if error is None else error.decode()
 
     def __call__(
         self, tokens: Tensor, packed: ConvBranch, residual: Tensor | None, problem: Problem, **options: int
@@ -125,7 +114,7 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernel(emulated: Callable[..., ctypes.CDLL]) -> Kernel:
+def kernel(emulated: Build) -> Kernel:
     return Kernel(emulated("conv_branch"))
 
 
@@ -273,28 +262,26 @@ def test_refusals_name_what_is_wrong() -> None:
         pack_conv_branch([nn.Conv2d(32, 64, 5, groups=8), *convs[1:]], torch.bfloat16)
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_caught(emulated: Callable[..., ctypes.CDLL], every_shape: bool, name: str) -> None:
-    if name in ONLY_IN_FULL and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full runs it")
-    defines = ("MILKWEED_ONE_TILE=1",)
-    right = Kernel(emulated("conv_branch", defines=defines))
-    header = "conv/grouped_conv.cuh" if name in IN_GROUPED_CONV else "conv/conv_branch.cuh"
-    wrong = Kernel(emulated("conv_branch", defines=defines, mutations={header: PLANTED[name]}))
+def right_in_every_mode(kernel: Kernel) -> bool:
     problem = Problem(1, 6, 8, 8)
     packed, (clean, _) = pack_conv_branch(problem.convs(), problem.dtype), problem.inputs()
     spoilt = clean.clone()
     spoilt.view(6, 6, 8, 4)[5, 5, 7, 3] = math.nan
-    caught = {"right": False, "wrong": False}
-    for tokens in (clean, spoilt):
-        expected = truth(tokens, problem.convs(), None, problem)
+    for tokens, mode, tile in product((clean, spoilt), MODES, range(2)):
+        out, expected = guarded(problem.shape, problem.dtype), truth(tokens, problem.convs(), None, problem)
         numbers = ~expected.isnan()
-        for mode in MODES:
-            for tile in range(2):
-                for label, kernel in (("right", right), ("wrong", wrong)):
-                    out = guarded(problem.shape, problem.dtype)
-                    good = kernel.refusal(tokens, packed, None, out, problem, mode=mode, tile=tile) is None
-                    good = good and guards_untouched(out) and torch.equal(out.isnan(), ~numbers)
-                    good = good and relative_error(out[numbers], expected[numbers]) <= TOLERANCE[problem.dtype]
-                    caught[label] |= not good
-    assert caught == {"right": False, "wrong": True}
+        refused = kernel.refusal(tokens, packed, None, out, problem, mode=mode, tile=tile)
+        if refused or not guards_untouched(out) or not torch.equal(out.isnan(), ~numbers):
+            return False
+        if relative_error(out[numbers], expected[numbers]) > TOLERANCE[problem.dtype]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", in_full_runs(PLANTED, ONLY_IN_FULL))
+def test_a_planted_bug_is_caught(emulated: Build, name: str) -> None:
+    defines = ("MILKWEED_ONE_TILE=1",)
+    header = "conv/grouped_conv.cuh" if name in IN_GROUPED_CONV else "conv/conv_branch.cuh"
+    assert right_in_every_mode(Kernel(emulated("conv_branch", defines=defines)))
+    mutations = {header: PLANTED[name]}
+    assert not right_in_every_mode(Kernel(emulated("conv_branch", defines=defines, mutations=mutations)))

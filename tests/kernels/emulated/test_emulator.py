@@ -2,19 +2,17 @@
 
 import ctypes
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-MODES = range(4)
-DTYPES = (torch.bfloat16, torch.float16)
+from .emulation import DTYPES, MODES, Build
 
 
 @pytest.fixture(scope="module")
-def library(emulated: Callable[[str], ctypes.CDLL]) -> ctypes.CDLL:
+def library(emulated: Build) -> ctypes.CDLL:
     loaded = emulated("primitives")
     for name in ("mw_product", "mw_faulty", "mw_neighbour"):
         getattr(loaded, name).restype = ctypes.c_char_p

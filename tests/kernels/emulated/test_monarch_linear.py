@@ -2,24 +2,32 @@
 
 import ctypes
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from milkweed.kernels.batched import monarch_batched
-from milkweed.kernels.blocked import Activation, BlockedMonarch, block_monarch, blocked_reference
+from milkweed.kernels.blocked import Activation, BlockedMonarch, activated, block_monarch, blocked_reference
 from milkweed.kernels.reference import monarch_reference
 
-from .emulation import DTYPES, MODES, TOLERANCE, relative_error
+from .emulation import (
+    DTYPES,
+    FULL,
+    MODES,
+    TOLERANCE,
+    Build,
+    guarded,
+    guards_untouched,
+    in_full_runs,
+    launch,
+    relative_error,
+)
 
 TILES = range(4)
 HOPPER, SMALL = 227 * 1024, 99 * 1024
 """Bytes of shared memory that a block may have: on sm_90, and on sm_86, 89 and 120."""
-GUARD_ROWS = 3
 
 
 @dataclass(frozen=True)
@@ -57,9 +65,9 @@ def make_case(
     x = normal(rows, in_features).to(dtype)
     b = normal(out_features) if bias else None
     extra = normal(rows, out_features).to(dtype) if residual else None
-    function = {Activation.NONE: lambda v: v, Activation.GELU: F.gelu, Activation.SILU: F.silu}[act]
-    truth = function(monarch_reference(x.double(), w1.double(), w2.double()) + (0 if b is None else b.double()))
-    torch_path = function(monarch_batched(x, w1, w2) + (0 if b is None else b.to(dtype)))
+    truth = monarch_reference(x.double(), w1.double(), w2.double()) + (0 if b is None else b.double())
+    torch_path = monarch_batched(x, w1, w2) + (0 if b is None else b.to(dtype))
+    truth, torch_path = activated(truth, act), activated(torch_path, act)
     if extra is not None:
         truth, torch_path = truth + extra.double(), torch_path + extra
     layer = block_monarch(w1, w2, b, in_features, out_features, dtype)
@@ -67,10 +75,9 @@ def make_case(
 
 
 class Kernel:
-    """The emulated library behind tensors: outputs begin as NaN and have guard rows behind them."""
+    """The emulated library behind tensors."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        library.mw_monarch_linear.restype = ctypes.c_char_p
         self.library = library
 
     def launch(
@@ -83,36 +90,27 @@ class Kernel:
         multiprocessors: int = 1,
         shared_limit: int = HOPPER,
         sizes: tuple[int, ...] | None = None,
-        dtype: int | None = None,
     ) -> tuple[str | None, Tensor]:
         rows, layer = len(case.x), case.layer
         nb = layer.nblocks
-        y = torch.full((rows + GUARD_ROWS, layer.out_features), torch.nan, dtype=layer.dtype)
+        y = guarded((rows, layer.out_features), layer.dtype)
         sizes = sizes or (rows, nb, layer.in_features // nb, layer.c, layer.out_features // nb)
         tensors = (case.x, layer.w1, layer.w2, layer.bias, case.residual, y)
-        error = self.library.mw_monarch_linear(
-            mode,
-            seed,
-            DTYPES.index(layer.dtype) if dtype is None else dtype,
-            tile,
-            *(None if t is None else ctypes.c_void_p(t.data_ptr()) for t in tensors),
-            (ctypes.c_int * 5)(*sizes),
-            int(case.act),
-            multiprocessors,
-            shared_limit,
+        error = launch(
+            *(self.library.mw_monarch_linear, mode, seed, DTYPES.index(layer.dtype), tile, *tensors),
+            *((ctypes.c_int * 5)(*sizes), int(case.act), multiprocessors, shared_limit),
         )
-        return (None if error is None else error.decode()), y
+        return error, y
 
     def __call__(self, case: Case, tile: int, **options: int) -> Tensor:
         error, y = self.launch(case, tile, **options)
         assert error is None, error
-        rows = len(case.x)
-        assert y[rows:].isnan().all(), "rows behind the output were written"
-        return y[:rows]
+        assert guards_untouched(y), "what is beside the output was written"
+        return y
 
 
 @pytest.fixture(scope="module")
-def kernel(emulated: Callable[[str], ctypes.CDLL]) -> Kernel:
+def kernel(emulated: Build) -> Kernel:
     return Kernel(emulated("monarch_linear"))
 
 
@@ -190,7 +188,7 @@ def test_less_shared_memory_means_fewer_buffers(kernel: Kernel, tile: int, share
         assert y.isnan().all()
     else:
         assert error is None
-        assert relative_error(y[:33], case.truth) <= TOLERANCE[torch.bfloat16]
+        assert relative_error(y, case.truth) <= TOLERANCE[torch.bfloat16]
 
 
 def test_a_nan_stays_in_its_row(kernel: Kernel) -> None:
@@ -250,12 +248,11 @@ MODEL_LAYERS = [  # blocks, inputs, outputs
 # fmt: on
 
 
+@FULL
 @pytest.mark.parametrize(("nb", "in_features", "out_features"), MODEL_LAYERS)
 def test_layers_of_the_published_models_give_the_definition(
-    kernel: Kernel, every_shape: bool, nb: int, in_features: int, out_features: int
+    kernel: Kernel, nb: int, in_features: int, out_features: int
 ) -> None:
-    if not every_shape:
-        pytest.skip("every published shape takes minutes: MILKWEED_EMULATE=full runs them")
     widening = out_features > in_features
     act = Activation.GELU if widening else Activation.NONE
     for rows, dtype in itertools.product((1, 15, 16, 17, 197, 1577), DTYPES):
@@ -285,16 +282,14 @@ PLANTED_BUGS = {
 """Text of monarch_linear.cuh, and its replacement. Each is compiled, so the last two run in full runs only."""
 
 
-@pytest.mark.parametrize("bug", PLANTED_BUGS)
-def test_planted_bugs_give_wrong_results(emulated: Callable[..., ctypes.CDLL], every_shape: bool, bug: str) -> None:
-    if not every_shape and list(PLANTED_BUGS).index(bug) >= 5:
-        pytest.skip("another of its kind is tested: MILKWEED_EMULATE=full runs them all")
+@pytest.mark.parametrize("bug", in_full_runs(PLANTED_BUGS, list(PLANTED_BUGS)[5:]))
+def test_planted_bugs_give_wrong_results(emulated: Build, bug: str) -> None:
     mutations = {"linear/monarch_linear.cuh": PLANTED_BUGS[bug]}
     mutant = Kernel(emulated("monarch_linear", mutations=mutations, defines=("ONE_VARIANT",)))
     case = make_case(4, 320, 320, 64)
 
     def right(mode: int) -> bool:
         error, y = mutant.launch(case, 2, mode=mode)
-        return error is None and relative_error(y[:64], case.truth) <= TOLERANCE[torch.bfloat16]
+        return error is None and relative_error(y, case.truth) <= TOLERANCE[torch.bfloat16]
 
     assert not all(right(mode) for mode in MODES)

@@ -1,7 +1,6 @@
 """The fused MLP's own source on the CPU emulator, against the float64 value without rounding between its steps."""
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 
@@ -23,14 +22,9 @@ from milkweed.kernels.blocked_mlp import (
 )
 from milkweed.kernels.reference import monarch_reference
 
-from .emulation import MODES, relative_error
-
-Build = Callable[..., ctypes.CDLL]
+from .emulation import FULL, MODES, Build, guarded, guards_untouched, launch, relative_error
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 1e-3}
-GUARD = 2
-"""Rows before and after the output that must stay as they were."""
-
 POINTERS = ["x", "factor1", "stream", "factor2", "bias1", "bias2", "residual", "norm_weight", "norm_bias", "y"]
 INTS = ["rows", "width", "nblocks", "block_width", "groups", "shared_limit"]
 
@@ -105,29 +99,20 @@ def make_problem(case: Case) -> Problem:
 
 
 def make_args(problem: Problem) -> tuple[Args, Tensor]:
-    """The kernel's arguments and the buffer it writes in: rows of NaN, and guard rows around them."""
+    """The kernel's arguments and the tensor it writes in, of NaN between guards."""
     case, packed = problem.case, problem.packed
-    out = torch.full((case.rows + 2 * GUARD, case.width), torch.nan, dtype=case.dtype)
-    out[:GUARD], out[GUARD + case.rows :] = 7, 7
+    out = guarded((case.rows, case.width), case.dtype)
     norm_weight, norm_bias, eps = problem.norm or (None, None, 0.0)
-    tensors = (problem.x, *packed.tensors, problem.residual, norm_weight, norm_bias, out[GUARD:])
+    tensors = (problem.x, *packed.tensors, problem.residual, norm_weight, norm_bias, out)
     ints = (case.rows, case.width, packed.nblocks, packed.block_width, packed.stream.shape[2], 227 * 1024)
     return Args(*(None if t is None else t.data_ptr() for t in tensors), eps, *ints), out
 
 
-def launch(library: ctypes.CDLL, dtype: torch.dtype, tile: int, args: Args, mode: int = 0, seed: int = 1) -> str | None:
-    library.mw_monarch_mlp.restype = ctypes.c_char_p
-    refusal = library.mw_monarch_mlp(mode, seed, DTYPES.index(dtype), tile, ctypes.byref(args))
-    return None if refusal is None else refusal.decode()
-
-
 def run(library: ctypes.CDLL, problem: Problem, mode: int, seed: int = 1) -> Tensor:
-    case = problem.case
-    args, out = make_args(problem)
-    assert launch(library, case.dtype, case.tile, args, mode, seed) is None
-    assert (out[:GUARD] == 7).all()
-    assert (out[GUARD + case.rows :] == 7).all()
-    return out[GUARD : GUARD + case.rows]
+    (args, out), dtype = make_args(problem), DTYPES.index(problem.case.dtype)
+    assert launch(library.mw_monarch_mlp, mode, seed, dtype, problem.case.tile, ctypes.byref(args)) is None
+    assert guards_untouched(out)
+    return out
 
 
 def check(library: ctypes.CDLL, case: Case, mode: int) -> None:
@@ -165,24 +150,7 @@ SMALL = [
     Case(8, 64, 128, tile=0, rows=17, norm=True),
 ]
 
-# (nblocks, width, hidden) and the tiles that exist for it
-FULL = [
-    (4, 192, 768, (0, 2, 3)),
-    (4, 256, 512, (0, 2, 3)),
-    (4, 256, 1024, (0, 2, 3)),
-    (4, 320, 640, (0, 1, 2, 3)),
-    (4, 384, 1152, (0, 1, 2, 3)),
-    (4, 384, 1536, (0, 1, 2, 3)),
-    (2, 192, 768, (1, 2)),
-    (2, 256, 512, (1, 2)),
-    (2, 320, 640, (1, 2)),
-    (2, 384, 1536, (1, 2)),
-    (8, 192, 768, (0, 2)),
-    (8, 256, 512, (0, 2)),
-    (8, 320, 640, (0, 2)),
-    (8, 384, 1152, (0, 2)),
-    (8, 384, 1536, (0, 2)),
-]
+EVERY_WIDTH = [(192, 768), (256, 512), (256, 1024), (320, 640), (384, 1152), (384, 1536)]
 
 
 @pytest.mark.parametrize("case", QUICK, ids=str)
@@ -196,12 +164,12 @@ def test_small_shapes_give_the_mlp_in_every_mode(quick: ctypes.CDLL, case: Case,
     check(quick, case, mode)
 
 
-@pytest.mark.parametrize(("nblocks", "width", "hidden", "tiles"), FULL)
-def test_every_shape_gives_the_mlp(
-    emulated: Build, every_shape: bool, nblocks: int, width: int, hidden: int, tiles: tuple[int, ...]
-) -> None:
-    if not every_shape:
-        pytest.skip("minutes: MILKWEED_EMULATE=full")
+@FULL
+@pytest.mark.parametrize(("width", "hidden"), EVERY_WIDTH)
+@pytest.mark.parametrize("nblocks", BLOCK_WIDTHS)
+def test_every_shape_gives_the_mlp(emulated: Build, nblocks: int, width: int, hidden: int) -> None:
+    block_width = make_problem(Case(nblocks, width, hidden, tile=0, rows=1)).packed.block_width
+    tiles = [tile for tile in TILES if tile_shared_bytes(nblocks, block_width, tile)]
     library = emulated("monarch_mlp", defines=("MW_EVERY_SHAPE",))
     for rows in (1, 15, 16, 17, 197, 1577):
         for i, (tile, dtype) in enumerate(product(tiles, DTYPES)):
@@ -255,7 +223,8 @@ def test_refusals_say_why(quick: ctypes.CDLL) -> None:
         args, _ = make_args(problem)
         for name, value in changes.items():
             setattr(args, name, value)
-        assert reason in str(launch(quick, problem.case.dtype, tile, args))
+        dtype = DTYPES.index(problem.case.dtype)
+        assert reason in str(launch(quick.mw_monarch_mlp, 0, 1, dtype, tile, ctypes.byref(args)))
 
 
 def test_python_knows_the_tiles(quick: ctypes.CDLL) -> None:

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 
 from milkweed.kernels.performer import PerformerMlp
 
-from .emulation import MODES, relative_error
-from .performer_case import DIMS, DTYPES, Build, Case, Performer, bare, make_case
+from .emulation import FULL, MODES, Build, in_full_runs, relative_error
+from .performer_case import DIMS, DTYPES, Case, Performer, bare, make_case
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +36,8 @@ def test_a_whole_image_of_a_later_stage(performer: Performer, dim: int) -> None:
     assert relative_error(performer(case, mode=3, splits=5), case.truth()) <= DTYPES[torch.bfloat16]
 
 
-def test_a_whole_image_of_the_first_stage(performer: Performer, every_shape: bool) -> None:
-    if not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full asks for it")
+@FULL
+def test_a_whole_image_of_the_first_stage(performer: Performer) -> None:
     for dim in (64, 96):
         for dtype, most in DTYPES.items():
             case = make_case(dim, 2, 3136, dtype)
@@ -193,7 +192,7 @@ PLANTED = {
     "single stage wait": (WEIGHTS, "copy_async_wait<0>();  // sync: single stage wait", 1),
     "single stage barrier": (WEIGHTS, "sync_block();          // sync: single stage barrier", 1),
 }
-QUICK = ("next tile wait", "next tile barrier", "stages are free", "resident barrier", "piece barrier")
+QUICK = {"next tile wait", "next tile barrier", "stages are free", "resident barrier", "piece barrier"}
 
 
 def right_in_every_mode(performer: Performer) -> bool:
@@ -204,17 +203,13 @@ def right_in_every_mode(performer: Performer) -> bool:
     )
 
 
-@pytest.mark.parametrize("stages", [0, 1, 2])
-def test_the_small_tile_is_right(emulated: Build, stages: int, every_shape: bool) -> None:
-    if stages == 1 and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full asks for it")
+@pytest.mark.parametrize("stages", [0, pytest.param(1, marks=FULL), 2])
+def test_the_small_tile_is_right(emulated: Build, stages: int) -> None:
     assert right_in_every_mode(Performer(emulated("performer", defines=(f"MW_STAGES={stages}",))))
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_mistake_shows_in_some_mode(emulated: Build, name: str, every_shape: bool) -> None:
-    if name not in QUICK and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full asks for it")
+@pytest.mark.parametrize("name", in_full_runs(PLANTED, PLANTED.keys() - QUICK))
+def test_a_planted_mistake_shows_in_some_mode(emulated: Build, name: str) -> None:
     header, text, stages = PLANTED[name]
     library = emulated("performer", mutations={header: (text, "")}, defines=(f"MW_STAGES={stages}",))
     assert not right_in_every_mode(Performer(library))

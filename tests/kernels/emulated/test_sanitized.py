@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from .emulation import in_full_runs
+
 HERE = Path(__file__).parent
 
 # Small problems of each kernel, every path of it: a sanitized build is slow to make and to run.
@@ -19,7 +21,7 @@ SELECTION = {
     "conv_branch": ("test_conv_branch.py", "nan_stays"),
 }
 
-QUICK = ("emulator", "conv_branch")
+QUICK = {"emulator", "conv_branch"}  # a sanitized build of the others takes a minute each
 
 
 def runtime(name: str, compiler: str) -> str:
@@ -43,10 +45,8 @@ def pytest_under_sanitizers(file: str, expression: str, compiler: str) -> subpro
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=HERE.parents[2])
 
 
-@pytest.mark.parametrize("kernel", SELECTION)
-def test_emulated_kernel_is_clean(kernel: str, every_shape: bool, host_compiler: str) -> None:
-    if kernel not in QUICK and not every_shape:
-        pytest.skip("its sanitized build takes a minute: MILKWEED_EMULATE=full runs it")
+@pytest.mark.parametrize("kernel", in_full_runs(SELECTION, SELECTION.keys() - QUICK))
+def test_emulated_kernel_is_clean(kernel: str, host_compiler: str) -> None:
     done = pytest_under_sanitizers(*SELECTION[kernel], host_compiler)
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     assert " passed" in done.stdout, "nothing was run"

@@ -2,8 +2,8 @@
 
 import ctypes
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import pytest
 import torch
@@ -12,7 +12,18 @@ from torch.nn import functional as F
 
 from milkweed.kernels.attention import SDPA_BACKENDS, attention_reference, attention_refusal, sdpa_attention
 
-from .emulation import DTYPES, MODES, TOLERANCE, guarded, guards_untouched, relative_error
+from .emulation import (
+    DTYPES,
+    FULL,
+    MODES,
+    TOLERANCE,
+    Build,
+    guarded,
+    guards_untouched,
+    in_full_runs,
+    launch,
+    relative_error,
+)
 
 TILES = range(4)
 SMALL_SHARED_LIMIT = 99 * 1024  # of sm_86, 89 and 120
@@ -74,24 +85,11 @@ class Kernel:
         multiprocessors: int = 1,
         shared_limit: int = SMALL_SHARED_LIMIT,
     ) -> str | None:
-        entry = self.library.mw_short_attention
-        entry.restype = ctypes.c_char_p
-        error = entry(
-            mode,
-            seed,
-            DTYPES.index(problem.dtype),
-            tile,
-            ctypes.c_void_p(qkv.data_ptr()),
-            ctypes.c_void_p(out.data_ptr()),
-            problem.batch,
-            problem.tokens,
-            problem.heads,
-            problem.head_dim,
-            ctypes.c_float(problem.scale if scale is None else scale),
-            multiprocessors,
-            shared_limit,
+        sizes = (problem.batch, problem.tokens, problem.heads, problem.head_dim)
+        return launch(
+            *(self.library.mw_short_attention, mode, seed, DTYPES.index(problem.dtype), tile, qkv, out, *sizes),
+            *(problem.scale if scale is None else scale, multiprocessors, shared_limit),
         )
-        return None if error is None else error.decode()
 
     def __call__(self, qkv: Tensor, problem: Problem, **options: float) -> Tensor:
         out = guarded((problem.batch, problem.tokens, problem.heads * problem.head_dim), problem.dtype)
@@ -102,7 +100,7 @@ class Kernel:
 
 
 @pytest.fixture(scope="module")
-def kernel(emulated: Callable[..., ctypes.CDLL]) -> Kernel:
+def kernel(emulated: Build) -> Kernel:
     return Kernel(emulated("short_attention"))
 
 
@@ -143,13 +141,10 @@ def test_splitting_a_head_over_blocks_changes_nothing(kernel: Kernel, multiproce
     assert torch.equal(kernel(qkv, problem, multiprocessors=multiprocessors), kernel(qkv, problem))
 
 
+@FULL
 @pytest.mark.parametrize("published", [(8, 197, 3, 64), (4, 197, 6, 64), (2, 197, 12, 64), (2, 196, 4, 64)])
-def test_published_shapes_give_attention(
-    kernel: Kernel, every_shape: bool, published: tuple[int, int, int, int]
-) -> None:
+def test_published_shapes_give_attention(kernel: Kernel, published: tuple[int, int, int, int]) -> None:
     """ViT-T, DeiT-T; ViT-S; ViT-B; ViTAE-T, T2T-7."""
-    if not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full runs it")
     for dtype in DTYPES:
         problem = Problem(*published, dtype)
         qkv = problem.qkv()
@@ -218,29 +213,23 @@ def test_refusals_come_before_the_launch(kernel: Kernel) -> None:
     assert attention_refusal(65536, 197, 64, 0.125, torch.float16) is not None
 
 
-@pytest.mark.parametrize("name", PLANTED)
-def test_a_planted_bug_is_caught(emulated: Callable[..., ctypes.CDLL], every_shape: bool, name: str) -> None:
-    if name in ONLY_IN_FULL and not every_shape:
-        pytest.skip("MILKWEED_EMULATE=full runs it")
-    defines = ("MILKWEED_ONE_TILE=1",)
-    right = Kernel(emulated("short_attention", defines=defines))
-    wrong = Kernel(emulated("short_attention", defines=defines, mutations={HEADER: PLANTED[name]}))
-    caught = {"right": False, "wrong": False}
-    for tokens in (17, 64):
+def right_in_every_mode(kernel: Kernel) -> bool:
+    for tokens, mode in product((17, 64), MODES):
         problem = Problem(1, tokens, 1, 32)
-        qkv = problem.qkv()
-        expected = truth(qkv, problem)
-        for mode in MODES:
-            for label, kernel in (("right", right), ("wrong", wrong)):
-                out = guarded((1, tokens, 32), problem.dtype)
-                error = kernel.refusal(qkv, out, problem, mode=mode)
-                good = (
-                    error is None
-                    and relative_error(out, expected) <= TOLERANCE[problem.dtype]
-                    and guards_untouched(out)
-                )
-                caught[label] |= not good
-    assert caught == {"right": False, "wrong": True}
+        qkv, out = problem.qkv(), guarded((1, tokens, 32), problem.dtype)
+        if kernel.refusal(qkv, out, problem, mode=mode) or not guards_untouched(out):
+            return False
+        if relative_error(out, truth(qkv, problem)) > TOLERANCE[problem.dtype]:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("name", in_full_runs(PLANTED, ONLY_IN_FULL))
+def test_a_planted_bug_is_caught(emulated: Build, name: str) -> None:
+    defines = ("MILKWEED_ONE_TILE=1",)
+    assert right_in_every_mode(Kernel(emulated("short_attention", defines=defines)))
+    mutations = {HEADER: PLANTED[name]}
+    assert not right_in_every_mode(Kernel(emulated("short_attention", defines=defines, mutations=mutations)))
 
 
 def test_reference_and_pinned_backends_agree_with_torch() -> None:

@@ -1,12 +1,12 @@
 """The CUDA kernels as impls: what they take, what they say when not, and their CPU implementations' values."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Operator, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Operator, Problem, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.native import native_impls
@@ -14,6 +14,9 @@ from milkweed.kernels.impls.triton import triton_impls
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.default_plan import PREFERRED, untuned_plan
 from milkweed.kernels.tuning.tuner import tune_chain
+
+from .. import layers
+from ..layers import normal
 
 CPU = torch.device("cpu")
 IMPLS = {impl.name: impl for impl in native_impls(on_cpu=True)}
@@ -23,16 +26,7 @@ TOLERANCE = {torch.bfloat16: 1e-2, torch.float16: 1.5e-3}
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
-
-
-def monarch(width: int, out: int, *, bias: bool = True, nblocks: int = 4) -> Monarch:
-    p, s = width // nblocks, out // nblocks
-    q = min(p, s)
-    factors = normal(nblocks, q, p, seed=3), normal(nblocks, s, q, seed=4)
-    return Monarch(*factors, normal(out, seed=5) if bias else None, width, out)
-
+monarch = partial(layers.monarch, nblocks=4)
 
 NORM = LayerNorm(normal(64, seed=1) + 1, normal(64, seed=2), 1e-6)
 MLP: list[Operator] = [NORM, monarch(64, 128), Gelu(), monarch(128, 64), Add()]
@@ -42,7 +36,7 @@ SEGMENTS: dict[str, list[list[Operator]]] = {
         [monarch(64, 128, bias=False), Gelu()],
         [monarch(128, 64), Add()],
         [monarch(64, 64), Gelu(), Add()],
-        [monarch(64, 128, nblocks=2)],
+        [layers.monarch(64, 128)],
     ],
     "native_mlp": [MLP, MLP[:4], MLP[1:], MLP[1:4]],
     "native_attention": [[Attention(2, 32, 0.2)]],

@@ -167,6 +167,15 @@ def test_without_nvcc_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsy
     assert capsys.readouterr().err.startswith("kernels: no nvcc: install the CUDA toolkit")
 
 
+def home_of_nvcc(folder: Path, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a CUDA_HOME whose nvcc says this."""
+    nvcc = folder / "bin" / "nvcc"
+    nvcc.parent.mkdir()
+    nvcc.write_text(f"#!/bin/sh\necho '{says}'\n")
+    nvcc.chmod(0o755)
+    monkeypatch.setenv("CUDA_HOME", str(folder))
+
+
 @pytest.mark.parametrize(
     ("version", "message"),
     [
@@ -178,22 +187,14 @@ def test_without_nvcc_the_command_says_so(monkeypatch: pytest.MonkeyPatch, capsy
 def test_an_nvcc_that_does_not_fit_is_refused(
     version: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text(f"#!/bin/sh\necho '{version}'\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    home_of_nvcc(tmp_path, version, monkeypatch)
     monkeypatch.setattr(torch.version, "cuda", "13.2")
     with pytest.raises(BuildError, match=message):
         find_toolchain()
 
 
 def test_without_a_cxx_compiler_the_build_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nvcc = tmp_path / "bin" / "nvcc"
-    nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'release 13.0'\n")
-    nvcc.chmod(0o755)
-    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    home_of_nvcc(tmp_path, "release 13.0", monkeypatch)
     monkeypatch.setenv("NVCC_CCBIN", "no-such-compiler")
     monkeypatch.setattr(torch.version, "cuda", None)
     with pytest.raises(BuildError, match="no C\\+\\+ compiler no-such-compiler"):

@@ -21,6 +21,7 @@ from milkweed.kernels.blocked import Activation, block_monarch
 from milkweed.kernels.blocked_mlp import block_mlp
 from milkweed.kernels.conv_branch import pack_conv_branch
 from milkweed.kernels.native import library as native
+from milkweed.kernels.native import torch_ops
 from milkweed.kernels.native.stamp import (
     LIBRARY,
     LibraryStamp,
@@ -71,7 +72,7 @@ def _linear(dtype: torch.dtype) -> Case:
     layer = block_monarch(w1, w2, bias, 96, 64, dtype)
     x, residual = torch.randn(5, 96).to(dtype), torch.randn(5, 64).to(dtype)
     truth = F.gelu(monarch_reference(x.float(), w1, w2) + bias) + residual.float()
-    return Case(native.monarch_linear, (x, layer.w1, layer.w2, layer.bias, residual, int(Activation.GELU), 0), truth)
+    return Case(torch_ops.monarch_linear, (x, layer.w1, layer.w2, layer.bias, residual, int(Activation.GELU), 0), truth)
 
 
 def _mlp(dtype: torch.dtype) -> Case:
@@ -82,12 +83,12 @@ def _mlp(dtype: torch.dtype) -> Case:
     weight, bias = torch.rand(192) + 0.5, torch.randn(192)
     hidden = monarch_reference(F.layer_norm(x.float(), (192,), weight, bias, 1e-6), *fc1[:2]) + fc1[2]
     truth = monarch_reference(F.gelu(hidden), *fc2[:2]) + fc2[2] + residual.float()
-    return Case(native.monarch_mlp, (x, *packed.tensors, residual, weight, bias, 1e-6, 0), truth)
+    return Case(torch_ops.monarch_mlp, (x, *packed.tensors, residual, weight, bias, 1e-6, 0), truth)
 
 
 def _attention(dtype: torch.dtype) -> Case:
     qkv = torch.randn(2, 17, 3 * 2 * 32).to(dtype)
-    return Case(native.short_attention, (qkv, 2, 32**-0.5, 0), attention_reference(qkv.float(), 2, 32**-0.5))
+    return Case(torch_ops.short_attention, (qkv, 2, 32**-0.5, 0), attention_reference(qkv.float(), 2, 32**-0.5))
 
 
 def _performer(dtype: torch.dtype) -> Case:
@@ -98,7 +99,7 @@ def _performer(dtype: torch.dtype) -> Case:
     kqv, parallel = (0.5 * torch.randn(2, 20, 3 * dim)).to(dtype), torch.randn(2, 20, dim).to(dtype)
     arguments = (kqv, packed.weights, packed.biases, parallel, packed.eps, packed.norm_eps)
     truth = performer_reference(kqv.float(), arguments[1], arguments[2], parallel.float(), *arguments[4:])
-    return Case(native.performer_attention, (*arguments, 0), truth)
+    return Case(torch_ops.performer_attention, (*arguments, 0), truth)
 
 
 def _conv(dtype: torch.dtype) -> Case:
@@ -110,7 +111,7 @@ def _conv(dtype: torch.dtype) -> Case:
         branch = F.silu(convs[2](F.silu(convs[1](F.silu(convs[0](grid)))))).flatten(2).transpose(1, 2)
     truth = residual.float() + F.pad(branch, (0, 0, 1, 0))
     layers = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
-    return Case(native.conv_branch, (tokens, *layers, residual, packed.groups, True, 0), truth)
+    return Case(torch_ops.conv_branch, (tokens, *layers, residual, packed.groups, True, 0), truth)
 
 
 @pytest.mark.parametrize("name", NAMES)

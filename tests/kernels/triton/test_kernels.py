@@ -16,6 +16,8 @@ from milkweed.kernels.triton.launch import Launch, linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, Device, Variant
 
+from ..emulated.emulation import FULL
+
 SCRIPT = Path(__file__).parent / "triton_cases.py"
 MOST_ERROR = {"bfloat16": 4e-3, "float16": 1e-3, "float32": 1e-5}
 
@@ -153,9 +155,8 @@ def test_mlp_compiles_with_descriptors(number: int) -> None:
     check(mlp("ViT-B", 90, TMA[0])[number], 90)
 
 
-def test_every_tile_of_every_model_compiles(every_shape: bool) -> None:
-    if not every_shape:
-        pytest.skip("minutes: set MILKWEED_EMULATE=full")
+@FULL
+def test_every_tile_of_every_model_compiles() -> None:
     for gpu in GPUS:
         for model in MODELS:
             for variant in VARIANTS[1:]:

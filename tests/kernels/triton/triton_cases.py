@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from milkweed.kernels.blocked import Activation
+from milkweed.kernels.blocked import Activation, activated
 from milkweed.kernels.reference import monarch_reference
 from milkweed.kernels.triton.launch import linear_launches, mlp_launches
 from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
@@ -23,7 +23,6 @@ from milkweed.kernels.triton.linear import triton_linear, triton_mlp
 from milkweed.kernels.triton.tiles import VARIANTS, Device
 
 HOPPER = Device((9, 0), 232448, 132)
-ACTIVATIONS = {Activation.NONE: lambda y: y, Activation.GELU: F.gelu, Activation.SILU: F.silu}
 TMA = next(i for i, variant in enumerate(VARIANTS) if variant and variant.tma)
 
 
@@ -135,7 +134,7 @@ class Truth:
             y = F.gelu(y) if i else y
             y = monarch_reference(F.pad(y, (0, layer.K * layer.p - layer.width)), w1.double(), w2.double())
             y = y[:, : layer.out] if bias is None else y[:, : layer.out] + bias.double()
-        y = ACTIVATIONS[self.case.act](y)
+        y = activated(y, self.case.act)
         return y if self.residual is None else y + self.residual.double()
 
     def sorted(self) -> list[SortedMonarch]:

@@ -18,15 +18,13 @@ from milkweed.kernels.tuning.plan import Plan, Span
 from milkweed.kernels.tuning.timing import Measure
 from milkweed.kernels.tuning.tuner import TunedChain, tune_chain
 
+from ..layers import normal
+
 CPU = torch.device("cpu")
 PROBLEM = Problem(CPU, torch.float32, 3, 5)
 
 
 pytestmark = pytest.mark.usefixtures("one_thread")
-
-
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) / shape[-1] ** 0.5
 
 
 def mlp(scale: float = 1.0) -> Chain:

@@ -1,18 +1,20 @@
 """Chains: every way to cut them gives the plain evaluation's values, on every impl that takes a segment."""
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 
 import pytest
 import torch
-from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate
+from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Problem, evaluate
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND, Impl
 from milkweed.kernels.tuning.chain import Chain, compile_plan
 from milkweed.kernels.tuning.default_plan import untuned_plan
 from milkweed.kernels.tuning.plan import Plan, spans_of
+
+from .. import layers
 
 CPU = torch.device("cpu")
 IMPLS = all_impls()
@@ -21,18 +23,11 @@ IMPLS = all_impls()
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 
-def normal(*shape: int, seed: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) / shape[-1] ** 0.5
+normal, monarch = (partial(make, dtype=torch.float64) for make in (layers.normal, layers.monarch))
 
 
 def norm(width: int) -> LayerNorm:
     return LayerNorm(normal(width, seed=1), normal(width, seed=2), 1e-6)
-
-
-def monarch(width: int, out: int, *, bias: bool = True) -> Monarch:
-    p, s = -(-width // 2), -(-out // 2)
-    q = min(p, s)
-    return Monarch(normal(2, q, p, seed=3), normal(2, s, q, seed=4), normal(out, seed=5) if bias else None, width, out)
 
 
 def mlp() -> Chain:

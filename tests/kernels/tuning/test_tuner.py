@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Monarch, Problem, evaluate, kinds
+from milkweed.kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Problem, evaluate, kinds
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.dense import DenseImpl
@@ -22,7 +22,8 @@ from milkweed.kernels.tuning.report import report
 from milkweed.kernels.tuning.tuner import TIE, batch_buckets, bucket_of, tune_chain
 from milkweed.kernels.tuning.verify import TOLERANCE, TuningError
 
-from .planted import CPU, PROBLEM, Planted, mlp, normal, prices, tune
+from ..layers import monarch, normal
+from .planted import CPU, PROBLEM, Planted, mlp, prices, tune
 
 
 def test_the_planted_best_is_chosen_and_runs() -> None:
@@ -267,16 +268,11 @@ def test_on_a_gpu_what_is_chosen_is_right_and_not_slower_than_plain(dtype: torch
     device = torch.device("cuda", torch.cuda.current_device())
     problem = Problem(device, dtype, 4, 197)
 
-    def monarch(width: int, out: int) -> Monarch:
-        q = min(width, out) // 4
-        factors = normal(4, q, width // 4, seed=3), normal(4, out // 4, q, seed=4)
-        return Monarch(*factors, normal(out, seed=5), width, out)
-
     norm = LayerNorm(normal(192, seed=1) + 1, normal(192, seed=2), 1e-6)
     qkv = Dense(normal(576, 192, seed=6), normal(576, seed=7))
     for chain in (
-        Chain([norm, monarch(192, 768), Gelu(), monarch(768, 192), Add()]),
-        Chain([norm, qkv, Attention(3, 64, 0.125), monarch(192, 192), Add()]),
+        Chain([norm, monarch(192, 768, nblocks=4), Gelu(), monarch(768, 192, nblocks=4), Add()]),
+        Chain([norm, qkv, Attention(3, 64, 0.125), monarch(192, 192, nblocks=4), Add()]),
     ):
         tuned = tune_chain(chain, problem, all_impls())
         assert tuned.discarded == 0, report(tuned.rows, tuned.trials)

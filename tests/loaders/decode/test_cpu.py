@@ -240,9 +240,7 @@ def test_size_in_the_body_must_be_the_headers(picture, encoded):
 
 
 def test_create_loader_says_what_it_chose():
-    assert create_loader("auto", SPEC, num_threads=2).name == "cpu"
-    assert "2 threads" in create_loader("auto", SPEC, num_threads=2).description
-    assert create_loader("pillow", SPEC).name == "pillow"
+    assert "2 threads" in create_loader("cpu", SPEC, num_threads=2).description
     with pytest.raises(ValueError, match="'opencv': expected auto, cpu, dali, pillow"):
         create_loader("opencv", SPEC)
     with pytest.raises(ValueError, match="num_threads is 0"):

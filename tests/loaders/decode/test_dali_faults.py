@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from milkweed.loaders import DEFAULT_LIMITS, FORMATS, CpuLoader, PillowLoader, PreprocessSpec
-from milkweed.loaders.decode.dali_graph import DaliGraph
+from milkweed.loaders.decode.dali_graph import DaliGraph, DaliOptions
 from milkweed.loaders.errors import LoaderError
 from milkweed.loaders.headers.info import OPT_IN_FORMATS
 
@@ -21,7 +21,7 @@ SPEC = PreprocessSpec(size=32, crop_pct=1.0)
 
 @pytest.fixture
 def loader():
-    made = DaliLoader(SPEC, max_batch=8, strict=False)  # so that bad bodies reach DALI
+    made = DaliLoader(SPEC, options=DaliOptions(max_batch=8, strict=False))  # so that bad bodies reach DALI
     yield made
     made.close()
 
@@ -130,7 +130,7 @@ def test_bodies_that_dali_would_not_get_put_nobody_in_quarantine(loader, good):
 def test_small_images_go_to_the_fast_loader_unless_there_are_many(picture, encoded):
     small = [encoded(picture(64, 48, seed), "JPEG") for seed in range(3)]
     large = encoded(picture(400, 300), "JPEG")
-    loader = DaliLoader(SPEC, min_pixels=10_000, min_batch=4)
+    loader = DaliLoader(SPEC, options=DaliOptions(min_pixels=10_000, min_batch=4))
     assert loader.load([*small[:2], large]).decoders == ["cpu", "cpu", "dali"]
     assert loader.load([*small, large]).decoders == ["dali"] * 4
     everything = DaliLoader(SPEC)
@@ -142,25 +142,9 @@ def test_infos_and_sources_must_be_as_many(loader, good):
         loader.load(good[:2], [None], [None, None])
 
 
-def test_warming_up_decodes_a_full_batch_and_a_large_picture(loader, monkeypatch):
-    runs = []
-    run = DaliGraph.run
-    monkeypatch.setattr(
-        DaliGraph,
-        "run",
-        lambda graph, bodies, regions: (
-            runs.append([r.width * r.height for r in regions]) or run(graph, bodies, regions)
-        ),
-    )
-    loader.warm_up(100)
-    assert runs == [[500 * 375] * 8, [12_000_000]]
-    assert loader.counts.dali == 0
-    loader.close()
-
-
 def test_jpeg_2000_is_never_dalis(picture, encoded):
     limits = replace(DEFAULT_LIMITS, formats=FORMATS + OPT_IN_FORMATS)
-    loader = DaliLoader(SPEC, limits, strict=False)
+    loader = DaliLoader(SPEC, limits, options=DaliOptions(strict=False))
     bodies = [encoded(picture(90, 70), "JPEG2000"), encoded(picture(90, 70), "JPEG")]
     found = loader.load(bodies)
     assert found.decoders == ["cpu", "dali"]

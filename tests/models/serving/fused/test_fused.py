@@ -1,4 +1,4 @@
-"""A fused model gives the model's logits with every engine of the CPU."""
+"""A fused model gives the model's logits with every impl of the CPU."""
 
 from itertools import product
 from types import ModuleType
@@ -53,18 +53,18 @@ def test_float32_is_the_same_function_at_every_batch(name: str, roles: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("engine", "roles"),
+    ("impl", "roles"),
     [*product(["dense", "torch"], ["dense", "all"]), ("feature_major", "all"), ("batched", "all")],
 )
-def test_every_engine_of_the_cpu_gives_the_models_logits(engine: str, roles: str) -> None:
+def test_every_impl_of_the_cpu_gives_the_models_logits(impl: str, roles: str) -> None:
     model = build("vit", roles)
-    timer = Preferring(engine)
+    timer = Preferring(impl)
     copied, report = fused(model, tuning=Tuning(measure=timer), batch_sizes=(2,))
     x = images(2)
     with torch.inference_mode():
         assert relative(copied(x), model(x)) <= 1e-5
-    assert all(engine in part.plans[0].engines for part in report.parts)
-    assert any(engine in label for label in timer.labels)
+    assert all(impl in part.plans[0].engines for part in report.parts)
+    assert any(impl in label for label in timer.labels)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -76,12 +76,12 @@ def test_the_kernels_operators_give_the_models_logits(name: str) -> None:
     with torch.inference_mode():
         want = model(x)
         allowed = 1.5 * relative(plain(x.bfloat16()), want)
-    engines = [engine for engine in native_impls(on_cpu=True) if engine.name.endswith(":0")]  # tiles are CUDA's
-    tuning = Tuning(engines=[*engines, DenseImpl(), EagerImpl()], measure=Preferring("native"))
+    impls = [impl for impl in native_impls(on_cpu=True) if impl.name.endswith(":0")]  # tiles are CUDA's
+    tuning = Tuning(impls=[*impls, DenseImpl(), EagerImpl()], measure=Preferring("native"))
     native, report = fused(model, dtype=torch.bfloat16, batch_sizes=(4,), tuning=tuning, kernels=NATIVE)
     with torch.inference_mode():
         assert relative(native(x.bfloat16()), want) <= max(allowed, 1e-2)
-    used = {engine.partition(":")[0] for part in report.parts for plan in part.plans for engine in plan.engines}
+    used = {impl.partition(":")[0] for part in report.parts for plan in part.plans for impl in plan.engines}
     expected = {"native_linear", "native_attention", "native_mlp"}
     expected |= {"native_branch"} if name in BRANCHES else set()
     expected |= {"native_performer"} if name in PERFORMERS else set()

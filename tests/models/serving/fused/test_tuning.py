@@ -51,11 +51,11 @@ def never(_: Callable[[], object]) -> float:
 
 
 def tuning(**more: object) -> Tuning:
-    return replace(Tuning(engines=[DenseImpl(), EagerImpl()]), **more)
+    return replace(Tuning(impls=[DenseImpl(), EagerImpl()]), **more)
 
 
 class Wrong:
-    """An engine that says it runs whole chains, and gives zeros."""
+    """An impl that says it runs whole chains, and gives zeros."""
 
     name = "wrong"
 
@@ -110,7 +110,7 @@ def test_force_measures_once_a_start_and_writes_the_cache(tmp_path: Path) -> Non
 @pytest.mark.parametrize("mode", ["auto", "off"])
 def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        one = tuning(mode=mode, engines=[Wrong(), DenseImpl(), EagerImpl()], measure=Timer())
+        one = tuning(mode=mode, impls=[Wrong(), DenseImpl(), EagerImpl()], measure=Timer())
         chosen = choose_chain(chain(), PROBLEM, one)
     assert "wrong" not in chosen.way.plan.impls
     if mode == "auto":
@@ -120,7 +120,7 @@ def test_an_engine_that_is_wrong_is_not_used(mode: str, caplog: pytest.LogCaptur
 
 def test_nothing_but_wrong_engines_is_an_error() -> None:
     with pytest.raises(TuningError):
-        choose_chain(chain(), PROBLEM, tuning(engines=[Wrong()], measure=Timer()))
+        choose_chain(chain(), PROBLEM, tuning(impls=[Wrong()], measure=Timer()))
 
 
 def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kinds() -> None:
@@ -131,11 +131,11 @@ def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kin
         def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
             return self._reason if len(segment) == 2 else OTHER_KIND
 
-    engines = [
+    impls = [
         *(Refusing("tiled:0", "too wide"), Refusing("tiled:1", "too wide"), Refusing("half:0", "too wide")),
         *(Refusing("half:1", None), Refusing("other", OTHER_KIND), EagerImpl()),
     ]
-    assert refusals(chain(), PROBLEM, engines) == {"tiled": "too wide"}
+    assert refusals(chain(), PROBLEM, impls) == {"tiled": "too wide"}
 
 
 class Doubling:
