@@ -26,8 +26,7 @@ EDGE_SIZES = (
 
 LOSSLESS_SIZES = ((64, 101), (101, 64), (224, 224), (225, 224), (257, 256), (333, 251), (251, 334), (500, 375))
 
-SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
-"""Of chroma, as simplejpeg calls them."""
+SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")  # of chroma, as simplejpeg calls them
 
 
 def photos(folder: Path, limit: int | None = None) -> list[bytes]:

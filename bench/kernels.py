@@ -27,19 +27,14 @@ GPU_OUT = Path("bench/results/gpu.json")
 SHAPES = tuple(shape for shape in MLP_SHAPES if shape.name.startswith("ViT-"))
 
 DTYPES = ("float32", "bfloat16")
-NBLOCKS = (2, 4, 8)
-"""That all shapes can be cut into."""
-
+NBLOCKS = (2, 4, 8)  # that all shapes can be cut into
 NEEDS_GPU = (
     "the native CUDA kernels, Triton's, CUDA graphs and torch.compile's rows need a GPU: "
     "run `milkweed bench kernels` where there is one"
 )
 
-Progress = Callable[[int, int], None]
-"""Called with shapes and batches done and in all."""
-
-WARM_CACHE = 1 << 62
-"""Bytes of a cache that all inputs fit in: rows are of warm inputs alone."""
+Progress = Callable[[int, int], None]  # called with shapes and batches done and in all
+WARM_CACHE = 1 << 62  # bytes of a cache that all inputs fit in: rows are of warm inputs alone
 
 
 def run(

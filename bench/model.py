@@ -33,12 +33,8 @@ DEFAULT_OUT = Path("bench/results/model.json")
 ARCHS = ("vitae_basic_tiny", "deit_tiny_patch16_224")
 """Measured with random weights where neither a bundle nor an architecture is named."""
 
-MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}
-"""Width and hidden width of the published models."""
-
-MLP_ROWS = 8 * 197
-"""Tokens of eight images at 224 px, patch 16, with the class token."""
-
+MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}  # width and hidden width of the published models
+MLP_ROWS = 8 * 197  # tokens of eight images at 224 px, patch 16, with the class token
 LEAST_ROUNDS = 7
 
 Call = Callable[[], Tensor]

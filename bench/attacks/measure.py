@@ -23,7 +23,7 @@ from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot
 from ..load.processes import run_plan
 from ..load.requests import MULTIPART, multipart
-from ..load.summary import summary
+from ..load.samples import summary
 from ..process import free_port, running_server, usage
 from ..server.bundles import TINY, TINY_PREPROCESS
 from .hostile import ATTACKS, CLASSES, Target

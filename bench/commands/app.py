@@ -28,9 +28,7 @@ app = typer.Typer(
 
 app.command(cls=page(HEADINGS))(server)
 
-MADE_IMAGES = 12
-"""JPEGs made for `bench decode` where no photographs are """
-
+MADE_IMAGES = 12  # JPEGs made for `bench decode` where no photographs are
 MaybeBundle = Annotated[
     Path | None,
     typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not "),

@@ -12,8 +12,7 @@ from ...cli.errors import CommandError
 from ...cli.options import check_plot
 from ...cli.output import note, print_json, print_table
 
-Draw = Callable[[Mapping[str, Any], Path], Path]
-"""Writes the picture of a document."""
+Draw = Callable[[Mapping[str, Any], Path], Path]  # writes the picture of a document
 
 
 def json_file(out: Path | None, plot: Path | None, usual: Path) -> Path:

@@ -92,9 +92,9 @@ def server(
       milkweed bench server ./deit --photos ./photos --sections capacity,load
       milkweed bench server --sections soak --minutes 30
     """
-    from ..load import requests, schedule
+    from ..load import requests
     from ..load.connection import ConnectionFailed
-    from ..load.plan import Watch
+    from ..load.plan import ARRIVALS, Watch
     from ..plots import server as draw
     from ..server import request
     from ..server.run import DEFAULT_OUT, run
@@ -119,7 +119,7 @@ def server(
         concurrency=concurrency,
         clients=clients,
         timeout_seconds=timeout_ms / 1e3,
-        arrivals=chosen("--arrivals", arrivals, schedule.ARRIVALS)[0],
+        arrivals=chosen("--arrivals", arrivals, ARRIVALS)[0],
         loads=numbers("--loads", loads),
         rates=numbers("--rates", rates),
         overload=overload,

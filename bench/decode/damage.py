@@ -13,9 +13,7 @@ from ..turns import in_turns
 from .methods import dali, made
 
 START_OF_SCAN = b"\xff\xda"
-CHUNK = 8
-"""Bodies of one batch: DALI decodes a batch or nothing."""
-
+CHUNK = 8  # bodies of one batch: DALI decodes a batch or nothing
 KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
     "one bit": lambda rng, old: bytes([old[0] ^ 1 << int(rng.integers(8))]),
     "one byte": lambda rng, old: rng.bytes(1),

@@ -24,9 +24,7 @@ from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, our_loaders
 DEFAULT_OUT = Path("bench/results/decode.json")
 SECTIONS = ("one", "batches", "damage")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
-BATCH_IMAGES = 64
-"""Images of one pass of the section `batches`, at most: it has many cells."""
-
+BATCH_IMAGES = 64  # images of one pass of the section `batches`, at most: it has many cells
 _PACKAGES = (
     "torch",
     "torchvision",

@@ -22,8 +22,8 @@ from rich.table import Table
 
 from ...models import load_bundle
 from ..bodies import arrays, pictures
+from ..load.connection import learned
 from ..load.requests import shots
-from ..load.single import learned
 from ..machine import machine
 from ..process import running_server, slow_device
 from ..server import sections
@@ -35,9 +35,7 @@ from .catalogue import PEERS
 from .process import running_peer
 
 OURS = "milkweed"
-RATE = 250.0
-"""Requests a second of the open loop, alike for all."""
-
+RATE = 250.0  # requests a second of the open loop, alike for all
 DEVICE_MS = 50.0
 """A batch takes so much more without the CPU in the overload rows: so that the device is what there is too little of,
 not the cores that the client needs too."""

@@ -14,8 +14,7 @@ from ..process import free_port
 from .catalogue import SERVERS, Peer
 
 START_SECONDS, END_SECONDS, ASK_EVERY_SECONDS = 120.0, 10.0, 0.1
-OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")
-"""Beginnings of variables that a peer does not get."""
+OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")  # beginnings of variables that a peer does not get
 
 
 @contextmanager

@@ -10,8 +10,7 @@ import psutil
 from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
-from ..load.samples import OK, merged
-from ..load.summary import percentile
+from ..load.samples import OK, merged, percentile
 from ..machine import machine
 from ..process import running_server, stage_cpu_seconds
 
@@ -46,7 +45,7 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
             rss.append(server.memory_info().rss)
         cpu_after, stages_after = server.cpu_times(), stage_cpu_seconds(url)
     samples, seconds = merged(parts), sum(max(map(float.__add__, part.starts, part.latencies)) for part in parts)
-    statuses, latencies = samples.counts(), samples.latencies_of(OK)
+    statuses, latencies = samples.counts(), samples.accepted()
     total_ms = (cpu_after.user + cpu_after.system - cpu.user - cpu.system) / len(samples) * 1e3
     part_ms = {stage: (stages_after[stage] - stages[stage]) / len(samples) * 1e3 for stage in stages}
     return {

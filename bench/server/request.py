@@ -8,11 +8,8 @@ from typing import Any
 from ..load.plan import Plan, Shot, Watch, target_of
 
 SECTIONS = ("capacity", "load", "overload", "malformed", "rolling", "reload", "soak")
-OWN = ("rolling", "reload")
-"""Sections that start servers of their own."""
-
-ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'
-"""The first class of the first image."""
+OWN = ("rolling", "reload")  # sections that start servers of their own
+ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'  # the first class of the first image
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,7 @@ from ..process import free_port, running_server
 from .sections import OPEN_CONNECTIONS
 from .subject import Subject
 
-SETTLE_SECONDS = 1.0
-"""Of load before the first restart or reload, between two, and after the last."""
-
+SETTLE_SECONDS = 1.0  # of load before the first restart or reload, between two, and after the last
 FOREVER_SECONDS = 24 * 3600.0
 
 NAME = "bench"

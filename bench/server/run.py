@@ -12,8 +12,8 @@ from typing import Any
 
 from ...models.bundle.bundle import read_config
 from ..bodies import arrays, jpegs, make_jpeg, photos, pictures
+from ..load.connection import learned
 from ..load.requests import shots
-from ..load.single import learned
 from ..machine import machine
 from ..process import running_server, stage_cpu_seconds
 from . import sections
@@ -27,11 +27,8 @@ DEFAULT_OUT = Path("bench/results/server.json")
 PHOTO_BYTES = 110_000
 MOST_PHOTOS = 200
 
-UNKNOWN_SIZE = 224
-"""Pixels a side of arrays for a server that was not started here."""
-
-ROLLING_LOAD = 0.3
-"""Of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile."""
+UNKNOWN_SIZE = 224  # pixels a side of arrays for a server that was not started here
+ROLLING_LOAD = 0.3  # of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile
 
 
 def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:

@@ -10,18 +10,10 @@ from ..load.plan import Plan
 from .subject import Subject, rss_mb
 
 MOST_CONNECTIONS = 256
-ENOUGH_GAIN = 1.05
-"""Twice the connections must bring this much more, or capacity is found."""
-
-OPEN_CONNECTIONS = 2000
-"""At most, in an open loop: as many as a client process has descriptors for."""
-
-MALFORMED_LOAD, SOAK_LOAD = 0.5, 0.7
-"""Rates of these sections, as shares of the capacity."""
-
-IDLE_SECONDS = 60.0
-"""After the soak, before memory is looked at once more."""
-
+ENOUGH_GAIN = 1.05  # twice the connections must bring this much more, or capacity is found
+OPEN_CONNECTIONS = 2000  # at most, in an open loop: as many as a client process has descriptors for
+MALFORMED_LOAD, SOAK_LOAD = 0.5, 0.7  # rates of these sections, as shares of the capacity
+IDLE_SECONDS = 60.0  # after the soak, before memory is looked at once more
 DEADLINE = "X-Request-Timeout-Ms"
 
 

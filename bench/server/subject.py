@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ..load.connection import recovery_seconds
 from ..load.plan import Plan
 from ..load.processes import Clients, run_plan
-from ..load.samples import Samples
-from ..load.single import recovery_seconds
-from ..load.summary import curve, summary, timeline
+from ..load.samples import Samples, curve, summary, timeline
 from ..process import Usage, usage
 from .request import Request
 

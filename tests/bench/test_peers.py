@@ -15,8 +15,7 @@ import torch
 
 from milkweed.bench.bodies import arrays, pictures
 from milkweed.bench.load.plan import Plan
-from milkweed.bench.load.samples import Samples
-from milkweed.bench.load.summary import summary
+from milkweed.bench.load.samples import Samples, summary
 from milkweed.bench.peers.__main__ import COLUMNS, cells, export, main
 from milkweed.bench.peers.catalogue import PEERS, STAMP, Peer
 from milkweed.bench.peers.process import running_peer

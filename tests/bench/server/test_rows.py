@@ -13,8 +13,7 @@ from rich.console import Console
 from milkweed.bench.bodies import arrays, jpegs, pictures
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.requests import KINDS, shots
-from milkweed.bench.load.samples import Samples
-from milkweed.bench.load.summary import curve, summary, timeline
+from milkweed.bench.load.samples import Samples, curve, summary, timeline
 from milkweed.bench.plots import server as plot
 from milkweed.bench.server.sections import growth, no_row_failed
 from milkweed.bench.server.tables import line, others, table
