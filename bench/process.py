@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,3 +151,21 @@ def usage(pid: int, *, proportional: bool = True) -> Usage:
         cpu += times.user + times.system
         count += 1
     return Usage(cpu, rss, pss, count)
+
+
+@contextmanager
+def repeated(call: Callable[[], object], every_seconds: float) -> Iterator[None]:
+    """Call something from a thread of its own, again and again, for as long as the context lasts."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(every_seconds):
+            call()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

@@ -19,8 +19,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .hostile import ATTACKS, Target
-from .measure import measure_each, measure_files, soak, wide_bundle
+from ..server.bundles import tiny_bundle
+from .hostile import ATTACKS, CLASSES, Target
+from .measure import measure_each, measure_files, soak
 
 RESULTS = Path(__file__).parent.parent / "results"
 
@@ -61,7 +62,7 @@ def main() -> None:
         return
     document = json.loads(options.out.read_text()) if options.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        bundle = wide_bundle(Path(folder) / "wide")
+        bundle = tiny_bundle(Path(folder) / "wide", CLASSES)
         if options.files:
             document["files"] = found = measure_files(options.files, bundle)
             print(json.dumps(found, indent=1))

@@ -6,27 +6,21 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...models.architectures.registry import create_model
-from ...models.bundle.bundle import save_bundle
-from ...models.bundle.config import BundleConfig
-from ...models.bundle.labels import default_labels
 from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot
 from ..load.processes import run_plan
 from ..load.requests import MULTIPART, multipart
 from ..load.samples import summary
-from ..process import free_port, running_server, usage
-from ..server.bundles import TINY, TINY_PREPROCESS
-from .hostile import ATTACKS, CLASSES, Target
+from ..process import free_port, repeated, running_server, usage
+from .hostile import ATTACKS, Target
 
 MEMORY_SECONDS, PROBE_SECONDS, SOAK_MEMORY_SECONDS = 0.01, 0.02, 2.0
 """Between two looks at the memory, two probes, and two looks that a soak keeps."""
@@ -58,32 +52,6 @@ class Seen:
         began = time.monotonic()
         self.target.ask("GET", "/livez")
         self.slowest_probe_seconds = max(self.slowest_probe_seconds, time.monotonic() - began)
-
-
-@contextlib.contextmanager
-def repeated(call: Callable[[], object], every_seconds: float) -> Iterator[None]:
-    """Call something from a thread of its own, again and again, for as long as the context lasts."""
-    over = threading.Event()
-
-    def go_on() -> None:
-        while not over.wait(every_seconds):
-            call()
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
-
-
-def wide_bundle(path: Path) -> Path:
-    """Save a tiny ViT of 21,000 classes."""
-    arch, args = "deit_tiny_patch16_224", {**TINY, "num_classes": CLASSES}
-    config = BundleConfig(arch=arch, arch_args=args, preprocess=TINY_PREPROCESS)
-    save_bundle(path, create_model(arch, **args), config, default_labels(CLASSES))
-    return path
 
 
 @contextlib.contextmanager

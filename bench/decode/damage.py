@@ -10,10 +10,11 @@ from ...loaders import InputError, validate
 from ...loaders.decode.turbo import check_jpeg, decode_jpeg
 from ..machine import quiet_stderr
 from ..turns import in_turns
-from .methods import dali, made
+from .methods import dali, made, one_by_one
 
 START_OF_SCAN = b"\xff\xda"
 CHUNK = 8  # bodies of one batch: DALI decodes a batch or nothing
+
 KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
     "one bit": lambda rng, old: bytes([old[0] ^ 1 << int(rng.integers(8))]),
     "one byte": lambda rng, old: rng.bytes(1),
@@ -21,6 +22,11 @@ KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
     "64 zeros": lambda rng, old: bytes(64),
 }
 """What is written over the coded data at one place, by the kind of damage."""
+
+READS: dict[str, Callable[[bytes], object]] = {
+    "decode": lambda body: decode_jpeg(body, validate(body)),
+    "check": lambda body: check_jpeg(body, validate(body)),
+}
 
 
 def damaged(bodies: Sequence[bytes], kind: str, seed: int = 0) -> list[bytes]:
@@ -44,15 +50,14 @@ def damage(bodies: Sequence[bytes], rounds: int) -> dict[str, Any]:
     `agreed` those of which both say the same; `dali_refused` those that DALI refuses without the check, None where DALI
     is not here. CPU milliseconds are those of an undamaged photograph, in the best round.
     """
-    ways = {"decode": _decode, "check": _check}
-    spent = in_turns({name: partial(_all, read, bodies) for name, read in ways.items()}, rounds, warm_up=0)
-    ms = {f"{name}_cpu_ms": round(min(cpu for _, cpu in spent[name]) / len(bodies), 3) for name in ways}
+    spent = in_turns({name: partial(one_by_one, read, bodies) for name, read in READS.items()}, rounds, warm_up=0)
+    ms = {f"{name}_cpu_ms": round(min(cpu for _, cpu in spent[name]) / len(bodies), 3) for name in READS}
     lenient = made({"dali": lambda: dali("exact", strict=False)})[0].get("dali")
     rows = []
     with quiet_stderr():
         for kind in KINDS:
             bad = damaged(bodies, kind)
-            decode, check = ([_refuses(read, body) for body in bad] for read in ways.values())
+            decode, check = ([_refuses(read, body) for body in bad] for read in READS.values())
             chunks = [bad[start : start + CHUNK] for start in range(0, len(bad), CHUNK)]
             rows.append(
                 {
@@ -70,20 +75,7 @@ def damage(bodies: Sequence[bytes], rounds: int) -> dict[str, Any]:
     return {"damage": rows}
 
 
-def _decode(body: bytes) -> None:
-    decode_jpeg(body, validate(body))
-
-
-def _check(body: bytes) -> None:
-    check_jpeg(body, validate(body))
-
-
-def _all(read: Callable[[bytes], None], bodies: Sequence[bytes]) -> None:
-    for body in bodies:
-        read(body)
-
-
-def _refuses(read: Callable[[bytes], None], body: bytes) -> bool:
+def _refuses(read: Callable[[bytes], object], body: bytes) -> bool:
     try:
         read(body)
     except InputError:

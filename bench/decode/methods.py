@@ -1,6 +1,6 @@
 """The ways from one JPEG to model input that `milkweed bench decode` compares: our loaders, and the usual ones."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from io import BytesIO
@@ -17,9 +17,7 @@ from ...loaders.preprocess.resize import resize_crop
 
 SPEC = PreprocessSpec(orientation="ignore")  # timm turns nothing upright, so nobody does here
 REFERENCE = "Pillow reference (ours)"
-MISSING = (ImportError, RuntimeError, AttributeError, LoaderError)
-"""The errors of a library that is not there, or not whole."""
-
+MISSING = (ImportError, RuntimeError, AttributeError, LoaderError)  # of a library that is not there, or not whole
 MAX_BATCH = 32
 
 Load = Callable[[bytes], torch.Tensor]
@@ -35,6 +33,12 @@ def made(makers: Mapping[str, Callable[[], Made]]) -> tuple[dict[str, Made], dic
         except MISSING as error:
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
     return found, skipped
+
+
+def one_by_one(load: Callable[[bytes], object], bodies: Sequence[bytes]) -> None:
+    """One pass over the images."""
+    for body in bodies:
+        load(body)
 
 
 def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:

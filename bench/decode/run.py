@@ -1,13 +1,12 @@
 """The decode benchmark: encoded photographs to float32 model input, by our loaders and by the usual ways.
 
-Three sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
-`damage`: how much damaged coded data is refused. All ways take turns. Each row is the best round in CPU time, which a
-shared machine disturbs least; images a second are wall time.
+All ways take turns. Each row is the best round in CPU time, which a shared machine disturbs least; images a second are
+wall time.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from importlib import metadata
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -15,59 +14,45 @@ from typing import Any
 import torch
 
 from ...loaders import Loader
-from ..bodies import photos
 from ..machine import machine, torch_threads
 from ..turns import Spent, in_turns
 from .damage import damage
-from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, our_loaders
+from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, one_by_one, our_loaders
 
 DEFAULT_OUT = Path("bench/results/decode.json")
-SECTIONS = ("one", "batches", "damage")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
 BATCH_IMAGES = 64  # images of one pass of the section `batches`, at most: it has many cells
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "pillow",
-    "simplejpeg",
-    "opencv-python-headless",
-    "nvidia-dali-cuda130",
-    "nvidia-nvimgcodec-cu13",
-    "numpy",
+    *("torch", "torchvision", "timm", "pillow", "simplejpeg", "opencv-python-headless"),
+    *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "numpy"),
 )
 
 Report = dict[str, Any]
 
 
 def run(
-    images: Path,
+    bodies: Sequence[bytes],
     *,
     rounds: int = 5,
-    limit: int = 200,
-    sections: Collection[str] = SECTIONS,
+    sections: Collection[str] = ("one", "batches", "damage"),
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measure with every library that this machine has.
 
     Args:
-        images: folder of JPEGs.
+        bodies: JPEGs.
         rounds: passes over the images for each row.
-        limit: number of images that are used, in order of their names.
         sections: those of SECTIONS that are measured.
         progress: called with sections done and in all.
 
     Returns:
         Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`.
-
-    Raises:
-        ValueError: no JPEG in the folder.
     """
-    bodies = photos(images, limit)
+    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in distributions()}
     report: Report = {
         "benchmark": "decode",
         "machine": machine(),
-        "versions": _versions(),
+        "versions": {package: here[package] for package in _PACKAGES if package in here},
         "spec": SPEC.to_dict(),
         "images": len(bodies),
         "mean_bytes": round(sum(map(len, bodies)) / len(bodies)),
@@ -76,11 +61,10 @@ def run(
         "rows": [],
         "skipped": {},
     }
-    measures = {"one": one, "batches": batches, "damage": damage}
-    chosen = [name for name in SECTIONS if name in sections]
+    chosen = [measure for name, measure in SECTIONS.items() if name in sections]
     with torch_threads(1):
-        for done, name in enumerate(chosen, 1):
-            found = measures[name](bodies, rounds)
+        for done, measure in enumerate(chosen, 1):
+            found = measure(bodies, rounds)
             report["skipped"] |= found.pop("skipped", {})
             report |= found
             if progress is not None:
@@ -92,8 +76,8 @@ def one(bodies: Sequence[bytes], rounds: int) -> Report:
     """Every way, one image after the other; and how far its pixels are from the reference's."""
     ways, skipped = methods()
     for load in ways.values():
-        _each(load, bodies[:8])
-    spent = in_turns({name: partial(_each, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
+        one_by_one(load, bodies[:8])
+    spent = in_turns({name: partial(one_by_one, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
     rows = [
         {"method": name, **_figures(spent[name], len(bodies)), **_difference(load, ways[REFERENCE], bodies[:50])}
         for name, load in ways.items()
@@ -122,9 +106,7 @@ def batches(
     return {"batches": rows, "skipped": {f"batches: {name}": reason for name, reason in skipped.items()}}
 
 
-def _each(load: Load, bodies: Sequence[bytes]) -> None:
-    for body in bodies:
-        load(body)
+SECTIONS: dict[str, Callable[[Sequence[bytes], int], Report]] = {"one": one, "batches": batches, "damage": damage}
 
 
 def _in_batches(loader: Loader, bodies: Sequence[bytes], size: int) -> None:
@@ -150,8 +132,3 @@ def _difference(load: Load, reference: Load, bodies: Sequence[bytes]) -> dict[st
         "mean_difference_levels": round(float(found.mean()), 4),
         "max_difference_levels": round(float(found.max()), 2),
     }
-
-
-def _versions() -> dict[str, str]:
-    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in metadata.distributions()}
-    return {package: here[package] for package in _PACKAGES if package in here}

@@ -14,27 +14,19 @@ ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'  # the first class of the f
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured, and how.
+    """What is measured, and how; the rest is as the options of the command say.
 
     Args:
         bundle: to be served; None with neither `arch` nor `url` = the tiny ViT.
         arch: an architecture with random weights, made on the spot.
         url: of a server that runs already.
-        sections: some of SECTIONS.
         bodies: kinds; every one has its capacity measured, the first serves the other sections. None = npy for
             models of less than 64 pixels a side, else raw.
-        photos: folder of JPEGs; made ones where None.
-        images: of a request.
-        seconds: of a row.
-        concurrency: connections that the search for the capacity begins with.
-        clients: processes that send.
-        timeout_seconds: after which the client gives a request up, where a section says nothing else.
         settings: of the server, by field name.
+        timeout_seconds: after which the client gives a request up, where a section says nothing else.
         loads: of the open-loop rows, as shares of the capacity.
         rates: of the load section and, one of them, of rolling, reload and soak, requests a second; instead of loads.
         overload: as a multiple of the capacity.
-        overload_timeout_seconds: after which the client of an overloaded server gives up.
-        malformed_share: of the requests beside which the good ones must not fail.
     """
 
     bundle: Path | None = None

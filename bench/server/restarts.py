@@ -4,12 +4,13 @@ import json
 import shutil
 import time
 import urllib.request
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from ..load.plan import target_of
+from ..load.plan import Plan, Target, target_of
 from ..process import free_port, running_server
 from .sections import OPEN_CONNECTIONS
 from .subject import Subject
@@ -20,27 +21,6 @@ FOREVER_SECONDS = 24 * 3600.0
 NAME = "bench"
 
 
-class _Server:
-    """A server that is started and told to end on one port, again and again."""
-
-    def __init__(self, bundle: Path, settings: dict[str, object]) -> None:
-        self._bundle, self._settings = bundle, {**settings, "port": free_port()}
-        self._stack = ExitStack()
-        self.url = ""
-        self.exit_codes: list[int] = []
-
-    def start(self) -> None:
-        """Start it and wait until it is warm."""
-        self._process, self.url = self._stack.enter_context(running_server(self._bundle, self._settings))
-
-    def stop(self) -> None:
-        """Send SIGTERM and wait for the end; do nothing where it does not run."""
-        if self.url:
-            self._stack.close()
-            self.url = ""
-            self.exit_codes.append(self._process.returncode)
-
-
 def rolling(subject: Subject, bundle: Path, rate: float) -> None:
     """Book one row: requests lost over restarts of two servers, which take turns.
 
@@ -48,35 +28,32 @@ def rolling(subject: Subject, bundle: Path, rate: float) -> None:
     absence has become known, over kept connections; it never sends again what a connection lost; a 503 goes to the
     other server. As in Kubernetes, where a pod is told to end at the moment its endpoint begins to be removed.
     """
-    request, watch = subject.request, subject.request.watch
-    servers = [_Server(bundle, dict(request.settings)) for _ in range(2)]
+    request, watch, exit_codes = subject.request, subject.request.watch, set[int]()
 
-    def restart_all() -> None:
-        time.sleep(SETTLE_SECONDS)
-        for number in range(request.restarts):
-            server = servers[number % len(servers)]
-            server.stop()
-            server.start()
-            # It gets requests again before the next one is told to end.
-            time.sleep(watch.every_seconds + watch.delay_seconds + SETTLE_SECONDS)
+    @contextmanager
+    def serving(port: int) -> Iterator[Target]:
+        """A server on this port, warm, that gets SIGTERM and is waited for."""
+        with running_server(bundle, {**request.settings, "port": port}) as (process, url):
+            yield target_of(url)
+        exit_codes.add(process.returncode)
 
-    with ExitStack() as stack:
-        for server in servers:
-            stack.callback(server.stop)
-            server.start()
-        plan = replace(
-            subject.plan,
-            targets=tuple(target_of(server.url) for server in servers),
-            seconds=FOREVER_SECONDS,
-            rate=rate,
-            connections=OPEN_CONNECTIONS,
-            watch=watch,
-        )
+    with ExitStack() as first, ExitStack() as second:
+        servers = list(zip((first, second), (free_port(), free_port()), strict=True))
+        targets = tuple(stack.enter_context(serving(port)) for stack, port in servers)
+
+        def restart_all() -> None:
+            time.sleep(SETTLE_SECONDS)
+            for number in range(request.restarts):
+                stack, port = servers[number % len(servers)]
+                stack.close()
+                stack.enter_context(serving(port))
+                # It gets requests again before the next one is told to end.
+                time.sleep(watch.every_seconds + watch.delay_seconds + SETTLE_SECONDS)
+
+        plan = replace(_forever(subject, rate), targets=targets, watch=watch)
         what = f"{request.restarts} restarts of 2 servers"
         row = replace(subject, pid=None, stages=dict).row("rolling", what, plan, during=restart_all)
-        row["restarts"] = request.restarts
-        row["watch"] = vars(watch)
-        row["exit_codes"] = sorted({code for server in servers for code in server.exit_codes})
+    row |= {"restarts": request.restarts, "watch": vars(watch), "exit_codes": sorted(exit_codes)}
 
 
 def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None:
@@ -99,13 +76,15 @@ def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None
 
     given = {**subject.request.settings, "repository": str(folder), "admin_port": port}
     with running_server(None, given) as (process, url):
-        targets = (target_of(url),)
-        plan = replace(subject.plan, targets=targets, seconds=FOREVER_SECONDS, rate=rate, connections=OPEN_CONNECTIONS)
+        plan = replace(_forever(subject, rate), targets=(target_of(url),))
         own = replace(subject, pid=process.pid, stages=dict)
         row = own.row("reload", f"{reloads} reloads", plan, during=reload_all)
-    row["reloads"] = reloads
-    row["reload_seconds"] = round(median(seconds), 3)
-    row["rss_growth"] = growth_share(row["memory"])
+    growth = growth_share(row["memory"])
+    row |= {"reloads": reloads, "reload_seconds": round(median(seconds), 3), "rss_growth": growth}
+
+
+def _forever(subject: Subject, rate: float) -> Plan:
+    return replace(subject.plan, seconds=FOREVER_SECONDS, rate=rate, connections=OPEN_CONNECTIONS)
 
 
 def load(port: int, number: str) -> None:

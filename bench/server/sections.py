@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..load.plan import Plan
-from .subject import Subject, rss_mb
+from .subject import Subject
 
 MOST_CONNECTIONS = 256
 ENOUGH_GAIN = 1.05  # twice the connections must bring this much more, or capacity is found
@@ -73,7 +73,7 @@ def soak(subject: Subject, most: float) -> None:
     row["growth_mb_per_10000_requests"] = growth(row["memory"], row["sent"] / row["seconds"])
     if subject.pid is not None:
         time.sleep(IDLE_SECONDS)
-        row["rss_idle_mb"] = rss_mb(subject.pid)
+        row["rss_idle_mb"] = subject.rss_mb()
 
 
 def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
