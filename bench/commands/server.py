@@ -15,7 +15,7 @@ HEADINGS = {
     "--arrivals": "Open loop and overload",
     "--restarts": "Restarts, reloads, soak",
 }
-"""By the option that begins a part of the help."""
+"""The headings of the help, by the option that begins each part."""
 
 SECTIONS = "Some of capacity, load, overload, malformed, rolling, reload, soak; not given: all but soak."
 BODY = "Some of raw, multipart, json, npy: the capacity of each; all else with the first."

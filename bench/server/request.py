@@ -68,7 +68,7 @@ class Request:
         )
 
     def document(self) -> dict[str, Any]:
-        """As it is written down: no key, folders by name."""
+        """The JSON of it: no key, folders by name."""
         found = asdict(self) | {"api_key": bool(self.api_key)}
         return {name: value.name if isinstance(value, Path) else value for name, value in found.items()}
 

@@ -99,7 +99,7 @@ def _open(subject: Subject, rate: float) -> Plan:
 
 
 def no_row_failed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What a server of ours must never do, in words; empty where it did not."""
+    """Say in words what a server of ours did that it must never do."""
     found = []
     for row in rows:
         where = f"{row['section']} ({row['what']}): "

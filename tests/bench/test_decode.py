@@ -2,13 +2,12 @@
 
 import json
 import sys
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
 
-from milkweed.bench.bodies import picture
+from milkweed.bench.bodies import jpegs, pictures
 from milkweed.bench.decode import damage
 from milkweed.bench.decode.damage import CHUNK, KINDS, START_OF_SCAN, damaged
 from milkweed.bench.decode.run import batches, run
@@ -22,12 +21,7 @@ AT_MOST = {"one bit": 1, "one byte": 1, "16 random bytes": 16, "64 zeros": 64}
 
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
-    made = []
-    for seed in range(CHUNK + 4):
-        body = BytesIO()
-        picture(160 + 10 * (seed % 4), 120, seed).save(body, "JPEG", quality=90)
-        made.append(body.getvalue())
-    return made
+    return jpegs(pictures(160, CHUNK + 4))
 
 
 @pytest.fixture
