@@ -33,28 +33,26 @@ NEEDS_GPU = (
     "run `milkweed bench kernels` where there is one"
 )
 
-Progress = Callable[[int, int], None]  # called with shapes and batches done and in all
 WARM_CACHE = 1 << 62  # bytes of a cache that all inputs fit in: rows are of warm inputs alone
 
 
 def run(
     *,
     dtype: str = "float32",
-    shapes: Sequence[MlpShape] | None = None,
     batches: Sequence[int] = (1, 8),
     nblocks: int = 4,
     threads: int = 1,
     rounds: int = 7,
-    progress: Progress | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Measure on the CPU; the result is plain data: machine, versions, settings, ceilings, rows.
 
     Args:
-        shapes: SHAPES when None.
         rounds: in which all candidates of a row take turns; the fastest is taken.
+        progress: called with shapes and batches done and in all.
     """
     load_before = os.getloadavg()
-    cells = [(shape, batch) for batch in batches for shape in shapes or SHAPES]
+    cells = [(shape, batch) for batch in batches for shape in SHAPES]
     with torch_threads(threads), torch.inference_mode():
         rows, ceilings = _measured(cells, nblocks, getattr(torch, dtype), rounds, progress)
     rows = [replace(row, floor_us=ceilings.floor_us(row.flops, row.moved_bytes)) for row in rows]
@@ -70,7 +68,11 @@ def run(
 
 
 def _measured(
-    cells: Sequence[tuple[MlpShape, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
+    cells: Sequence[tuple[MlpShape, int]],
+    nblocks: int,
+    dtype: torch.dtype,
+    rounds: int,
+    progress: Callable[[int, int], None] | None,
 ) -> tuple[list[Row], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
@@ -92,10 +94,11 @@ def _measured(
         )
         # Others may have had the cores before: what was reached once is what there is.
         now = measure_ceilings(device, dtype, timer, sizes=SMALL)
-        rates = {
-            name: max(getattr(ceilings, name), getattr(now, name)) for name in ("bytes_per_second", "flops_per_second")
-        }
-        ceilings = replace(ceilings, **rates)
+        ceilings = replace(
+            ceilings,
+            bytes_per_second=max(ceilings.bytes_per_second, now.bytes_per_second),
+            flops_per_second=max(ceilings.flops_per_second, now.flops_per_second),
+        )
         if progress:
             progress(done, len(cells))
     return rows, ceilings

@@ -19,7 +19,6 @@ from ..process import running_server, stage_cpu_seconds
 from . import sections
 from .bundles import random_bundle, tiny_bundle
 from .request import OWN, Request
-from .restarts import reloading, rolling
 from .subject import Say, Subject
 
 DEFAULT_OUT = Path("bench/results/server.json")
@@ -58,9 +57,9 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
                 most = _measure(subject, others)
             rate = min(request.rates or (ROLLING_LOAD * most,))
             if "reload" in request.sections:
-                reloading(subject, bundle, scratch / "repository", rate)
+                sections.reloading(subject, bundle, scratch / "repository", rate)
             if "rolling" in request.sections:
-                rolling(subject, bundle, rate)
+                sections.rolling(subject, bundle, rate)
     return {
         "benchmark": "server",
         "version": version("milkweed"),
