@@ -33,6 +33,7 @@ NEEDS_GPU = (
     "run `milkweed bench kernels` where there is one"
 )
 
+Progress = Callable[[int, int], None]
 WARM_CACHE = 1 << 62  # bytes of a cache that all inputs fit in: rows are of warm inputs alone
 
 
@@ -43,7 +44,7 @@ def run(
     nblocks: int = 4,
     threads: int = 1,
     rounds: int = 7,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Measure on the CPU; the result is plain data: machine, versions, settings, ceilings, rows.
 
@@ -68,11 +69,7 @@ def run(
 
 
 def _measured(
-    cells: Sequence[tuple[MlpShape, int]],
-    nblocks: int,
-    dtype: torch.dtype,
-    rounds: int,
-    progress: Callable[[int, int], None] | None,
+    cells: Sequence[tuple[MlpShape, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
 ) -> tuple[list[Row], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)

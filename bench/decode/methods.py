@@ -1,6 +1,6 @@
 """The ways from one JPEG to model input that `milkweed bench decode` compares: our loaders, and the usual ones."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from io import BytesIO
@@ -33,12 +33,6 @@ def made(makers: Mapping[str, Callable[[], Made]]) -> tuple[dict[str, Made], dic
         except MISSING as error:
             skipped[name] = f"{type(error).__name__}: {error}".splitlines()[0][:160]
     return found, skipped
-
-
-def one_by_one(load: Callable[[bytes], object], bodies: Sequence[bytes]) -> None:
-    """One pass over the images."""
-    for body in bodies:
-        load(body)
 
 
 def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:

@@ -11,13 +11,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...loaders import Loader
-from ..machine import machine, torch_threads
+from ...loaders import InputError, Loader, validate
+from ...loaders.decode.turbo import check_jpeg, decode_jpeg
+from ..machine import machine, quiet_stderr, torch_threads
 from ..turns import Spent, in_turns
-from .damage import damage
-from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, one_by_one, our_loaders
+from .methods import MAX_BATCH, REFERENCE, SPEC, Load, dali, made, methods, our_loaders
 
 DEFAULT_OUT = Path("bench/results/decode.json")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
@@ -26,6 +27,22 @@ _PACKAGES = (
     *("torch", "torchvision", "timm", "pillow", "simplejpeg", "opencv-python-headless"),
     *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "numpy"),
 )
+
+START_OF_SCAN = b"\xff\xda"
+CHUNK = 8  # bodies of one batch: DALI decodes a batch or nothing
+
+KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
+    "one bit": lambda rng, old: bytes([old[0] ^ 1 << int(rng.integers(8))]),
+    "one byte": lambda rng, old: rng.bytes(1),
+    "16 random bytes": lambda rng, old: rng.bytes(16),
+    "64 zeros": lambda rng, old: bytes(64),
+}
+"""What is written over the coded data at one place, by the kind of damage."""
+
+READS: dict[str, Callable[[bytes], object]] = {
+    "decode": lambda body: decode_jpeg(body, validate(body)),
+    "check": lambda body: check_jpeg(body, validate(body)),
+}
 
 Report = dict[str, Any]
 
@@ -76,8 +93,8 @@ def one(bodies: Sequence[bytes], rounds: int) -> Report:
     """Every way, one image after the other; and how far its pixels are from the reference's."""
     ways, skipped = methods()
     for load in ways.values():
-        one_by_one(load, bodies[:8])
-    spent = in_turns({name: partial(one_by_one, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
+        _one_by_one(load, bodies[:8])
+    spent = in_turns({name: partial(_one_by_one, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
     rows = [
         {"method": name, **_figures(spent[name], len(bodies)), **_difference(load, ways[REFERENCE], bodies[:50])}
         for name, load in ways.items()
@@ -106,7 +123,66 @@ def batches(
     return {"batches": rows, "skipped": {f"batches: {name}": reason for name, reason in skipped.items()}}
 
 
+def damaged(bodies: Sequence[bytes], kind: str, seed: int = 0) -> list[bytes]:
+    """Each body with the same length, damaged once at a place behind the head of its scan."""
+    rng = np.random.default_rng([seed, *kind.encode()])
+    out = []
+    for body in bodies:
+        scan = body.rindex(START_OF_SCAN)
+        first = scan + 2 + int.from_bytes(body[scan + 2 : scan + 4], "big")
+        at = int(rng.integers(first, len(body) - 66))
+        new = KINDS[kind](rng, body[at:])
+        out.append(body[:at] + new + body[at + len(new) :])
+    return out
+
+
+def damage(bodies: Sequence[bytes], rounds: int) -> Report:
+    """A row for each kind, with each photograph damaged once.
+
+    `decode_refused` counts bodies that the header guard or a whole decode refuses, as the `cpu` loader does;
+    `check_refused` those that the guard or the check refuses, which reads all coded data at an eighth of the size;
+    `agreed` those of which both say the same; `dali_refused` those that DALI refuses without the check, None where DALI
+    is not here. CPU milliseconds are those of an undamaged photograph, in the best round.
+    """
+    spent = in_turns({name: partial(_one_by_one, read, bodies) for name, read in READS.items()}, rounds, warm_up=0)
+    ms = {f"{name}_cpu_ms": round(min(cpu for _, cpu in spent[name]) / len(bodies), 3) for name in READS}
+    lenient = made({"dali": lambda: dali("exact", strict=False)})[0].get("dali")
+    rows = []
+    with quiet_stderr():
+        for kind in KINDS:
+            bad = damaged(bodies, kind)
+            decode, check = ([_refuses(read, body) for body in bad] for read in READS.values())
+            chunks = [bad[start : start + CHUNK] for start in range(0, len(bad), CHUNK)]
+            rows.append(
+                {
+                    "kind": kind,
+                    "images": len(bad),
+                    "decode_refused": sum(decode),
+                    "check_refused": sum(check),
+                    "agreed": sum(one == other for one, other in zip(decode, check, strict=True)),
+                    "dali_refused": sum(len(lenient.load(chunk).errors) for chunk in chunks) if lenient else None,
+                    **ms,
+                }
+            )
+    if lenient:
+        lenient.close()
+    return {"damage": rows}
+
+
 SECTIONS: dict[str, Callable[[Sequence[bytes], int], Report]] = {"one": one, "batches": batches, "damage": damage}
+
+
+def _refuses(read: Callable[[bytes], object], body: bytes) -> bool:
+    try:
+        read(body)
+    except InputError:
+        return True
+    return False
+
+
+def _one_by_one(load: Callable[[bytes], object], bodies: Sequence[bytes]) -> None:
+    for body in bodies:
+        load(body)
 
 
 def _in_batches(loader: Loader, bodies: Sequence[bytes], size: int) -> None:

@@ -45,14 +45,11 @@ class Peer:
 
     Args:
         requirements: of pip, beside torch and numpy; the first is the peer's own package.
-        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in.
-        path: of the request.
-        ready: answers 200 when it can be asked.
+        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in, as in `environment`.
+        ready: path that answers 200 when it can be asked.
         body: one of BODIES.
         answer: regular expression that finds the class.
         settings: its batching, in words.
-        python: that its venv must be made with.
-        environment: variables that it is started with; filled in as the command is.
         venv: the environment's name, where it is not the peer's.
     """
 
@@ -92,8 +89,7 @@ class Peer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
         def call(*command: str) -> str:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            return done.stdout
+            return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
         pip = (str(home / "bin" / "python"), "-m", "pip")
         call(self.python, "-m", "venv", str(home))

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import jpegs, pictures
-from milkweed.bench.decode import damage
-from milkweed.bench.decode.damage import CHUNK, KINDS, START_OF_SCAN, damaged
-from milkweed.bench.decode.run import batches, run
+from milkweed.bench.decode.run import CHUNK, KINDS, START_OF_SCAN, batches, damage, damaged, run
 from milkweed.bench.decode.tables import tables
 from milkweed.cli import main
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
@@ -115,8 +113,8 @@ class Refusing:
 
 
 def test_counts_are_those_of_the_loaders(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage, "dali", lambda *_, **__: Refusing())
-    rows = damage.damage(bodies, 1)["damage"]
+    monkeypatch.setattr("milkweed.bench.decode.run.dali", lambda *_, **__: Refusing())
+    rows = damage(bodies, 1)["damage"]
     whole = CpuLoader(PreprocessSpec(size=64))
     for row in rows:
         assert (row["images"], row["dali_refused"]) == (len(bodies), 2)  # of two batches
