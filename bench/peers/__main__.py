@@ -31,8 +31,7 @@ from ..server.bundles import TINY_SIZE, tiny_bundle
 from ..server.request import Request
 from ..server.subject import Subject
 from ..server.tables import line
-from .catalogue import PEERS
-from .process import running_peer
+from .catalogue import PEERS, running_peer
 
 OURS = "milkweed"
 RATE = 250.0  # requests a second of the open loop, alike for all

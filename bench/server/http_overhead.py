@@ -5,8 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
@@ -26,8 +24,7 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
     """
     body = make_jpeg(body_bytes)
     load_average = os.getloadavg()[0]
-    with running_server(bundle) as (process, url):
-        server = psutil.Process(process.pid)
+    with running_server(bundle) as (server, url):
         plan = Plan((target_of(url),), "/classify", (Shot(body, "image/jpeg"),), FOREVER_SECONDS)
         plan = replace(plan, connections=concurrency, requests=requests // 2, timeout_seconds=TIMEOUT_SECONDS)
         run_plan(replace(plan, requests=4 * concurrency))
