@@ -28,7 +28,7 @@ NICE = -10  # A client that waits for a core measures the machine, not the serve
 
 
 class Clients:
-    """Processes with a plan each, ready to begin: `with Clients(plan, 2) as clients: clients.run()`."""
+    """Processes with a plan each, ready to begin within `with Clients(plan, 2) as clients`."""
 
     def __init__(self, plan: Plan, count: int = 1) -> None:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
@@ -80,16 +80,12 @@ class Clients:
                 raise RuntimeError(f"a client process broke down, exit code {process.wait()}") from None
         return merged(parts)
 
-    def run(self) -> Samples:
-        """Run the whole row."""
-        self.begin()
-        return self.results()
-
 
 def run_plan(plan: Plan, clients: int = 1) -> Samples:
     """Run the whole row of a plan, from so many processes."""
     with Clients(plan, clients) as running:
-        return running.run()
+        running.begin()
+        return running.results()
 
 
 def _input(process: "subprocess.Popen[bytes]") -> IO[bytes]:

@@ -11,7 +11,7 @@ import pytest
 from milkweed.bench.load.client import Endpoints, run_client
 from milkweed.bench.load.connection import learned, recovery_seconds
 from milkweed.bench.load.plan import Plan, Shot, Target, Watch, host_of, target_of
-from milkweed.bench.load.processes import Clients
+from milkweed.bench.load.processes import Clients, run_plan
 from milkweed.bench.load.samples import Samples
 from milkweed.bench.process import free_port
 
@@ -235,8 +235,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_processes_share_the_load_and_end_early() -> None:
     with fake_server(says(OK)) as fake:
-        with Clients(plan(fake, rate=200, seconds=0.5), 2) as clients:
-            seen = clients.run()
+        seen = run_plan(plan(fake, rate=200, seconds=0.5), 2)
         assert seen.counts() == {"200": 100}
         assert seen.cpu_seconds > 0
         with Clients(plan(fake, rate=200, seconds=3600)) as clients:
