@@ -1,4 +1,4 @@
-"""Encoded images for benchmarks: photographs of a folder, made ones, edge cases, and bad bodies made from good ones."""
+"""Encoded images for benchmarks: photographs of a folder, made ones, and bad bodies made from good ones."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -6,28 +6,7 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import simplejpeg
 from PIL import Image
-
-EDGE_SIZES = (
-    (500, 375),
-    (375, 500),
-    (333, 251),
-    (257, 256),
-    (1023, 257),
-    (301, 299),
-    (259, 777),
-    (225, 224),
-    (97, 61),
-    (16, 16),
-    (5, 9),
-)
-"""Odd margins on either axis, portrait, just the crop, and small enough to be enlarged."""
-
-LOSSLESS_SIZES = ((64, 101), (101, 64), (224, 224), (225, 224), (257, 256), (333, 251), (251, 334), (500, 375))
-
-SAMPLINGS = ("444", "422", "420", "440", "411", "Gray")
-"""Of chroma, as simplejpeg calls them."""
 
 
 def photos(folder: Path, limit: int | None = None) -> list[bytes]:
@@ -92,43 +71,6 @@ def enlarged(photo: bytes, width: int = 4000, height: int = 3000, seed: int = 0)
     return _encoded(Image.fromarray(levels.clip(0, 255).astype(np.uint8)), "JPEG", quality=90, subsampling=2)
 
 
-def edge_cases() -> dict[str, bytes]:
-    """JPEGs by name: each size in each sampling, and the eight orientations."""
-    bodies = {}
-    for width, height in EDGE_SIZES:
-        image = picture(width, height)
-        for sampling in SAMPLINGS:
-            mode, colours = ("L", "GRAY") if sampling == "Gray" else ("RGB", "RGB")
-            levels = np.atleast_3d(np.asarray(image.convert(mode)))
-            body = simplejpeg.encode_jpeg(np.ascontiguousarray(levels), 90, colours, sampling)
-            bodies[f"{width}x{height} {sampling}"] = body
-    for orientation in range(1, 9):
-        exif = Image.Exif()
-        exif[0x0112] = orientation
-        bodies[f"orientation {orientation}"] = _encoded(picture(411, 300, orientation), "JPEG", exif=exif)
-    return bodies
-
-
-def lossless_cases() -> dict[str, bytes]:
-    """PNGs by name in which a crop that is off by one pixel is off by a level everywhere: ramps, 1 px chequers."""
-    bodies = {}
-    for width, height in LOSSLESS_SIZES:
-        y, x = np.mgrid[0:height, 0:width]
-        ramp = np.stack([x % 256, y % 256, (x + y) % 256], -1)
-        chequer = np.repeat(((x + y) % 2 * 255)[..., None], 3, -1)
-        for name, levels in (("ramp", ramp), ("chequer", chequer)):
-            bodies[f"{name} {width}x{height}"] = _encoded(Image.fromarray(levels.astype(np.uint8)), "PNG")
-    return bodies
-
-
-def picture(width: int, height: int, seed: int = 0) -> Image.Image:
-    """Smooth colours with some noise: like a photograph to a codec, and different at every pixel."""
-    y, x = np.mgrid[0:height, 0:width]
-    waves = [np.sin(x / (9 + 3 * c)) * 60 + np.cos(y / (7 + 2 * c)) * 60 for c in range(3)]
-    levels = np.stack(waves, -1) + 128 + np.random.default_rng(seed).normal(0, 8, (height, width, 3))
-    return Image.fromarray(levels.clip(0, 255).astype(np.uint8))
-
-
 def refused_by_header(photo: bytes, number: int) -> bytes:
     """A body that its first bytes give away: empty, no image, a lie about its size, cut off before the scan."""
     frame = _segment(photo, range(0xC0, 0xC3))
@@ -180,11 +122,11 @@ BAD_KINDS: dict[str, Callable[[bytes, int], bytes]] = {
 """Ways to spoil a JPEG: of the photograph and a number that varies the damage."""
 
 SILENT_KINDS = ("cut, end put back", "scan overwritten")
-"""Those that only a strict decoder refuses: others answer them, with the garbage that is left."""
+"""Only a strict decoder refuses these: others answer them, with the garbage that is left."""
 
 
 def baseline(bodies: Sequence[bytes]) -> list[bytes]:
-    """Those of the JPEGs that are spoilt as their name says: one scan, in one piece."""
+    """The JPEGs that can be spoilt as BAD_KINDS says: those of one scan, in one piece."""
     return [body for body in bodies if _has(body, b"\xff\xc0") and body.count(b"\xff\xda") == 1]
 
 

@@ -39,7 +39,7 @@ ANSWERS = ("numerics", "growth", "latency", "served")
 RECOVERED = ("mlp62-recovered", "all65-recovered")
 DONE = "done"
 LIMIT_SECONDS, GRACE_SECONDS = 540, 45
-"""Of a step, by its own clock; and until it is ended."""
+"""A step ends itself after the first, and is ended so long after that."""
 
 
 @dataclass(frozen=True)

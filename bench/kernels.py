@@ -27,25 +27,19 @@ GPU_OUT = Path("bench/results/gpu.json")
 SHAPES = tuple(shape for shape in MLP_SHAPES if shape.name.startswith("ViT-"))
 
 DTYPES = ("float32", "bfloat16")
-NBLOCKS = (2, 4, 8)
-"""That all shapes can be cut into."""
-
+NBLOCKS = (2, 4, 8)  # that all shapes can be cut into
 NEEDS_GPU = (
     "the native CUDA kernels, Triton's, CUDA graphs and torch.compile's rows need a GPU: "
     "run `milkweed bench kernels` where there is one"
 )
 
 Progress = Callable[[int, int], None]
-"""Called with shapes and batches done and in all."""
-
-WARM_CACHE = 1 << 62
-"""Bytes of a cache that all inputs fit in: rows are of warm inputs alone."""
+WARM_CACHE = 1 << 62  # bytes of a cache that all inputs fit in: rows are of warm inputs alone
 
 
 def run(
     *,
     dtype: str = "float32",
-    shapes: Sequence[MlpShape] | None = None,
     batches: Sequence[int] = (1, 8),
     nblocks: int = 4,
     threads: int = 1,
@@ -55,11 +49,11 @@ def run(
     """Measure on the CPU; the result is plain data: machine, versions, settings, ceilings, rows.
 
     Args:
-        shapes: SHAPES when None.
         rounds: in which all candidates of a row take turns; the fastest is taken.
+        progress: called with shapes and batches done and in all.
     """
     load_before = os.getloadavg()
-    cells = [(shape, batch) for batch in batches for shape in shapes or SHAPES]
+    cells = [(shape, batch) for batch in batches for shape in SHAPES]
     with torch_threads(threads), torch.inference_mode():
         rows, ceilings = _measured(cells, nblocks, getattr(torch, dtype), rounds, progress)
     rows = [replace(row, floor_us=ceilings.floor_us(row.flops, row.moved_bytes)) for row in rows]
@@ -97,10 +91,11 @@ def _measured(
         )
         # Others may have had the cores before: what was reached once is what there is.
         now = measure_ceilings(device, dtype, timer, sizes=SMALL)
-        rates = {
-            name: max(getattr(ceilings, name), getattr(now, name)) for name in ("bytes_per_second", "flops_per_second")
-        }
-        ceilings = replace(ceilings, **rates)
+        ceilings = replace(
+            ceilings,
+            bytes_per_second=max(ceilings.bytes_per_second, now.bytes_per_second),
+            flops_per_second=max(ceilings.flops_per_second, now.flops_per_second),
+        )
         if progress:
             progress(done, len(cells))
     return rows, ceilings

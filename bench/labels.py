@@ -3,13 +3,10 @@
 from collections.abc import Sequence
 from typing import Any
 
-Label = tuple[float, float, str, str]
-"""A place in the axis's figures, a text and a colour."""
-
+Label = tuple[float, float, str, str]  # A place in the axis's figures, a text and a colour
 _POINTS_PER_INCH = 72
 _LABEL_PT, _BESIDE_PT = 11, 7
-_LETTER, _LINE = 0.6, 1.2
-"""Width of a letter, roughly, and distance of two lines, in heights of the letters."""
+_LETTER, _LINE = 0.6, 1.2  # width of a letter, roughly, and distance of two lines, in heights of the letters
 
 
 def label_ends(axis: Any, labels: Sequence[Label]) -> None:

@@ -30,15 +30,9 @@ from .turns import Spent, in_turns
 
 DEFAULT_OUT = Path("bench/results/model.json")
 
-ARCHS = ("vitae_basic_tiny", "deit_tiny_patch16_224")
-"""Measured with random weights where neither a bundle nor an architecture is named."""
-
-MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}
-"""Width and hidden width of the published models."""
-
-MLP_ROWS = 8 * 197
-"""Tokens of eight images at 224 px, patch 16, with the class token."""
-
+ARCHS = ("vitae_basic_tiny", "deit_tiny_patch16_224")  # where neither a bundle nor an architecture is named
+MLPS = {"vit_small": (384, 1536), "vit_base": (768, 3072)}  # width and hidden width of the published models
+MLP_ROWS = 8 * 197  # tokens of eight images at 224 px, patch 16, with the class token
 LEAST_ROUNDS = 7
 
 Call = Callable[[], Tensor]
@@ -46,13 +40,7 @@ Call = Callable[[], Tensor]
 
 @dataclass(frozen=True)
 class Pair:
-    """Two calls that compute the same.
-
-    Args:
-        what: `forward` or `mlp`.
-        images: of one call; for an MLP the images whose tokens are the rows.
-        macs_dense, macs_monarch: of one image.
-    """
+    """Two calls that compute the same; an MLP's images are those whose tokens are the rows, its MACs those of one."""
 
     what: str
     name: str
@@ -67,7 +55,7 @@ class Pair:
 def run(
     bundle: Path | None = None,
     *,
-    archs: Sequence[str] | None = None,
+    archs: Sequence[str] = (),
     layers: Sequence[str] = ("mlp",),
     nblocks: int = 4,
     batch_sizes: Sequence[int] = (1, 8),
@@ -81,7 +69,7 @@ def run(
 
     Args:
         bundle: with structured layers; compared with itself densified.
-        archs: measured with random weights, `layers` of them Monarch; ARCHS when None and there is no bundle.
+        archs: measured with random weights, `layers` of them Monarch.
         seconds: of measuring a row, at least LEAST_ROUNDS rounds.
         mlp: measure the MLP blocks of MLPS too.
         progress: called with rows done and in all.
@@ -90,8 +78,6 @@ def run(
         ValueError: a bundle without structured layers or with one that cannot be dense, or arguments the models do
             not take.
     """
-    if archs is None:
-        archs = () if bundle else ARCHS
     makers: list[Callable[[str], Iterator[Pair]]] = [partial(_bundle_pairs, bundle, batch_sizes)] if bundle else []
     makers += [partial(_arch_pairs, arch, layers, nblocks, batch_sizes) for arch in archs]
     total = (len(makers) * len(batch_sizes) + mlp * len(MLPS)) * len(dtypes)

@@ -16,9 +16,7 @@ from .machine import machine
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
-SERVICE = ("/metrics", "/v1/models", "/livez")
-"""What it asks the service for, beside its own files."""
-
+SERVICE = ("/metrics", "/v1/models", "/livez")  # what it asks the service for, beside its own files
 _PAINTS = """() => new Promise((resolve) => new PerformanceObserver((list, observer) => {
   const paints = Object.fromEntries(list.getEntries().map(({ name, startTime }) => [name, startTime]));
   if ("first-contentful-paint" in paints) { observer.disconnect(); resolve(paints); }

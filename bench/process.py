@@ -1,28 +1,31 @@
-"""A server process that is measured: free ports, the start of one of ours, and what it costs."""
+"""Server processes that are measured: free ports, the start and end of ours and of others, and what they cost."""
 
 import json
 import os
 import random
 import re
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import psutil
+
+from .load.plan import host_of
 
 PORTS = range(12_000, 32_000)
 """Ports below those that Linux gives to clients: a client could take such a port, even by connecting to it while nobody
 listens there, and a server that is started again could not have it."""
 
-START_SECONDS = 120.0
+START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.1
 
 _SERVE = """
 import json, os, signal, sys, threading
@@ -32,7 +35,7 @@ def end_with_the_parent():  # which may be killed: then nobody holds the other e
     os.kill(os.getpid(), signal.SIGTERM)
 threading.Thread(target=end_with_the_parent, daemon=True).start()
 from milkweed.server.config.sources import load_settings
-settings = load_settings({"port": 0, "metrics_port": 0, **json.loads(sys.argv[2])})
+settings = load_settings({"metrics_port": 0, **json.loads(sys.argv[2])})
 from milkweed.server.process.serve import run_server
 sys.exit(run_server(settings, {"bench": Path(sys.argv[1])} if sys.argv[1] else {}))
 """
@@ -72,7 +75,7 @@ def free_port(following: int = 0) -> int:
 @contextmanager
 def running_server(
     bundle: Path | None, settings: Mapping[str, Any] | None = None, prelude: str = ""
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
+) -> Iterator[tuple[psutil.Popen, str]]:
     """A server process of ours on a free port, warm; its URL.
 
     Args:
@@ -83,33 +86,64 @@ def running_server(
     Raises:
         RuntimeError: it did not start in START_SECONDS; with the last that it printed.
     """
+    given = {"host": "127.0.0.1", "port": free_port(), **(settings or {})}
+    command = [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(given)]
+    url = f"http://{host_of((given['host'], given['port']))}"
+    environment = {**os.environ, "PYTHONSAFEPATH": "1"}
+    failure = f"the server did not start with bundle {bundle}"
+    with running_process(command, url + "/readyz", failure, START_SECONDS, env=environment, stdin=PIPE) as process:
+        yield process, url
+
+
+@contextmanager
+def running_process(
+    command: Sequence[str], ready: str, failure: str, end_seconds: float, **options: Any
+) -> Iterator[psutil.Popen]:
+    """A process that answers with 200 at the URL `ready` by now; it is ended with all that it has started.
+
+    Args:
+        failure: begins the error of one that does not start; the last that it said ends it.
+        end_seconds: from SIGTERM to SIGKILL.
+        options: of Popen.
+
+    Raises:
+        RuntimeError: it ended, or was not ready in START_SECONDS.
+    """
     with tempfile.TemporaryFile("w+") as said:
-        process = subprocess.Popen(
-            [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(dict(settings or {}))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=said,
-            text=True,
-            env={**os.environ, "PYTHONSAFEPATH": "1"},
-        )
-        assert process.stdin is not None
-        assert process.stdout is not None
-        late = threading.Timer(START_SECONDS, process.kill)
-        late.start()
+        process = psutil.Popen(command, stdout=said, stderr=said, **options)
         try:
-            # printed once warm; end of file when the start failed
-            match = next(filter(None, (re.search(r"http://\S+", line) for line in process.stdout)), None)
-            late.cancel()
-            if match is None:
+            if not _is_ready(process, ready):
                 said.seek(0)
-                raise RuntimeError(f"the server did not start with bundle {bundle}: {said.read()[-400:]}")
-            yield process, match[0]
+                raise RuntimeError(f"{failure}: {' '.join(said.read()[-600:].split())}")
+            yield process
         finally:
-            late.cancel()
-            process.terminate()
-            process.wait(START_SECONDS)
-            process.stdout.close()
-            process.stdin.close()
+            _end(process, end_seconds)
+
+
+def _is_ready(process: psutil.Popen, url: str) -> bool:
+    """Ask until the URL answers with 200, the process ends, or it has taken too long."""
+    end = time.monotonic() + START_SECONDS
+    while process.poll() is None and time.monotonic() < end:
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2) as answer:
+            if answer.status == 200:
+                return True
+        time.sleep(ASK_EVERY_SECONDS)
+    return False
+
+
+def _end(process: psutil.Popen, seconds: float) -> None:
+    """SIGTERM, then SIGKILL for what is left of it and its descendants: some leave orphans behind."""
+    family = []
+    with suppress(psutil.NoSuchProcess):
+        family = process.children(recursive=True)
+        process.terminate()
+    _, alive = psutil.wait_procs([process, *family], timeout=seconds)
+    for left in alive:
+        with suppress(psutil.NoSuchProcess):
+            left.kill()
+    process.wait()
+    if process.stdin is not None:
+        process.stdin.close()
 
 
 def stage_cpu_seconds(url: str) -> dict[str, float]:
@@ -151,3 +185,21 @@ def usage(pid: int, *, proportional: bool = True) -> Usage:
         cpu += times.user + times.system
         count += 1
     return Usage(cpu, rss, pss, count)
+
+
+@contextmanager
+def repeated(call: Callable[[], object], every_seconds: float) -> Iterator[None]:
+    """Call something from a thread of its own, again and again, for as long as the context lasts."""
+    over = threading.Event()
+
+    def go_on() -> None:
+        while not over.wait(every_seconds):
+            call()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()

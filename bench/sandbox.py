@@ -8,7 +8,6 @@ thread and of the child. Then what a child takes to start, and what it keeps in 
 import argparse
 import json
 import time
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from statistics import median
@@ -25,6 +24,7 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.sandbox.process import Child
 from ..loaders.sandbox.sandbox import ANSWER_SECONDS, CPU_SECONDS, MEMORY_BYTES, Sandbox
 from .machine import machine
+from .turns import in_turns, medians
 
 FORMATS: dict[Format, dict[str, Any]] = {
     "PNG": {},
@@ -72,27 +72,18 @@ def row(format: Format, size: tuple[int, int], rounds: int) -> dict[str, Any]:
 
     if inside() != apart():
         raise RuntimeError(f"{format}: the sandbox gives other bits")
-    ways: dict[str, tuple[Callable[[], bytes], list[tuple[float, float]]]]
-    ways = {"inside": (inside, []), "sandbox": (apart, [])}
-    for _ in range(rounds):
-        for way, spent in ways.values():
-            spent.append(seconds(way))
+    clocks = [(~child.pid << 3) | 2 for child in psutil.Process().children()]  # as clock_getcpuclockid(3) makes them
+
+    def cpu_seconds() -> float:
+        return time.thread_time() + sum(map(time.clock_gettime, clocks))
+
+    spent = in_turns({"inside": inside, "sandbox": apart}, rounds, warm_up=0, cpu_seconds=cpu_seconds)
     sandbox.close()
     found: dict[str, Any] = {"format": format, "width": size[0], "height": size[1], "body_bytes": len(body)}
-    for name, (_, spent) in ways.items():
-        for what, each in zip(("wall", "cpu"), zip(*spent, strict=True), strict=True):
-            found[f"{name}_{what}_ms"] = 1000 * median(each)
+    for name, times in spent.items():
+        found[f"{name}_wall_ms"], found[f"{name}_cpu_ms"] = medians(times)
     print({name: round(value, 2) if isinstance(value, float) else value for name, value in found.items()}, flush=True)
     return found
-
-
-def seconds(call: Callable[[], bytes]) -> tuple[float, float]:
-    """Wall and CPU time of a call, its CPU in this thread and in the children."""
-    clocks = [(~child.pid << 3) | 2 for child in psutil.Process().children()]  # as clock_getcpuclockid(3) makes them
-    cpu, started = time.thread_time() + sum(map(time.clock_gettime, clocks)), time.perf_counter()
-    call()
-    wall = time.perf_counter() - started
-    return wall, time.thread_time() + sum(map(time.clock_gettime, clocks)) - cpu
 
 
 def child_costs(rounds: int) -> dict[str, float]:

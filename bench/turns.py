@@ -9,14 +9,22 @@ Spent = list[tuple[float, float]]
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], object]], rounds: int, seconds: float = 0, *, warm_up: int = 2, most: int = 300
+    calls: Mapping[str, Callable[[], object]],
+    rounds: int,
+    seconds: float = 0,
+    *,
+    warm_up: int = 2,
+    most: int = 300,
+    cpu_seconds: Callable[[], float] | None = None,
 ) -> dict[str, Spent]:
     """Time the calls, each once a round, with another one first in each round.
 
     Args:
         rounds: that are measured at least; there are more until `seconds` are over, up to `most`.
         warm_up: calls of each before the clock runs.
+        cpu_seconds: the clock of CPU time; None = that of this process.
     """
+    clock = cpu_seconds or time.process_time
     spent: dict[str, Spent] = {name: [] for name in calls}
     names, done = list(calls), 0
     for name in names * warm_up:
@@ -25,9 +33,9 @@ def in_turns(
     while done < rounds or (done < most and time.perf_counter() < end):
         first = done % len(names)
         for name in names[first:] + names[:first]:
-            wall, cpu = time.perf_counter(), time.process_time()
+            cpu, wall = clock(), time.perf_counter()
             calls[name]()
-            spent[name].append((1e3 * (time.perf_counter() - wall), 1e3 * (time.process_time() - cpu)))
+            spent[name].append((1e3 * (time.perf_counter() - wall), 1e3 * (clock() - cpu)))
         done += 1
     return spent
 

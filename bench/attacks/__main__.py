@@ -11,18 +11,167 @@ is the longest time that a probe took during the attack.
 """
 
 import argparse
+import contextlib
+import http.client
 import json
 import os
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
-from .hostile import ATTACKS, Target
-from .measure import measure_each, measure_files, soak, wide_bundle
+from ..bodies import make_jpeg
+from ..load.plan import Plan, Shot
+from ..load.processes import run_plan
+from ..load.requests import MULTIPART, multipart
+from ..load.samples import summary
+from ..process import free_port, repeated, running_server, usage
+from ..server.bundles import tiny_bundle
+from .hostile import ATTACKS, CLASSES, Target
 
 RESULTS = Path(__file__).parent.parent / "results"
+MEMORY_SECONDS, PROBE_SECONDS, SOAK_MEMORY_SECONDS = 0.01, 0.02, 2.0
+"""Between two looks at the memory, two probes, and two looks that a soak keeps."""
+
+
+@dataclass
+class Seen:
+    """A server under attack, and the most memory and the slowest probe that were seen."""
+
+    target: Target
+    pid: int
+    peak_bytes: int = 0
+    slowest_probe_seconds: float = 0.0
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Read the server's memory and probe it, again and again, for as long as the context lasts."""
+        with repeated(self._memory, MEMORY_SECONDS), repeated(self._probe, PROBE_SECONDS):
+            yield
+
+    def rss_bytes(self) -> int:
+        """Add up the resident memory of the server and its children."""
+        return usage(self.pid, proportional=False).rss_bytes
+
+    def _memory(self) -> None:
+        self.peak_bytes = max(self.peak_bytes, self.rss_bytes())
+
+    def _probe(self) -> None:
+        began = time.monotonic()
+        self.target.ask("GET", "/livez")
+        self.slowest_probe_seconds = max(self.slowest_probe_seconds, time.monotonic() - began)
+
+
+@contextlib.contextmanager
+def attacked(bundle: Path, settings: dict[str, Any]) -> Iterator[tuple[Target, Seen]]:
+    """Run a server that has all its ports open."""
+    ports = {"metrics_port": free_port(), "grpc_port": free_port()}
+    with running_server(bundle, {**ports, **settings}) as (process, url):
+        at = urlsplit(url)
+        target = Target(at.hostname or "", at.port or 0, **ports)
+        yield target, Seen(target, process.pid)
+
+
+def attacker(names: list[str], target: Target, seconds: float = 0.0) -> "subprocess.Popen[str]":
+    """Start a process that attacks for so many seconds, with 0 once, and prints the outcomes as JSON."""
+    command = [sys.executable, "-m", "milkweed.bench.attacks", "--only", ",".join(names)]
+    command += ["--against", json.dumps(vars(target)), "--for-seconds", str(seconds)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONSAFEPATH": "1"})
+
+
+def measure_each(names: list[str], bundle: Path) -> list[dict[str, Any]]:
+    """Run each attack once, on a server of its own; returns and prints a row for each."""
+    rows = []
+    for name in names:
+        with attacked(bundle, ATTACKS[name].settings) as (target, seen):
+            for _ in range(3):
+                target.ask("POST", "/classify", make_jpeg(60_000))
+            before = seen.rss_bytes()
+            with seen.watching(), attacker([name], target) as process:
+                found = json.loads(process.communicate()[0])
+            row = {
+                "attack": name,
+                "seconds": round(found["seconds"], 2),
+                "livez_seconds": round(seen.slowest_probe_seconds, 2),
+                "peak_mb": round((seen.peak_bytes - before) / 1e6),
+                "left_mb": round((seen.rss_bytes() - before) / 1e6),
+                "outcomes": found["outcomes"],
+            }
+        rows.append(row)
+        line = "{attack:13} {seconds:7} s  livez {livez_seconds:6} s  peak +{peak_mb:5} MB  left +{left_mb:5} MB  "
+        print(line.format(**row) + str(row["outcomes"]), flush=True)
+    return rows
+
+
+def measure_files(folders: list[Path], bundle: Path) -> dict[str, Any]:
+    """Send every file of some folders between two good photographs, whose answers must not change by a bit."""
+    good, rows = make_jpeg(60_000), []
+    with attacked(bundle, {}) as (target, seen):
+        wanted = _post(target, good, good)[1]["results"]
+        found_in = {path: folder for folder in folders for path in folder.rglob("*") if path.is_file()}
+        for path, folder in sorted(found_in.items()):
+            body, before = path.read_bytes(), seen.rss_bytes()
+            seen.peak_bytes, began = before, time.monotonic()
+            with seen.watching():
+                status, found = _post(target, body)
+                seconds = time.monotonic() - began
+            together = _post(target, good, body, good)[1].get("results", [])
+            row = {
+                "file": str(path.relative_to(folder)),
+                "status": status,
+                "code": found.get("error", {}).get("code"),
+                "seconds": round(seconds, 3),
+                "mb": round((seen.peak_bytes - before) / 1e6),
+                "neighbours_same": [together[0], together[2]] == wanted if len(together) == 3 else None,
+            }
+            rows.append(row)
+    return {
+        "files": len(rows),
+        "statuses": dict(Counter(str(row["status"]) for row in rows)),
+        "server_errors": [row for row in rows if row["status"] >= 500],
+        "slowest": sorted(rows, key=lambda row: -row["seconds"])[:3],
+        "largest": sorted(rows, key=lambda row: -row["mb"])[:3],
+        "neighbours_changed": [row for row in rows if row["neighbours_same"] is not True],
+    }
+
+
+def _post(target: Target, *images: bytes) -> tuple[int, Any]:
+    with contextlib.closing(http.client.HTTPConnection(target.host, target.port, timeout=60)) as connection:
+        connection.request("POST", "/classify", multipart(images), {"Content-Type": MULTIPART})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+
+
+def soak(minutes: float, bundle: Path, names: list[str]) -> dict[str, Any]:
+    """Send good requests at half of the capacity, first alone and then beside all attacks in a loop."""
+    shots = tuple(Shot(make_jpeg(size), "image/jpeg") for size in (60_000, 110_000, 160_000))
+    with attacked(bundle, {}) as (target, seen):
+        plan = Plan(targets=((target.host, target.port),), path="/classify", shots=shots, seconds=10, connections=8)
+        capacity = summary(plan, run_plan(plan))["goodput"]
+        plan = replace(plan, rate=capacity / 2, connections=512, seconds=60 * minutes)
+        short = replace(plan, seconds=min(120.0, 60 * minutes))
+        alone, memory = summary(short, run_plan(short)), list[int]()
+        with seen.watching(), attacker(names, target, 60 * minutes) as process:
+            with repeated(lambda: memory.append(seen.rss_bytes()), SOAK_MEMORY_SECONDS):
+                beside = summary(plan, run_plan(plan))
+            outcomes = json.loads(process.communicate()[0])
+    third = max(1, len(memory) // 3)
+    return {
+        "capacity": capacity,
+        "alone": alone,
+        "beside": beside,
+        "rounds": outcomes["rounds"],
+        "attack_outcomes": outcomes["outcomes"],
+        "p99_ratio": round(beside["latency_ms"]["p99"] / alone["latency_ms"]["p99"], 2),
+        "livez_seconds": round(seen.slowest_probe_seconds, 2),
+        "rss_mb": {"first third": round(max(memory[:third]) / 1e6), "last third": round(max(memory[-third:]) / 1e6)},
+    }
 
 
 def attack(names: list[str], target: Target, seconds: float) -> dict[str, Any]:
@@ -61,7 +210,7 @@ def main() -> None:
         return
     document = json.loads(options.out.read_text()) if options.out.exists() else {}
     with tempfile.TemporaryDirectory() as folder:
-        bundle = wide_bundle(Path(folder) / "wide")
+        bundle = tiny_bundle(Path(folder) / "wide", CLASSES)
         if options.files:
             document["files"] = found = measure_files(options.files, bundle)
             print(json.dumps(found, indent=1))

@@ -2,21 +2,21 @@
 
 import json as json_format
 import sys
-import tempfile
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from ...cli.bundle_args import demo_bundle, installed_demo
 from ...cli.errors import FAILED, WRONG_USAGE, CommandError
 from ...cli.help import page
-from ...cli.options import Json, Plot, number_option, split_list
-from ...cli.output import flattened, note, print_json, print_rich, print_table
+from ...cli.options import Json, Plot, decimal_option, number_option, split_list
+from ...cli.output import flattened, print_json, print_rich, print_table
 from ...cli.progress import progress
-from .options import BatchSizes, Out, Threads, chosen, counts, text_option
-from .output import Draw, check_files, finish, json_file, print_kernels, print_model
+from .options import BatchSizes, Out, Threads, bundle_argument, chosen, counts, text_option
+from .output import Files, print_kernels, print_model
 from .server import HEADINGS, server
 
 app = typer.Typer(
@@ -28,33 +28,20 @@ app = typer.Typer(
 
 app.command(cls=page(HEADINGS))(server)
 
-MADE_IMAGES = 12
-"""JPEGs made for `bench decode` where no photographs are """
-
-MaybeBundle = Annotated[
-    Path | None,
-    typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not "),
-]
+MADE_IMAGES = 12  # JPEGs made for `bench decode` where no photographs are given
 
 
 @app.command(cls=page())
 def model(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of a bundle with structured layers.")
-    ] = None,
+    bundle: Annotated[Path | None, bundle_argument("Folder of a bundle with structured layers.")] = None,
     arch: Annotated[
-        list[str] | None,
-        text_option("--arch", "NAME", "Measure this architecture with random weights; repeatable."),
+        list[str] | None, text_option("NAME", "Measure this architecture with random weights; repeatable.")
     ] = None,
-    layers: Annotated[str, text_option("--layers", "LIST", "With --arch: layers that are Monarch.")] = "mlp",
-    nblocks: Annotated[
-        int, number_option("--nblocks", "Blocks of each Monarch factor, of --arch and of the MLPs.")
-    ] = 4,
+    layers: Annotated[str, text_option("LIST", "With --arch: layers that are Monarch.")] = "mlp",
+    nblocks: Annotated[int, number_option("Blocks of each Monarch factor, of --arch and of the MLPs.")] = 4,
     batch_sizes: BatchSizes = "1,8",
     threads: Threads = 1,
-    seconds: Annotated[
-        float, number_option("--seconds", "Seconds that each row is measured; at least 7 rounds.", least=0, kind=float)
-    ] = 3.0,
+    seconds: Annotated[float, decimal_option("Seconds that each row is measured; at least 7 rounds.")] = 3.0,
     mlp: Annotated[
         bool, typer.Option("--mlp/--no-mlp", help="Measure the MLP blocks of ViT-S and ViT-B as well.")
     ] = True,
@@ -75,8 +62,7 @@ def model(
     from ..plots import model as draw
 
     sizes = counts("--batch-sizes", batch_sizes)
-    check_files(out, plot, DEFAULT_OUT)
-
+    files = Files(DEFAULT_OUT, draw, out, plot, json)
     named = bundle is not None or arch is not None
     with progress("bench model", "rows") as update:
         document = run(
@@ -90,21 +76,17 @@ def model(
             mlp=mlp,
             progress=update,
         )
-    finish(document, out, DEFAULT_OUT, json, plot, draw)
-    if not json:
-        print_model(document)
+    files.finish(document, print_model)
 
 
 @app.command(cls=page())
 def kernels(
     batch_sizes: BatchSizes = "1,8",
-    dtype: Annotated[str, text_option("--dtype", "float32|bfloat16", "Number type, on the CPU.")] = "float32",
-    nblocks: Annotated[int, number_option("--nblocks", "Blocks of each Monarch factor: 2, 4 or 8.", least=2)] = 4,
+    dtype: Annotated[str, text_option("float32|bfloat16", "Number type, on the CPU.")] = "float32",
+    nblocks: Annotated[int, number_option("Blocks of each Monarch factor: 2, 4 or 8.", least=2)] = 4,
     threads: Threads = 1,
-    rounds: Annotated[int, number_option("--rounds", "Rounds in which all ways take turns.")] = 7,
-    device: Annotated[
-        str, text_option("--device", "auto|cpu|cuda", "Where to measure; auto = a GPU if there is one.")
-    ] = "auto",
+    rounds: Annotated[int, number_option("Rounds in which all ways take turns.")] = 7,
+    device: Annotated[str, text_option("auto|cpu|cuda", "Where to measure; auto = a GPU if there is one.")] = "auto",
     plot: Plot = None,
     out: Out = None,
     json: Json = False,
@@ -128,28 +110,24 @@ def kernels(
     if nblocks not in NBLOCKS:
         raise CommandError(f"--nblocks {nblocks}: expected one of {', '.join(map(str, NBLOCKS))}", WRONG_USAGE)
     sizes = counts("--batch-sizes", batch_sizes)
-    on_gpu = resolve_device(device).type == "cuda"
-    check_files(out, plot, GPU_OUT if on_gpu else DEFAULT_OUT)
-    if on_gpu:
-        _gpu_kernels(nblocks, json_file(out, plot, GPU_OUT), json, plot, draw)
+    if resolve_device(device).type == "cuda":
+        _gpu_kernels(nblocks, Files(GPU_OUT, draw, out, plot, json))
         return
+    files = Files(DEFAULT_OUT, draw, out, plot, json)
     with progress("bench kernels", "shapes") as update:
         document = run(dtype=dtype, batches=sizes, nblocks=nblocks, threads=threads, rounds=rounds, progress=update)
-    finish(document, out, DEFAULT_OUT, json, plot, draw)
-    if not json:
-        print_kernels(document)
+    files.finish(document, print_kernels)
 
 
-def _gpu_kernels(nblocks: int, out: Path, json: bool, plot: Path | None, draw: Draw) -> None:
-    """The benchmark of the GPU, which prints its own tables."""
+def _gpu_kernels(nblocks: int, files: Files) -> None:
+    """The benchmark of the GPU, which prints its own tables and writes its own JSON."""
     from ..gpu import main as run_gpu
 
-    with redirect_stdout(sys.stderr if json else sys.stdout):
-        code = run_gpu(["--out", str(out), "--nblocks", str(nblocks)])
-    document = json_format.loads(out.read_text())
-    if plot is not None:
-        note(f"wrote {draw(document, plot)}")
-    if json:
+    with redirect_stdout(sys.stderr if files.json else sys.stdout):
+        code = run_gpu(["--out", str(files.document), "--nblocks", str(nblocks)])
+    document = json_format.loads(files.document.read_text())
+    files.picture(document)
+    if files.json:
         print_json(document)
     if code:
         raise CommandError("a check of a kernel failed: see above", FAILED)
@@ -161,12 +139,9 @@ def decode(
         Path | None,
         typer.Argument(metavar="IMAGES", help="Folder of JPEGs; not given: made ones, which are unlike photographs."),
     ] = None,
-    rounds: Annotated[int, number_option("--rounds", "Passes over the images; all ways take turns.")] = 5,
-    limit: Annotated[int, number_option("--limit", "Images that are timed at most, in order of their names.")] = 200,
-    sections: Annotated[
-        str | None,
-        text_option("--sections", "LIST", "Some of one, batches, damage; not given: all."),
-    ] = None,
+    rounds: Annotated[int, number_option("Passes over the images; all ways take turns.")] = 5,
+    limit: Annotated[int, number_option("Images that are timed at most, in order of their names.")] = 200,
+    sections: Annotated[str | None, text_option("LIST", "Some of one, batches, damage; not given: all.")] = None,
     plot: Plot = None,
     out: Out = None,
     json: Json = False,
@@ -181,37 +156,31 @@ def decode(
     Example:
       milkweed bench decode ./photos --sections one,batches --plot decode.svg
     """
+    from ..bodies import made_jpegs
+    from ..bodies import photos as read_photos
     from ..decode.run import DEFAULT_OUT, SECTIONS, run
     from ..decode.tables import tables
     from ..plots import decode as draw
 
-    parts = SECTIONS if sections is None else chosen("--sections", sections, SECTIONS)
-    check_files(out, plot, DEFAULT_OUT)
-    with tempfile.TemporaryDirectory() as folder, progress("bench decode", "sections") as update:
-        document = run(
-            images or _made_jpegs(Path(folder)),
-            rounds=rounds,
-            limit=limit,
-            sections=parts,
-            progress=update,
-        )
-    document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
-    finish(document, out, DEFAULT_OUT, json, plot, draw)
-    if not json:
+    def show(document: Mapping[str, Any]) -> None:
         for table in tables(document):
             print_rich(table)
+
+    parts = SECTIONS if sections is None else chosen("--sections", sections, tuple(SECTIONS))
+    files = Files(DEFAULT_OUT, draw, out, plot, json)
+    bodies = read_photos(images, limit) if images else made_jpegs(MADE_IMAGES)[:limit]
+    with progress("bench decode", "sections") as update:
+        document = run(bodies, rounds=rounds, sections=parts, progress=update)
+    document["source"] = str(images) if images else f"{MADE_IMAGES} made JPEGs of smooth shapes and grain"
+    files.finish(document, show)
 
 
 @app.command(cls=page())
 def http(
-    bundle: Annotated[
-        Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
-    ] = None,
-    requests: Annotated[int, number_option("--requests", "Requests posted in all.", least=2)] = 2000,
-    concurrency: Annotated[int, number_option("--concurrency", "Connections at once.")] = 32,
-    body_bytes: Annotated[
-        int, number_option("--body-bytes", "Bytes of the JPEG that is posted.", least=10_000)
-    ] = 110_000,
+    bundle: Annotated[Path | None, bundle_argument("Folder of the bundle; the demo model if not given.")] = None,
+    requests: Annotated[int, number_option("Requests posted in all.", least=2)] = 2000,
+    concurrency: Annotated[int, number_option("Connections at once.")] = 32,
+    body_bytes: Annotated[int, number_option("Bytes of the JPEG that is posted.", least=10_000)] = 110_000,
     plot: Plot = None,
     out: Out = None,
     json: Json = False,
@@ -229,21 +198,10 @@ def http(
     from ..plots import http as draw
     from ..server.http_overhead import DEFAULT_OUT, run
 
-    check_files(out, plot, DEFAULT_OUT)
+    files = Files(DEFAULT_OUT, draw, out, plot, json)
     bundle = bundle or demo_bundle()
     read_config(bundle)  # what is wrong with it is told before a server is started on it
     document = run(bundle, requests=requests, concurrency=concurrency, body_bytes=body_bytes)
-    finish(document, out, DEFAULT_OUT, json, plot, draw)
-    if not json:
-        print_table(("figure", "value"), flattened(document).items())
+    files.finish(document, lambda document: print_table(("figure", "value"), flattened(document).items()))
     if document["errors"]:
         raise CommandError(f"{document['errors']} of {document['requests']} requests failed", FAILED)
-
-
-def _made_jpegs(folder: Path) -> Path:
-    """JPEGs of the usual size of ImageNet's, upright and lying."""
-    from ..bodies import made_jpegs
-
-    for number, body in enumerate(made_jpegs(MADE_IMAGES)):
-        (folder / f"{number:02d}.jpg").write_bytes(body)
-    return folder

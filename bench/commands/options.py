@@ -9,25 +9,24 @@ from ...cli.errors import WRONG_USAGE, CommandError
 from ...cli.options import number_option, split_list
 
 
-def text_option(flag: str, metavar: str, help: str) -> Any:
-    """An option that takes a text."""
-    return typer.Option(flag, metavar=metavar, help=help)
+def text_option(*flag_metavar_help: str) -> Any:
+    """An option that takes a text; the flag comes first where it is not the parameter's own name."""
+    *flags, metavar, help = flag_metavar_help
+    return typer.Option(*flags, metavar=metavar, help=help)
 
 
-Out = Annotated[
-    Path | None,
-    text_option("--out", "FILE", "File of the JSON; not given: beside --plot, else in bench/results/."),
-]
-BatchSizes = Annotated[str, text_option("--batch-sizes", "LIST", "Images of a batch, with commas between.")]
-Threads = Annotated[int, number_option("--threads", "Threads of torch that compute one batch.")]
+def bundle_argument(help: str) -> Any:
+    """The folder of a bundle, as an argument."""
+    return typer.Argument(metavar="BUNDLE", help=help)
+
+
+Out = Annotated[Path | None, text_option("FILE", "File of the JSON; not given: beside --plot, else in bench/results/.")]
+BatchSizes = Annotated[str, text_option("LIST", "Images of a batch, with commas between.")]
+Threads = Annotated[int, number_option("Threads of torch that compute one batch.")]
 
 
 def chosen(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
-    """The parts of a list, each of which must be known.
-
-    Raises:
-        Failure: one that is not known, or none.
-    """
+    """The parts of a list; a CommandError names one that is not known, or says that there is none."""
     found = split_list(text)
     if not found or set(found) - set(known):
         raise CommandError(f"{flag} {text}: expected some of {', '.join(known)}", WRONG_USAGE)
@@ -35,11 +34,7 @@ def chosen(flag: str, text: str, known: tuple[str, ...]) -> list[str]:
 
 
 def numbers(flag: str, text: str | None) -> list[float]:
-    """The numbers of a list, all above 0.
-
-    Raises:
-        Failure: one that is not.
-    """
+    """The numbers of a list; a CommandError refuses what is no number above 0."""
     try:
         found = [float(part) for part in split_list(text or "")]
     except ValueError:
@@ -50,11 +45,7 @@ def numbers(flag: str, text: str | None) -> list[float]:
 
 
 def counts(flag: str, text: str) -> list[int]:
-    """The whole numbers of a list, all from 1 on, ascending, each once.
-
-    Raises:
-        Failure: one that is not, or none.
-    """
+    """The whole numbers of a list, ascending, each once; a CommandError refuses others, and an empty list."""
     found = numbers(flag, text)
     if not found or any(value != int(value) for value in found):
         raise CommandError(f"{flag} {text}: expected whole numbers from 1 on with commas between", WRONG_USAGE)
@@ -62,11 +53,7 @@ def counts(flag: str, text: str) -> list[int]:
 
 
 def pairs(flag: str, texts: list[str] | None) -> dict[str, str]:
-    """The names and values of NAME=VALUE arguments.
-
-    Raises:
-        Failure: one without '='.
-    """
+    """The names and values of NAME=VALUE arguments; a CommandError refuses one without '='."""
     for text in texts or ():
         if "=" not in text:
             raise CommandError(f"{flag} {text}: expected NAME=VALUE", WRONG_USAGE)

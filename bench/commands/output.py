@@ -5,6 +5,7 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,59 +13,64 @@ from ...cli.errors import CommandError
 from ...cli.options import check_plot
 from ...cli.output import note, print_json, print_table
 
-Draw = Callable[[Mapping[str, Any], Path], Path]
-"""Writes the picture of a document."""
+Draw = Callable[[Mapping[str, Any], Path], Path]  # writes the picture of a document
+Show = Callable[[Mapping[str, Any]], None]  # prints a document for a person
 
 
-def json_file(out: Path | None, plot: Path | None, usual: Path) -> Path:
-    """Where the JSON goes: as asked, beside the picture, or where it usually does."""
-    return out or (plot.with_suffix(".json") if plot else usual)
+@dataclass(frozen=True)
+class Files:
+    """The files that a benchmark leaves behind; whether they can be written is found out here, before a long run.
 
-
-def check_files(out: Path | None, plot: Path | None, usual: Path) -> None:
-    """Find out before a long run whether its files can be written; see `finish`.
+    Args:
+        usual: where the JSON goes if neither `out` nor `plot` says it.
+        draw: writes the picture to `plot`.
 
     Raises:
-        Failure: a picture of no known kind, or a place where no file can be; names it.
+        CommandError: a picture of no known kind, or a place where no file can be; names it.
         ImportError: see `check_plot`.
     """
-    check_plot(plot)
-    for path in (json_file(out, plot, usual), *([plot] if plot else [])):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=path.parent).close()
-        except FileExistsError as error:
-            raise CommandError(f"{path}: cannot be written: {path.parent} is no folder") from error
-        except OSError as error:
-            raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
-        if path.is_dir():
-            raise CommandError(f"{path}: cannot be written: it is a folder")
 
+    usual: Path
+    draw: Draw
+    out: Path | None
+    plot: Path | None
+    json: bool
 
-def finish(
-    document: dict[str, Any],
-    out: Path | None,
-    usual: Path,
-    json: bool,
-    plot: Path | None,
-    draw: Draw,
-    secret: str | None = None,
-) -> None:
-    """Write the JSON file, with the command that made it, less its secret, and the picture; print it where asked."""
-    out = json_file(out, plot, usual)
-    words = [word.replace(secret, "***") if secret else word for word in sys.argv[1:]]
-    document["command"] = shlex.join(["milkweed", *words])
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json_format.dumps(document, indent=1) + "\n")
-    if not json:
-        note(f"wrote {out}")
-    if plot is not None:
-        try:
-            note(f"wrote {draw(document, plot)}")
-        except ValueError as error:  # what was measured is written all the same
-            note(f"no picture: {error}")
-    if json:
-        print_json(document)
+    def __post_init__(self) -> None:
+        check_plot(self.plot)
+        for path in filter(None, (self.document, self.plot)):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=path.parent).close()
+            except FileExistsError as error:
+                raise CommandError(f"{path}: cannot be written: {path.parent} is no folder") from error
+            except OSError as error:
+                raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+            if path.is_dir():
+                raise CommandError(f"{path}: cannot be written: it is a folder")
+
+    @property
+    def document(self) -> Path:
+        """The file of the JSON: as asked, beside the picture, or where it usually is."""
+        return self.out or (self.plot.with_suffix(".json") if self.plot else self.usual)
+
+    def finish(self, document: dict[str, Any], show: Show, secret: str | None = None) -> None:
+        """Write the JSON, with the command that made it, less its secret, and the picture; show a table or the JSON."""
+        words = [word.replace(secret, "***") if secret else word for word in sys.argv[1:]]
+        document["command"] = shlex.join(["milkweed", *words])
+        self.document.write_text(json_format.dumps(document, indent=1) + "\n")
+        if not self.json:
+            note(f"wrote {self.document}")
+        self.picture(document)
+        (print_json if self.json else show)(document)
+
+    def picture(self, document: Mapping[str, Any]) -> None:
+        """Draw what was measured, where a picture was asked for."""
+        if self.plot is not None:
+            try:
+                note(f"wrote {self.draw(document, self.plot)}")
+            except ValueError as error:  # what was measured is written all the same
+                note(f"no picture: {error}")
 
 
 def print_model(document: Mapping[str, Any]) -> None:

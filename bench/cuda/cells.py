@@ -74,7 +74,7 @@ def cell_rows(
 
 
 def place(module: Placed, device: torch.device, dtype: torch.dtype) -> Placed:
-    """In eval mode on the device, channels-last, as the fused forward has it."""
+    """Put a module on the device in eval mode and channels-last, as the fused forward has it."""
     return module.eval().requires_grad_(False).to(device, dtype).to(memory_format=torch.channels_last)
 
 

@@ -32,12 +32,12 @@ MODELS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """Architecture and which of its linear layers are Monarch, those that goals are set for first."""
 
 DRY_MODEL = ("deit_tiny_patch16_224", MLPS)
-"""Of dry runs, which prove the script and give no figure."""
+"""The model of dry runs, which prove the script and give no figure."""
 
 BATCHES = (32, 1, 128, 8)
 
 EAGER, COMPILED = "dense twin, eager launches", "dense twin, torch.compile"
-"""As most people run a model, and at PyTorch's strongest: max-autotune, captured as a CUDA graph."""
+"""The way most people run a model, and PyTorch's strongest: max-autotune, captured as a CUDA graph."""
 
 GOALS: tuple[tuple[str, tuple[str, ...], tuple[int, ...], str, float], ...] = (
     ("vit_base_patch16_224", MLPS, (32, 128), COMPILED, 1.35),
@@ -52,7 +52,7 @@ GOALS: tuple[tuple[str, tuple[str, ...], tuple[int, ...], str, float], ...] = (
 """Architecture, layers, batches, the peer, and how many times its speed the project asks for."""
 
 TOLERANCE = 3e-2
-"""Of logits of random weights, which have no margin; a trained model's are held to 1e-2 by the tests."""
+"""Random weights give logits without a margin; a trained model's are held to 1e-2 by the tests."""
 
 
 def forward_rows(

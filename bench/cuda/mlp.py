@@ -116,7 +116,7 @@ def mlp_rows(
 
 
 def mlp_work(shape: MlpShape, rows: int, nblocks: int, dtype: torch.dtype) -> tuple[Work, Work]:
-    """Of the Monarch MLP in one launch, and of the dense one in two.
+    """Count the work of the Monarch MLP in one launch, and of the dense one in two.
 
     Args:
         rows: tokens of all images.

@@ -14,7 +14,7 @@ from .rows import Row
 from .timing import Timer
 
 WEIGHT = {"check": 25, "mlp": 45, "attention": 10, "cells": 7, "model": 13, "tune": 100, "images": 100}
-"""Of each section in the time limit, among those that were asked for: alone, a section may use the whole of it."""
+"""Each section's part of the time limit, among those that were asked for: alone, a section may use all of it."""
 
 SECTIONS = tuple(WEIGHT)
 
@@ -31,7 +31,7 @@ IMAGE_PARTS = (
     "ingest",
     "rates",
 )
-"""Of the section `images`, in their order."""
+"""The parts of the section `images`, in their order."""
 
 
 @dataclass

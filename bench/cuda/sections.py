@@ -27,7 +27,7 @@ PRECOMPILE_SECONDS = 90
 """For Triton, at most; what is left then is compiled when it is needed."""
 
 COMPILE_SECONDS = 60
-"""That torch.compile takes for a whole model, about: with less left it is not begun."""
+"""torch.compile takes about as long for a whole model; with less left it is not begun."""
 
 Section = Callable[[Run, Sequence[Impl], Ceilings], None]
 

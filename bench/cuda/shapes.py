@@ -55,7 +55,7 @@ MLP_SHAPES = (
 )
 
 DRY_MLP = MlpShape("dry run", 64, 128, 17)
-"""Of dry runs, which prove the script and give no figure."""
+"""The MLP of dry runs, which prove the script and give no figure."""
 
 
 @dataclass(frozen=True)

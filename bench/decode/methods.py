@@ -15,13 +15,9 @@ from ...loaders.errors import LoaderError
 from ...loaders.preprocess.normalise import Normaliser
 from ...loaders.preprocess.resize import resize_crop
 
-SPEC = PreprocessSpec(orientation="ignore")
-"""timm turns nothing upright, so nobody does here."""
-
+SPEC = PreprocessSpec(orientation="ignore")  # timm turns nothing upright, so nobody does here
 REFERENCE = "Pillow reference (ours)"
-MISSING = (ImportError, RuntimeError, AttributeError, LoaderError)
-"""The errors of a library that is not there, or not whole."""
-
+MISSING = (ImportError, RuntimeError, AttributeError, LoaderError)  # of a library that is not there, or not whole
 MAX_BATCH = 32
 
 Load = Callable[[bytes], torch.Tensor]

@@ -1,75 +1,75 @@
 """The decode benchmark: encoded photographs to float32 model input, by our loaders and by the usual ways.
 
-Three sections. `one`: one image after the other, one thread. `batches`: our loaders on batches, one thread and two.
-`damage`: how much damaged coded data is refused. All ways take turns. Each row is the best round in CPU time, which a
-shared machine disturbs least; images a second are wall time.
+All ways take turns. Each row is the best round in CPU time, which a shared machine disturbs least; images a second are
+wall time.
 """
 
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from importlib import metadata
+from importlib.metadata import distributions
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import numpy as np
 import torch
 
-from ...loaders import Loader
-from ..bodies import photos
-from ..machine import machine, torch_threads
+from ...loaders import InputError, Loader, validate
+from ...loaders.decode.turbo import check_jpeg, decode_jpeg
+from ..machine import machine, quiet_stderr, torch_threads
 from ..turns import Spent, in_turns
-from .damage import damage
-from .methods import MAX_BATCH, REFERENCE, SPEC, Load, methods, our_loaders
+from .methods import MAX_BATCH, REFERENCE, SPEC, Load, dali, made, methods, our_loaders
 
 DEFAULT_OUT = Path("bench/results/decode.json")
-SECTIONS = ("one", "batches", "damage")
 BATCHES, THREADS = (1, 8, MAX_BATCH), (1, 2)
-BATCH_IMAGES = 64
-"""Images of one pass of the section `batches`, at most: it has many cells."""
-
+BATCH_IMAGES = 64  # images of one pass of the section `batches`, at most: it has many cells
 _PACKAGES = (
-    "torch",
-    "torchvision",
-    "timm",
-    "pillow",
-    "simplejpeg",
-    "opencv-python-headless",
-    "nvidia-dali-cuda130",
-    "nvidia-nvimgcodec-cu13",
-    "numpy",
+    *("torch", "torchvision", "timm", "pillow", "simplejpeg", "opencv-python-headless"),
+    *("nvidia-dali-cuda130", "nvidia-nvimgcodec-cu13", "numpy"),
 )
+
+START_OF_SCAN = b"\xff\xda"
+CHUNK = 8  # bodies of one batch: DALI decodes a batch or nothing
+
+KINDS: dict[str, Callable[[np.random.Generator, bytes], bytes]] = {
+    "one bit": lambda rng, old: bytes([old[0] ^ 1 << int(rng.integers(8))]),
+    "one byte": lambda rng, old: rng.bytes(1),
+    "16 random bytes": lambda rng, old: rng.bytes(16),
+    "64 zeros": lambda rng, old: bytes(64),
+}
+"""What is written over the coded data at one place, by the kind of damage."""
+
+READS: dict[str, Callable[[bytes], object]] = {
+    "decode": lambda body: decode_jpeg(body, validate(body)),
+    "check": lambda body: check_jpeg(body, validate(body)),
+}
 
 Report = dict[str, Any]
 
 
 def run(
-    images: Path,
+    bodies: Sequence[bytes],
     *,
     rounds: int = 5,
-    limit: int = 200,
-    sections: Collection[str] = SECTIONS,
+    sections: Collection[str] = ("one", "batches", "damage"),
     progress: Callable[[int, int], None] | None = None,
 ) -> Report:
     """Measure with every library that this machine has.
 
     Args:
-        images: folder of JPEGs.
+        bodies: JPEGs.
         rounds: passes over the images for each row.
-        limit: number of images that are used, in order of their names.
         sections: those of SECTIONS that are measured.
         progress: called with sections done and in all.
 
     Returns:
         Machine, versions, settings, what was skipped, and of the sections `rows`, `batches`, `damage`.
-
-    Raises:
-        ValueError: no JPEG in the folder.
     """
-    bodies = photos(images, limit)
+    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in distributions()}
     report: Report = {
         "benchmark": "decode",
         "machine": machine(),
-        "versions": _versions(),
+        "versions": {package: here[package] for package in _PACKAGES if package in here},
         "spec": SPEC.to_dict(),
         "images": len(bodies),
         "mean_bytes": round(sum(map(len, bodies)) / len(bodies)),
@@ -78,11 +78,10 @@ def run(
         "rows": [],
         "skipped": {},
     }
-    measures = {"one": one, "batches": batches, "damage": damage}
-    chosen = [name for name in SECTIONS if name in sections]
+    chosen = [measure for name, measure in SECTIONS.items() if name in sections]
     with torch_threads(1):
-        for done, name in enumerate(chosen, 1):
-            found = measures[name](bodies, rounds)
+        for done, measure in enumerate(chosen, 1):
+            found = measure(bodies, rounds)
             report["skipped"] |= found.pop("skipped", {})
             report |= found
             if progress is not None:
@@ -94,8 +93,8 @@ def one(bodies: Sequence[bytes], rounds: int) -> Report:
     """Every way, one image after the other; and how far its pixels are from the reference's."""
     ways, skipped = methods()
     for load in ways.values():
-        _each(load, bodies[:8])
-    spent = in_turns({name: partial(_each, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
+        _one_by_one(load, bodies[:8])
+    spent = in_turns({name: partial(_one_by_one, load, bodies) for name, load in ways.items()}, rounds, warm_up=0)
     rows = [
         {"method": name, **_figures(spent[name], len(bodies)), **_difference(load, ways[REFERENCE], bodies[:50])}
         for name, load in ways.items()
@@ -124,7 +123,64 @@ def batches(
     return {"batches": rows, "skipped": {f"batches: {name}": reason for name, reason in skipped.items()}}
 
 
-def _each(load: Load, bodies: Sequence[bytes]) -> None:
+def damaged(bodies: Sequence[bytes], kind: str, seed: int = 0) -> list[bytes]:
+    """Each body with the same length, damaged once at a place behind the head of its scan."""
+    rng = np.random.default_rng([seed, *kind.encode()])
+    out = []
+    for body in bodies:
+        scan = body.rindex(START_OF_SCAN)
+        first = scan + 2 + int.from_bytes(body[scan + 2 : scan + 4], "big")
+        at = int(rng.integers(first, len(body) - 66))
+        new = KINDS[kind](rng, body[at:])
+        out.append(body[:at] + new + body[at + len(new) :])
+    return out
+
+
+def damage(bodies: Sequence[bytes], rounds: int) -> Report:
+    """A row for each kind, with each photograph damaged once.
+
+    `decode_refused` counts bodies that the header guard or a whole decode refuses, as the `cpu` loader does;
+    `check_refused` those that the guard or the check refuses, which reads all coded data at an eighth of the size;
+    `agreed` those of which both say the same; `dali_refused` those that DALI refuses without the check, None where DALI
+    is not here. CPU milliseconds are those of an undamaged photograph, in the best round.
+    """
+    spent = in_turns({name: partial(_one_by_one, read, bodies) for name, read in READS.items()}, rounds, warm_up=0)
+    ms = {f"{name}_cpu_ms": round(min(cpu for _, cpu in spent[name]) / len(bodies), 3) for name in READS}
+    lenient = made({"dali": lambda: dali("exact", strict=False)})[0].get("dali")
+    rows = []
+    with quiet_stderr():
+        for kind in KINDS:
+            bad = damaged(bodies, kind)
+            decode, check = ([_refuses(read, body) for body in bad] for read in READS.values())
+            chunks = [bad[start : start + CHUNK] for start in range(0, len(bad), CHUNK)]
+            rows.append(
+                {
+                    "kind": kind,
+                    "images": len(bad),
+                    "decode_refused": sum(decode),
+                    "check_refused": sum(check),
+                    "agreed": sum(one == other for one, other in zip(decode, check, strict=True)),
+                    "dali_refused": sum(len(lenient.load(chunk).errors) for chunk in chunks) if lenient else None,
+                    **ms,
+                }
+            )
+    if lenient:
+        lenient.close()
+    return {"damage": rows}
+
+
+SECTIONS: dict[str, Callable[[Sequence[bytes], int], Report]] = {"one": one, "batches": batches, "damage": damage}
+
+
+def _refuses(read: Callable[[bytes], object], body: bytes) -> bool:
+    try:
+        read(body)
+    except InputError:
+        return True
+    return False
+
+
+def _one_by_one(load: Callable[[bytes], object], bodies: Sequence[bytes]) -> None:
     for body in bodies:
         load(body)
 
@@ -152,8 +208,3 @@ def _difference(load: Load, reference: Load, bodies: Sequence[bytes]) -> dict[st
         "mean_difference_levels": round(float(found.mean()), 4),
         "max_difference_levels": round(float(found.max()), 2),
     }
-
-
-def _versions() -> dict[str, str]:
-    here = {distribution.metadata["Name"].lower(): distribution.version for distribution in metadata.distributions()}
-    return {package: here[package] for package in _PACKAGES if package in here}

@@ -8,16 +8,14 @@ import select
 import selectors
 import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 
-from .connection import Answer, Connection, ConnectionFailed, connect
-from .endpoints import Endpoints
-from .plan import Plan, Shot, Target
+from .connection import Answer, Connection, ConnectionFailed, ask, connect
+from .plan import Plan, Shot, Target, Watch, arrivals, host_of
 from .samples import NO_CONNECTION, OK, TIMEOUT, Samples
-from .schedule import arrivals
 
-SLICE_SECONDS = 0.2
-"""Between two looks at whether to stop early."""
-
+SLICE_SECONDS = 0.2  # between two looks at whether to stop early
+READY_SECONDS = 1.0  # for an answer from /readyz
 OVERLOADED = ("429", "503")
 WRONG = re.compile(rb'"error"')
 
@@ -26,11 +24,73 @@ class PreciseSelector(selectors.EpollSelector):
     """epoll waits in whole milliseconds; select, on the epoll descriptor itself, in microseconds."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """As the base class's."""
         if timeout is not None and timeout > 0:
             select.select([self.fileno()], [], [], timeout)
             timeout = 0
         return super().select(timeout)
+
+
+async def is_ready(target: Target) -> bool:
+    """Whether /readyz says 200, on a connection of its own."""
+    request = f"GET /readyz HTTP/1.1\r\nHost: {host_of(target)}\r\nConnection: close\r\n\r\n".encode()
+    try:
+        return (await ask(target, request, READY_SECONDS)).status == OK
+    except (ConnectionFailed, TimeoutError):
+        return False
+
+
+class Endpoints:
+    """Servers in turns: all that were named, or with a watch those that an endpoint controller would list.
+
+    Args:
+        ready: asks one server; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        targets: tuple[Target, ...],
+        watch: Watch | None = None,
+        ready: Callable[[Target], Awaitable[bool]] = is_ready,
+    ) -> None:
+        self._watch, self._ready = watch, ready
+        self._listed = dict.fromkeys(targets, True)
+        self._turn = 0
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def listed(self) -> list[Target]:
+        """The servers that get requests now; all of them where none is known to be ready."""
+        return [target for target, ready in self._listed.items() if ready] or list(self._listed)
+
+    def next(self) -> Target:
+        """The server whose turn it is."""
+        self._turn += 1
+        return self.listed[self._turn % len(self.listed)]
+
+    def other(self, but: Target) -> Target:
+        """A server that gets what another one refused; that one again where there is no other."""
+        found = [target for target in self.listed if target != but] or [but]
+        return found[self._turn % len(found)]
+
+    def start(self) -> None:
+        """Follow /readyz from now on, on the running loop."""
+        if self._watch is not None:
+            self._tasks = [asyncio.create_task(self._follow(target, self._watch)) for target in self._listed]
+
+    def stop(self) -> None:
+        """Ask no more."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _follow(self, target: Target, watch: Watch) -> None:
+        """Ask now and then, as a kubelet does; a change takes a while to be known, as with an endpoint controller."""
+        loop, seen = asyncio.get_running_loop(), True
+        while True:
+            found = await self._ready(target)
+            if found != seen:
+                seen = found
+                loop.call_later(watch.delay_seconds, self._listed.__setitem__, target, found)
+            await asyncio.sleep(watch.every_seconds)
 
 
 class Client:
@@ -137,7 +197,7 @@ class Client:
         connection = self._kept(target) or await self._connected(target, end - time.monotonic())
         key = id(shot), target
         if key not in self._wires:
-            self._wires[key] = shot.wire(target, self._plan.path, self._plan.headers)
+            self._wires[key] = self._plan.wire(shot, target)
         try:
             return await connection.post(self._wires[key], end - time.monotonic())
         finally:
@@ -159,7 +219,7 @@ class Client:
             raise ConnectionFailed(NO_CONNECTION)
         self._open += 1
         try:
-            return await connect(*target, seconds)
+            return await connect(target, seconds)
         except (ConnectionFailed, TimeoutError):
             self._open -= 1
             raise

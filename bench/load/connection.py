@@ -1,11 +1,18 @@
-"""One kept HTTP/1.1 connection of a client: a request, its answer, then the next."""
+"""One kept HTTP/1.1 connection of a client, and requests that are sent alone, each on a connection of its own."""
 
 import asyncio
-from typing import NamedTuple
+import re
+import sys
+import time
+from dataclasses import replace
+from typing import NamedTuple, cast
 
 import httptools
 
-from .samples import GARBLED, REFUSED, RESET
+from .plan import Plan, Shot, Target
+from .samples import GARBLED, OK, REFUSED, RESET
+
+RETRY_SECONDS = 0.05
 
 
 class Answer(NamedTuple):
@@ -38,17 +45,13 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """asyncio's: it is open."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """asyncio's: the other side closed it, or it broke."""
         self._transport = None
         self._fail(ConnectionFailed(RESET))
 
     def data_received(self, data: bytes) -> None:
-        """asyncio's: some bytes of the answer."""
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserError:
@@ -56,25 +59,21 @@ class Connection(asyncio.Protocol):
             self.close()
 
     def on_message_begin(self) -> None:
-        """An answer begins."""
         self._body, self._retry_after = bytearray(), False
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header came."""
         self._retry_after |= name.lower() == b"retry-after" and value[:1].isdigit()
 
     def on_body(self, body: bytes) -> None:
-        """Some of the body came, as it was before it was cut in chunks."""
         self._body += body
 
     def on_message_complete(self) -> None:
-        """The answer is whole."""
         if self._transport is not None and not self._parser.should_keep_alive():
             self._transport.close()
         if self._waiter is None or self._waiter.done():
             self.close()  # nobody asked
         else:
-            status = str(self._parser.get_status_code())
+            status = sys.intern(str(self._parser.get_status_code()))
             self._waiter.set_result(Answer(status, bytes(self._body), self._retry_after))
 
     async def post(self, request: bytes, timeout_seconds: float) -> Answer:
@@ -110,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._waiter.set_exception(error)
 
 
-async def connect(host: str, port: int, timeout_seconds: float) -> Connection:
+async def connect(target: Target, timeout_seconds: float) -> Connection:
     """Open a connection.
 
     Raises:
@@ -119,7 +118,56 @@ async def connect(host: str, port: int, timeout_seconds: float) -> Connection:
     """
     async with asyncio.timeout(timeout_seconds):
         try:
-            _, connection = await asyncio.get_running_loop().create_connection(Connection, host, port)
+            _, connection = await asyncio.get_running_loop().create_connection(Connection, *target)
         except OSError:
             raise ConnectionFailed(REFUSED) from None
     return connection
+
+
+async def ask(target: Target, request: bytes, timeout_seconds: float) -> Answer:
+    """Send one request on a connection of its own; raises as `connect` and `Connection.post` do."""
+    connection = await connect(target, timeout_seconds)
+    try:
+        return await connection.post(request, timeout_seconds)
+    finally:
+        connection.close()
+
+
+def learned(plan: Plan) -> Plan:
+    """The plan with the answer that each good shot gets from a server at rest, for comparison under load.
+
+    Raises:
+        RuntimeError: a good request is not answered with 200, or its answer has not what it is told by.
+    """
+
+    def expected(shot: Shot) -> bytes:
+        answer = _post(plan, shot)
+        found = re.search(plan.answer, answer.body, re.DOTALL)
+        if answer.status != OK or found is None:
+            raise RuntimeError(f"a good request of {len(shot.body)} bytes got {answer.status}: {answer.body[:300]!r}")
+        return found[1] if plan.answer else b""
+
+    shots = tuple(replace(shot, expected=expected(shot)) if shot.good else shot for shot in plan.shots)
+    return replace(plan, shots=shots)
+
+
+def recovery_seconds(plan: Plan, least_in_a_row: int, most_seconds: float) -> float | None:
+    """How long it takes until so many lone requests in a row are answered with 200; None if longer than `most`."""
+    begin, in_a_row = time.monotonic(), 0
+    shot = next(shot for shot in plan.shots if shot.good)
+    while (passed := time.monotonic() - begin) < most_seconds:
+        if in_a_row == least_in_a_row:
+            return round(passed, 2)
+        try:
+            answered = _post(plan, shot).status == OK
+        except (ConnectionFailed, TimeoutError):
+            answered = False
+        in_a_row = in_a_row + 1 if answered else 0
+        if not answered:
+            time.sleep(RETRY_SECONDS)
+    return None
+
+
+def _post(plan: Plan, shot: Shot) -> Answer:
+    target = plan.targets[0]
+    return asyncio.run(ask(target, plan.wire(shot, target), plan.timeout_seconds))

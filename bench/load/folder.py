@@ -5,7 +5,7 @@ from pathlib import Path
 
 from .plan import Plan, Shot, target_of
 from .processes import run_plan
-from .summary import summary
+from .samples import summary
 
 WARM_UP_SECONDS = 1.0
 

@@ -1,12 +1,13 @@
-"""What a client process is told to do: plain data, sent over a pipe."""
+"""What a client process is told to do: plain data, sent over a pipe, and the schedule of the requests' starts."""
 
+import random
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-Target = tuple[str, int]
-"""Host and port of a server."""
-
+Target = tuple[str, int]  # host and port of a server
 Headers = tuple[tuple[str, str], ...]
+ARRIVALS = ("poisson", "fixed")
 
 
 def target_of(url: str) -> Target:
@@ -32,11 +33,9 @@ class Shot:
     """One request as it goes over the wire.
 
     Args:
-        body: after the headers.
         content_type: of the body; none is sent where it is empty.
         good: whether a server should answer it with 200.
         expected: what `Plan.answer` finds in the right answer; not compared where empty.
-        headers: others, by name.
     """
 
     body: bytes
@@ -81,7 +80,6 @@ class Plan:
         requests: after which a closed loop ends before its time; 0 = it does not.
         timeout_seconds: after which a request is given up and its connection closed.
         malformed_share: of requests that are drawn from the malformed shots.
-        headers: of every request.
         answer: regular expression with one group, what a right answer is told by; none where empty.
         watch: how readiness is followed; None = every target always gets requests.
     """
@@ -101,6 +99,10 @@ class Plan:
     watch: Watch | None = None
     seed: int = 0
 
+    def wire(self, shot: Shot, target: Target) -> bytes:
+        """The bytes of a request to one of the targets."""
+        return shot.wire(target, self.path, self.headers)
+
     def share(self, number: int, of: int) -> "Plan":
         """The part of one of several client processes."""
         connections, requests = (whole // of + (number < whole % of) for whole in (self.connections, self.requests))
@@ -111,3 +113,27 @@ class Plan:
             requests=max(requests, min(1, self.requests)),
             seed=self.seed + 7919 * number,
         )
+
+
+def arrivals(kind: str, rate: float, seconds: float, seed: int) -> Iterator[float]:
+    """Intended starts in seconds from the beginning, ascending, all below `seconds`, whatever the server does.
+
+    Args:
+        kind: one of ARRIVALS: poisson = independent arrivals, gaps exponential with mean 1 / rate; fixed = equal gaps.
+        rate: requests a second in the mean.
+
+    Raises:
+        ValueError: another kind, or a rate that is not positive.
+    """
+    if not rate > 0:
+        raise ValueError(f"rate {rate}: must be above 0")
+    if kind not in ARRIVALS:
+        raise ValueError(f"arrivals {kind!r}: expected one of {', '.join(ARRIVALS)}")
+    if kind == "fixed":
+        yield from (number / rate for number in range(round(rate * seconds)))
+        return
+    random_gap = random.Random(seed).expovariate
+    at = random_gap(rate)
+    while at < seconds:
+        yield at
+        at += random_gap(rate)

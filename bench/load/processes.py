@@ -1,28 +1,38 @@
-"""Client processes that share one plan's load: so that one core of client is not what is measured."""
+"""Client processes that share one plan's load: so that one core of client is not what is measured.
 
+A process of it reads its plan from stdin, says that it is there, begins when told, and writes its samples. It imports
+nothing heavy.
+"""
+
+import gc
 import os
 import pickle
+import resource
+import struct
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from subprocess import PIPE
-from typing import IO
+from typing import IO, cast
 
+from .client import run_client
 from .plan import Plan
 from .samples import Samples, merged
-from .worker import BEGIN, READY
 
-LEAD_SECONDS = 0.2
-"""From the last process that is there to the beginning of the row."""
+READY = b"ready\n"
+BEGIN = struct.Struct("d")
+
+LEAD_SECONDS = 0.2  # from the last process that is there to the beginning of the row
+NICE = -10  # A client that waits for a core measures the machine, not the server; taken where it is allowed
 
 
 class Clients:
-    """Processes with a plan each, ready to begin: `with Clients(plan, 2) as clients: clients.run()`."""
+    """Processes with a plan each, ready to begin within `with Clients(plan, 2) as clients`."""
 
     def __init__(self, plan: Plan, count: int = 1) -> None:
         environment = {**os.environ, "PYTHONSAFEPATH": "1"}
-        command = [sys.executable, "-m", "milkweed.bench.load.worker"]
+        command = [sys.executable, "-m", __name__]
         self._plans = [plan.share(number, count) for number in range(count)]
         self._processes = [subprocess.Popen(command, stdin=PIPE, stdout=PIPE, env=environment) for _ in self._plans]
 
@@ -53,9 +63,8 @@ class Clients:
     def stop(self) -> None:
         """End the row early: nothing more is sent."""
         for process in self._processes:
-            assert process.stdin is not None
             with suppress(OSError):
-                process.stdin.close()
+                _input(process).close()
 
     def results(self) -> Samples:
         """Wait for the end of the row.
@@ -71,24 +80,41 @@ class Clients:
                 raise RuntimeError(f"a client process broke down, exit code {process.wait()}") from None
         return merged(parts)
 
-    def run(self) -> Samples:
-        """Run the whole row."""
-        self.begin()
-        return self.results()
-
 
 def run_plan(plan: Plan, clients: int = 1) -> Samples:
     """Run the whole row of a plan, from so many processes."""
     with Clients(plan, clients) as running:
-        return running.run()
+        running.begin()
+        return running.results()
 
 
-def _send(process: "subprocess.Popen[bytes]", data: bytes) -> None:
-    assert process.stdin is not None
-    process.stdin.write(data)
-    process.stdin.flush()
+def _input(process: "subprocess.Popen[bytes]") -> IO[bytes]:
+    return cast(IO[bytes], process.stdin)
 
 
 def _output(process: "subprocess.Popen[bytes]") -> IO[bytes]:
-    assert process.stdout is not None
-    return process.stdout
+    return cast(IO[bytes], process.stdout)
+
+
+def _send(process: "subprocess.Popen[bytes]", data: bytes) -> None:
+    _input(process).write(data)
+    _input(process).flush()
+
+
+def main() -> None:
+    """Run one plan as a client process. A byte on stdin, or its end, stops the row early."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # a connection each
+    stdin, stdout = sys.stdin.buffer, sys.stdout.buffer
+    plan = pickle.load(stdin)
+    stdout.write(READY)
+    stdout.flush()
+    (begin,) = BEGIN.unpack(stdin.read(BEGIN.size))
+    gc.disable()  # a pause of the client would count as the server's
+    pickle.dump(run_client(plan, begin, sys.stdin.fileno()), stdout)
+
+
+if __name__ == "__main__":
+    main()

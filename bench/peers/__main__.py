@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,8 +22,8 @@ from rich.table import Table
 
 from ...models import load_bundle
 from ..bodies import arrays, pictures
+from ..load.connection import learned
 from ..load.requests import shots
-from ..load.single import learned
 from ..machine import machine
 from ..process import running_server, slow_device
 from ..server import sections
@@ -31,15 +31,12 @@ from ..server.bundles import TINY_SIZE, tiny_bundle
 from ..server.request import Request
 from ..server.subject import Subject
 from ..server.tables import line
-from .catalogue import PEERS
-from .process import running_peer
+from .catalogue import PEERS, running_peer
 
 OURS = "milkweed"
-RATE = 250.0
-"""Requests a second of the open loop, alike for all."""
-
+RATE = 250.0  # requests a second of the open loop, alike for all
 DEVICE_MS = 50.0
-"""A batch takes so much more without the CPU in the overload rows: so that the device is what there is too little of,
+"""In the overload rows a batch takes so much more without the CPU, so that the device is what there is too little of,
 not the cores that the client needs too."""
 
 COLUMNS = ("server", "CPU ms/req", "req/s", "open p50", "open p99", "neighbours", "goodput at 2x", "PSS MB")
@@ -81,20 +78,18 @@ def _started(
 ) -> Iterator[Subject]:
     """Yield the server, running and warm."""
     images = pictures(TINY_SIZE)
-    if name == OURS:
-        prelude = slow_device(device_ms / 1e3) if device_ms else ""
-        with running_server(bundle, {}, prelude) as (process, url):
-            plan = request.plan(url, shots("npy", arrays(images)))
-            subject = Subject(name, learned(plan), request, process.pid, _say, rows)
-            subject.warm_up()
-            yield subject
-    else:
-        peer = PEERS[name]
-        with running_peer(peer, venvs, weights, device_ms) as (pid, url):
+    with ExitStack() as stack:
+        if name == OURS:
+            prelude = slow_device(device_ms / 1e3) if device_ms else ""
+            process, url = stack.enter_context(running_server(bundle, {}, prelude))
+            pid, plan = process.pid, request.plan(url, shots("npy", arrays(images)))
+        else:
+            peer = PEERS[name]
+            pid, url = stack.enter_context(running_peer(peer, venvs, weights, device_ms))
             plan = request.plan(url, peer.shots(images), peer.path, peer.answer)
-            subject = Subject(name, learned(plan), request, pid, _say, rows)
-            subject.warm_up()
-            yield subject
+        subject = Subject(name, learned(plan), request, pid, _say, rows)
+        subject.warm_up()
+        yield subject
 
 
 def _say(row: Mapping[str, Any]) -> None:

@@ -1,10 +1,12 @@
-"""The peers: what is installed, how each is started, and the cheapest request that it accepts."""
+"""The peers: what is installed, the cheapest request that each accepts, and a peer as a running process."""
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import numpy as np
 
 from ..load.plan import Shot
 from ..load.requests import MULTIPART, base64_json, cut, multipart
+from ..process import free_port, running_process
 from .servers.tiny_vit import SIZE
 
 SERVERS = Path(__file__).parent / "servers"
@@ -21,6 +24,8 @@ DEBIAN_PYTHON = "/usr/bin/python3.11"
 
 TORCH = ("--extra-index-url", "https://download.pytorch.org/whl/cpu", "torch==2.13.0+cpu", "numpy")
 STAMP = "installed.txt"
+END_SECONDS = 10.0
+OURS = ("PYTHON", "MILKWEED_", "VIRTUAL_ENV")  # beginnings of variables that a peer does not get
 
 BYTES = "application/octet-stream"
 
@@ -45,14 +50,11 @@ class Peer:
 
     Args:
         requirements: of pip, beside torch and numpy; the first is the peer's own package.
-        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in.
-        path: of the request.
-        ready: answers 200 when it can be asked.
+        command: starts it; {bin}, {servers}, {weights}, {port} and {scratch} are filled in, as in `environment`.
+        ready: path that answers 200 when it can be asked.
         body: one of BODIES.
         answer: regular expression that finds the class.
         settings: its batching, in words.
-        python: that its venv must be made with.
-        environment: variables that it is started with; filled in as the command is.
         venv: the environment's name, where it is not the peer's.
     """
 
@@ -92,8 +94,7 @@ class Peer:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
 
         def call(*command: str) -> str:
-            done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
-            return done.stdout
+            return subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
 
         pip = (str(home / "bin" / "python"), "-m", "pip")
         call(self.python, "-m", "venv", str(home))
@@ -169,3 +170,28 @@ PEERS: dict[str, Peer] = {
         ),
     )
 }
+
+
+@contextmanager
+def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0) -> Iterator[tuple[int, str]]:
+    """Yield its first process and its URL, once it is ready.
+
+    Args:
+        device_ms: that a batch takes besides.
+
+    Raises:
+        RuntimeError: it did not start in START_SECONDS; with the last that it said.
+    """
+    port, bin = free_port(following=2), peer.home(venvs) / "bin"  # some serve gRPC and metrics as well
+    url = f"http://127.0.0.1:{port}"
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
+        places = {"name": peer.name, "bin": bin, "servers": SERVERS, "weights": weights, "port": port}
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
+        environment |= {"PATH": f"{bin}:{environment.get('PATH', '')}", "OMP_NUM_THREADS": "1", "TMPDIR": scratch}
+        environment |= {"TINY_DEVICE_MS": str(device_ms)}
+        environment |= {name: value.format(**places) for name, value in peer.environment.items()}
+        command = [part.format(**places, scratch=scratch) for part in peer.command.split()]
+        options = {"cwd": scratch, "env": environment, "start_new_session": True}
+        failure = f"{peer.name} did not start"
+        with running_process(command, url + peer.ready, failure, END_SECONDS, **options) as process:
+            yield process.pid, url

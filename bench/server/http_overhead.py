@@ -5,20 +5,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ..bodies import make_jpeg
 from ..load.plan import Plan, Shot, target_of
 from ..load.processes import run_plan
-from ..load.samples import OK, merged
-from ..load.summary import percentile
+from ..load.samples import OK, merged, percentile
 from ..machine import machine
 from ..process import running_server, stage_cpu_seconds
 
 DEFAULT_OUT = Path("bench/results/http_overhead.json")
-
-FOREVER_SECONDS = 24 * 3600.0
-TIMEOUT_SECONDS = 60.0
+FOREVER_SECONDS, TIMEOUT_SECONDS = 24 * 3600.0, 60.0
 
 
 def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes: int = 110_000) -> dict[str, Any]:
@@ -29,24 +24,18 @@ def run(bundle: Path, *, requests: int = 2000, concurrency: int = 32, body_bytes
     """
     body = make_jpeg(body_bytes)
     load_average = os.getloadavg()[0]
-    parts = []
-    with running_server(bundle) as (process, url):
-
-        def post(count: int) -> None:
-            plan = Plan((target_of(url),), "/classify", (Shot(body, "image/jpeg"),), FOREVER_SECONDS)
-            limits = replace(plan, connections=concurrency, requests=count, timeout_seconds=TIMEOUT_SECONDS)
-            parts.append(run_plan(limits))
-
-        server = psutil.Process(process.pid)
-        post(4 * concurrency)
-        parts.clear()
+    with running_server(bundle) as (server, url):
+        plan = Plan((target_of(url),), "/classify", (Shot(body, "image/jpeg"),), FOREVER_SECONDS)
+        plan = replace(plan, connections=concurrency, requests=requests // 2, timeout_seconds=TIMEOUT_SECONDS)
+        run_plan(replace(plan, requests=4 * concurrency))
         stages, rss, cpu = stage_cpu_seconds(url), [server.memory_info().rss], server.cpu_times()
+        parts = []
         for _ in range(2):
-            post(requests // 2)
+            parts.append(run_plan(plan))
             rss.append(server.memory_info().rss)
         cpu_after, stages_after = server.cpu_times(), stage_cpu_seconds(url)
     samples, seconds = merged(parts), sum(max(map(float.__add__, part.starts, part.latencies)) for part in parts)
-    statuses, latencies = samples.counts(), samples.latencies_of(OK)
+    statuses, latencies = samples.counts(), samples.accepted()
     total_ms = (cpu_after.user + cpu_after.system - cpu.user - cpu.system) / len(samples) * 1e3
     part_ms = {stage: (stages_after[stage] - stages[stage]) / len(samples) * 1e3 for stage in stages}
     return {

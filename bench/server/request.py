@@ -8,36 +8,25 @@ from typing import Any
 from ..load.plan import Plan, Shot, Watch, target_of
 
 SECTIONS = ("capacity", "load", "overload", "malformed", "rolling", "reload", "soak")
-OWN = ("rolling", "reload")
-"""Sections that start servers of their own."""
-
-ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'
-"""The first class of the first image."""
+OWN = ("rolling", "reload")  # sections that start servers of their own
+ANSWER = rb'"results": \[\{[^\[]*\[\{"index": (\d+)'  # the first class of the first image
 
 
 @dataclass(frozen=True)
 class Request:
-    """What is measured, and how.
+    """What is measured, and how; the rest is as the options of the command say.
 
     Args:
         bundle: to be served; None with neither `arch` nor `url` = the tiny ViT.
         arch: an architecture with random weights, made on the spot.
         url: of a server that runs already.
-        sections: some of SECTIONS.
         bodies: kinds; every one has its capacity measured, the first serves the other sections. None = npy for
             models of less than 64 pixels a side, else raw.
-        photos: folder of JPEGs; made ones where None.
-        images: of a request.
-        seconds: of a row.
-        concurrency: connections that the search for the capacity begins with.
-        clients: processes that send.
-        timeout_seconds: after which the client gives a request up, where a section says nothing else.
         settings: of the server, by field name.
+        timeout_seconds: after which the client gives a request up, where a section says nothing else.
         loads: of the open-loop rows, as shares of the capacity.
         rates: of the load section and, one of them, of rolling, reload and soak, requests a second; instead of loads.
         overload: as a multiple of the capacity.
-        overload_timeout_seconds: after which the client of an overloaded server gives up.
-        malformed_share: of the requests beside which the good ones must not fail.
     """
 
     bundle: Path | None = None
@@ -79,7 +68,7 @@ class Request:
         )
 
     def document(self) -> dict[str, Any]:
-        """As it is written down: no key, folders by name."""
+        """The JSON of it: no key, folders by name."""
         found = asdict(self) | {"api_key": bool(self.api_key)}
         return {name: value.name if isinstance(value, Path) else value for name, value in found.items()}
 

@@ -12,14 +12,13 @@ from typing import Any
 
 from ...models.bundle.bundle import read_config
 from ..bodies import arrays, jpegs, make_jpeg, photos, pictures
+from ..load.connection import learned
 from ..load.requests import shots
-from ..load.single import learned
 from ..machine import machine
 from ..process import running_server, stage_cpu_seconds
 from . import sections
 from .bundles import random_bundle, tiny_bundle
 from .request import OWN, Request
-from .restarts import reloading, rolling
 from .subject import Say, Subject
 
 DEFAULT_OUT = Path("bench/results/server.json")
@@ -27,11 +26,8 @@ DEFAULT_OUT = Path("bench/results/server.json")
 PHOTO_BYTES = 110_000
 MOST_PHOTOS = 200
 
-UNKNOWN_SIZE = 224
-"""Pixels a side of arrays for a server that was not started here."""
-
-ROLLING_LOAD = 0.3
-"""Of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile."""
+UNKNOWN_SIZE = 224  # pixels a side of arrays for a server that was not started here
+ROLLING_LOAD = 0.3  # of the capacity: a start takes a core, as a model does that is loaded; all is answered meanwhile
 
 
 def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
@@ -61,9 +57,9 @@ def run(request: Request, say: Say = lambda row: None) -> dict[str, Any]:
                 most = _measure(subject, others)
             rate = min(request.rates or (ROLLING_LOAD * most,))
             if "reload" in request.sections:
-                reloading(subject, bundle, scratch / "repository", rate)
+                sections.reloading(subject, bundle, scratch / "repository", rate)
             if "rolling" in request.sections:
-                rolling(subject, bundle, rate)
+                sections.rolling(subject, bundle, rate)
     return {
         "benchmark": "server",
         "version": version("milkweed"),

@@ -1,27 +1,28 @@
-"""The sections on one running server: capacity, load, overload, malformed neighbours, soak."""
+"""The sections: capacity, load, overload, malformed neighbours, soak on one running server; restarts and reloads."""
 
-import statistics
+import json
+import shutil
 import time
-from collections.abc import Sequence
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
+from statistics import linear_regression, median
 from typing import Any
 
-from ..load.plan import Plan
-from .subject import Subject, rss_mb
+from ..load.plan import Plan, Target, target_of
+from ..process import free_port, running_server
+from .subject import Subject
 
 MOST_CONNECTIONS = 256
-ENOUGH_GAIN = 1.05
-"""Twice the connections must bring this much more, or capacity is found."""
-
-OPEN_CONNECTIONS = 2000
-"""At most, in an open loop: as many as a client process has descriptors for."""
-
-MALFORMED_LOAD, SOAK_LOAD = 0.5, 0.7
-"""Rates of these sections, as shares of the capacity."""
-
-IDLE_SECONDS = 60.0
-"""After the soak, before memory is looked at once more."""
-
+ENOUGH_GAIN = 1.05  # twice the connections must bring this much more, or capacity is found
+OPEN_CONNECTIONS = 2000  # at most, in an open loop: as many as a client process has descriptors for
+MALFORMED_LOAD, SOAK_LOAD = 0.5, 0.7  # rates of these sections, as shares of the capacity
+IDLE_SECONDS = 60.0  # after the soak, before memory is looked at once more
+SETTLE_SECONDS = 1.0  # of load before the first restart or reload, between two, and after the last
+FOREVER_SECONDS = 24 * 3600.0
+NAME = "bench"
 DEADLINE = "X-Request-Timeout-Ms"
 
 
@@ -81,7 +82,7 @@ def soak(subject: Subject, most: float) -> None:
     row["growth_mb_per_10000_requests"] = growth(row["memory"], row["sent"] / row["seconds"])
     if subject.pid is not None:
         time.sleep(IDLE_SECONDS)
-        row["rss_idle_mb"] = rss_mb(subject.pid)
+        row["rss_idle_mb"] = subject.rss_mb()
 
 
 def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
@@ -94,7 +95,7 @@ def growth(memory: Sequence[tuple[float, float]], rate: float) -> float | None:
     settled = [point for point in memory if point[0] > 0.2 * memory[-1][0]]
     if len(settled) < 3:
         return None
-    mb_a_second = statistics.linear_regression(*zip(*settled, strict=True)).slope
+    mb_a_second = linear_regression(*zip(*settled, strict=True)).slope
     return round(mb_a_second / rate * 10_000, 3)
 
 
@@ -106,8 +107,93 @@ def _open(subject: Subject, rate: float) -> Plan:
     return replace(subject.plan, rate=rate, connections=OPEN_CONNECTIONS)
 
 
+def rolling(subject: Subject, bundle: Path, rate: float) -> None:
+    """Book one row: requests lost over restarts of two servers, which take turns.
+
+    The client is a load balancer that hears of a server's readiness late: it sends to all servers in turn whose
+    absence has become known, over kept connections; it never sends again what a connection lost; a 503 goes to the
+    other server. As in Kubernetes, where a pod is told to end at the moment its endpoint begins to be removed.
+    """
+    request, watch, exit_codes = subject.request, subject.request.watch, set[int]()
+
+    @contextmanager
+    def serving(port: int) -> Iterator[Target]:
+        """A server on this port, warm, that gets SIGTERM and is waited for."""
+        with running_server(bundle, {**request.settings, "port": port}) as (process, url):
+            yield target_of(url)
+        exit_codes.add(process.returncode)
+
+    with ExitStack() as first, ExitStack() as second:
+        servers = list(zip((first, second), (free_port(), free_port()), strict=True))
+        targets = tuple(stack.enter_context(serving(port)) for stack, port in servers)
+
+        def restart_all() -> None:
+            time.sleep(SETTLE_SECONDS)
+            for number in range(request.restarts):
+                stack, port = servers[number % len(servers)]
+                stack.close()
+                stack.enter_context(serving(port))
+                # It gets requests again before the next one is told to end.
+                time.sleep(watch.every_seconds + watch.delay_seconds + SETTLE_SECONDS)
+
+        plan = replace(_forever(subject, rate), targets=targets, watch=watch)
+        what = f"{request.restarts} restarts of 2 servers"
+        row = replace(subject, pid=None, stages=dict).row("rolling", what, plan, during=restart_all)
+    row |= {"restarts": request.restarts, "watch": vars(watch), "exit_codes": sorted(exit_codes)}
+
+
+def reloading(subject: Subject, bundle: Path, folder: Path, rate: float) -> None:
+    """Book one row: requests lost over so many reloads, and the memory before and after each.
+
+    Args:
+        folder: an empty one, for a repository of two versions of the bundle, which take turns.
+    """
+    for number in ("1", "2"):
+        shutil.copytree(bundle, folder / NAME / number)
+    port, reloads, seconds = free_port(), subject.request.reloads, []
+
+    def reload_all() -> None:
+        time.sleep(SETTLE_SECONDS)
+        for turn in range(reloads):
+            began = time.perf_counter()
+            load_version(port, str(1 + turn % 2))
+            seconds.append(time.perf_counter() - began)
+            time.sleep(SETTLE_SECONDS)
+
+    given = {**subject.request.settings, "repository": str(folder), "admin_port": port}
+    with running_server(None, given) as (process, url):
+        plan = replace(_forever(subject, rate), targets=(target_of(url),))
+        own = replace(subject, pid=process.pid, stages=dict)
+        row = own.row("reload", f"{reloads} reloads", plan, during=reload_all)
+    growth = growth_share(row["memory"])
+    row |= {"reloads": reloads, "reload_seconds": round(median(seconds), 3), "rss_growth": growth}
+
+
+def _forever(subject: Subject, rate: float) -> Plan:
+    return replace(subject.plan, seconds=FOREVER_SECONDS, rate=rate, connections=OPEN_CONNECTIONS)
+
+
+def load_version(port: int, number: str) -> None:
+    """Have a version served in place of the one before; returns once it serves."""
+    url = f"http://127.0.0.1:{port}/v1/models/{NAME}/load?number={number}"
+    with urllib.request.urlopen(urllib.request.Request(url, method="POST", data=b""), timeout=120) as answer:
+        served = json.loads(answer.read())["number"]
+    if served != number:
+        raise RuntimeError(f"version {number} was asked for and {served} serves")
+
+
+def growth_share(memory: list[tuple[float, float]]) -> float | None:
+    """Growth of resident memory: the last tenth's median over that of the second tenth, less one.
+
+    Args:
+        memory: seconds, MB. The first tenth is left out: the allocator's pools are still growing.
+    """
+    tenth, mb = len(memory) // 10, [mb for _, mb in memory]
+    return round(median(mb[-tenth:]) / median(mb[tenth : 2 * tenth]) - 1, 4) if tenth >= 2 else None
+
+
 def no_row_failed(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """What a server of ours must never do, in words; empty where it did not."""
+    """Say in words what a server of ours did that it must never do."""
     found = []
     for row in rows:
         where = f"{row['section']} ({row['what']}): "

@@ -95,7 +95,11 @@ def command(plan: Plan, name: str, seed: int, data: Path, folder: Path) -> list[
     where = {"threads": plan.threads, "device": plan.device}
     if name.startswith("d2s"):
         calibrate = {"calibration": data / "train", "calibration-images": RECIPE["calibration_images"]}
-        more = {"d2s": {}, "d2s_aware": calibrate, "d2s_recovered": {**calibrate, **_recovery(seed, data)}}[name]
+        # Every parameter learns to answer as the dense model does; the images' classes are not used.
+        how = {"epochs": "recovery_epochs", "lr": "recovery_lr", "batch-size": "batch_size", "amp": "amp"}
+        recover = {f"recover-{option}": RECIPE[key] for option, key in how.items()}
+        recover = {"recover": data / "train", **recover, "recover-trained": "all", "seed": seed}
+        more = {"d2s": {}, "d2s_aware": calibrate, "d2s_recovered": {**calibrate, **recover}}[name]
         return ["compress", f"{folder / 'dense'}", f"{folder / name}", *_options({**monarch, **where, **more})]
     # The epoch after which S2D is dense, as `milkweed train` rounds it.
     shared = min(max(1, round(RECIPE["s2d_fraction"] * plan.epochs)), plan.epochs)
@@ -111,13 +115,6 @@ def command(plan: Plan, name: str, seed: int, data: Path, folder: Path) -> list[
     files = {"arch-args": folder.parent / "arch.json", "data": data / "train", "held-out": data / "test"}
     given = {"arch": ARCH, "preprocess": json.dumps(PREPROCESS), **files, "epochs": plan.epochs, **recipe, **where}
     return ["train", f"{folder / name}", *_options({**given, "seed": seed, **structure})]
-
-
-def _recovery(seed: int, data: Path) -> dict[str, Any]:
-    """Every parameter learns to answer as the dense model does; the images' classes are not used."""
-    how = {"epochs": "recovery_epochs", "lr": "recovery_lr", "batch-size": "batch_size", "amp": "amp"}
-    given = {f"recover-{name}": RECIPE[key] for name, key in how.items()}
-    return {"recover": data / "train", **given, "recover-trained": "all", "seed": seed}
 
 
 def _options(values: Mapping[str, object]) -> list[str]:

@@ -40,14 +40,11 @@ from ..turns import in_turns, medians
 
 ARCHS = ("vit_small_patch16_224", "vitae_basic_tiny")
 BATCHES, NBLOCKS = (1, 3, 8), 4
-PUBLISHED = ("vision_transformer", "deit", "mlp_mixer")
-"""timm's modules of which there are published Monarch models."""
-
+PUBLISHED = ("vision_transformer", "deit", "mlp_mixer")  # timm's modules of which there are published Monarch models
 MOST_MACS = 30e9
 """Multiply-accumulates of one image: a family without a smaller model is passed over, since it would take minutes."""
 
-Calls = dict[str, Callable[[Tensor], Tensor]]
-"""What computes logits, by engine and form: `torch dense`."""
+Calls = dict[str, Callable[[Tensor], Tensor]]  # what computes logits, by engine and form: `torch dense`
 
 
 def main() -> None:

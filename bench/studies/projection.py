@@ -21,8 +21,7 @@ from ..machine import machine
 LAYERS = {"qkv": (2304, 768), "proj": (768, 768), "fc1": (3072, 768), "fc2": (768, 3072)}
 """Outputs and inputs of the linear layers of one of a ViT-B's 12 blocks."""
 
-DECAY = 0.7
-"""Variances fall as place^-DECAY, near what DeiT's layers show."""
+DECAY = 0.7  # variances fall as place^-DECAY, near what DeiT's layers show
 
 
 def requests(nblocks: int, *, data: bool) -> dict[str, FitRequest]:

@@ -29,9 +29,7 @@ from ...models.layers.select import select_linears
 
 DEFAULT_DOC = Path("docs/models.md")
 NBLOCKS = 4
-SCOPES = {"MLPs": ("mlp",), "MLPs, qkv, proj": ("mlp", "qkv", "proj")}
-"""What is replaced in the table, by its heading."""
-
+SCOPES = {"MLPs": ("mlp",), "MLPs, qkv, proj": ("mlp", "qkv", "proj")}  # what is replaced in the table, by its heading
 INTRODUCTION = """# Models
 
 Every architecture that `--arch` takes, of 1000 classes. Made by `python -m milkweed.bench.tables.models`.

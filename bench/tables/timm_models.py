@@ -82,13 +82,13 @@ def record(found: Mapping[str, TimmModel | str]) -> dict[str, Any]:
 
 
 def row_of(model: TimmModel) -> dict[str, Any]:
-    """As it stands in the file: the usual crop is not said."""
+    """The JSON of a model, in which the usual crop is not said."""
     row = asdict(model)
     return {key: value for key, value in row.items() if (key, value) != ("crop_mode", "center")}
 
 
 def text_of(document: Mapping[str, Any]) -> str:
-    """As JSON, a model a line."""
+    """The file's text: JSON, a model a line."""
     rows = ",\n".join(f"  {json.dumps(name)}: {json.dumps(row)}" for name, row in document["models"].items())
     head, left_out = json.dumps(document["timm"]), json.dumps(document["left_out"], indent=1).replace("\n", "\n ")
     return f'{{\n "timm": {head},\n "models": {{\n{rows}\n }},\n "left_out": {left_out}\n}}\n'

@@ -56,41 +56,37 @@ def option(arguments: Sequence[str], name: str) -> str:
     return arguments[arguments.index(name) + 1]
 
 
+def ran(tmp_path: Path, milkweed: FakeMilkweed, out: str = "out.json", **plan: Any) -> dict[str, Any]:
+    """Run the experiment in a folder of the test."""
+    return run(tmp_path / "data", tmp_path / "work", Plan(**plan), out=tmp_path / out, milkweed=milkweed)
+
+
 def test_every_sibling_is_made_and_measured_once(tmp_path: Path) -> None:
     milkweed, out = FakeMilkweed(), tmp_path / "results" / "cifar10.json"
-    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=out, milkweed=milkweed)
+    document = ran(tmp_path, milkweed, "results/cifar10.json")
     assert milkweed.made() == list(TITLES)
     assert json.loads(out.read_text()) == document
     assert [row["top1"] for row in document["rows"]] == list(TOP1.values())
     assert {row["seconds"] for row in document["rows"]} == {61.5}
     assert str(tmp_path) not in out.read_text(), "a path of this machine in the results"
     again = FakeMilkweed()
-    assert (
-        run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=again)["rows"]
-        == document["rows"]
-    )
+    assert ran(tmp_path, again)["rows"] == document["rows"]
     assert again.asked == []
 
 
 def test_an_interrupted_experiment_goes_on_where_it_was(tmp_path: Path) -> None:
     with pytest.raises(ExperimentError, match="killed"):
-        run(
-            tmp_path / "data",
-            tmp_path / "work",
-            Plan(),
-            out=tmp_path / "out.json",
-            milkweed=FakeMilkweed(fail_at="s2d"),
-        )
+        ran(tmp_path, FakeMilkweed(fail_at="s2d"))
     milkweed = FakeMilkweed()
-    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=milkweed)
+    document = ran(tmp_path, milkweed)
     assert milkweed.made() == ["s2d", "d2s", "d2s_aware", "d2s_recovered"]
     assert [row["name"] for row in document["rows"]] == list(TOP1)
 
 
 def test_a_folder_of_another_plan_is_refused(tmp_path: Path) -> None:
-    run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=FakeMilkweed())
+    ran(tmp_path, FakeMilkweed())
     with pytest.raises(ExperimentError, match="its epochs is 4, not 7"):
-        run(tmp_path / "data", tmp_path / "work", Plan(epochs=7), out=tmp_path / "out.json", milkweed=FakeMilkweed())
+        ran(tmp_path, FakeMilkweed(), epochs=7)
 
 
 def test_a_failing_command_is_named_with_its_last_line(tmp_path: Path) -> None:
@@ -114,9 +110,7 @@ def test_models_differ_in_structure_alone() -> None:
 
 
 def test_summary_compares_each_seed_with_its_own_dense(tmp_path: Path) -> None:
-    document = run(
-        tmp_path / "data", tmp_path / "work", Plan(seeds=(0, 1)), out=tmp_path / "out.json", milkweed=FakeMilkweed()
-    )
+    document = ran(tmp_path, FakeMilkweed(), seeds=(0, 1))
     lines = {line["name"]: line for line in document["summary"]}
     assert lines["monarch"]["top1"] == 84.0
     assert lines["monarch"]["to_dense"] == -0.5
@@ -134,7 +128,7 @@ def test_an_unfinished_experiment_has_a_summary() -> None:
 
 
 def test_the_plot_shows_the_figures(tmp_path: Path) -> None:
-    document = run(tmp_path / "data", tmp_path / "work", Plan(), out=tmp_path / "out.json", milkweed=FakeMilkweed())
+    document = ran(tmp_path, FakeMilkweed())
     drawn = plot(document, tmp_path / "a.svg").read_text()
     assert "83.50 % · 610 k parameters" in drawn
     assert "12.00 % · 610 k parameters" in drawn

@@ -2,16 +2,13 @@
 
 import json
 import sys
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 import torch
 
-from milkweed.bench.bodies import picture
-from milkweed.bench.decode import damage
-from milkweed.bench.decode.damage import CHUNK, KINDS, START_OF_SCAN, damaged
-from milkweed.bench.decode.run import batches, run
+from milkweed.bench.bodies import jpegs, pictures
+from milkweed.bench.decode.run import CHUNK, KINDS, START_OF_SCAN, batches, damage, damaged, run
 from milkweed.bench.decode.tables import tables
 from milkweed.cli import main
 from milkweed.loaders import CpuLoader, InputError, LoadResult, PreprocessSpec
@@ -22,12 +19,7 @@ AT_MOST = {"one bit": 1, "one byte": 1, "16 random bytes": 16, "64 zeros": 64}
 
 @pytest.fixture(scope="module")
 def bodies() -> list[bytes]:
-    made = []
-    for seed in range(CHUNK + 4):
-        body = BytesIO()
-        picture(160 + 10 * (seed % 4), 120, seed).save(body, "JPEG", quality=90)
-        made.append(body.getvalue())
-    return made
+    return jpegs(pictures(160, CHUNK + 4))
 
 
 @pytest.fixture
@@ -39,11 +31,11 @@ def photos(tmp_path: Path, bodies: list[bytes]) -> Path:
     return folder
 
 
-def test_it_works_without_any_optional_library(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_works_without_any_optional_library(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     for name in OPTIONAL:
         monkeypatch.setitem(sys.modules, name, None)
     seen: list[tuple[int, int]] = []
-    report = run(photos, rounds=1, limit=2, progress=lambda done, total: seen.append((done, total)))
+    report = run(bodies[:2], rounds=1, progress=lambda done, total: seen.append((done, total)))
     assert {row["method"] for row in report["rows"]} == {
         "simplejpeg + torch (ours)",
         "Pillow reference (ours)",
@@ -121,8 +113,8 @@ class Refusing:
 
 
 def test_counts_are_those_of_the_loaders(bodies: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(damage, "dali", lambda *_, **__: Refusing())
-    rows = damage.damage(bodies, 1)["damage"]
+    monkeypatch.setattr("milkweed.bench.decode.run.dali", lambda *_, **__: Refusing())
+    rows = damage(bodies, 1)["damage"]
     whole = CpuLoader(PreprocessSpec(size=64))
     for row in rows:
         assert (row["images"], row["dali_refused"]) == (len(bodies), 2)  # of two batches

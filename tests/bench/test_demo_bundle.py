@@ -7,49 +7,22 @@ import pytest
 import torch
 
 from milkweed.bench.demo_bundle import make
-from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle, select_linears
+from milkweed.bench.server.bundles import TINY, TINY_PREPROCESS
+from milkweed.models import BundleConfig, create_model, load_bundle, read_config, save_bundle
 from milkweed.models.bundle.labels import default_labels
-from milkweed.models.layers.layer_spec import layer_specs_for
 
-SMALL: dict[str, Any] = {
-    "img_size": 32,
-    "embed_dims": [4, 4, 8],
-    "token_dims": [4, 8, 16],
-    "downsample": [2, 2, 1],
-    "kernel_sizes": [3, 3, 3],
-    "depths": [0, 0, 1],
-    "num_heads": [1, 1, 2],
-    "mlp_ratio": 2,
-    "groups": [1, 1, 4],
-}
 TOP1 = {"dense": 84.0, "monarch": 82.0, "d2s_recovered": 83.0, "d2s": 10.0}
+ARCH, ARGS = "deit_tiny_patch16_224", {**TINY, "num_classes": 3}
+COUNTS = {"images": 10_000, "parameters": 1, "bytes_on_disk": 2}
 
 
 def write_sibling(work: Path, name: str, seed: int) -> dict[str, Any]:
     """A bundle of random weights and the row that the experiment has of it."""
-    torch.manual_seed(seed)
-    dense = create_model("vitae_basic", num_classes=3, **SMALL)
-    structure = {} if name == "dense" else layer_specs_for(dense, select_linears(dense, ["mlp"]))
-    config = BundleConfig(
-        arch="vitae_basic",
-        arch_args={"num_classes": 3, **SMALL},
-        structure=structure,
-        preprocess={"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3},
-        provenance={"commands": [{"command": "train"}]},
-        metrics={"training": {"images": 12}},
-    )
-    model = create_model("vitae_basic", num_classes=3, layer_specs=structure, **SMALL)
-    saved = save_bundle(work / f"seed{seed}" / name, model, config, default_labels(3))
-    top1 = TOP1[name] - seed
-    return {
-        "name": name,
-        "seed": seed,
-        "version": saved.version,
-        "top1": top1,
-        "images": 10_000,
-        "parameters": 1,
-        "bytes_on_disk": 2,
-    }
+    history = {"provenance": {"commands": [{"command": "train"}]}, "metrics": {"training": {"images": 12}}}
+    config = BundleConfig(arch=ARCH, arch_args=ARGS, preprocess=TINY_PREPROCESS, **history)
+    torch.manual_seed(10 * seed + list(TOP1).index(name))
+    saved = save_bundle(work / f"seed{seed}" / name, create_model(ARCH, **ARGS), config, default_labels(3))
+    return {"name": name, "seed": seed, "version": saved.version, "top1": TOP1[name] - seed, **COUNTS}
 
 
 @pytest.fixture

@@ -10,50 +10,32 @@ import pytest
 import torch
 
 from milkweed.bench import model as bench
+from milkweed.bench.server.bundles import TINY, TINY_PREPROCESS
 from milkweed.cli import main
 from milkweed.models import BundleConfig, create_model, save_bundle, select_linears
 from milkweed.models.bundle.labels import default_labels
 from milkweed.models.layers.layer_spec import layer_specs_for
 
-SMALL: dict[str, Any] = {
-    "img_size": 32,
-    "embed_dims": [8, 8, 16],
-    "token_dims": [8, 16, 32],
-    "downsample": [2, 2, 1],
-    "kernel_sizes": [3, 3, 3],
-    "depths": [0, 0, 2],
-    "num_heads": [1, 1, 2],
-    "mlp_ratio": 2,
-    "groups": [1, 1, 8],
-}
+ARCH, ARGS = "deit_tiny_patch16_224", {**TINY, "num_classes": 5}
 PIXELFLY = {"rank": 8, "block_size": 4, "butterfly_size": 4, "n_factors": 1, "gating": False}
-PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+LAYERS, TOKENS, DENSE = 4, 17, 64 * 256  # linear layers of the MLPs, tokens of an image, weights of a dense layer
 
 
-@pytest.fixture
-def make_bundle(tmp_path: Path) -> Callable[[bool], Path]:
-    def make(monarch: bool) -> Path:
-        torch.manual_seed(0)
-        dense = create_model("vitae_basic", num_classes=5, **SMALL)
-        structure = layer_specs_for(dense, select_linears(dense, ["mlp"])) if monarch else {}
-        config = BundleConfig(
-            arch="vitae_basic",
-            arch_args={"num_classes": 5, **SMALL},
-            structure=structure,
-            preprocess=PREPROCESS,
-        )
-        model = create_model("vitae_basic", num_classes=5, layer_specs=structure, **SMALL)
-        save_bundle(tmp_path / "bundle", model, config, default_labels(5))
-        return tmp_path / "bundle"
-
-    return make
+def save_bundle_of(path: Path, kind: str | None = "monarch", **options: Any) -> Path:
+    """The small model with MLPs of a kind; None = dense."""
+    torch.manual_seed(0)
+    dense = create_model(ARCH, **ARGS)
+    structure = layer_specs_for(dense, select_linears(dense, ["mlp"]), kind, **options) if kind else {}
+    config = BundleConfig(arch=ARCH, arch_args=ARGS, structure=structure, preprocess=TINY_PREPROCESS)
+    save_bundle(path, create_model(ARCH, layer_specs=structure, **ARGS), config, default_labels(5))
+    return path
 
 
-def test_a_bundle_is_compared_with_itself_densified(make_bundle: Callable[[bool], Path]) -> None:
+def test_a_bundle_is_compared_with_itself_densified(tmp_path: Path) -> None:
     threads = torch.get_num_threads()
     seen: list[tuple[int, int]] = []
     document = bench.run(
-        make_bundle(True),
+        save_bundle_of(tmp_path / "bundle"),
         batch_sizes=(1, 3),
         seconds=0,
         mlp=False,
@@ -61,18 +43,14 @@ def test_a_bundle_is_compared_with_itself_densified(make_bundle: Callable[[bool]
     )
     assert torch.get_num_threads() == threads
     rows = document["rows"]
-    assert [(row["dtype"], row["images"]) for row in rows] == [
-        ("float32", 1),
-        ("float32", 3),
-        ("bfloat16", 1),
-        ("bfloat16", 3),
-    ]
+    dtypes = ("float32", "bfloat16")
+    assert [(row["dtype"], row["images"]) for row in rows] == [(dtype, images) for dtype in dtypes for images in (1, 3)]
     assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
     for row in rows:
         assert row["rounds"] == bench.LEAST_ROUNDS
         assert row["relative_difference"] < (1e-5 if row["dtype"] == "float32" else 5e-2)
         assert row["relative_difference"] > 0  # two computations, not one twice
-        assert row["macs_dense"] - row["macs_monarch"] == 64 * 4 * (32 * 64 - 768)
+        assert row["macs_dense"] - row["macs_monarch"] == TOKENS * LAYERS * (DENSE - 64 * (64 + 256) // 4)
         assert row["ratio_wall"] == pytest.approx(row["dense"]["wall_ms"] / row["monarch"]["wall_ms"], rel=1e-2)
     assert document["settings"]["archs"] == []
     assert document["machine"]["cores"] >= 1
@@ -121,12 +99,9 @@ def test_calls_alternate_and_medians_are_taken(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_command_writes_json(
-    make_bundle: Callable[[bool], Path],
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, out = make_bundle(True), tmp_path / "results" / "model.json"
+    path, out = save_bundle_of(tmp_path / "bundle"), tmp_path / "results" / "model.json"
     arguments = ["bench", "model", str(path), "--seconds", "0", "--no-mlp", "--out", str(out)]
     monkeypatch.setattr("sys.argv", ["/somewhere/bin/milkweed", *arguments, "--json"])
     assert main() == 0
@@ -148,34 +123,23 @@ def test_bundles_of_other_kinds_are_compared_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, options: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(bench, "LEAST_ROUNDS", 2)
-    save_structured(tmp_path / "b", kind, options)
-    document = bench.run(tmp_path / "b", batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+    document = bench.run(
+        save_bundle_of(tmp_path / "b", kind, **options), batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False
+    )
     (row,) = document["rows"]
     assert 0 < row["relative_difference"] < 1e-5
-    weights = 8 * (32 + 64) + (32 * 64 // 2 if kind == "pixelfly" else 0)
-    assert row["macs_dense"] - row["macs_monarch"] == 64 * 4 * (32 * 64 - weights)
+    weights = 8 * (64 + 256) + (DENSE // 2 if kind == "pixelfly" else 0)
+    assert row["macs_dense"] - row["macs_monarch"] == TOKENS * LAYERS * (DENSE - weights)
 
 
 def test_a_bundle_that_cannot_be_dense_is_refused(tmp_path: Path) -> None:
-    save_structured(tmp_path / "b", "pixelfly", {**PIXELFLY, "gating": True})
-    with pytest.raises(ValueError, match=r"layer layers\.2\.NC\.0\.mlp\.fc1: a Pixelfly layer whose gate depends"):
-        bench.run(tmp_path / "b", batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
+    gated = save_bundle_of(tmp_path / "b", "pixelfly", **{**PIXELFLY, "gating": True})
+    with pytest.raises(ValueError, match=r"layer blocks\.0\.mlp\.fc1: a Pixelfly layer whose gate depends"):
+        bench.run(gated, batch_sizes=(1,), dtypes=("float32",), seconds=0, mlp=False)
 
 
-def save_structured(path: Path, kind: str, options: dict[str, Any]) -> None:
-    """The small model with MLPs of a kind."""
-    torch.manual_seed(0)
-    dense = create_model("vitae_basic", num_classes=5, **SMALL)
-    structure = layer_specs_for(dense, select_linears(dense, ["mlp"]), kind, **options)
-    arch_args = {"num_classes": 5, **SMALL}
-    config = BundleConfig(arch="vitae_basic", arch_args=arch_args, structure=structure, preprocess=PREPROCESS)
-    save_bundle(path, create_model("vitae_basic", layer_specs=structure, **arch_args), config, default_labels(5))
-
-
-def test_a_dense_bundle_is_refused(
-    make_bundle: Callable[[bool], Path], capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = make_bundle(False)
+def test_a_dense_bundle_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = save_bundle_of(tmp_path / "bundle", None)
     assert main(["bench", "model", str(path), "--out", str(tmp_path / "x.json")]) == 1
     want = f"milkweed: error: bundle {path}: has no structured layer, nothing to compare: compress it first\n"
     assert capfd.readouterr() == ("", want)

@@ -15,11 +15,9 @@ import torch
 
 from milkweed.bench.bodies import arrays, pictures
 from milkweed.bench.load.plan import Plan
-from milkweed.bench.load.samples import Samples
-from milkweed.bench.load.summary import summary
+from milkweed.bench.load.samples import Samples, summary
 from milkweed.bench.peers.__main__ import COLUMNS, cells, export, main
-from milkweed.bench.peers.catalogue import PEERS, STAMP, Peer
-from milkweed.bench.peers.process import running_peer
+from milkweed.bench.peers.catalogue import PEERS, STAMP, Peer, running_peer
 from milkweed.bench.peers.servers.tiny_vit import RAW_BYTES, classify, decode, load
 from milkweed.bench.process import free_port, slow_device
 from milkweed.bench.server.bundles import tiny_bundle
@@ -99,7 +97,7 @@ def fake_peer(code: Path) -> Peer:
 
 
 def test_a_peer_ends_with_all_it_has_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("milkweed.bench.peers.process.END_SECONDS", 0.5)
+    monkeypatch.setattr("milkweed.bench.peers.catalogue.END_SECONDS", 0.5)
     (tmp_path / "peer.py").write_text(PEER)
     with running_peer(fake_peer(tmp_path / "peer.py"), tmp_path, tmp_path / "w.pt") as (pid, url):
         assert url.startswith("http://127.0.0.1:")

@@ -43,7 +43,7 @@ LIMITS = {
     "dali fused": Limit(0.3, 32),
     "dali gpu": Limit(1.0, 48),
 }
-"""By way of loading. That of DALI on a GPU is a proposal: no GPU has been asked yet."""
+"""The limits of each loader. The one of DALI on a GPU is a proposal: no GPU has been asked yet."""
 
 
 @dataclass(frozen=True)

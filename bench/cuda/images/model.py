@@ -18,7 +18,7 @@ from .subject import Finding, ImageReport, Subject
 ERROR_GOAL, AGREEMENT_GOAL, WEIGHTS_GOAL = 1e-2, 0.995, 0.45
 
 SETTLING = 10
-"""Of the images, one in so many before memory is looked at: what is allocated once is then there."""
+"""One image in so many is answered before memory is looked at: what is allocated once is there by then."""
 
 NOISE_BYTES = 2 << 20
 """A GPU gives memory in pieces of this size."""

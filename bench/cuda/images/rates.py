@@ -16,7 +16,7 @@ from .subject import ImageReport, Subject
 LEAST_CALLS, WARM_UP_CALLS = 3, 2
 
 _BATCHES, _THREADS, _LOADS = (64, 1, 16, 256, 4), (8, 16, 2), (0.0, 1.0, 0.65)
-"""In the order in which they matter."""
+"""Batches, threads and loads, in the order in which they matter."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _dali_load(
 
 
 def _ordered(order: Sequence[float], wanted: Sequence[Any]) -> list[Any]:
-    """Those wanted, the ones that matter most first, unknown ones last."""
+    """Sort what is wanted: what matters most comes first, what is unknown last."""
     return sorted(wanted, key=lambda one: _rank(order, one))
 
 

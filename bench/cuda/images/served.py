@@ -45,7 +45,7 @@ class Served:
 
     @property
     def share(self) -> float:
-        """Of the slower half alone."""
+        """The rate of the whole, as a share of the slower half alone."""
         return self.served / min(self.decode_alone, self.forward_alone)
 
     def as_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ def _under_load(
 
 
 def served_settings(subject: Subject, loader: str) -> dict[str, Any]:
-    """Of the server. Kernels are not measured at its start: that takes minutes and is not what is looked at."""
+    """The server's settings. Kernels are not measured at its start: that takes minutes and is not looked at here."""
     return {
         "loader": loader,
         "device": str(subject.device),

@@ -73,7 +73,7 @@ TINY = Scale(
     latency_model="deit_tiny_patch16_224",
     growth_images=4,
 )
-"""Of a dry run."""
+"""The scale of a dry run."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Subject:
 
     @property
     def kind(self) -> Literal["cpu", "gpu"]:
-        """As the loaders call it."""
+        """The name that loaders have for the device."""
         return "gpu" if self.device.type == "cuda" else "cpu"
 
     @property

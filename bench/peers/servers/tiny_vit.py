@@ -12,8 +12,7 @@ SIZE, HEADS = 32, 4
 RAW_BYTES = SIZE * SIZE * 3
 MEAN, STD = 0.5, 0.25
 
-DEVICE_SECONDS = float(os.environ.get("TINY_DEVICE_MS", "0")) / 1e3
-"""That a batch takes besides, without the CPU: as if a slow device computed it."""
+DEVICE_SECONDS = float(os.environ.get("TINY_DEVICE_MS", "0")) / 1e3  # a batch takes this besides, without the CPU
 
 
 class Block(nn.Module):

@@ -6,14 +6,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from milkweed.bench.bodies import BAD_KINDS, lossless_cases, picture
+from milkweed.bench.bodies import BAD_KINDS, arrays, jpegs, pictures
 from milkweed.bench.cuda.images import answers, facts, served
 from milkweed.bench.cuda.images.contract import LIMITS, Limit, equality
 from milkweed.bench.cuda.images.isolation import isolation
@@ -36,10 +36,8 @@ PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("photos")
-    for seed in range(4):
-        body = BytesIO()
-        picture(180 + seed, 140, seed).save(body, "JPEG", quality=90)
-        (made / f"{seed}.jpg").write_bytes(body.getvalue())
+    for number, body in enumerate(jpegs(pictures(180, 4))):
+        (made / f"{number}.jpg").write_bytes(body)
     return made
 
 
@@ -166,7 +164,9 @@ class Spoiling:
 
 
 def test_equality_notices(folder: Path) -> None:
-    whole, lossless = PreprocessSpec(), lossless_cases()
+    # Chequers of 1 px: a crop that is off by one pixel is off by a level everywhere.
+    chequers = np.repeat((np.indices((224, 225)).sum(0) % 2 * 255)[..., None], 3, -1).astype(np.uint8)
+    whole, lossless = PreprocessSpec(), {"chequers": arrays([chequers])[0]}
     assert equality(Spoiling("nothing", whole), "cpu", "lossless", lossless, whole, LIMITS["cpu"]).passed
     assert not equality(Spoiling("shifts", whole), "cpu", "lossless", lossless, whole, LIMITS["dali gpu"]).passed
     photographs = {path.name: path.read_bytes() for path in sorted(folder.iterdir())}

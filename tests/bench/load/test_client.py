@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.load.client import run_client
-from milkweed.bench.load.endpoints import Endpoints
-from milkweed.bench.load.plan import Plan, Shot, Watch, host_of, target_of
-from milkweed.bench.load.processes import Clients
+from milkweed.bench.load.client import Endpoints, run_client
+from milkweed.bench.load.connection import learned, recovery_seconds
+from milkweed.bench.load.plan import Plan, Shot, Target, Watch, host_of, target_of
+from milkweed.bench.load.processes import Clients, run_plan
 from milkweed.bench.load.samples import Samples
-from milkweed.bench.load.single import learned, recovery_seconds
 from milkweed.bench.process import free_port
 
 from ...support.fake_server import OK, Answering, Fake, fake_server
@@ -188,9 +187,9 @@ def test_readiness_is_heard_of_late() -> None:
     one, other = ("h", 1), ("h", 2)
     asked: list[float] = []
 
-    async def ready(host: str, port: int) -> bool:
+    async def ready(target: Target) -> bool:
         asked.append(time.monotonic())
-        return port == 1 or len(asked) < 6
+        return target == one or len(asked) < 6
 
     async def follow() -> None:
         endpoints = Endpoints((one, other), Watch(0.02, 0.06), ready)
@@ -236,8 +235,7 @@ def test_other_urls_are_refused(url: str) -> None:
 
 def test_processes_share_the_load_and_end_early() -> None:
     with fake_server(says(OK)) as fake:
-        with Clients(plan(fake, rate=200, seconds=0.5), 2) as clients:
-            seen = clients.run()
+        seen = run_plan(plan(fake, rate=200, seconds=0.5), 2)
         assert seen.counts() == {"200": 100}
         assert seen.cpu_seconds > 0
         with Clients(plan(fake, rate=200, seconds=3600)) as clients:

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from milkweed.bench.load.schedule import arrivals
+from milkweed.bench.load.plan import arrivals
 
 
 def test_poisson_arrivals_have_their_rate_and_exponential_gaps() -> None:

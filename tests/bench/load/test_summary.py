@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from milkweed.bench.load.plan import Plan, Shot
-from milkweed.bench.load.samples import Samples, merged
-from milkweed.bench.load.summary import is_late, percentile, summary, timeline
+from milkweed.bench.load.samples import Samples, is_late, merged, percentile, summary, timeline
 
 PLAN = Plan(targets=(("127.0.0.1", 1),), path="/", shots=(Shot(b"", ""),), seconds=2.0, rate=100, timeout_seconds=0.5)
 
@@ -67,7 +66,7 @@ def test_the_parts_of_several_clients_add_up() -> None:
     first.bare_refusals, second.bare_refusals, second.wrong, second.moved = 1, 2, 3, 4
     whole = merged([first, second])
     assert whole.counts() == {"200": 2, "503": 2}
-    assert whole.latencies_of("200") == [0.1, 0.3]
+    assert whole.accepted() == [0.1, 0.3]
     assert (whole.bare_refusals, whole.wrong, whole.moved) == (3, 3, 4)
 
 

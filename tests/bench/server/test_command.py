@@ -18,8 +18,8 @@ import pytest
 from milkweed.bench.load.plan import Plan, Shot, Watch
 from milkweed.bench.process import usage
 from milkweed.bench.server.request import ANSWER, Request, usual_sections
-from milkweed.bench.server.restarts import growth_share, reloading, rolling
 from milkweed.bench.server.run import run
+from milkweed.bench.server.sections import growth_share, reloading, rolling
 from milkweed.bench.server.subject import Subject
 from milkweed.cli import main
 
@@ -102,8 +102,8 @@ def test_rolling_restarts_count_what_is_lost(monkeypatch: pytest.MonkeyPatch, gr
             time.sleep(grace_seconds)
         time.sleep(0.2)  # nobody is there
 
-    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
-    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.3)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
     subject = Subject("fake", plan, Request(restarts=2, watch=Watch(0.02, 0.1)))
     rolling(subject, Path(), rate=200)
@@ -124,9 +124,9 @@ def test_reloads_take_turns_and_memory_is_watched(monkeypatch: pytest.MonkeyPatc
         with fake_server(answering(threading.Event())) as fake:
             yield SimpleNamespace(pid=os.getpid()), f"http://127.0.0.1:{fake.port}"
 
-    monkeypatch.setattr("milkweed.bench.server.restarts.running_server", running)
-    monkeypatch.setattr("milkweed.bench.server.restarts.load", lambda port, number: loaded.append(number))
-    monkeypatch.setattr("milkweed.bench.server.restarts.SETTLE_SECONDS", 0.2)
+    monkeypatch.setattr("milkweed.bench.server.sections.running_server", running)
+    monkeypatch.setattr("milkweed.bench.server.sections.load_version", lambda port, number: loaded.append(number))
+    monkeypatch.setattr("milkweed.bench.server.sections.SETTLE_SECONDS", 0.2)
     plan = Plan((("127.0.0.1", 1),), "/classify", (Shot(b"1234", ""),), seconds=1.0, answer=ANSWER)
     subject = Subject("fake", plan, Request(reloads=3))
     reloading(subject, tmp_path / "bundle", tmp_path / "repository", rate=200)

@@ -13,8 +13,7 @@ from rich.console import Console
 from milkweed.bench.bodies import arrays, jpegs, pictures
 from milkweed.bench.load.plan import Plan
 from milkweed.bench.load.requests import KINDS, shots
-from milkweed.bench.load.samples import Samples
-from milkweed.bench.load.summary import curve, summary, timeline
+from milkweed.bench.load.samples import Samples, curve, summary, timeline
 from milkweed.bench.plots import server as plot
 from milkweed.bench.server.sections import growth, no_row_failed
 from milkweed.bench.server.tables import line, others, table
@@ -103,14 +102,11 @@ def test_a_row_on_a_line() -> None:
     assert others(row("soak", rss_idle_mb=821.4)).endswith("821 MB a minute later")
 
 
-@pytest.mark.parametrize("name", ["server.svg", "server.png"])
-def test_the_picture_is_drawn(tmp_path: Path, name: str) -> None:
+def test_an_overload_without_an_answer_is_drawn_too(tmp_path: Path) -> None:
     nothing = row("overload", latency_ms=None, curve=[])
     nothing["timeline"] = [{"at": 0.0, "statuses": {"timeout": 3}, "p99_ms": None}]
-    out = plot({"rows": [row(), row("malformed"), row("overload"), nothing]}, tmp_path / "deep" / name)
-    drawn = out.read_bytes()
-    assert len(drawn) > 10_000
-    assert drawn == plot({"rows": [row(), row("malformed"), row("overload"), nothing]}, out).read_bytes()
+    out = plot({"rows": [row(), row("malformed"), row("overload"), nothing]}, tmp_path / "deep" / "server.svg")
+    assert out.stat().st_size > 10_000
 
 
 def test_the_picture_holds_the_rows() -> None:
