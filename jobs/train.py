@@ -18,17 +18,16 @@ from ..models.bundle.provenance import add_step
 from ..models.layers.layer_spec import layer_specs_of
 from ..models.report import DataUse, Measured, check_report_packages, write_report
 from ..models.training import (
-    Alone,
     Classification,
     Distillation,
     Objective,
     Processes,
     Start,
     StateFolder,
+    Trainer,
     TrainResult,
     accuracy,
     densified,
-    train_model,
 )
 from .progress import Progress
 from .starting_model import starting_model
@@ -76,7 +75,7 @@ def train(
         ImportError: the report's packages are not installed.
     """
     check_report_packages()  # not after hours of training
-    processes, progress, clock = processes or Alone(), progress or Progress(), time.perf_counter()
+    processes, progress, clock = processes or Processes(), progress or Progress(), time.perf_counter()
     if (job.state / "state.json").exists():
         progress.note(f"going on from the state in {job.state}")
     model, config = starting_model(job)
@@ -128,7 +127,7 @@ def _run(
     processes: Processes,
     progress: Progress,
 ) -> TrainResult:
-    return train_model(
+    trainer = Trainer(
         model,
         _objective(job),
         source,
@@ -147,6 +146,7 @@ def _run(
         on_row=progress.row,
         processes=processes,
     )
+    return trainer.train()
 
 
 def _objective(job: TrainJob) -> Objective:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
 from ..layers.structured import StructuredLinear
-from ..training import Batch, BatchSource, Objective, Recipe, TrainingError, TrainResult, train_model
+from ..training import Batch, BatchSource, Objective, Recipe, Trainer, TrainingError, TrainResult
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import RecoveryPlan
@@ -107,7 +107,7 @@ def recover(
     results: list[TrainResult] = []
     with _only_trained(model, plan.trained):
         for phase in _phases(model, teacher, plan):
-            result = train_model(
+            trainer = Trainer(
                 model,
                 phase.objective,
                 _Later(source, phase.first_epoch),
@@ -123,6 +123,7 @@ def recover(
                 on_row=on_row,
                 phase=phase.name,
             )
+            result = trainer.train()
             model.load_state_dict(result.model.state_dict())  # with an average, the kept model is a copy
             results.append(result)
     return _result(model.eval(), results)
@@ -161,7 +162,7 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_P
         phases.append(_Phase("blocks", BlockReconstruction(teacher, blocks, recipe), recipe, 0))
     if plan.epochs:
         recipe = plan.recipe(plan.epochs, plan.lr)
-        objective = FeatureDistillation(teacher, blocks, recipe, plan.temperature, plan.feature_weight, plan.hard_share)
+        objective = FeatureDistillation(teacher, recipe, plan.temperature, plan.hard_share, blocks, plan.feature_weight)
         phases.append(_Phase("distillation", objective, recipe, plan.block_epochs))
     return phases
 

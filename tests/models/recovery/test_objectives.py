@@ -63,9 +63,7 @@ def test_block_reconstruction_compares_every_blocks_output(case: Any) -> None:
 def test_feature_distillation_adds_the_classes_and_the_features(case: Any) -> None:
     images, targets = case.images[:4], torch.tensor([0, 3, 5, 1])
     with torch.no_grad():
-        objective = FeatureDistillation(
-            case.dense, BLOCKS, RECIPE, temperature=2.0, feature_weight=0.5, hard_share=0.25
-        )
+        objective = FeatureDistillation(case.dense, RECIPE, 2.0, 0.25, BLOCKS, feature_weight=0.5)
         loss = float(objective(case.compressed, images, targets))
         p = F.softmax(case.dense(images).double() / 2, -1)
         q = F.softmax(case.compressed(images).double() / 2, -1)
@@ -85,9 +83,9 @@ def test_both_models_see_the_same_mixed_images(case: Any) -> None:
     images = case.images[:4]
     with torch.no_grad():
         torch.manual_seed(11)
-        loss = float(FeatureDistillation(case.dense, BLOCKS, recipe)(case.compressed, images, None))
+        loss = float(FeatureDistillation(case.dense, recipe, blocks=BLOCKS)(case.compressed, images, None))
         torch.manual_seed(11)
         mixed = mix(images, 0.5, 0.0).images
-        plain = float(FeatureDistillation(case.dense, BLOCKS, RECIPE)(case.compressed, mixed, None))
+        plain = float(FeatureDistillation(case.dense, RECIPE, blocks=BLOCKS)(case.compressed, mixed, None))
     assert not torch.equal(mixed, images)
     assert loss == plain

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from milkweed.models.bundle.safetensors_file import read_tensors
-from milkweed.models.training import Alone, TensorSource
+from milkweed.models.training import Processes, TensorSource
 from milkweed.models.training.parallel import joined
 
 SCRIPT = Path(__file__).parent / "two_processes.py"
@@ -49,7 +49,7 @@ def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    start, alone = script.start().state_dict(), script.train(Alone(), None).state_dict()
+    start, alone = script.start().state_dict(), script.train(Processes(), None).state_dict()
     moved = max(float((alone[name] - start[name]).abs().max()) for name in alone if name in start)
     assert moved > 1e-3
     for kind in ("ddp", "fsdp"):

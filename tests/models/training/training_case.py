@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.layers.monarch import MonarchLinear
-from milkweed.models.training import Classification, Recipe, TensorSource, TrainResult, accuracy, densified, train_model
+from milkweed.models.training import Classification, Recipe, TensorSource, Trainer, TrainResult, accuracy, densified
 
 RECIPE = Recipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)
 S2D_EPOCH = 4
@@ -39,7 +39,7 @@ def images(count: int = 96) -> tuple[Tensor, Tensor]:
 
 
 def small_run(state: Path | None = None, progress: Callable[[int, int], None] | None = None, **how: Any) -> TrainResult:
-    """`train_model` of the case; `how` overrides its arguments."""
+    """The run of the case; `how` overrides the arguments of its `Trainer`."""
     pixels, targets = images()
     recipe = how.pop("recipe", RECIPE)
     arguments: dict[str, Any] = {
@@ -51,7 +51,7 @@ def small_run(state: Path | None = None, progress: Callable[[int, int], None] | 
     source = TensorSource(pixels, targets, recipe.batch_size)
     model = arguments.pop("model", None) or small_model()
     objective = arguments.pop("objective", None) or Classification(recipe)
-    return train_model(model, objective, source, recipe, state=state, progress=progress, **arguments)
+    return Trainer(model, objective, source, recipe, state=state, progress=progress, **arguments).train()
 
 
 def _killed_at(state: Path, step: int) -> int:

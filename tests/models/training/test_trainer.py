@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, TrainingError, train_model
+from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, Trainer, TrainingError
 from milkweed.models.training.loop import LOOK_STEPS
 
 CASE = Path(__file__).parent / "training_case.py"
@@ -165,7 +165,9 @@ def test_a_source_that_ends_early_is_an_error(case: ModuleType) -> None:
             return iter([(pixels[:4], targets[:4])])
 
     with pytest.raises(TrainingError, match="epoch 1 ended at step 1: the source says 3 steps"):
-        train_model(case.small_model(), lambda model, x, _: model(x).mean(), Short(), Recipe(epochs=1, batch_size=4))
+        Trainer(
+            case.small_model(), lambda model, x, _: model(x).mean(), Short(), Recipe(epochs=1, batch_size=4)
+        ).train()
 
 
 def test_frozen_parameters_stay_and_bfloat16_learns(case: ModuleType) -> None:
