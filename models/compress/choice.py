@@ -1,15 +1,16 @@
 """Chooses the structure of each layer, and gives the reason."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from ..layers.layer_spec import LayerSpec
+from ..progress import Progress
 from ..report import Measured
 from ..report.rows import LayerNote
 from .allocation.costs import LayerCosts
-from .allocation.search import Progress, Search, Trial
+from .allocation.search import Search, Trial
 from .calibration import Calibration
 from .measured import Measuring
 from .projection.layer_fit import LayerFit
@@ -105,8 +106,7 @@ def choose_for_budget(
     calibration: Calibration,
     costs: LayerCosts,
     measuring: Measuring,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
+    progress: Progress,
 ) -> Choice:
     """The structure of each layer with the least measured damage within the budget.
 
@@ -123,7 +123,6 @@ def choose_for_budget(
         block_counts=request.block_counts,
         ridge=calibration.ridge,
         progress=progress,
-        on_trial=None if note is None else lambda trial: note(_described(trial)),
     )
     dense = costs.dense()
     fixed = sum(costs(name, None) for name in calibration.fitted if name not in search.names)
@@ -144,12 +143,6 @@ HELD_OUT_CHOSE = (
     "the held-out images chose the structures: figures on them are a little better than on others; measure with "
     "images of your own (milkweed evaluate)"
 )
-
-
-def _described(trial: Trial) -> str:
-    """A trial as a line for a person."""
-    found = trial.found
-    return f"{trial.label}: KL {found.kl:.3f}, {found.agreement:.1f} % agree on {found.images} held-out images"
 
 
 def _for_report(trial: Trial, measuring: Measuring) -> MeasuredTrial:

@@ -2,7 +2,6 @@
 
 import copy
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,9 +13,7 @@ from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
 from ..bundle.provenance import add_step
 from ..layers.structured import StructuredLinear
-
-Progress = Callable[[int, int, str], None]
-"""Is called with the layers done, their number, and the layer just done."""
+from ..progress import Count, ignore
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class DensifyReport:
 
 
 def densify_model(
-    source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Progress | None = None
+    source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Count = ignore
 ) -> DensifyReport:
     """Read the bundle `source`, make every structured layer dense, write the bundle `out`.
 
@@ -68,7 +65,7 @@ def densify_model(
     return DensifyReport(saved, names, before, after, time.perf_counter() - start)
 
 
-def densify_layers(model: nn.Module, progress: Progress | None = None) -> tuple[str, ...]:
+def densify_layers(model: nn.Module, progress: Count = ignore) -> tuple[str, ...]:
     """Replace every structured layer of `model` by its dense one, in place; returns their names.
 
     Raises:
@@ -80,8 +77,7 @@ def densify_layers(model: nn.Module, progress: Progress | None = None) -> tuple[
             model.set_submodule(name, densify_layer(layer))
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}") from None
-        if progress:
-            progress(done, len(layers), name)
+        progress(done, len(layers))
     return tuple(layers)
 
 

@@ -1,6 +1,6 @@
 """Trains a compressed model to answer as the dense one: block by block, then as a whole; never worse than before."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
 from ..layers.structured import StructuredLinear
+from ..progress import SILENT, Progress
 from ..training import Batch, BatchSource, Objective, Recipe, Trainer, TrainingError, TrainResult
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import RecoveryPlan
 
 Row = dict[str, Any]
-Progress = Callable[[str, int, int], None]
-"""Is called with the phase, its steps done, and their number."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ def recover(
     held_out: Sequence[Tensor],
     state: Path | None = None,
     fingerprint: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    on_row: Callable[[Row], None] | None = None,
+    progress: Progress = SILENT,
     save_every_seconds: float = 60.0,
 ) -> RecoveryResult:
     """Train the compressed `model` in place to answer as `teacher` does.
@@ -119,8 +117,7 @@ def recover(
                 monitor="kl",
                 patience=plan.patience,
                 save_every_seconds=save_every_seconds,
-                progress=_named(progress, phase.name),
-                on_row=on_row,
+                progress=progress,
                 phase=phase.name,
             )
             result = trainer.train()
@@ -186,10 +183,6 @@ def _only_trained(model: nn.Module, trained: str) -> Iterator[None]:
     finally:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(before[name])
-
-
-def _named(progress: Progress | None, phase: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(phase, done, total)
 
 
 def _result(model: nn.Module, results: Sequence[TrainResult]) -> RecoveryResult:

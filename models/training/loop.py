@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..progress import SILENT, Progress
 from .objective import Objective
 from .optimizer import learning_rate
 from .processes import Processes
@@ -78,9 +79,7 @@ class Trainer:
         save_every_seconds: time between two saves; the end of an epoch saves too.
         keep_states_at, keep_in: keep a copy of the state after these epochs, in folders `epoch-N` of `keep_in`.
         start: begin at another run's kept state, where there is no own state yet.
-        progress: is called with the steps done and in all.
-        on_row: is called with each new row of the history.
-        phase: a member of the rows.
+        phase: the name of the step for `progress`, and a member of the rows.
     """
 
     model: nn.Module
@@ -100,8 +99,7 @@ class Trainer:
     keep_states_at: Collection[int] = ()
     keep_in: Path | None = None
     start: Start | None = None
-    progress: Callable[[int, int], None] | None = None
-    on_row: Callable[[Row], None] | None = None
+    progress: Progress = SILENT
     phase: str = "train"
     processes: Processes = field(default_factory=Processes)
 
@@ -142,8 +140,7 @@ class Trainer:
         for images, targets in self.source.batches(epoch, run.step - epoch * steps):
             rate = learning_rate(self.recipe, run.step, steps)
             run.learn(self.objective, images, targets, rate)
-            if self.progress:
-                self.progress(run.step, total)
+            self.progress.step(self.phase, run.step, total)
             if self._look_due():
                 run.check_losses(steps)
                 self._save_if_due()
@@ -175,8 +172,7 @@ class Trainer:
                 self._choose(self.monitor, row)
         row["seconds"] = round(self._run.seconds, 3)
         self._run.history.append(row)
-        if self.on_row:
-            self.on_row(row)
+        self.progress.row(row)
 
     def _choose(self, monitor: str, row: Row) -> None:
         """Keep the model of `row` if it is the best so far."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
+from ...progress import Count, ignore
 from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
 from .parallel import each_on_one_thread
 from .pixelfly import butterfly_of, neutral_state
@@ -86,7 +87,7 @@ def fit_layers(
     requests: Mapping[str, FitRequest],
     *,
     ridge: float = RIDGE,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = ignore,
 ) -> dict[str, LayerFit]:
     """Fit many layers as `fit_layer` does, each on one core."""
     names: Sequence[str] = list(requests)

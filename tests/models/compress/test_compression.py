@@ -15,6 +15,7 @@ from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.layer_spec import layer_specs_of
 from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.progress import Progress
 from milkweed.models.report import LayerRow, read_report
 
 
@@ -54,7 +55,7 @@ def test_compressing_projects_the_chosen_layers_and_records_it(tmp_path: Path, d
         dense,
         tmp_path / "m",
         CompressRequest(layers=("mlp", "qkv"), nblocks=4),
-        progress=lambda *args: seen.append(args),
+        progress=Progress(step=lambda *args: seen.append(args)),
         command="milkweed compress a b",
     )
     before, source = load_bundle(dense)

@@ -17,6 +17,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
+from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
 from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
 
@@ -70,7 +71,7 @@ def test_all_weights_are_trained_if_the_plan_says_so(case: Any, recovery_case: M
 def test_history_tells_both_phases_and_the_best_is_kept(case: Any, recovery_case: ModuleType) -> None:
     rows: list[dict[str, Any]] = []
     steps: list[tuple[str, int, int]] = []
-    result = run(case, recovery_case.PLAN, on_row=rows.append, progress=lambda *args: steps.append(args))
+    result = run(case, recovery_case.PLAN, progress=Progress(lambda *args: steps.append(args), rows.append))
     assert list(result.history) == rows
     places = [(row["phase"], row["epoch"], row["step"]) for row in rows]
     assert places == [
