@@ -53,14 +53,12 @@ class Trial:
 
     Args:
         structures: of the layers that changed.
-        cost: of all layers, in the budget's unit.
         answers: log-probabilities (images, classes) of the model so made.
         found: their divergence from the dense model's.
     """
 
     label: str
     structures: Mapping[str, LayerSpec]
-    cost: float
     answers: Tensor
     found: Divergence
 
@@ -151,7 +149,7 @@ class Search:
         Raises:
             ValueError: the budget cannot be met.
         """
-        chosen = allocate(self._options(), budget).chosen
+        chosen = allocate(self._options(), budget)
         return {name: option.value for name, option in chosen.items() if option.value is not None}
 
     def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
@@ -173,10 +171,9 @@ class Search:
             for name, fit in self.fits(structures).items():
                 stack.enter_context(self._layers[name].fitted(fit))
             found = answers(self.model, self.batches)
-        cost = sum(self.cost(name, structures.get(name)) for name in self._layers)
         told = divergence(self._reference, found)
         self._progress.note(f"{label}: KL {told.kl:.3f}, {told.agreement:.1f} % agree on {told.images} held-out images")
-        return Trial(label, dict(structures), cost, found, told)
+        return Trial(label, dict(structures), found, told)
 
     def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """The fitted layers; those fitted before are not fitted again."""
