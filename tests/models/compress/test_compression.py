@@ -1,5 +1,6 @@
 """Compressing and densifying bundles: exact where that is possible, errors on record, nonsense refused."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import BundleConfig, compress_model, create_model, densify_model, load_bundle, save_bundle
-from milkweed.models.architectures.registry import default_preprocess
-from milkweed.models.bundle.labels import default_labels
+from milkweed.models import compress_model, create_model, densify_model, load_bundle
 from milkweed.models.compress import CompressReport, CompressRequest
 from milkweed.models.compress.compression import NO_DATA
 from milkweed.models.errors import BundleError
@@ -34,19 +33,9 @@ def changed(report: CompressReport) -> list[LayerRow]:
 
 
 @pytest.fixture
-def dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> Path:
+def dense(saved: Callable[[nn.Module], Path], tiny_vit: dict[str, Any]) -> Path:
     torch.manual_seed(2)
-    model = create_model("deit_tiny_patch16_224", num_classes=6, **tiny_vit)
-    config = BundleConfig(
-        arch="deit_tiny_patch16_224",
-        arch_args={"num_classes": 6, **tiny_vit},
-        preprocess=default_preprocess("deit_tiny_patch16_224", **tiny_vit),
-        provenance={"source": {"file": "x"}, "commands": [{"command": "import"}]},
-        metrics={"top1": 0.9},
-        labels=default_labels(6),
-    )
-    save_bundle(tmp_path / "dense", model, config)
-    return tmp_path / "dense"
+    return saved(create_model("deit_tiny_patch16_224", num_classes=6, **tiny_vit))
 
 
 def test_compressing_projects_the_chosen_layers_and_records_it(tmp_path: Path, dense: Path) -> None:
@@ -113,16 +102,7 @@ def test_the_report_lies_in_the_bundle(tmp_path: Path, dense: Path) -> None:
 
 
 def test_densifying_computes_the_same(tmp_path: Path, dense: Path) -> None:
-    compress(
-        dense,
-        tmp_path / "m",
-        layers=(
-            "mlp",
-            "qkv",
-            "proj",
-        ),
-        nblocks=4,
-    )
+    compress(dense, tmp_path / "m", layers=("mlp", "qkv", "proj"), nblocks=4)
     report = densify_model(tmp_path / "m", tmp_path / "d")
     monarch, again = load_bundle(tmp_path / "m")[0], load_bundle(tmp_path / "d")[0]
     assert layer_specs_of(again) == {}
