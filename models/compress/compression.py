@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.provenance import add_step, library_versions
+from ..bundle.provenance import library_versions, made_from
 from ..bundle.storage import as_stored
 from ..layers.layer_spec import LayerSpec, layer_specs_for
 from ..layers.select import linear_layer, select_linears
@@ -120,18 +120,13 @@ def compress_model(
         warnings=(*choice.warnings, *(images.warnings() if images else (NO_DATA,))),
     )
     seconds = time.perf_counter() - start
-    config = replace(
+    config = made_from(
         config,
+        "compress",
+        request.to_dict(),
+        seconds,
         structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
         metrics={"compression": compression_metrics(report), **quantisation.metrics(measured=after is not None)},
-        provenance=add_step(
-            config.provenance,
-            "compress",
-            request.to_dict(),
-            seconds,
-            input_version=config.version,
-            input_metrics=dict(config.metrics),  # measured on the dense model: they do not hold for this one
-        ),
     )
     return save_reported(Path(out), model, config, report, seconds, overwrite=overwrite, storage=quantisation.storage)
 

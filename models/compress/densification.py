@@ -2,7 +2,7 @@
 
 import copy
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 from ..architectures.meta_init import on_meta
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.provenance import add_step
+from ..bundle.provenance import made_from
 from ..layers.structured import StructuredLinear
 from ..progress import Count, ignore
 
@@ -48,19 +48,7 @@ def densify_model(
     if not names:
         raise ValueError(f"bundle {source}: every layer is dense already")
     after = sum(parameter.numel() for parameter in model.parameters())
-    config = replace(
-        config,
-        structure={},
-        metrics={},
-        provenance=add_step(
-            config.provenance,
-            "densify",
-            {},
-            time.perf_counter() - start,
-            input_version=config.version,
-            input_metrics=dict(config.metrics),
-        ),
-    )
+    config = made_from(config, "densify", {}, time.perf_counter() - start, structure={}, metrics={})
     saved = save_bundle(out, model, config, overwrite=overwrite)
     return DensifyReport(saved, names, before, after, time.perf_counter() - start)
 
