@@ -7,7 +7,6 @@ from torch import nn
 
 from ..layers.layer_spec import LayerSpec
 from ..progress import Progress
-from ..report import Measured
 from ..report.rows import LayerNote
 from .allocation.costs import LayerCosts
 from .allocation.search import Search, Trial
@@ -18,15 +17,6 @@ from .request import CompressRequest
 
 CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
 """Budgets that are tried beside the one asked for, so that the report shows what more or less would cost."""
-
-
-@dataclass(frozen=True)
-class MeasuredTrial:
-    """A trial for the report: how many weights it saves, and how good it is on the held-out images."""
-
-    label: str
-    saved: int
-    found: Measured
 
 
 @dataclass(frozen=True)
@@ -42,7 +32,7 @@ class Choice:
     """
 
     structures: Mapping[str, LayerSpec]
-    trials: tuple[MeasuredTrial, ...] = ()
+    trials: tuple[Trial, ...] = ()
     sensitivities: Mapping[str, float] = field(default_factory=dict)
     costs: LayerCosts | None = None
     warnings: tuple[str, ...] = ()
@@ -135,16 +125,10 @@ def choose_for_budget(
     for share in CURVE_BUDGETS:
         if share != request.budget and share >= least:
             tried.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
-    trials = tuple(_for_report(trial, measuring) for trial in tried)
-    return Choice(best.structures, trials, sensitivities, costs, (HELD_OUT_CHOSE,))
+    return Choice(best.structures, tuple(tried), sensitivities, costs, (HELD_OUT_CHOSE,))
 
 
 HELD_OUT_CHOSE = (
     "the held-out images chose the structures: figures on them are a little better than on others; measure with "
     "images of your own (milkweed evaluate)"
 )
-
-
-def _for_report(trial: Trial, measuring: Measuring) -> MeasuredTrial:
-    saved = sum(layer.dense_weight_count - layer.weight_count for layer in trial.structures.values())
-    return MeasuredTrial(trial.label, saved, measuring.of_answers(trial.answers))

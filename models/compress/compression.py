@@ -195,6 +195,11 @@ class _Compression:
         """Make the report of the compressed model, with its sizes in float32."""
         self.model.cpu()
         dense, compressed = model_totals(self.model, self.size)
+        size = dense.parameters
+        tried = []
+        if self.measuring is not None:
+            measured = [(trial, self.measuring.of_answers(trial.answers)) for trial in choice.trials]
+            tried = [candidate(trial.label, size - trial.saved, size, found) for trial, found in measured]
         return RunReport(
             kind="compress",
             arch=self.config.arch,
@@ -208,7 +213,7 @@ class _Compression:
             totals_before=dense,
             totals_after=compressed,
             layers=layer_rows(self.model, self.size, choice.notes(self.names, fits)),
-            curve=_curve(choice, after, dense.parameters, compressed.parameters),
+            curve=(*tried, candidate("written", compressed.parameters, size, after or Measured(images=0), chosen=True)),
         )
 
     @contextmanager
@@ -216,12 +221,6 @@ class _Compression:
         started = time.perf_counter()
         yield
         self.seconds[step] = round(time.perf_counter() - started, 3)
-
-
-def _curve(choice: Choice, after: Measured | None, dense: int, parameters: int) -> tuple[TriedModel, ...]:
-    """Every allocation that was measured, and the model that was written."""
-    tried = [candidate(trial.label, dense - trial.saved, dense, trial.found) for trial in choice.trials]
-    return (*tried, candidate("written", parameters, dense, after or Measured(images=0), chosen=True))
 
 
 def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> TriedModel:

@@ -62,6 +62,11 @@ class Trial:
     answers: Tensor
     found: Divergence
 
+    @property
+    def saved(self) -> int:
+        """The number of weights that the model has less."""
+        return sum(layer.dense_weight_count - layer.weight_count for layer in self.structures.values())
+
 
 class Search:
     """Searches structures for the linear layers of a model; the model is left as it was.

@@ -18,6 +18,9 @@ from .statistics import InputStatistics
 
 PIXELFLY_TURNS = 20
 
+State = dict[str, Tensor]
+"""The parameters of a layer by name, without its bias."""
+
 
 @dataclass(frozen=True)
 class LayerFit:
@@ -103,23 +106,17 @@ def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
     return layer.dense_weight().detach()
 
 
-def _monarch(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _monarch(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     found = project_aware(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
     return {"blkdiag1": found.w1, "blkdiag2": found.w2}
 
 
-def _lowrank(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _lowrank(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     found = project_aware(weight, inputs, 1, structure.rank, ridge=ridge)
     return {"lr_weight1": found.w1[0], "lr_weight2": found.w2[0]}
 
 
-def _blockdiag(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     """Make each block the regression of its outputs on the inputs it sees, W_g C[:, chunk] C[chunk, chunk]^-1."""
     N, s, p = structure.weight_shapes()["weight"]
     rows, columns = structure.out_features, structure.in_features
@@ -138,9 +135,7 @@ def _blockdiag(
     return {"weight": blocks}
 
 
-def _pixelfly(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
 
     Either step is exact with the other part fixed, so none raises the error.
@@ -188,5 +183,5 @@ def _ridged(covariance: Tensor, ridge: float) -> Tensor:
     return covariance + ridge * scale * torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
 
 
-_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], dict[str, Tensor]]
+_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], State]
 _FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag, "pixelfly": _pixelfly}
