@@ -10,7 +10,7 @@ from .errors import one_line
 from .output import note
 
 if TYPE_CHECKING:
-    from ..jobs.progress import Progress
+    from ..models.progress import Progress
 
 LOG_SECONDS = 10.0
 """The time between two lines where stderr is no terminal."""
@@ -61,7 +61,7 @@ def job_progress(
         units: what each step counts, by its name; "done" where it is not there.
         row: describes a row of a training's history for a person.
     """
-    from ..jobs.progress import Progress
+    from ..models.progress import Progress
 
     with ExitStack() as bar:
         shown: dict[str, Update] = {}

@@ -12,9 +12,10 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, read_config
 from ..models.compress import CalibrationData
 from ..models.compress.calibration import MIN_IMAGES
+from ..models.progress import Progress
 from .compress_job import CompressJob
 from .dataset import DataError, hold_out, image_files, labelled_images, spaced
-from .progress import Progress
+from .progress import note_skipped
 from .train_report import data_use
 
 BATCH = 32
@@ -38,7 +39,7 @@ def calibration_data(job: CompressJob, progress: Progress) -> CalibrationData | 
             targets.append(classes)
         progress.step("reading calibration images", sum(map(len, pixels)), len(samples))
     use = data_use("calibration", folder, len(samples) - len(prepared.skipped), prepared.skipped)
-    progress.skipped(prepared.skipped)
+    note_skipped(progress, prepared.skipped)
     read = sum(map(len, pixels))
     if read < MIN_IMAGES:
         raise DataError(

@@ -8,10 +8,9 @@ would have ended.
 import json
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -26,6 +25,7 @@ from ..models.compress.choice import HELD_OUT_CHOSE
 from ..models.compress.compression import candidate, save_reported
 from ..models.compress.measured import Measuring
 from ..models.compress.quantisation import Quantisation, choose_storage
+from ..models.progress import SILENT, Progress
 from ..models.recovery import RecoveryResult, recover
 from ..models.report import DataUse, Measured, RunReport, read_report
 from ..models.report.rows import stored_bytes
@@ -39,7 +39,7 @@ from .calibration_images import (
 )
 from .compress_job import CompressJob
 from .dataset import DataError
-from .progress import Progress
+from .progress import note_skipped
 from .train_report import data_use
 from .train_split import digest
 
@@ -56,18 +56,19 @@ IN_VAIN = (
 )
 
 
-def compress(job: CompressJob, progress: Progress | None = None) -> CompressReport:
+def compress(job: CompressJob, progress: Progress = SILENT) -> CompressReport:
     """Compress as asked and write the bundle; a recovery that was interrupted goes on.
 
     Raises:
         BundleError, DataError, TrainingError, ValueError: one line that says what is wrong.
         ImportError: the report's packages are not installed.
     """
-    progress = progress or Progress()
     if job.recover is None:
         return _compressed(job, job.request, job.out, progress, job.overwrite)
     started = time.perf_counter()
-    samples = _recovery_samples(job)  # before the compression, so that bad images are refused at once
+    labelled = job.plan.hard_share > 0
+    found = folder_samples(job.recover, read_config(job.source), labelled=labelled)
+    samples = split_held_out(found, job.recover)  # before the compression, so that bad images are refused at once
     _claim_work(job, progress)
     if not _has_compressed(job):
         try:
@@ -92,21 +93,9 @@ def _compressed(
         data=data,
         device=job.device,
         overwrite=overwrite,
-        progress=progress.step,
-        note=progress.note,
+        progress=progress,
         command=job.command,
     )
-
-
-def _recovery_samples(job: CompressJob) -> tuple[list[Sample], list[Sample]]:
-    """Find the images to recover with, and those to judge the result by.
-
-    Raises:
-        DataError: too few images, or classes that fit no label where they are wanted.
-    """
-    assert job.recover is not None
-    labelled = job.plan.hard_share > 0
-    return split_held_out(folder_samples(job.recover, read_config(job.source), labelled=labelled), job.recover)
 
 
 def _has_compressed(job: CompressJob) -> bool:
@@ -116,6 +105,7 @@ def _has_compressed(job: CompressJob) -> bool:
 
 def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], progress: Progress) -> CompressReport:
     """Recover the bundle in the work folder, and write OUT."""
+    assert job.recover is not None
     teacher, config = load_bundle(job.source)
     model, compressed_config = load_bundle(job.work / COMPRESSED)
     spec = PreprocessSpec.from_dict(config.preprocess)
@@ -125,7 +115,9 @@ def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], pro
     prepared = PreparedImages(samples[1], spec, BATCH)
     measuring = _measuring(teacher.to(job.device), prepared, job)
     before = measuring(model.to(job.device))
-    progress.skipped({**source.skipped, **prepared.skipped})
+    note_skipped(progress, {**source.skipped, **prepared.skipped})
+    data, held_out = (digest(job.recover, part) for part in samples)
+    version = compressed_config.version
     result = recover(
         model,
         teacher,
@@ -133,27 +125,21 @@ def _recovered(job: CompressJob, samples: tuple[list[Sample], list[Sample]], pro
         plan=job.plan,
         held_out=measuring.batches,
         state=job.work / "recovery",
-        fingerprint=_recovery_fingerprint(job, compressed_config.version, samples),
-        progress=progress.step,
-        on_row=progress.row,
+        fingerprint={**job.recovery_fingerprint(), "from": version, "data": data, "held out": held_out},
+        progress=progress,
     )
     if result.resumed:
         progress.note("the recovery went on where it was interrupted")
     request = job.request
     quantisation = choose_storage(result.model, request.storage, measuring.batches, spec.size, limit=request.int8_limit)
     after = measuring(as_stored(result.model, quantisation.storage))
-    report = _with_recovery(job, result, before, after, measuring, _uses(job, source, prepared))
+    uses = (
+        data_use("recovery", job.recover, len(source.samples), source.skipped),
+        data_use("held out", job.recover, len(prepared.samples) - len(prepared.skipped), prepared.skipped),
+    )
+    report = _with_recovery(job, result, before, measuring.before, after, uses)
     report = stored_bytes(report, result.model, quantisation.storage)
     return _save(job, result, compressed_config, report, quantisation)
-
-
-def _recovery_fingerprint(
-    job: CompressJob, version: str, samples: tuple[list[Sample], list[Sample]]
-) -> Mapping[str, Any]:
-    """Name all that decides the recovery beside its plan; the version is that of the compressed bundle."""
-    assert job.recover is not None
-    data, held_out = (digest(job.recover, part) for part in samples)
-    return {**job.recovery_fingerprint(), "from": version, "data": data, "held out": held_out}
 
 
 def _measuring(teacher: torch.nn.Module, prepared: PreparedImages, job: CompressJob) -> Measuring:
@@ -171,8 +157,8 @@ def _with_recovery(
     job: CompressJob,
     result: RecoveryResult,
     before: Measured,
+    dense: Measured,
     after: Measured,
-    measuring: Measuring,
     uses: Sequence[DataUse],
 ) -> RunReport:
     """Add the recovery to the compression's report; quality is measured on the recovery's held-out images now."""
@@ -180,32 +166,25 @@ def _with_recovery(
     assert report is not None
     assert report.totals_after is not None
     assert report.totals_before is not None
-    parameters, dense = report.totals_after.parameters, report.totals_before.parameters
-    curve = [tried for tried in report.curve if not tried.chosen]
-    curve.append(candidate("before recovery", parameters, dense, before))
-    curve.append(candidate("written", parameters, dense, after, chosen=True))
+    sizes = report.totals_after.parameters, report.totals_before.parameters
     return replace(
         report,
         arguments=job.request.to_dict(),
         seconds_by_step={**report.seconds_by_step, "recovery": round(result.seconds, 3)},
         data=(*report.data, *uses),
-        before=measuring.before,
+        before=dense,
         after=after,
-        curve=tuple(curve),
+        curve=(
+            *(tried for tried in report.curve if not tried.chosen),
+            candidate("before recovery", *sizes, before),
+            candidate("written", *sizes, after, chosen=True),
+        ),
         history=result.history,
         # the images that chose the structures are not measured on any more
         warnings=(
             *(text for text in report.warnings if text != HELD_OUT_CHOSE),
             IN_VAIN if result.kl_after == result.kl_before else EPOCH_CHOSEN,
         ),
-    )
-
-
-def _uses(job: CompressJob, source: TrainingImages, prepared: PreparedImages) -> tuple[DataUse, DataUse]:
-    assert job.recover is not None
-    return (
-        data_use("recovery", job.recover, len(source.samples), source.skipped),
-        data_use("held out", job.recover, len(prepared.samples) - len(prepared.skipped), prepared.skipped),
     )
 
 

@@ -13,9 +13,10 @@ from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import read_config
 from ..models.compress.conversion import ConvertReport, convert_model
 from ..models.compress.quantisation import INT8_LIMIT
+from ..models.progress import SILENT, Progress
 from .calibration_images import BATCH, folder_samples
 from .dataset import DataError, spaced
-from .progress import Progress
+from .progress import note_skipped
 
 SAMPLE_IMAGES = 64
 """The number of images that int8 is tried on, layer by layer."""
@@ -43,7 +44,7 @@ class ConvertJob:
     overwrite: bool = False
 
 
-def convert(job: ConvertJob, progress: Progress | None = None) -> ConvertReport:
+def convert(job: ConvertJob, progress: Progress = SILENT) -> ConvertReport:
     """Convert a bundle; measure the change on `evaluate`, else on `images`, else not at all.
 
     int8 is tried on `images`, else on `evaluate`, else on generated images.
@@ -51,7 +52,6 @@ def convert(job: ConvertJob, progress: Progress | None = None) -> ConvertReport:
     Raises:
         BundleError, DataError, ValueError: one line that says what is wrong.
     """
-    progress = progress or Progress()
     measured, tried = job.evaluate or job.images, job.images or job.evaluate
     batches = None if measured is None else _Batches(job, measured, progress, "measuring", job.limit)
     sample = None if tried is None else _Batches(job, tried, progress, "trying int8", SAMPLE_IMAGES)
@@ -90,6 +90,6 @@ class _Batches:
             yield images.to(self._device), targets
             done += len(images)
             self._progress.step(self._step, done + len(skipped), len(samples))
-        self._progress.skipped(skipped)
+        note_skipped(self._progress, skipped)
         if not done:
             raise DataError(f"DATA {self._folder}: none of {len(samples)} images can be read")

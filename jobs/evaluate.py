@@ -9,8 +9,9 @@ from ..inference.pipeline import Pipeline
 from ..inference.results import BatchResult, ImageResult, Predictions
 from ..loaders.dataset.training import Sample
 from ..loaders.errors import InputError
+from ..models.progress import SILENT, Progress
 from .dataset import read_image
-from .progress import Progress
+from .progress import note_skipped
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def evaluate(
     *,
     max_image_bytes: int,
     batch_size: int | None = None,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
 ) -> Evaluation:
     """Classify every sample and count the right answers.
 
@@ -71,7 +72,6 @@ def evaluate(
     size = batch_size or pipeline.default_batch_size
     correct1 = correct5 = answered = 0
     skipped: dict[Path, InputError] = {}
-    progress = progress or Progress()
     progress.step("evaluate", 0, len(samples))
     decode_seconds = forward_seconds = 0.0
     started = time.perf_counter()
@@ -91,7 +91,7 @@ def evaluate(
                 raise RuntimeError(f"the model failed on {sample.path}: {outcome.message}")
         progress.step("evaluate", first + len(part), len(samples))
     seconds = time.perf_counter() - started
-    progress.skipped(skipped)
+    note_skipped(progress, skipped)
     return Evaluation(
         answered,
         correct1,

@@ -2,65 +2,43 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 
 from ..loaders.dataset.evaluation import PreparedImages
 from ..loaders.dataset.training import Sample, TrainingImages
-from ..loaders.errors import InputError
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..models import BundleConfig, load_bundle, save_bundle
 from ..models.bundle.provenance import add_step
 from ..models.layers.layer_spec import layer_specs_of
-from ..models.report import DataUse, Measured, check_report_packages, write_report
+from ..models.progress import SILENT, Progress
+from ..models.report import Measured, check_report_packages, write_report
 from ..models.training import (
-    Alone,
     Classification,
     Distillation,
     Objective,
     Processes,
     Start,
     StateFolder,
+    Trainer,
     TrainResult,
     accuracy,
     densified,
-    train_model,
 )
-from .progress import Progress
+from .progress import note_skipped
 from .starting_model import starting_model
 from .train_job import TrainJob
-from .train_report import data_use, measured_row, run_report
+from .train_report import TrainOutcome, data_use, measured_row, run_report
 from .train_split import fingerprint, plain_twin, split_samples
 
 EVALUATION_BATCH = 256
 
 
-@dataclass(frozen=True)
-class TrainOutcome:
-    """What a training run ended with.
-
-    Args:
-        config: the config of the bundle that was written.
-        result: the trained model and its history.
-        data: how the training and the held-out images were used.
-        skipped: images that could not be read, and why.
-        seconds_by_step: reading, training (all parts of an interrupted run together), and writing.
-    """
-
-    config: BundleConfig
-    result: TrainResult
-    data: tuple[DataUse, DataUse]
-    skipped: Mapping[Path, InputError]
-    seconds_by_step: Mapping[str, float]
-
-
 def train(
     job: TrainJob,
-    progress: Progress | None = None,
+    progress: Progress = SILENT,
     *,
     processes: Processes | None = None,
     command: str | None = None,
@@ -76,7 +54,7 @@ def train(
         ImportError: the report's packages are not installed.
     """
     check_report_packages()  # not after hours of training
-    processes, progress, clock = processes or Alone(), progress or Progress(), time.perf_counter()
+    processes, clock = processes or Processes(), time.perf_counter()
     if (job.state / "state.json").exists():
         progress.note(f"going on from the state in {job.state}")
     model, config = starting_model(job)
@@ -94,12 +72,12 @@ def train(
         data_use("training", job.data, len(source.samples), source.skipped),
         data_use("held out", job.held_out or job.data, _read(prepared), prepared.skipped),
     )
-    seconds = {"reading": reading, "training": result.seconds}
-    saved = _save(job, result, config, data, before, seconds, command)
-    StateFolder(job.state).remove()
     skipped = {**source.skipped, **prepared.skipped}
-    progress.skipped(skipped)
-    return TrainOutcome(saved, result, data, skipped, seconds)
+    seconds = {"reading": reading, "training": result.seconds}
+    outcome = _saved(job, TrainOutcome(config, result, data, before, skipped, seconds), command)
+    StateFolder(job.state).remove()
+    note_skipped(progress, skipped)
+    return outcome
 
 
 def _source(
@@ -115,7 +93,7 @@ def _source(
         rank=processes.rank,
         processes=processes.count,
         workers=job.workers,
-        progress=partial(progress.step, "read"),
+        progress=progress.of("read"),
     )
 
 
@@ -128,7 +106,7 @@ def _run(
     processes: Processes,
     progress: Progress,
 ) -> TrainResult:
-    return train_model(
+    trainer = Trainer(
         model,
         _objective(job),
         source,
@@ -143,10 +121,10 @@ def _run(
         keep_states_at=job.keep_states_at,
         keep_in=job.kept_states,
         start=None if job.start_state is None else Start(job.start_state, plain_twin(decided)),
-        progress=partial(progress.step, "train"),
-        on_row=progress.row,
+        progress=progress,
         processes=processes,
     )
+    return trainer.train()
 
 
 def _objective(job: TrainJob) -> Objective:
@@ -168,40 +146,22 @@ def _read(images: PreparedImages) -> int:
     return len(images.samples) - len(images.skipped)
 
 
-def _save(
-    job: TrainJob,
-    result: TrainResult,
-    config: BundleConfig,
-    data: tuple[DataUse, DataUse],
-    before: Measured | None,
-    seconds: Mapping[str, float],
-    command: str | None,
-) -> BundleConfig:
-    """Write the bundle and its report."""
+def _saved(job: TrainJob, found: TrainOutcome, command: str | None) -> TrainOutcome:
+    """Write the bundle and its report; the config that is returned is that of the bundle."""
+    result, config = found.result, found.config
     model = result.model.cpu().eval().requires_grad_(False)
-    input_version = None if job.start_bundle is None else config.version
     row = measured_row(result)
     measured = {name: row[name] for name in ("top1", "top5", "held_out_loss", "epoch") if name in row}
-    facts = {} if input_version is None else {"input_version": input_version, "input_metrics": dict(config.metrics)}
+    facts = {"input_version": config.version, "input_metrics": dict(config.metrics)} if job.start_bundle else {}
+    training, held_out = found.data
     config = replace(
         config,
         structure=layer_specs_of(model),
-        metrics={"training": {"held_out": {**measured, "images": data[1].images}, "images": data[0].images}},
+        metrics={"training": {"held_out": {**measured, "images": held_out.images}, "images": training.images}},
         provenance=add_step(config.provenance, "train", job.arguments(), result.seconds, **facts),
     )
 
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
-        return write_report(
-            run_report(
-                job,
-                saved,
-                result,
-                data=data,
-                before=before,
-                input_version=input_version,
-                seconds_by_step=seconds,
-                command=command,
-            )
-        )
+        return write_report(run_report(job, replace(found, config=saved), command))
 
-    return save_bundle(job.out, model, config, overwrite=job.overwrite, extras=extras)
+    return replace(found, config=save_bundle(job.out, model, config, overwrite=job.overwrite, extras=extras))

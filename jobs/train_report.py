@@ -1,6 +1,7 @@
 """Makes the report of a training run: its arguments, its accuracy, and the cost of the model layer by layer."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,30 @@ from .train_job import TrainJob
 FEW_IMAGES = 1000
 
 
-def run_report(
-    job: TrainJob,
-    config: BundleConfig,
-    result: TrainResult,
-    *,
-    data: tuple[DataUse, DataUse],
-    before: Measured | None,
-    input_version: str | None,
-    seconds_by_step: Mapping[str, float],
-    command: str | None,
-) -> RunReport:
-    """Make the report of a finished run.
+@dataclass(frozen=True)
+class TrainOutcome:
+    """What a training run ended with.
 
     Args:
         config: the config of the bundle that was written.
+        result: the trained model and its history.
         data: how the training and the held-out images were used.
         before: the accuracy of the bundle that training started from.
+        skipped: images that could not be read, and why.
+        seconds_by_step: reading, training (all parts of an interrupted run together), and writing.
     """
+
+    config: BundleConfig
+    result: TrainResult
+    data: tuple[DataUse, DataUse]
+    before: Measured | None
+    skipped: Mapping[Path, InputError]
+    seconds_by_step: Mapping[str, float]
+
+
+def run_report(job: TrainJob, outcome: TrainOutcome, command: str | None) -> RunReport:
+    """Make the report of a finished run; the outcome has the config of the bundle that was written."""
+    config, result, held_out = outcome.config, outcome.result, outcome.data[1]
     size = int(config.preprocess["size"])
     before_totals, after_totals = model_totals(result.model, size)
     row = measured_row(result)
@@ -44,19 +51,19 @@ def run_report(
         kind="train",
         arch=config.arch,
         version=config.version,
-        input_version=input_version,
+        input_version=config.provenance["commands"][-1].get("input_version"),
         arguments=job.arguments(),
         command=command,
         versions=library_versions(),
-        seconds_by_step=seconds_by_step,
-        data=data,
-        before=before,
-        after=Measured(top1=row.get("top1"), top5=row.get("top5"), images=data[1].images),
+        seconds_by_step=outcome.seconds_by_step,
+        data=outcome.data,
+        before=outcome.before,
+        after=Measured(top1=row.get("top1"), top5=row.get("top5"), images=held_out.images),
         totals_before=before_totals,
         totals_after=after_totals,
         layers=layer_rows(result.model, size, _notes(job, result.model)),
         history=result.history,
-        warnings=tuple(_warnings(job, data)),
+        warnings=tuple(_warnings(job, outcome.data)),
     )
 
 

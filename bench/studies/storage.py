@@ -23,13 +23,13 @@ from torch import nn
 
 from ...jobs.convert import ConvertJob, convert
 from ...jobs.dataset import labelled_images
-from ...jobs.progress import Progress
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import load_bundle, read_config, resident_bytes
 from ...models.bundle.storage import STORAGES
 from ...models.compress.measured import Measuring
 from ...models.divergence import answers
+from ...models.progress import Progress
 from ...models.report import Measured
 from ...models.serving.pack import prepare_for_inference
 from ..machine import about, torch_threads

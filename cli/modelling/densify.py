@@ -19,7 +19,7 @@ def densify(bundle: Bundle, out: Out, force: Force = False, json: Json = False) 
     from ...models import densify_model
 
     with progress("densify", "layers") as update:
-        report = densify_model(bundle, out, overwrite=force, progress=lambda done, total, _: update(done, total))
+        report = densify_model(bundle, out, overwrite=force, progress=update)
     if json:
         print_json(
             {

@@ -16,8 +16,8 @@ from .train_options import TrainOptions
 if TYPE_CHECKING:
     import torch
 
-    from ...jobs.train import TrainOutcome
     from ...jobs.train_job import TrainJob
+    from ...jobs.train_report import TrainOutcome
     from ...loaders.dataset.augmentation import Augmentation
     from ...models.training import Recipe
 
@@ -41,8 +41,8 @@ def train(options: TrainOptions) -> None:
     import torch
 
     from ...inference.device import resolve_device, use_device
-    from ...jobs.progress import Progress
     from ...jobs.train import train
+    from ...models.progress import Progress
     from ...models.training.parallel import joined, local_device
 
     if options.threads is not None:

@@ -2,8 +2,12 @@
 
 import platform
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .config import BundleConfig
 
 LIBRARIES = ("milkweed", "torch", "timm", "numpy", "safetensors")
 
@@ -31,3 +35,14 @@ def add_step(
         "versions": library_versions(),
     }
     return {**provenance, "commands": [*provenance.get("commands", ()), step]}
+
+
+def made_from(
+    config: "BundleConfig", command: str, arguments: Mapping[str, Any], seconds: float, **changes: Any
+) -> "BundleConfig":
+    """Return the config of a bundle that was made from the one of `config`, with `changes`.
+
+    Its last step names that bundle and holds the figures that were measured on it: they do not hold for the new one.
+    """
+    facts = {"input_version": config.version, "input_metrics": dict(config.metrics)}
+    return replace(config, provenance=add_step(config.provenance, command, arguments, seconds, **facts), **changes)

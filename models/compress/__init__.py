@@ -9,7 +9,6 @@ from .projection.plain import Projection as Projection
 from .projection.plain import project_linear as project_linear
 from .projection.plain import project_operator as project_operator
 from .projection.plain import project_state as project_state
-from .projection.plain import projection_error as projection_error
 from .replacement import project_layer as project_layer
 from .replacement import replace_layer as replace_layer
 from .request import CompressRequest as CompressRequest

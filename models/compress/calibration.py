@@ -1,6 +1,6 @@
 """Learns from a few images, before a model is compressed, how its layers' inputs are distributed."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..layers.layer_spec import LayerSpec
 from ..layers.select import linear_layer
+from ..progress import Count, ignore
 from .projection.aware import RIDGE
 from .projection.importance import weighted_statistics
 from .projection.layer_fit import FitRequest, fit_layer
@@ -89,9 +90,7 @@ class Calibration:
         return Calibration(fitted, held_out, self.ridge)
 
 
-def calibrate(
-    model: nn.Module, names: Sequence[str], images: Images, progress: Callable[[int, int], None] | None = None
-) -> Calibration:
+def calibrate(model: nn.Module, names: Sequence[str], images: Images, progress: Count = ignore) -> Calibration:
     """Measure the inputs of the named linear layers, and choose the ridge.
 
     Raises:
@@ -102,8 +101,7 @@ def calibrate(
     def told(batches: Sequence[Tensor]) -> Iterator[Tensor]:
         for batch in batches:
             yield batch
-            if progress:
-                progress(next(done), total)
+            progress(next(done), total)
 
     fitted = weighted_statistics(model, names, told(images.fitted))
     held_out = weighted_statistics(model, names, told(images.held_out), seed=1)

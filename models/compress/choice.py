@@ -1,15 +1,15 @@
 """Chooses the structure of each layer, and gives the reason."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import nn
 
 from ..layers.layer_spec import LayerSpec
-from ..report import Measured
+from ..progress import Progress
 from ..report.rows import LayerNote
 from .allocation.costs import LayerCosts
-from .allocation.search import Progress, Search, Trial
+from .allocation.search import Search, Trial
 from .calibration import Calibration
 from .measured import Measuring
 from .projection.layer_fit import LayerFit
@@ -17,15 +17,6 @@ from .request import CompressRequest
 
 CURVE_BUDGETS = (0.5, 0.65, 0.8, 0.9)
 """Budgets that are tried beside the one asked for, so that the report shows what more or less would cost."""
-
-
-@dataclass(frozen=True)
-class MeasuredTrial:
-    """A trial for the report: how many weights it saves, and how good it is on the held-out images."""
-
-    label: str
-    saved: int
-    found: Measured
 
 
 @dataclass(frozen=True)
@@ -41,7 +32,7 @@ class Choice:
     """
 
     structures: Mapping[str, LayerSpec]
-    trials: tuple[MeasuredTrial, ...] = ()
+    trials: tuple[Trial, ...] = ()
     sensitivities: Mapping[str, float] = field(default_factory=dict)
     costs: LayerCosts | None = None
     warnings: tuple[str, ...] = ()
@@ -105,8 +96,7 @@ def choose_for_budget(
     calibration: Calibration,
     costs: LayerCosts,
     measuring: Measuring,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
+    progress: Progress,
 ) -> Choice:
     """The structure of each layer with the least measured damage within the budget.
 
@@ -123,7 +113,6 @@ def choose_for_budget(
         block_counts=request.block_counts,
         ridge=calibration.ridge,
         progress=progress,
-        on_trial=None if note is None else lambda trial: note(_described(trial)),
     )
     dense = costs.dense()
     fixed = sum(costs(name, None) for name in calibration.fitted if name not in search.names)
@@ -136,22 +125,10 @@ def choose_for_budget(
     for share in CURVE_BUDGETS:
         if share != request.budget and share >= least:
             tried.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
-    trials = tuple(_for_report(trial, measuring) for trial in tried)
-    return Choice(best.structures, trials, sensitivities, costs, (HELD_OUT_CHOSE,))
+    return Choice(best.structures, tuple(tried), sensitivities, costs, (HELD_OUT_CHOSE,))
 
 
 HELD_OUT_CHOSE = (
     "the held-out images chose the structures: figures on them are a little better than on others; measure with "
     "images of your own (milkweed evaluate)"
 )
-
-
-def _described(trial: Trial) -> str:
-    """A trial as a line for a person."""
-    found = trial.found
-    return f"{trial.label}: KL {found.kl:.3f}, {found.agreement:.1f} % agree on {found.images} held-out images"
-
-
-def _for_report(trial: Trial, measuring: Measuring) -> MeasuredTrial:
-    saved = sum(layer.dense_weight_count - layer.weight_count for layer in trial.structures.values())
-    return MeasuredTrial(trial.label, saved, measuring.of_answers(trial.answers))

@@ -1,7 +1,7 @@
 """Compresses a bundle: linear layers become structured ones, fitted to calibration images where there are any."""
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,22 +12,22 @@ from torch import Tensor, nn
 
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.provenance import add_step, library_versions
+from ..bundle.provenance import library_versions, made_from
 from ..bundle.storage import as_stored
 from ..layers.layer_spec import LayerSpec, layer_specs_for
 from ..layers.select import linear_layer, select_linears
+from ..progress import SILENT, Progress
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
 from .allocation.costs import LayerCosts
-from .allocation.search import Progress as Progress
 from .calibration import Calibration, Images, calibrate
 from .choice import Choice, choose_for_budget, fixed_choice
 from .measured import Measuring
 from .projection.aware import RIDGE
 from .projection.layer_fit import FitRequest, LayerFit, fit_layers
 from .projection.permutation import arrange_hidden_units
-from .quantisation import Quantisation, choose_storage
+from .quantisation import choose_storage
 from .replacement import replace_layer
 from .request import CompressRequest
 
@@ -79,8 +79,7 @@ def compress_model(
     data: CalibrationData | None = None,
     device: torch.device | str = "cpu",
     overwrite: bool = False,
-    progress: Progress | None = None,
-    note: Callable[[str], None] | None = None,
+    progress: Progress = SILENT,
     command: str | None = None,
 ) -> CompressReport:
     """Read the bundle `source`, compress the chosen layers, write the bundle `out` with its report.
@@ -90,7 +89,6 @@ def compress_model(
 
     Args:
         device: the device that the images run on; layers are fitted on the CPU.
-        note: is called with sentences for a person on what a search tried.
         command: the command line that does it again, for the report.
 
     Raises:
@@ -101,53 +99,36 @@ def compress_model(
     """
     check_report_packages()  # not after an hour
     start = time.perf_counter()
-    clock = _Clock()
     model, config = load_bundle(source)
-    names = select_linears(model, request.layers)
-    size = int(config.preprocess["size"])
-    images = calibration = None
-    if data is not None:
-        model = model.to(device)
-        images = Images.split(data.images.to(device), data.targets)
-        with clock("calibration"):
-            calibration = calibrate(model, names, images, _named(progress, "calibrating"))
-        with clock("arrangement"):
-            calibration = _arranged(model, request, calibration, progress)
+    work = _Compression(model.to(device), config, request, progress)
+    images = None if data is None else Images.split(data.images.to(device), data.targets)
+    if images is not None:
+        work.calibrate(images)
     elif request.budget is not None:
         raise ValueError(f"budget {request.budget:g}: needs calibration images to measure what each layer is worth")
-    measuring = None if images is None else Measuring.of(model, images)
-    with clock("choice"):
-        choice = _choose(model, names, request, calibration, measuring, size, progress, note)
-    with clock("projection"):
-        model = model.cpu()
-        fits = _final_fits(model, choice.structures, calibration, progress)
-        for name, fit in fits.items():
-            replace_layer(model, name, fit)
-    model = model.to(device)
+    choice = work.choose()
+    fits = work.replace_layers(choice.structures)
     tried = None if images is None else images.held_out
-    quantisation = choose_storage(model, request.storage, tried, size, limit=request.int8_limit)
-    after = None if measuring is None else measuring(as_stored(model, quantisation.storage))
-    model = model.cpu()
-    report = RunReport(
-        kind="compress",
-        arch=config.arch,
-        version="",
-        input_version=config.version,
-        arguments=request.to_dict(),
+    model.to(device)
+    quantisation = choose_storage(model, request.storage, tried, work.size, limit=request.int8_limit)
+    after = None if work.measuring is None else work.measuring(as_stored(model, quantisation.storage))
+    report = work.report(choice, fits, after)
+    report = replace(
+        stored_bytes(report, model, quantisation.storage),
         command=command,
-        versions=library_versions(),
-        seconds_by_step=clock.seconds,
         data=() if data is None else (data.use,),
-        before=None if measuring is None else measuring.before,
-        after=after,
-        totals_before=(totals := model_totals(model, size))[0],
-        totals_after=totals[1],
-        layers=layer_rows(model, size, choice.notes(names, fits)),
-        curve=_curve(choice, after, totals[0].parameters, totals[1].parameters),
         warnings=(*choice.warnings, *(images.warnings() if images else (NO_DATA,))),
     )
-    report = stored_bytes(report, model, quantisation.storage)
-    return _save(Path(out), model, config, request, report, fits, quantisation, time.perf_counter() - start, overwrite)
+    seconds = time.perf_counter() - start
+    config = made_from(
+        config,
+        "compress",
+        request.to_dict(),
+        seconds,
+        structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
+        metrics={"compression": compression_metrics(report), **quantisation.metrics(measured=after is not None)},
+    )
+    return save_reported(Path(out), model, config, report, seconds, overwrite=overwrite, storage=quantisation.storage)
 
 
 NO_DATA = (
@@ -160,91 +141,92 @@ ARRANGED_NBLOCKS = 4
 """Where a budget chooses, hidden units are arranged for the block count in the middle."""
 
 
-def _arranged(
-    model: nn.Module, request: CompressRequest, calibration: Calibration, progress: Progress | None
-) -> Calibration:
-    """Move hidden units to where Monarch layers fit better; the model's function stays."""
-    if request.structure != "monarch":
-        return calibration
-    nblocks = request.nblocks if request.budget is None else ARRANGED_NBLOCKS
-    moved = arrange_hidden_units(model, calibration.fitted, nblocks, _named(progress, "arranging hidden units"))
-    return calibration.rearranged(moved)
+class _Compression:
+    """A model that is being compressed, with what has been learnt of it so far."""
 
+    def __init__(self, model: nn.Module, config: BundleConfig, request: CompressRequest, progress: Progress) -> None:
+        self.model, self.config, self.request, self.progress = model, config, request, progress
+        self.names, self.size = select_linears(model, request.layers), int(config.preprocess["size"])
+        self.calibration: Calibration | None = None
+        self.measuring: Measuring | None = None
+        self.seconds: dict[str, float] = {}
 
-def _choose(
-    model: nn.Module,
-    names: list[str],
-    request: CompressRequest,
-    calibration: Calibration | None,
-    measuring: Measuring | None,
-    size: int,
-    progress: Progress | None,
-    note: Callable[[str], None] | None,
-) -> Choice:
-    if request.budget is None:
-        structures = layer_specs_for(
-            model, names, request.structure, nblocks=request.nblocks, rank=request.rank, **request.options
+    def calibrate(self, images: Images) -> None:
+        """Measure the inputs of the layers, and move hidden units to where Monarch layers fit better."""
+        request, progress = self.request, self.progress
+        with self._timed("calibration"):
+            found = calibrate(self.model, self.names, images, progress.of("calibrating"))
+        with self._timed("arrangement"):
+            if request.structure == "monarch":
+                nblocks = request.nblocks if request.budget is None else ARRANGED_NBLOCKS
+                told = progress.of("arranging hidden units")
+                found = found.rearranged(arrange_hidden_units(self.model, found.fitted, nblocks, told))
+        self.calibration = found
+        self.measuring = Measuring.on(self.model, images.held_out, images.held_out_targets)
+
+    def choose(self) -> Choice:
+        """Choose the structure of each layer: the one that was asked for, or the best within the budget."""
+        request = self.request
+        with self._timed("choice"):
+            if request.budget is None:
+                options = {"nblocks": request.nblocks, "rank": request.rank, **request.options}
+                return fixed_choice(layer_specs_for(self.model, self.names, request.structure, **options))
+            assert self.calibration is not None
+            assert self.measuring is not None
+            costs = LayerCosts(self.model, self.names, request.cost, self.size)
+            return choose_for_budget(self.model, request, self.calibration, costs, self.measuring, self.progress)
+
+    def replace_layers(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
+        """Fit to all images, since the held-out ones are no longer needed for choices, and replace the layers."""
+        statistics = {} if self.calibration is None else self.calibration.all()
+        ridge = RIDGE if self.calibration is None else self.calibration.ridge
+        with self._timed("projection"):
+            self.model.cpu()
+            requests = {
+                name: FitRequest.of(linear_layer(self.model, name), structure, statistics.get(name))
+                for name, structure in structures.items()
+            }
+            fits = fit_layers(requests, ridge=ridge, progress=self.progress.of("projecting layers"))
+            for name, fit in fits.items():
+                replace_layer(self.model, name, fit)
+        return fits
+
+    def report(self, choice: Choice, fits: Mapping[str, LayerFit], after: Measured | None) -> RunReport:
+        """Make the report of the compressed model, with its sizes in float32."""
+        self.model.cpu()
+        dense, compressed = model_totals(self.model, self.size)
+        size = dense.parameters
+        tried = []
+        if self.measuring is not None:
+            measured = [(trial, self.measuring.of_answers(trial.answers)) for trial in choice.trials]
+            tried = [candidate(trial.label, size - trial.saved, size, found) for trial, found in measured]
+        return RunReport(
+            kind="compress",
+            arch=self.config.arch,
+            version="",
+            input_version=self.config.version,
+            arguments=self.request.to_dict(),
+            versions=library_versions(),
+            seconds_by_step=self.seconds,
+            before=None if self.measuring is None else self.measuring.before,
+            after=after,
+            totals_before=dense,
+            totals_after=compressed,
+            layers=layer_rows(self.model, self.size, choice.notes(self.names, fits)),
+            curve=(*tried, candidate("written", compressed.parameters, size, after or Measured(images=0), chosen=True)),
         )
-        return fixed_choice(structures)
-    assert calibration is not None
-    assert measuring is not None
-    costs = LayerCosts(model, names, request.cost, size)
-    return choose_for_budget(model, request, calibration, costs, measuring, progress, note)
 
-
-def _final_fits(
-    model: nn.Module,
-    structures: Mapping[str, LayerSpec],
-    calibration: Calibration | None,
-    progress: Progress | None,
-) -> dict[str, LayerFit]:
-    """The fits to all images, since the held-out ones are no longer needed for choices."""
-    statistics = {} if calibration is None else calibration.all()
-    requests = {
-        name: FitRequest.of(linear_layer(model, name), structure, statistics.get(name))
-        for name, structure in structures.items()
-    }
-    ridge = RIDGE if calibration is None else calibration.ridge
-    return fit_layers(requests, ridge=ridge, progress=_named(progress, "projecting layers"))
-
-
-def _curve(choice: Choice, after: Measured | None, dense: int, parameters: int) -> tuple[TriedModel, ...]:
-    """Every allocation that was measured, and the model that was written."""
-    tried = [candidate(trial.label, dense - trial.saved, dense, trial.found) for trial in choice.trials]
-    return (*tried, candidate("written", parameters, dense, after or Measured(images=0), chosen=True))
+    @contextmanager
+    def _timed(self, step: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[step] = round(time.perf_counter() - started, 3)
 
 
 def candidate(label: str, parameters: int, dense: int, found: Measured, *, chosen: bool = False) -> TriedModel:
     """A model for the report's curve: its size, as a share of the dense model's too, and its quality."""
     quality = {"kl": found.kl, "agreement": found.agreement, "top1": found.top1}
     return TriedModel(label=label, share=parameters / dense, parameters=parameters, chosen=chosen, **quality)
-
-
-def _save(
-    out: Path,
-    model: nn.Module,
-    config: BundleConfig,
-    request: CompressRequest,
-    report: RunReport,
-    fits: Mapping[str, LayerFit],
-    quantisation: Quantisation,
-    seconds: float,
-    overwrite: bool,
-) -> CompressReport:
-    config = replace(
-        config,
-        structure={**config.structure, **{name: fit.structure for name, fit in fits.items()}},
-        metrics={"compression": compression_metrics(report), **quantisation.metrics(measured=report.after is not None)},
-        provenance=add_step(
-            config.provenance,
-            "compress",
-            request.to_dict(),
-            seconds,
-            input_version=config.version,
-            input_metrics=dict(config.metrics),  # measured on the dense model: they do not hold for this one
-        ),
-    )
-    return save_reported(out, model, config, report, seconds, overwrite=overwrite, storage=quantisation.storage)
 
 
 def save_reported(
@@ -280,20 +262,3 @@ def compression_metrics(report: RunReport) -> dict[str, Any]:
         if after is None
         else {"images": after.images, "kl": after.kl, "agreement": after.agreement, "top1": after.top1},
     }
-
-
-def _named(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(step, done, total)
-
-
-class _Clock:
-    """Measures the seconds of each step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def __call__(self, step: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[step] = round(time.perf_counter() - started, 3)

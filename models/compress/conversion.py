@@ -3,7 +3,7 @@
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.provenance import add_step
+from ..bundle.provenance import made_from
 from ..bundle.storage import as_stored
 from ..report import Measured
 from .measured import measured_change
@@ -76,18 +76,8 @@ def convert_model(
         **({"converted_from": dict(Counter(config.storage.values()))} if config.storage else {}),
         **_measured(before, after, folder),
     }
-    config_after = replace(
-        config,
-        metrics={"storage": record},
-        provenance=add_step(
-            config.provenance,
-            "convert",
-            {"storage": weights, **({"int8_limit": limit} if weights == "int8" else {})},
-            time.perf_counter() - start,
-            input_version=config.version,
-            input_metrics=dict(config.metrics),  # of the weights before
-        ),
-    )
+    arguments = {"storage": weights, **({"int8_limit": limit} if weights == "int8" else {})}
+    config_after = made_from(config, "convert", arguments, time.perf_counter() - start, metrics={"storage": record})
     saved = save_bundle(out, model.cpu(), config_after, overwrite=overwrite, storage=quantisation.storage)
     return ConvertReport(config, saved, before, after, time.perf_counter() - start)
 

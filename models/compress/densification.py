@@ -2,8 +2,7 @@
 
 import copy
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -12,11 +11,9 @@ from torch import nn
 from ..architectures.meta_init import on_meta
 from ..bundle.bundle import load_bundle, save_bundle
 from ..bundle.config import BundleConfig
-from ..bundle.provenance import add_step
+from ..bundle.provenance import made_from
 from ..layers.structured import StructuredLinear
-
-Progress = Callable[[int, int, str], None]
-"""Is called with the layers done, their number, and the layer just done."""
+from ..progress import Count, ignore
 
 
 @dataclass(frozen=True)
@@ -31,7 +28,7 @@ class DensifyReport:
 
 
 def densify_model(
-    source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Progress | None = None
+    source: str | Path, out: str | Path, *, overwrite: bool = False, progress: Count = ignore
 ) -> DensifyReport:
     """Read the bundle `source`, make every structured layer dense, write the bundle `out`.
 
@@ -51,24 +48,12 @@ def densify_model(
     if not names:
         raise ValueError(f"bundle {source}: every layer is dense already")
     after = sum(parameter.numel() for parameter in model.parameters())
-    config = replace(
-        config,
-        structure={},
-        metrics={},
-        provenance=add_step(
-            config.provenance,
-            "densify",
-            {},
-            time.perf_counter() - start,
-            input_version=config.version,
-            input_metrics=dict(config.metrics),
-        ),
-    )
+    config = made_from(config, "densify", {}, time.perf_counter() - start, structure={}, metrics={})
     saved = save_bundle(out, model, config, overwrite=overwrite)
     return DensifyReport(saved, names, before, after, time.perf_counter() - start)
 
 
-def densify_layers(model: nn.Module, progress: Progress | None = None) -> tuple[str, ...]:
+def densify_layers(model: nn.Module, progress: Count = ignore) -> tuple[str, ...]:
     """Replace every structured layer of `model` by its dense one, in place; returns their names.
 
     Raises:
@@ -80,8 +65,7 @@ def densify_layers(model: nn.Module, progress: Progress | None = None) -> tuple[
             model.set_submodule(name, densify_layer(layer))
         except ValueError as error:
             raise ValueError(f"layer {name}: {error}") from None
-        if progress:
-            progress(done, len(layers), name)
+        progress(done, len(layers))
     return tuple(layers)
 
 

@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ..divergence import answers, divergence
 from ..report import Measured
-from .calibration import Images
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,6 @@ class Measuring:
     batches: tuple[Tensor, ...]
     targets: Tensor | None
     reference: Tensor
-
-    @classmethod
-    def of(cls, model: nn.Module, images: Images) -> "Measuring":
-        """Take `model`, which is dense, as the reference."""
-        return cls.on(model, images.held_out, images.held_out_targets)
 
     @classmethod
     def on(cls, model: nn.Module, batches: Sequence[Tensor], targets: Tensor | None) -> "Measuring":

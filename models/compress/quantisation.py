@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..bundle.golden import golden_images
 from ..bundle.storage import STORAGES, as_stored, storable_weights
+from ..hooks import hooked
 
 INT8_LIMIT = 0.02
 """Relative error of a layer's outputs up to which its weights become int8.
@@ -120,17 +121,12 @@ def int8_errors(model: nn.Module, batches: Iterable[Tensor]) -> tuple[dict[str, 
     """
     names = storable_weights(model)
     rounded = as_stored(model, dict.fromkeys(names, "int8"))
-    sums = {name: _Sums(rounded.get_submodule(name)) for name in names}
-    hooks = [model.get_submodule(name).register_forward_hook(sums[name]) for name in names]
+    sums = {name: _Sums(model.get_submodule(name), rounded.get_submodule(name)) for name in names}
     count = 0
-    try:
-        with torch.inference_mode():
-            for images in batches:
-                model(images)
-                count += len(images)
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with torch.inference_mode(), hooked(model, names, lambda name, inputs, output: sums[name].add(inputs, output)):
+        for images in batches:
+            model(images)
+            count += len(images)
     return {name: found.error for name, found in sums.items()}, count
 
 
@@ -144,17 +140,15 @@ def made_images(model: nn.Module, size: int) -> Tensor:
 
 
 class _Sums:
-    """A forward hook that adds up squares of a layer's outputs and of their difference from its rounded twin's."""
+    """Adds up squares of a layer's outputs and of their difference from its rounded twin's."""
 
-    def __init__(self, twin: nn.Module) -> None:
-        self.twin, self.off, self.whole, self.seen = twin, 0.0, 0.0, False
+    def __init__(self, layer: nn.Module, twin: nn.Module) -> None:
+        self.layer, self.twin, self.off, self.whole, self.seen = layer, twin, 0.0, 0.0, False
 
-    def __call__(self, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        bias = layer.bias
+    def add(self, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        bias, plain = self.layer.bias, output
         if isinstance(bias, Tensor):
-            plain = output - (bias.view(-1, 1, 1) if isinstance(layer, nn.Conv2d) else bias)
-        else:
-            plain = output
+            plain = output - (bias.view(-1, 1, 1) if isinstance(self.layer, nn.Conv2d) else bias)
         self.off += float((self.twin(*inputs) - output).double().square().sum())
         self.whole += float(plain.double().square().sum())
         self.seen = True

@@ -3,20 +3,13 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..hooks import hooked
+
 _BLOCK = re.compile(r"layers\.\d+\.(?:RC|NC\.\d+)|blocks\.\d+")
-
-
-@dataclass
-class Tap:
-    """The output of each tapped block in the last forward."""
-
-    outputs: dict[str, Tensor] = field(default_factory=dict)
 
 
 def block_names(model: nn.Module) -> tuple[str, ...]:
@@ -36,22 +29,11 @@ def block_names(model: nn.Module) -> tuple[str, ...]:
 
 
 @contextmanager
-def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[Tap]:
-    """Inside, record the outputs of the named blocks in every forward."""
-    tap = Tap()
-
-    def record(name: str) -> Any:
-        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            tap.outputs[name] = output
-
-        return hook
-
-    handles = [model.get_submodule(name).register_forward_hook(record(name)) for name in names]
-    try:
-        yield tap
-    finally:
-        for handle in handles:
-            handle.remove()
+def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
+    """Inside, record the outputs of the named blocks in the last forward."""
+    outputs: dict[str, Tensor] = {}
+    with hooked(model, names, lambda name, _, output: outputs.update({name: output})):
+        yield outputs
 
 
 def feature_error(features: Tensor, wanted: Tensor) -> Tensor:

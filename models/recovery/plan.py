@@ -2,10 +2,11 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from ..training import Recipe
+from ..training.recipe import check_whole, check_within
 
 TRAINED = ("structured", "all")
 
@@ -57,10 +58,10 @@ class RecoveryPlan:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 0), ("block_epochs", 0), ("evaluate_every", 1), ("patience", 1)):
-            value = getattr(self, name)
-            if not ((type(value) is int and value >= least) or (name == "patience" and value is None)):
-                raise ValueError(f"{name} {value!r} must be a whole number from {least}")
+        for name, least in (("epochs", 0), ("block_epochs", 0), ("evaluate_every", 1)):
+            check_whole(name, getattr(self, name), least)
+        if self.patience is not None:
+            check_whole("patience", self.patience, 1)
         if self.epochs + self.block_epochs == 0:
             raise ValueError("epochs 0 and block_epochs 0: nothing to do")
         if not 0 <= self.warmup <= 1:
@@ -69,10 +70,8 @@ class RecoveryPlan:
             raise ValueError(f"trained {self.trained!r} must be one of {', '.join(TRAINED)}")
         if not (isfinite(self.temperature) and self.temperature > 0):
             raise ValueError(f"temperature {self.temperature} must be a number above 0")
-        if not (isfinite(self.feature_weight) and self.feature_weight >= 0):
-            raise ValueError(f"feature_weight {self.feature_weight} must be a number from 0")
-        if not 0 <= self.hard_share <= 1:
-            raise ValueError(f"hard_share {self.hard_share} must be 0 to 1")
+        check_within("feature_weight", self.feature_weight, 0, inf)
+        check_within("hard_share", self.hard_share, 0, 1)
         self.recipe(max(self.epochs, 1), self.lr)  # it has the limits of all others
         self.recipe(max(self.block_epochs, 1), self.block_lr)
 

@@ -1,6 +1,6 @@
 """Trains a compressed model to answer as the dense one: block by block, then as a whole; never worse than before."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import isfinite
@@ -13,14 +13,13 @@ from torch import Tensor, nn
 from ..architectures.vitae.reduction import PerformerAttention
 from ..divergence import answers, diverge
 from ..layers.structured import StructuredLinear
-from ..training import Batch, BatchSource, Objective, Recipe, TrainingError, TrainResult, train_model
+from ..progress import SILENT, Progress
+from ..training import Batch, BatchSource, Objective, Recipe, Trainer, TrainingError, TrainResult
 from .blocks import block_names
 from .objectives import BlockReconstruction, FeatureDistillation
 from .plan import RecoveryPlan
 
 Row = dict[str, Any]
-Progress = Callable[[str, int, int], None]
-"""Is called with the phase, its steps done, and their number."""
 
 
 @dataclass(frozen=True)
@@ -80,8 +79,7 @@ def recover(
     held_out: Sequence[Tensor],
     state: Path | None = None,
     fingerprint: Mapping[str, Any] | None = None,
-    progress: Progress | None = None,
-    on_row: Callable[[Row], None] | None = None,
+    progress: Progress = SILENT,
     save_every_seconds: float = 60.0,
 ) -> RecoveryResult:
     """Train the compressed `model` in place to answer as `teacher` does.
@@ -107,7 +105,7 @@ def recover(
     results: list[TrainResult] = []
     with _only_trained(model, plan.trained):
         for phase in _phases(model, teacher, plan):
-            result = train_model(
+            trainer = Trainer(
                 model,
                 phase.objective,
                 _Later(source, phase.first_epoch),
@@ -119,10 +117,10 @@ def recover(
                 monitor="kl",
                 patience=plan.patience,
                 save_every_seconds=save_every_seconds,
-                progress=_named(progress, phase.name),
-                on_row=on_row,
+                progress=progress,
                 phase=phase.name,
             )
+            result = trainer.train()
             model.load_state_dict(result.model.state_dict())  # with an average, the kept model is a copy
             results.append(result)
     return _result(model.eval(), results)
@@ -161,7 +159,7 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_P
         phases.append(_Phase("blocks", BlockReconstruction(teacher, blocks, recipe), recipe, 0))
     if plan.epochs:
         recipe = plan.recipe(plan.epochs, plan.lr)
-        objective = FeatureDistillation(teacher, blocks, recipe, plan.temperature, plan.feature_weight, plan.hard_share)
+        objective = FeatureDistillation(teacher, recipe, plan.temperature, plan.hard_share, blocks, plan.feature_weight)
         phases.append(_Phase("distillation", objective, recipe, plan.block_epochs))
     return phases
 
@@ -185,10 +183,6 @@ def _only_trained(model: nn.Module, trained: str) -> Iterator[None]:
     finally:
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(before[name])
-
-
-def _named(progress: Progress | None, phase: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else lambda done, total: progress(phase, done, total)
 
 
 def _result(model: nn.Module, results: Sequence[TrainResult]) -> RecoveryResult:

@@ -7,7 +7,7 @@ share one memory pool, since only one of them runs at a time.
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,10 +36,8 @@ class Captured:
     replay: Callable[[], None]
 
 
-class Capture(Protocol):
-    """Captures a forward on its input; raises RuntimeError where that is not possible."""
-
-    def __call__(self, forward: ForwardFunction, images: Tensor) -> Captured: ...
+Capture = Callable[[ForwardFunction, Tensor], Captured]
+"""Captures a forward on its input; raises RuntimeError where that is not possible."""
 
 
 class CudaCapture:

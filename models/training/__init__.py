@@ -2,8 +2,8 @@
 
 from .average import Ema as Ema
 from .loop import Start as Start
+from .loop import Trainer as Trainer
 from .loop import TrainResult as TrainResult
-from .loop import train_model as train_model
 from .mixing import Mixed as Mixed
 from .mixing import mix as mix
 from .objective import Classification as Classification
@@ -14,7 +14,6 @@ from .objective import cross_entropy as cross_entropy
 from .objective import distillation_loss as distillation_loss
 from .optimizer import learning_rate as learning_rate
 from .optimizer import parameter_groups as parameter_groups
-from .processes import Alone as Alone
 from .processes import Processes as Processes
 from .recipe import Recipe as Recipe
 from .run import densified as densified

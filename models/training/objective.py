@@ -54,12 +54,15 @@ class Distillation:
         mixed = mix(images, self.recipe.mixup, self.recipe.cutmix)
         with torch.no_grad():
             wanted = self.teacher(mixed.images)
-        logits = model(mixed.images)
-        loss = distillation_loss(logits, wanted, self.temperature)
+        return self.loss(model(mixed.images), wanted, mixed, targets)
+
+    def loss(self, logits: Tensor, wanted: Tensor, mixed: Mixed, targets: Tensor | None) -> Tensor:
+        """The loss of a model's answers to mixed images, given the teacher's."""
+        soft = distillation_loss(logits, wanted, self.temperature)
         if targets is None or self.hard_share == 0:
-            return loss
+            return soft
         hard = cross_entropy(logits, targets, mixed, self.recipe.label_smoothing)
-        return (1 - self.hard_share) * loss + self.hard_share * hard
+        return (1 - self.hard_share) * soft + self.hard_share * hard
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, mixed: Mixed, label_smoothing: float) -> Tensor:

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ..bundle.strict_json import canonical_json, parse_json
-from .processes import Alone, Processes
+from .processes import Processes
 
 PARALLEL = ("ddp", "fsdp")
 _ENVIRONMENT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -31,7 +31,7 @@ def joined(kind: str | None, device: torch.device) -> Iterator[Processes]:
         ValueError: an unknown kind, or not started by torchrun.
     """
     if kind is None:
-        yield Alone()
+        yield Processes()
         return
     if kind not in PARALLEL:
         raise ValueError(f"parallel {kind!r} must be one of {', '.join(PARALLEL)}")
@@ -50,7 +50,7 @@ def local_device(device: torch.device) -> torch.device:
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0))) if device.type == "cuda" else device
 
 
-class Ddp(Alone):
+class Ddp(Processes):
     """Each process has the whole model and its part of each batch; gradients are averaged.
 
     On CUDA batch norms take the statistics of all processes; gloo has no such norm, so that on CPUs each takes its own.

@@ -47,17 +47,17 @@ class Recipe:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _whole("epochs", self.epochs, 1)
-        _whole("batch_size", self.batch_size, 1)
-        _whole("seed", self.seed, 0)
+        check_whole("epochs", self.epochs, 1)
+        check_whole("batch_size", self.batch_size, 1)
+        check_whole("seed", self.seed, 0)
         if not (isfinite(self.lr) and self.lr > 0):
             raise ValueError(f"lr {self.lr} must be a number above 0")
-        _within("final_lr", self.final_lr, 0, self.lr)
-        _within("warmup_epochs", self.warmup_epochs, 0, self.epochs)
-        _within("weight_decay", self.weight_decay, 0, float("inf"))
-        _within("label_smoothing", self.label_smoothing, 0, 1)
+        check_within("final_lr", self.final_lr, 0, self.lr)
+        check_within("warmup_epochs", self.warmup_epochs, 0, self.epochs)
+        check_within("weight_decay", self.weight_decay, 0, float("inf"))
+        check_within("label_smoothing", self.label_smoothing, 0, 1)
         for name in ("mixup", "cutmix"):
-            _within(name, getattr(self, name), 0, float("inf"))
+            check_within(name, getattr(self, name), 0, float("inf"))
         for beta in self.betas:
             _below_one("betas", beta)
         if self.ema_decay is not None:
@@ -72,12 +72,14 @@ class Recipe:
         return {**asdict(self), "betas": list(self.betas)}
 
 
-def _whole(name: str, value: int, least: int) -> None:
+def check_whole(name: str, value: int, least: int) -> None:
+    """Raise ValueError unless the value is a whole number from `least`."""
     if type(value) is not int or value < least:
         raise ValueError(f"{name} {value!r} must be a whole number from {least}")
 
 
-def _within(name: str, value: float, least: float, most: float) -> None:
+def check_within(name: str, value: float, least: float, most: float) -> None:
+    """Raise ValueError unless the value is a number between the limits."""
     # written so that nan fails, and infinity where there is no most
     if not (least <= value <= most and isfinite(value)):
         limit = f"{least:g} to {most:g}" if isfinite(most) else f"a number from {least:g}"

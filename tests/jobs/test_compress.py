@@ -14,10 +14,10 @@ from milkweed.jobs.calibration_images import calibration_samples, folder_samples
 from milkweed.jobs.compress import EPOCH_CHOSEN, compress
 from milkweed.jobs.compress_job import CompressJob
 from milkweed.jobs.dataset import DataError
-from milkweed.jobs.progress import Progress
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.models import load_bundle, read_config
 from milkweed.models.compress import CompressRequest
+from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan
 from milkweed.models.report import read_report
 from milkweed.models.training import TrainingError

@@ -11,15 +11,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models.architectures.registry import create_model, default_preprocess
+from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.bundle import save_bundle
 from milkweed.models.bundle.config import BundleConfig
-from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.layer_spec import layer_specs_for
+from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 
-from .tiny import TINY_VIT, TINY_VITAE
+from .tiny import TINY_VIT, TINY_VITAE, config_of
 
 
 @pytest.fixture
@@ -36,16 +35,10 @@ def tiny_vit() -> dict[str, Any]:
 def tiny_config(tiny_vitae: dict[str, Any]) -> BundleConfig:
     """The config of a ViTAE with two Monarch MLPs and five classes."""
     torch.manual_seed(0)
-    dense = create_model("vitae_basic", num_classes=5, **tiny_vitae)
-    return BundleConfig(
-        arch="vitae_basic",
-        arch_args={"num_classes": 5, **tiny_vitae},
-        structure=layer_specs_for(dense, select_linears(dense, ["mlp"]), nblocks=2),
-        preprocess=default_preprocess("vitae_basic", **tiny_vitae),
-        provenance={"source": {"file": "x.pth", "sha256": "0" * 64}},
-        metrics={"top1": 0.5},
-        labels=default_labels(5),
-    )
+    model = create_model("vitae_basic", num_classes=5, **tiny_vitae)
+    replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=2))
+    provenance = {"source": {"file": "x.pth", "sha256": "0" * 64}}
+    return config_of(model, "vitae_basic", tiny_vitae, 5, provenance=provenance, metrics={"top1": 0.5})
 
 
 @pytest.fixture

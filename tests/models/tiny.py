@@ -1,6 +1,14 @@
 """Arguments of tiny architectures, and options of small layers of each kind."""
 
+from collections.abc import Mapping
 from typing import Any
+
+from torch import nn
+
+from milkweed.models import BundleConfig
+from milkweed.models.architectures.registry import default_preprocess
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.layers.layer_spec import layer_specs_of
 
 TINY_VITAE: dict[str, Any] = {
     "img_size": 32,
@@ -33,3 +41,15 @@ KIND_OPTIONS: dict[str, dict[str, Any]] = {
     "blockdiag": {"nblocks": 4, "shuffle": True},
     "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
 }
+
+
+def config_of(model: nn.Module, arch: str, args: Mapping[str, Any], classes: int, **more: Any) -> BundleConfig:
+    """The config of a bundle that holds the model."""
+    return BundleConfig(
+        arch=arch,
+        arch_args={"num_classes": classes, **args},
+        structure=layer_specs_of(model),
+        preprocess=default_preprocess(arch, **args),
+        labels=default_labels(classes),
+        **more,
+    )

@@ -30,16 +30,7 @@ class Option(Generic[T]):
     damage: float
 
 
-@dataclass(frozen=True)
-class Allocation(Generic[T]):
-    """An option for each layer, and their sums."""
-
-    chosen: Mapping[str, Option[T]]
-    cost: float
-    damage: float
-
-
-def allocate(options: Mapping[str, Sequence[Option[T]]], budget: float) -> Allocation[T]:
+def allocate(options: Mapping[str, Sequence[Option[T]]], budget: float) -> dict[str, Option[T]]:
     """Choose an option for each layer with the least damage in all and a cost of at most `budget`.
 
     Raises:
@@ -49,8 +40,7 @@ def allocate(options: Mapping[str, Sequence[Option[T]]], budget: float) -> Alloc
     if least > budget:
         raise ValueError(f"budget {budget:g} cannot be met: the least possible is {least:g}")
     price = _least_price(options, budget)
-    chosen = _spend(options, _at_price(options, price), budget)
-    return Allocation(chosen, _cost(chosen), sum(option.damage for option in chosen.values()))
+    return _spend(options, _at_price(options, price), budget)
 
 
 def _least_price(options: Mapping[str, Sequence[Option[T]]], budget: float) -> float:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ...divergence import Divergence, answers, divergence
 from ...layers.layer_spec import LayerSpec
 from ...layers.select import linear_layer
+from ...progress import SILENT, Progress
 from ..projection.aware import RIDGE
 from ..projection.layer_fit import LayerFit, fit_layers
 from ..projection.parallel import each_on_one_thread
@@ -23,9 +24,6 @@ from .budget import Option, allocate
 from .candidates import BLOCK_COUNTS, layer_candidates
 from .layer import SearchedLayer
 from .slopes import Change, slopes
-
-Progress = Callable[[str, int, int], None]
-"""Is called with the step's name, the units done and their number."""
 
 Cost = Callable[[str, LayerSpec | None], float]
 """Gives the cost of a layer as a structure, or dense (None), in the budget's unit."""
@@ -55,16 +53,19 @@ class Trial:
 
     Args:
         structures: of the layers that changed.
-        cost: of all layers, in the budget's unit.
         answers: log-probabilities (images, classes) of the model so made.
         found: their divergence from the dense model's.
     """
 
     label: str
     structures: Mapping[str, LayerSpec]
-    cost: float
     answers: Tensor
     found: Divergence
+
+    @property
+    def saved(self) -> int:
+        """The number of weights that the model has less."""
+        return sum(layer.dense_weight_count - layer.weight_count for layer in self.structures.values())
 
 
 class Search:
@@ -90,12 +91,10 @@ class Search:
         *,
         block_counts: Sequence[int] = BLOCK_COUNTS,
         ridge: float = RIDGE,
-        progress: Progress | None = None,
-        on_trial: Callable[[Trial], None] | None = None,
+        progress: Progress = SILENT,
     ) -> None:
         self.model, self.batches, self.cost, self.ridge = model, batches, cost, ridge
-        self._progress, self._on_trial = progress, on_trial
-        self._reference = reference
+        self._progress, self._reference = progress, reference
         self._layers = self._with_candidates(statistics, block_counts)
         self._weights = dict.fromkeys(self._layers, 1.0)  # nats of KL for a relative objective of 1
         self._contexts: dict[str, dict[str, float]] = {}  # sensitivities inside each trial's model
@@ -155,7 +154,7 @@ class Search:
         Raises:
             ValueError: the budget cannot be met.
         """
-        chosen = allocate(self._options(), budget).chosen
+        chosen = allocate(self._options(), budget)
         return {name: option.value for name, option in chosen.items() if option.value is not None}
 
     def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
@@ -177,11 +176,9 @@ class Search:
             for name, fit in self.fits(structures).items():
                 stack.enter_context(self._layers[name].fitted(fit))
             found = answers(self.model, self.batches)
-        cost = sum(self.cost(name, structures.get(name)) for name in self._layers)
-        trial = Trial(label, dict(structures), cost, found, divergence(self._reference, found))
-        if self._on_trial:
-            self._on_trial(trial)
-        return trial
+        told = divergence(self._reference, found)
+        self._progress.note(f"{label}: KL {told.kl:.3f}, {told.agreement:.1f} % agree on {told.images} held-out images")
+        return Trial(label, dict(structures), found, told)
 
     def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """The fitted layers; those fitted before are not fitted again."""
@@ -190,9 +187,7 @@ class Search:
             for name, structure in structures.items()
             if (name, structure) not in self._fits
         }
-        found = fit_layers(
-            missing, ridge=self.ridge, progress=lambda done, total: self._tell("fitting layers", done, total)
-        )
+        found = fit_layers(missing, ridge=self.ridge, progress=self._progress.of("fitting layers"))
         self._fits |= {(name, structures[name]): fit for name, fit in found.items()}
         return {name: self._fits[name, structure] for name, structure in structures.items()}
 
@@ -204,7 +199,7 @@ class Search:
         found = each_on_one_thread(
             lambda name: layer_candidates(linears[name].weight.detach().cpu(), statistics[name], block_counts),
             names,
-            progress=lambda done, total: self._tell("finding candidates", done, total),
+            progress=self._progress.of("finding candidates"),
         )
         return {
             name: SearchedLayer(linears[name], statistics[name], candidates)
@@ -256,17 +251,7 @@ class Search:
     def _slopes(self, changes: Mapping[str, Change], where: str = "") -> Mapping[str, float]:
         """How steeply KL rises with each change, nats."""
         step = f"measuring sensitivities {where}".strip()
-        return slopes(
-            self.model,
-            changes,
-            self.batches,
-            self._reference,
-            progress=lambda done, total: self._tell(step, done, total),
-        ).by_part
-
-    def _tell(self, step: str, done: int, total: int) -> None:
-        if self._progress:
-            self._progress(step, done, total)
+        return slopes(self.model, changes, self.batches, self._reference, progress=self._progress.of(step))
 
 
 def _sensitivity(harm: float, fit: LayerFit) -> float:

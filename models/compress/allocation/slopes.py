@@ -6,7 +6,7 @@ the others, and twice a_l goes into the slope elsewhere. One backward pass gives
 layers back one by one would take a forward pass for each, and its differences of nearly equal KLs are noisy.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ...layers.select import linear_layer
+from ...progress import Count, ignore
 
 BATCH = 16
 """Images of one backward pass, which keeps the activations of all blocks."""
@@ -35,23 +36,15 @@ class Change:
     part: float
 
 
-@dataclass(frozen=True)
-class Slopes:
-    """KL of the model with the changes, in nats, and its derivative by the part of each."""
-
-    kl: float
-    by_part: Mapping[str, float]
-
-
 def slopes(
     model: nn.Module,
     changes: Mapping[str, Change],
     batches: Sequence[Tensor],
     reference: Tensor,
     *,
-    progress: Callable[[int, int], None] | None = None,
-) -> Slopes:
-    """Measure the model with these changes; the model itself stays as it is.
+    progress: Count = ignore,
+) -> dict[str, float]:
+    """Return how steeply KL rises with the part of each change, in nats; the model itself stays as it is.
 
     Args:
         model: a model in eval mode; `changes` names linear layers of it.
@@ -61,21 +54,18 @@ def slopes(
     """
     images = torch.cat([*batches])
     reference = reference.clone()  # made in inference mode, as a rule, where nothing may be kept for a backward pass
-    sums, kl, done = dict.fromkeys(changes, 0.0), 0.0, 0
+    sums, done = dict.fromkeys(changes, 0.0), 0
     for batch in images.split(BATCH):
         with torch.inference_mode(False), torch.enable_grad():
             parts = {name: batch.new_tensor(change.part).requires_grad_() for name, change in changes.items()}
             found = F.log_softmax(functional_call(model, _changed(model, changes, parts), (batch,)).float(), dim=-1)
             loss = F.kl_div(found, reference[done : done + len(batch)], reduction="sum", log_target=True)
-            if parts:
-                grads = torch.autograd.grad(loss, list(parts.values()), allow_unused=True)
-                for name, grad in zip(parts, grads, strict=True):
-                    sums[name] += 0.0 if grad is None else float(grad)
-        kl += float(loss.detach())
+            grads = torch.autograd.grad(loss, list(parts.values()), allow_unused=True) if parts else ()
+        for name, grad in zip(parts, grads, strict=True):
+            sums[name] += 0.0 if grad is None else float(grad)
         done += len(batch)
-        if progress:
-            progress(done, len(images))
-    return Slopes(kl / done, {name: found / done for name, found in sums.items()})
+        progress(done, len(images))
+    return {name: found / done for name, found in sums.items()}
 
 
 def _changed(model: nn.Module, changes: Mapping[str, Change], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:

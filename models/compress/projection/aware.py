@@ -34,14 +34,12 @@ class AwareProjection:
     Args:
         bias_shift: (W - M) mu, (out_features,).
         objective: tr((W-M) C (W-M)^T) / tr(W C W^T), C without ridge; the relative output error is its root.
-        sweeps: the number of block coordinate sweeps done.
     """
 
     w1: Tensor
     w2: Tensor
     bias_shift: Tensor
     objective: float
-    sweeps: int
 
 
 def project_aware(
@@ -69,7 +67,7 @@ def project_aware(
     (K, q, p), (J, s, _) = monarch_shapes(in_features, out_features, nblocks, rank)
     exact = weight.double()
     problem = _Problem(exact, inputs.covariance, K, p, J, s, sub_block_ranks(K, J, q).to(weight.device), ridge)
-    M, done = _descend(problem, sweeps if K > 1 else 0)
+    M = _descend(problem, sweeps if K > 1 else 0)
     w1, w2 = _factors(problem, M, q)
     error = exact - monarch_to_dense(w1, w2, out_features, in_features)
     return AwareProjection(
@@ -77,7 +75,6 @@ def project_aware(
         w2.to(weight.dtype),
         (error @ inputs.mean).to(weight.dtype),
         relative_objective(exact, error, inputs.covariance),
-        done,
     )
 
 
@@ -155,13 +152,13 @@ class _Problem:
         return float(((E @ self.C) * E).sum())
 
 
-def _descend(problem: _Problem, sweeps: int) -> tuple[Tensor, int]:
-    """Descend from the chunk by chunk start; returns M (J, s, K*p) and the number of sweeps done."""
+def _descend(problem: _Problem, sweeps: int) -> Tensor:
+    """Descend from the chunk by chunk start; returns M (J, s, K*p)."""
     M = torch.empty_like(problem.W)
     for k in range(problem.K):
         M[..., problem.chunk(k)] = problem.nearest(problem.W[..., problem.chunk(k)], k)
     before = problem.error(M) if sweeps else 0.0
-    for sweep in range(1, sweeps + 1):
+    for _ in range(sweeps):
         for k in range(problem.K):
             chunk = problem.chunk(k)
             # With the others fixed, the target is W_k + sum over k' != k of (W - M)_k' C_k'k C_kk^-1.
@@ -170,9 +167,9 @@ def _descend(problem: _Problem, sweeps: int) -> tuple[Tensor, int]:
             M[..., chunk] = problem.nearest(T, k)
         after = problem.error(M)
         if before - after <= TOLERANCE * before:
-            return _refit(problem, M), sweep
+            break
         before = after
-    return (_refit(problem, M) if sweeps else M), sweeps
+    return _refit(problem, M) if sweeps else M
 
 
 def _refit(problem: _Problem, M: Tensor) -> Tensor:

@@ -8,13 +8,12 @@ on DeiT-Tiny, docs/compression.md). For the same reason a part of the plain stat
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...hooks import hooked
 from .statistics import InputStatistics, Moments
 
 PLAIN_SHARE = 0.3
@@ -59,7 +58,11 @@ def _passes(
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Inputs (B, ..., in_features) of each layer, and the weights (B, ...) of their tokens."""
     seen: list[tuple[str, Tensor, Tensor]] = []
-    with torch.inference_mode(False), torch.enable_grad(), _listening(model, names, seen):
+
+    def listen(name: str, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        seen.append((name, inputs[0].detach(), output))
+
+    with torch.inference_mode(False), torch.enable_grad(), hooked(model, names, listen):
         # The images ask for a gradient, so that every activation does, whatever the parameters are set to.
         found = F.log_softmax(model(images.clone().requires_grad_()).float(), dim=-1)
         odds = found.detach().exp().nan_to_num(1.0).cpu()  # the statistics refuse NaN, by the layer's name
@@ -69,16 +72,3 @@ def _passes(
     for (name, x, output), grad in zip(seen, grads, strict=True):
         weights = output.new_zeros(output.shape[:-1]) if grad is None else grad.float().norm(dim=-1)
         yield name, x, weights
-
-
-@contextmanager
-def _listening(model: nn.Module, names: Sequence[str], seen: list[tuple[str, Tensor, Tensor]]) -> Iterator[None]:
-    def listen(name: str) -> Any:
-        return lambda _module, inputs, output: seen.append((name, inputs[0].detach(), output))
-
-    handles = [model.get_submodule(name).register_forward_hook(listen(name)) for name in names]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()

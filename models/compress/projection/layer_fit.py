@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
+from ...progress import Count, ignore
 from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
 from .parallel import each_on_one_thread
 from .pixelfly import butterfly_of, neutral_state
@@ -16,6 +17,9 @@ from .plain import project_state
 from .statistics import InputStatistics
 
 PIXELFLY_TURNS = 20
+
+State = dict[str, Tensor]
+"""The parameters of a layer by name, without its bias."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +90,7 @@ def fit_layers(
     requests: Mapping[str, FitRequest],
     *,
     ridge: float = RIDGE,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = ignore,
 ) -> dict[str, LayerFit]:
     """Fit many layers as `fit_layer` does, each on one core."""
     names: Sequence[str] = list(requests)
@@ -102,23 +106,17 @@ def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
     return layer.dense_weight().detach()
 
 
-def _monarch(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _monarch(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     found = project_aware(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
     return {"blkdiag1": found.w1, "blkdiag2": found.w2}
 
 
-def _lowrank(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _lowrank(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     found = project_aware(weight, inputs, 1, structure.rank, ridge=ridge)
     return {"lr_weight1": found.w1[0], "lr_weight2": found.w2[0]}
 
 
-def _blockdiag(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     """Make each block the regression of its outputs on the inputs it sees, W_g C[:, chunk] C[chunk, chunk]^-1."""
     N, s, p = structure.weight_shapes()["weight"]
     rows, columns = structure.out_features, structure.in_features
@@ -137,9 +135,7 @@ def _blockdiag(
     return {"weight": blocks}
 
 
-def _pixelfly(
-    weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int
-) -> dict[str, Tensor]:
+def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
     """Fit in turns the low-rank part (whitened SVD) and the blocks (regression), each to what the other leaves.
 
     Either step is exact with the other part fixed, so none raises the error.
@@ -187,5 +183,5 @@ def _ridged(covariance: Tensor, ridge: float) -> Tensor:
     return covariance + ridge * scale * torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
 
 
-_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], dict[str, Tensor]]
+_Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], State]
 _FITS: Mapping[str, _Fit] = {"monarch": _monarch, "lowrank": _lowrank, "blockdiag": _blockdiag, "pixelfly": _pixelfly}

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 import torch
 
+from ...progress import Count, ignore
+
 T = TypeVar("T")
 
 
@@ -25,9 +27,7 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def each_on_one_thread(
-    work: Callable[[str], T], names: Sequence[str], *, progress: Callable[[int, int], None] | None = None
-) -> list[T]:
+def each_on_one_thread(work: Callable[[str], T], names: Sequence[str], *, progress: Count = ignore) -> list[T]:
     """The results of `work(name)` for every name, in order; as many run at once as the process may use cores.
 
     Layers are independent, so cores are better spent on layers than on threads within one: no barrier, and no
@@ -40,8 +40,7 @@ def each_on_one_thread(
             futures = [pool.submit(work, name) for name in names]
             for done, future in enumerate(as_completed(futures), 1):
                 future.result()
-                if progress:
-                    progress(done, len(futures))
+                progress(done, len(futures))
             return [future.result() for future in futures]
     finally:
         torch.set_num_threads(threads)

@@ -8,12 +8,13 @@ arrangement serves 2, 4 and 8 blocks. An arrangement is kept only where both lay
 fall.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from ...progress import Count, ignore
 from ...serving.plain_mlp import plain_mlp
 from .aware import project_aware
 from .parallel import each_on_one_thread
@@ -62,7 +63,7 @@ def arrange_hidden_units(
     model: nn.Module,
     statistics: Mapping[str, InputStatistics],
     nblocks: int = 4,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Count = ignore,
 ) -> tuple[Arrangement, ...]:
     """Rearrange the hidden units of `model`'s MLPs in place, where that lowers their errors; returns what moved.
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ....kernels import monarch_to_dense
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
 from ...layers.monarch import monarch_shapes
@@ -132,14 +131,6 @@ _PROJECTIONS: Mapping[str, Callable[[Tensor, LayerSpec], tuple[dict[str, Tensor]
     "blockdiag": _blockdiag_state,
     "pixelfly": _pixelfly_state,
 }
-
-
-def projection_error(weight: Tensor, w1: Tensor, w2: Tensor) -> float:
-    """|W - M| / |W| in Frobenius norm, measured on the dense equivalent in float64; 0 for a zero weight."""
-    exact = weight.double()
-    dense = monarch_to_dense(w1.double(), w2.double(), weight.shape[0], weight.shape[1])
-    norm = float(exact.norm())
-    return float((exact - dense).norm()) / norm if norm else 0.0
 
 
 def _check(weight: Tensor, K: int, J: int, q: int) -> None:

@@ -5,9 +5,10 @@ The rules are those for chains: every way is compared with plain PyTorch, measur
 
 import copy
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +17,7 @@ from ....kernels.chain_ir import Problem
 from ....kernels.tuning.timing import Timed, timer_for
 from ....kernels.tuning.tuner import bucket_of
 from ....kernels.tuning.verify import TOLERANCE, failure, relative_error
+from .device_kernels import DeviceKernels
 from .tuning import Chosen, Tuning
 
 logger = logging.getLogger("milkweed.fused")
@@ -63,24 +65,47 @@ class Bucketed(nn.Module):
         return ", ".join(f"{batch}: {way.name}" for batch, way in self.ways.items())
 
 
-class Part(Protocol):
-    """A part of a model that can be computed in several ways; its tensors are on the device, shared by all buckets."""
+class Part(ABC):
+    """A part of a model that can be computed in several ways; its tensors are on the device, shared by all buckets.
 
-    @property
-    def kind(self) -> str:
-        """Kind in the report: branch, performer."""
+    Args:
+        plain: the part in plain PyTorch, on the device, in the model's dtype.
+    """
 
+    kind: ClassVar[str]
+    """The kind in the report: branch, performer."""
+
+    def __init__(self, plain: nn.Module, kernels: DeviceKernels) -> None:
+        self.plain, self.kernels = plain, kernels
+
+    @abstractmethod
     def describe(self) -> str:
         """Its shapes in words, without values: parts of equal text cost the same."""
 
+    @abstractmethod
     def refusal(self, problem: Problem) -> str | None:
         """Why the compiled kernels do not take it; None when they do. Nothing is launched."""
 
+    @abstractmethod
+    def native_ways(self, problem: Problem) -> list[Alternative]:
+        """The ways by compiled kernels, preferred ones first, where nothing is refused."""
+
+    @abstractmethod
+    def input_widths(self) -> tuple[int, ...]:
+        """Channels of each of its inputs (B, N, C)."""
+
     def ways(self, problem: Problem) -> list[Alternative]:
         """The ways, preferred ones first; the last is plain PyTorch, the reference."""
+        native = [] if self.refusal(problem) is not None else self.native_ways(problem)
+        return [*native, Alternative("torch", self.plain, tensors_of(self.plain))]
 
     def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
         """Random inputs, and the part's output for them, computed in float32."""
+        generator = torch.Generator(problem.device).manual_seed(0)
+        shapes = [(problem.batch, problem.tokens, width) for width in self.input_widths()]
+        made = [torch.randn(shape, generator=generator, device=problem.device) for shape in shapes]
+        inputs = tuple(x.to(problem.dtype) for x in made)
+        return inputs, exact_copy(self.plain)(*(x.float() for x in inputs))
 
 
 def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen[Alternative]:

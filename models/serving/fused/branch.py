@@ -8,14 +8,13 @@ from collections.abc import Callable
 from functools import cached_property
 from math import isqrt
 
-import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
 from ....kernels.conv_branch import BLOCK_GROUPS, ConvBranch, conv_branch_refusal, pack_conv_branch, shared_bytes
 from ....kernels.native.torch_ops import conv_branch
 from ...architectures.vitae.grid import grid_to_tokens, tokens_to_grid
-from .alternatives import Alternative, exact_copy, tensors_of
+from .alternatives import Alternative, Part
 from .device_kernels import DeviceKernels
 
 
@@ -39,62 +38,52 @@ class BranchResidual(nn.Module):
         return residual
 
 
-class BranchPart:
-    """The ways to compute a branch: three tile variants of the compiled kernel, and torch.
-
-    Args:
-        plain: the branch on the device, in the model's dtype, channels-last.
-    """
+class BranchPart(Part):
+    """The ways to compute a branch: three tile variants of the compiled kernel, and torch; `plain` is channels-last."""
 
     kind = "branch"
 
     def __init__(self, plain: BranchResidual, kernels: DeviceKernels) -> None:
-        self._plain = plain
-        self._kernels = kernels
+        super().__init__(plain, kernels)
+        self._class_token, self._branch = plain.class_token, plain.branch
         self._convs = [module for module in plain.branch if isinstance(module, nn.Conv2d)]
 
     def describe(self) -> str:
         convs = ",".join(f"{conv.in_channels}>{conv.out_channels}/{conv.groups}" for conv in self._convs)
-        return f"branch({convs}{',class' if self._plain.class_token else ''})"
+        return f"branch({convs}{',class' if self._class_token else ''})"
 
     def refusal(self, problem: Problem) -> str | None:
         return (
-            self._kernels.refusal
-            or _other_steps(self._plain.branch)
+            self.kernels.refusal
+            or _other_steps(self._branch)
             or conv_branch_refusal(
-                *(problem.batch, problem.tokens, self._plain.class_token),
-                *(self._convs, problem.dtype, self._kernels.shared_limit),
+                *(problem.batch, problem.tokens, self._class_token),
+                *(self._convs, problem.dtype, self.kernels.shared_limit),
             )
         )
 
-    def ways(self, problem: Problem) -> list[Alternative]:
-        plain = Alternative("torch", self._plain, tensors_of(self._plain))
-        if self.refusal(problem) is not None:
-            return [plain]
-        tensors, build = self._packed.tensors, self._kernels.build_id
+    def native_ways(self, problem: Problem) -> list[Alternative]:
+        tensors, build = self._packed.tensors, self.kernels.build_id
         tiles = [tile for tile in range(len(BLOCK_GROUPS)) if self._fits(tile, problem)]
-        return [*(Alternative(f"native_branch:{tile}", self._native(tile), tensors, build) for tile in tiles), plain]
+        return [Alternative(f"native_branch:{tile}", self._native(tile), tensors, build) for tile in tiles]
 
-    def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
-        generator = torch.Generator(problem.device).manual_seed(0)
-        shape = (problem.batch, problem.tokens, self._convs[0].in_channels)
-        x = torch.randn(shape, generator=generator, device=problem.device).to(problem.dtype)
-        return (x,), exact_copy(self._plain)(x.float())
+    def input_widths(self) -> tuple[int, ...]:
+        return (self._convs[0].in_channels,)
 
     def _fits(self, tile: int, problem: Problem) -> bool:
         """Whether the tile's groups divide the branch's groups, and fit into shared memory."""
         if self._convs[0].groups % BLOCK_GROUPS[tile]:
             return False
-        side = isqrt(problem.tokens - int(self._plain.class_token))
+        side = isqrt(problem.tokens - int(self._class_token))
         hidden = self._convs[0].out_channels // self._convs[0].groups
-        return shared_bytes(tile, side, hidden) <= self._kernels.shared_limit
+        return shared_bytes(tile, side, hidden) <= self.kernels.shared_limit
 
     @cached_property
     def _packed(self) -> ConvBranch:
         return pack_conv_branch(self._convs, self._convs[0].weight.dtype)
 
     def _native(self, tile: int) -> Callable[[Tensor], Tensor]:
-        packed, class_token = self._packed, self._plain.class_token
+        packed, class_token = self._packed, self._class_token
         weights = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
 
         def call(x: Tensor) -> Tensor:

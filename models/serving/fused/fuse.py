@@ -16,6 +16,7 @@ from ....kernels.chain_ir import Problem
 from ....kernels.tuning.chain import Chain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
+from ...hooks import hooked
 from ..pack import fold_batch_norms, prepare_for_inference
 from .alternatives import Alternative, Bucketed, Part, choose
 from .block import FusedBlock
@@ -190,16 +191,12 @@ def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
 
 def _token_counts(model: nn.Module, image_size: int) -> dict[nn.Module, int]:
     """Number of output tokens for one image of each module that runs and gives tokens (B, N, C)."""
-    counts: dict[nn.Module, int] = {}
+    modules, counts = dict(model.named_modules()), dict[nn.Module, int]()
 
-    def note(module: nn.Module, _: Any, output: Any) -> None:
+    def note(name: str, _: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() == 3:
-            counts[module] = output.shape[1]
+            counts[modules[name]] = output.shape[1]
 
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
-    try:
+    with hooked(model, modules, note):
         model(torch.zeros(1, 3, image_size, image_size))
-    finally:
-        for hook in hooks:
-            hook.remove()
     return counts

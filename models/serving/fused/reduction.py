@@ -12,7 +12,7 @@ from ....kernels.native.torch_ops import performer_attention
 from ....kernels.performer import PackedPerformer, PerformerMlp, pack_performer, performer_refusal, performer_tile
 from ...architectures.vitae.grid import grid_to_tokens
 from ...architectures.vitae.reduction import PerformerAttention, PyramidReduction
-from .alternatives import Alternative, exact_copy, tensors_of
+from .alternatives import Alternative, Part, tensors_of
 from .device_kernels import DeviceKernels
 
 
@@ -53,52 +53,41 @@ class FusedReduction(nn.Module):
         return self.performer(self.pyramid(grid), grid_to_tokens(self.branch(grid)))
 
 
-class PerformerPart:
+class PerformerPart(Part):
     """The ways to compute a performer attention with its MLP: the compiled kernels, and torch.
 
-    Args:
-        plain: the attention on the device, in the model's dtype, its matrix of features in float32.
+    The matrix of features is in float32, whatever the model's dtype.
     """
 
     kind = "performer"
 
     def __init__(self, plain: PerformerAttention, kernels: DeviceKernels) -> None:
-        self._plain = plain
-        self._kernels = kernels
-        self._dim = plain.w.shape[1]
+        super().__init__(plain, kernels)
+        self._cell, self._dim = plain, plain.w.shape[1]
 
     def describe(self) -> str:
-        return f"performer({self._plain.norm1.normalized_shape[0]}>{self._dim})"
+        return f"performer({self._cell.norm1.normalized_shape[0]}>{self._dim})"
 
     def refusal(self, problem: Problem) -> str | None:
-        cell = self._plain
+        cell = self._cell
         if not all(type(layer) is nn.Linear for layer in (cell.proj, cell.mlp[0], cell.mlp[2])):
             return "a layer behind the attention is not a dense one"
-        refusal = self._kernels.refusal or performer_refusal(self._dim, problem.dtype)
+        refusal = self.kernels.refusal or performer_refusal(self._dim, problem.dtype)
         return refusal or (self._packed if isinstance(self._packed, str) else None)
 
-    def ways(self, problem: Problem) -> list[Alternative]:
-        plain = Alternative("torch", self._plain, tensors_of(self._plain))
-        if self.refusal(problem) is not None or isinstance(self._packed, str):
-            return [plain]
-        cell = self._plain
+    def native_ways(self, problem: Problem) -> list[Alternative]:
+        assert not isinstance(self._packed, str)
+        cell = self._cell
         kept = (self._packed.weights, self._packed.biases, *tensors_of(cell.norm1), *tensors_of(cell.kqv))
-        return [Alternative("native_performer", self._native(self._packed), kept, self._kernels.build_id), plain]
+        return [Alternative("native_performer", self._native(self._packed), kept, self.kernels.build_id)]
 
-    def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
-        generator = torch.Generator(problem.device).manual_seed(0)
-
-        def normal(width: int) -> Tensor:
-            shape = (problem.batch, problem.tokens, width)
-            return torch.randn(shape, generator=generator, device=problem.device).to(problem.dtype)
-
-        tokens, parallel = normal(self._plain.norm1.normalized_shape[0]), normal(self._dim)
-        return (tokens, parallel), exact_copy(self._plain)(tokens.float(), parallel.float())
+    def input_widths(self) -> tuple[int, ...]:
+        return self._cell.norm1.normalized_shape[0], self._dim
 
     @cached_property
     def _packed(self) -> PackedPerformer | str:
         """The weights as the kernels take them, or the reason why the kernels cannot take them."""
-        cell = self._plain
+        cell = self._cell
         norm, (fc1, _, fc2) = cell.norm2, cast(tuple[nn.Linear, nn.Module, nn.Linear], tuple(cell.mlp))
         mlp = PerformerMlp(norm.weight, norm.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias, norm.eps)
         dtype = cell.norm2.weight.dtype
@@ -108,8 +97,8 @@ class PerformerPart:
             return str(error)
 
     def _native(self, packed: PackedPerformer) -> Callable[..., Tensor]:
-        tile = performer_tile(self._kernels.shared_limit)
-        cell = self._plain
+        tile = performer_tile(self.kernels.shared_limit)
+        cell = self._cell
 
         def call(tokens: Tensor, parallel: Tensor | None = None) -> Tensor:
             kqv, beside = cell.kqv(cell.norm1(tokens)), None if parallel is None else parallel.contiguous()

@@ -79,17 +79,14 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert train("whole", "--epochs", 3, "--ema", 0.9, "--mixup", 0.3).code == 0
-    from milkweed.models.training import loop
 
-    real = loop._Loop._add_row
-
-    def interrupt(self: Any, row: dict[str, Any], evaluate: bool) -> None:
-        real(self, row, evaluate)
+    def interrupt(row: dict[str, Any], epochs: int) -> str:
         if row["epoch"] == 2:
             raise KeyboardInterrupt
+        return f"epoch {row['epoch']} of {epochs}"
 
     with monkeypatch.context() as patch:
-        patch.setattr(loop._Loop, "_add_row", interrupt)
+        patch.setattr("milkweed.cli.modelling.train.describe", interrupt)
         assert train("parts", "--epochs", 3, "--ema", 0.9, "--mixup", 0.3).code == 130
     assert not (tmp_path / "parts").exists()
     other = train("parts", "--epochs", 3, "--ema", 0.9, "--mixup", 0.4)

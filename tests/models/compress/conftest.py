@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from milkweed.models import BundleConfig, save_bundle
-from milkweed.models.architectures.registry import default_preprocess
-from milkweed.models.bundle.labels import default_labels
+from milkweed.models import save_bundle
+
+from ..tiny import config_of
 
 ARCH = "deit_tiny_patch16_224"
 
@@ -25,13 +25,8 @@ def saved(tmp_path: Path, tiny_vit: dict[str, Any]) -> Callable[[nn.Module], Pat
     """Write a tiny ViT of six classes as a bundle."""
 
     def save(model: nn.Module) -> Path:
-        config = BundleConfig(
-            arch=ARCH,
-            arch_args={"num_classes": 6, **tiny_vit},
-            preprocess=default_preprocess(ARCH, **tiny_vit),
-            metrics={"top1": 0.9},
-            labels=default_labels(6),
-        )
+        provenance = {"source": {"file": "x"}, "commands": [{"command": "import"}]}
+        config = config_of(model, ARCH, tiny_vit, 6, metrics={"top1": 0.9}, provenance=provenance)
         save_bundle(tmp_path / "bundle", model, config)
         return tmp_path / "bundle"
 

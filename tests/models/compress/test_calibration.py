@@ -16,8 +16,9 @@ from milkweed.models.compress.calibration import (
 )
 from milkweed.models.compress.projection.importance import weighted_statistics
 from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer
-from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.layer_spec import LayerSpec
+
+from ..conftest import statistics_of
 
 
 def numbered(count: int) -> Tensor:
@@ -74,11 +75,6 @@ def test_statistics_are_weighted_ones_of_each_part_and_without_a_bias_about_zero
     assert told == [(1, 3), (2, 3), (3, 3)]
 
 
-def moments(x: Tensor) -> InputStatistics:
-    mean = x.mean(0)
-    return InputStatistics(mean, x.T @ x / len(x) - mean.outer(mean), len(x))
-
-
 def inputs(count: int, seed: int) -> Tensor:
     """Of 40 features, a few directions of which vary more."""
     generator = torch.Generator().manual_seed(seed)
@@ -91,11 +87,13 @@ def test_the_held_out_error_is_measured_on_outputs() -> None:
     linear, seen, other = nn.Linear(40, 10), inputs(50, 1), inputs(30, 2)
     weight, bias = linear.weight.detach().double(), linear.bias.detach().double()
     structure = LayerSpec("monarch", 40, 10, nblocks=1, rank=4)
-    fit = fit_layer(FitRequest(weight, structure, moments(seen)))
+    fit = fit_layer(FitRequest(weight, structure, statistics_of(seen)))
     want = other @ weight.T + bias
     got = other @ fit.weight.T + bias + fit.bias_shift
     error = (want - got).square().sum(1).mean() / (want - want.mean(0)).square().sum(1).mean()
-    assert held_out_error(weight, fit.weight, moments(seen), moments(other)) == pytest.approx(float(error), rel=1e-6)
+    assert held_out_error(weight, fit.weight, statistics_of(seen), statistics_of(other)) == pytest.approx(
+        float(error), rel=1e-6
+    )
 
 
 def test_the_ridge_is_the_best_on_images_not_fitted_to() -> None:
@@ -106,24 +104,11 @@ def test_the_ridge_is_the_best_on_images_not_fitted_to() -> None:
     structure = LayerSpec("monarch", 40, 30, nblocks=1, rank=8)  # half of the weights
     chosen = []
     for count in (25, 20000):
-        fitted, held_out = moments(inputs(count, 3)), moments(inputs(5000, 4))
-        errors = {
-            ridge: held_out_error(
-                weight,
-                fit_layer(FitRequest(weight, structure, fitted), ridge=ridge).weight,
-                fitted,
-                held_out,
-            )
-            for ridge in RIDGES
-        }
+        fitted, held_out = statistics_of(inputs(count, 3)), statistics_of(inputs(5000, 4))
+        request = FitRequest(weight, structure, fitted)
+        fits = {ridge: fit_layer(request, ridge=ridge).weight for ridge in RIDGES}
+        errors = {ridge: held_out_error(weight, fit, fitted, held_out) for ridge, fit in fits.items()}
         found = choose_ridge(linears, {"a": fitted}, {"a": held_out})
         assert found == min(errors, key=lambda ridge: errors[ridge])
         chosen.append(found)
     assert chosen[0] > chosen[1]
-
-
-def test_activations_that_are_not_finite_are_refused() -> None:
-    broken = pixels(20)
-    broken[7] = torch.inf
-    with pytest.raises(ValueError, match="layer 1: its inputs on the calibration images are not finite"):
-        calibrate(net(), ["1"], Images.split(broken))

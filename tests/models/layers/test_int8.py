@@ -8,17 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import BundleConfig, create_model, load_bundle, resident_bytes, save_bundle
-from milkweed.models.architectures.registry import default_preprocess
-from milkweed.models.bundle.labels import default_labels
+from milkweed.models import create_model, load_bundle, resident_bytes, save_bundle
 from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress.quantisation import choose_storage
-from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
+from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.serving.pack import PackedLowRank, PackedMlp, prepare_for_inference
 from milkweed.models.serving.torchscript import torchscript_forward
 
-from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2
+from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2, config_of
 
 
 def rounded(tiny_vit: dict[str, Any], kind: str, bias: bool = True) -> tuple[nn.Module, tuple[str, ...]]:
@@ -161,16 +159,9 @@ def test_an_int8_bundle_of_each_family_is_served(tmp_path: Path, tiny_vitae: dic
     if layers:
         replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **options))
     model = model.eval().requires_grad_(False)
-    config = BundleConfig(
-        arch=arch,
-        arch_args={"num_classes": 3, **args},
-        structure=layer_specs_of(model),
-        preprocess=default_preprocess(arch, **args),
-        labels=default_labels(3),
-    )
     found = choose_storage(model, "int8", None, 32, limit=0.05)
     assert found.kept == KEPT.get(family, {})
-    save_bundle(tmp_path / "b", model, config, storage=found.storage)
+    save_bundle(tmp_path / "b", model, config_of(model, arch, args, 3), storage=found.storage)
     loaded, read = load_bundle(tmp_path / "b")
     expanded = prepare_for_inference(copy.deepcopy(loaded))
     held = prepare_for_inference(copy.deepcopy(loaded), int8_layers=read.int8_layers)

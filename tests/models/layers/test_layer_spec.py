@@ -104,6 +104,7 @@ def test_a_layer_spec_round_trips_through_json() -> None:
         ({"nblocks": True}, "nblocks True must be a whole number"),
         ({"rank": 5}, "rank 5 must be between 1 and 2"),
         ({"in_features": -3}, "in_features -3"),
+        ({"in_features": 0}, "in_features 0 and out_features 16 must be at least 1"),
         ({"bias": 1}, "bias 1 must be true or false"),
         ({"extra": 1}, "must have bias, in_features"),
     ],

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.models import BundleConfig, create_model, densify_model, import_checkpoint, load_bundle, save_bundle
+from milkweed.models import create_model, densify_model, import_checkpoint, load_bundle, save_bundle
 from milkweed.models.accounting import dense_equivalent_bytes, dense_equivalent_parameters, layer_accounts, macs
-from milkweed.models.architectures.registry import default_preprocess
-from milkweed.models.bundle.labels import default_labels
-from milkweed.models.compress import densify_layer, project_layer
+from milkweed.models.compress import densify_layer
 from milkweed.models.errors import CheckpointError
 from milkweed.models.importing.layer_specs import layer_specs_in
 from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, layer_specs_of, replace_linears
@@ -24,13 +22,9 @@ from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.tuning import Tuning
 from milkweed.models.serving.pack import PackedLinear, PackedLowRank, PackedMlp, PackedPixelfly, prepare_for_inference
 
+from ..tiny import KIND_OPTIONS, config_of
+
 ARCH = "deit_tiny_patch16_224"
-OPTIONS: dict[str, dict[str, Any]] = {
-    "monarch": {"nblocks": 4},
-    "lowrank": {"rank": 5},
-    "blockdiag": {"nblocks": 4, "shuffle": True},
-    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
-}
 WEIGHTS = {
     "monarch": 4 * 8 * 8 + 4 * 32 * 8,
     "lowrank": 5 * (32 + 128),
@@ -46,20 +40,12 @@ def tiny(tiny_vit: dict[str, Any], kind: str, layers: tuple[str, ...] = ("mlp",)
     """A ViT with layers of a kind and weights that every mistake would show in."""
     torch.manual_seed(0)
     model = create_model(ARCH, num_classes=3, **tiny_vit)
-    replace_linears(model, layer_specs_for(model, select_linears(model, layers), kind, **{**OPTIONS[kind], **options}))
+    replace_linears(
+        model, layer_specs_for(model, select_linears(model, layers), kind, **{**KIND_OPTIONS[kind], **options})
+    )
     for parameter in model.parameters():
         nn.init.normal_(parameter, std=0.3)
     return model.eval().requires_grad_(False)
-
-
-def config_of(model: nn.Module, tiny_vit: dict[str, Any]) -> BundleConfig:
-    return BundleConfig(
-        arch=ARCH,
-        arch_args={"num_classes": 3, **tiny_vit},
-        structure=layer_specs_of(model),
-        preprocess=default_preprocess(ARCH, **tiny_vit),
-        labels=default_labels(3),
-    )
 
 
 def images(count: int = 2) -> Tensor:
@@ -99,7 +85,7 @@ def test_accounts_count_structured_layers(tiny_vit: dict[str, Any], kind: str) -
 @both
 def test_a_bundle_keeps_structured_layers(tmp_path: Path, tiny_vit: dict[str, Any], kind: str) -> None:
     model = tiny(tiny_vit, kind)
-    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
     loaded, config = load_bundle(tmp_path / "b")
     assert layer_specs_of(loaded) == config.structure == layer_specs_of(model)
     assert torch.equal(loaded(images()), model(images()))
@@ -164,15 +150,18 @@ def test_the_fused_form_computes_the_same_or_reports_a_fallback(tiny_vit: dict[s
         assert reasons[0] == "Block: a linear layer is a BlockdiagLinear"
 
 
-@pytest.mark.parametrize("kind", ["lowrank", "blockdiag", "pixelfly"])
+@both
 def test_densify_gives_the_dense_layers_that_compute_the_same(
     tmp_path: Path, tiny_vit: dict[str, Any], kind: str
 ) -> None:
     model = tiny(tiny_vit, kind, **({"gating": False} if kind == "pixelfly" else {}))
-    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    saved = save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
     report = densify_model(tmp_path / "b", tmp_path / "d")
     dense, config = load_bundle(tmp_path / "d")
-    assert config.structure == {}
+    assert (config, config.structure) == (report.config, {})
+    assert config.provenance["commands"][-1]["input_version"] == saved.version
+    assert report.parameters_after == sum(parameter.numel() for parameter in dense.parameters())
+    assert report.parameters_before == sum(parameter.numel() for parameter in model.parameters())
     assert report.layers == tuple(layer_specs_of(model))
     assert not any(isinstance(module, StructuredLinear) for module in dense.modules())
     torch.testing.assert_close(dense(images()), model(images()), rtol=1e-4, atol=1e-5)
@@ -180,26 +169,10 @@ def test_densify_gives_the_dense_layers_that_compute_the_same(
 
 def test_densify_names_the_layer_that_cannot_be_dense(tmp_path: Path, tiny_vit: dict[str, Any]) -> None:
     model = tiny(tiny_vit, "pixelfly")
-    save_bundle(tmp_path / "b", model, config_of(model, tiny_vit))
+    save_bundle(tmp_path / "b", model, config_of(model, ARCH, tiny_vit, 3))
     with pytest.raises(ValueError, match=r"layer blocks.0.mlp.fc1: a Pixelfly layer whose gate depends on the input"):
         densify_model(tmp_path / "b", tmp_path / "d")
     assert not (tmp_path / "d").exists()
-
-
-@both
-def test_a_layer_is_projected_and_the_model_stays_whole(tiny_vit: dict[str, Any], kind: str) -> None:
-    torch.manual_seed(0)
-    model = create_model(ARCH, num_classes=3, **tiny_vit)
-    name = "blocks.0.mlp.fc1"
-    linear = copy.deepcopy(model.get_submodule(name))
-    assert isinstance(linear, nn.Linear)
-    done = project_layer(model, name, layer_specs_for(model, [name], kind, **OPTIONS[kind])[name])
-    layer = model.get_submodule(name)
-    assert isinstance(layer, StructuredLinear)
-    assert torch.equal(layer.bias, linear.bias)
-    weight, dense = linear.weight.detach(), densify_layer(layer).weight.detach()
-    assert done.error == pytest.approx(float((weight - dense).norm() / weight.norm()), rel=1e-5)
-    assert 0 < done.error < 1
 
 
 @pytest.mark.parametrize("kind", ["lowrank", "blockdiag", "pixelfly"])

@@ -34,9 +34,9 @@ LAYERS: list[StructuredLinear] = [
     PixelflyLinear(30, 50, rank=3, block_size=4, butterfly_size=4, n_factors=1, gating=False),
     PixelflyLinear(48, 96, rank=5, block_size=8, butterfly_size=16, gating=False),  # a cell is 1/2 and 3/4 of a block
     PixelflyLinear(30, 50, rank=0, block_size=4, butterfly_size=4, gating=False, global_size=5),
-    PixelflyLinear(
-        36, 60, rank=2, block_size=6, butterfly_size=3, n_factors=0, gating=False
-    ),  # block-diagonal, and low rank
+    # block-diagonal, and low rank
+    PixelflyLinear(36, 60, rank=2, block_size=6, butterfly_size=3, n_factors=0, gating=False),
+    *(MonarchLinear(*widths) for widths in ((70, 50), (197, 197), (16, 64))),
 ]
 IDS = [f"{layer.kind} {layer.in_features} {layer.out_features} {layer_spec_of(layer).rank}" for layer in LAYERS]
 
@@ -159,7 +159,7 @@ def test_only_monarch_and_low_rank_layers_have_monarch_factors(layer: Structured
     as_monarch = MonarchLinear(layer.in_features, layer.out_features, nblocks=len(factors[0]), rank=None)
     as_monarch.blkdiag1, as_monarch.blkdiag2 = (nn.Parameter(factor.detach()) for factor in factors)
     torch.testing.assert_close(as_monarch.dense_weight(), layer.dense_weight())
-    assert all(other.monarch_factors() is None for other in LAYERS[2:])
+    assert all(other.monarch_factors() is None for other in LAYERS[2:] if not isinstance(other, MonarchLinear))
 
 
 @torch.no_grad()

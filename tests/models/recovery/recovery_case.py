@@ -18,6 +18,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
+from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, recover
 from milkweed.models.training import TensorSource
 
@@ -84,7 +85,7 @@ def main(state: Path, phase: str, step: int) -> None:
         plan=PLAN,
         held_out=case.held_out,
         state=state,
-        progress=die,
+        progress=Progress(step=die),
         save_every_seconds=0,
     )
 

@@ -14,6 +14,8 @@ from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, R
 from milkweed.models.recovery.blocks import block_names
 from milkweed.models.training import mix
 
+from .recovery_case import Case
+
 RECIPE = RecoveryPlan(mixup=0.0, cutmix=0.0).recipe(1, 1e-3)
 BLOCKS = ("blocks.0", "blocks.1")
 
@@ -36,7 +38,7 @@ def stages(model: Any, images: Tensor) -> list[Tensor]:
     return found
 
 
-def test_the_blocks_of_each_family_are_found(case: Any, tiny_vitae: dict[str, Any]) -> None:
+def test_the_blocks_of_each_family_are_found(case: Case, tiny_vitae: dict[str, Any]) -> None:
     assert block_names(case.dense) == BLOCKS
     vitae = create_model("vitae_basic", num_classes=5, **tiny_vitae)
     assert block_names(vitae) == ("layers.0.RC", "layers.1.RC", "layers.1.NC.0", "layers.1.NC.1")
@@ -44,7 +46,7 @@ def test_the_blocks_of_each_family_are_found(case: Any, tiny_vitae: dict[str, An
         block_names(nn.Sequential(nn.Linear(2, 2)))
 
 
-def test_block_reconstruction_compares_every_blocks_output(case: Any) -> None:
+def test_block_reconstruction_compares_every_blocks_output(case: Case) -> None:
     images = case.images[:4]
     case.compressed.requires_grad_(True)
     objective = BlockReconstruction(case.dense, BLOCKS, RECIPE)
@@ -60,12 +62,10 @@ def test_block_reconstruction_compares_every_blocks_output(case: Any) -> None:
     assert "head.weight" not in gradients
 
 
-def test_feature_distillation_adds_the_classes_and_the_features(case: Any) -> None:
+def test_feature_distillation_adds_the_classes_and_the_features(case: Case) -> None:
     images, targets = case.images[:4], torch.tensor([0, 3, 5, 1])
     with torch.no_grad():
-        objective = FeatureDistillation(
-            case.dense, BLOCKS, RECIPE, temperature=2.0, feature_weight=0.5, hard_share=0.25
-        )
+        objective = FeatureDistillation(case.dense, RECIPE, 2.0, 0.25, BLOCKS, feature_weight=0.5)
         loss = float(objective(case.compressed, images, targets))
         p = F.softmax(case.dense(images).double() / 2, -1)
         q = F.softmax(case.compressed(images).double() / 2, -1)
@@ -80,14 +80,14 @@ def test_feature_distillation_adds_the_classes_and_the_features(case: Any) -> No
         assert float(classes_alone(case.compressed, images, None)) == pytest.approx(kl, rel=1e-4)
 
 
-def test_both_models_see_the_same_mixed_images(case: Any) -> None:
+def test_both_models_see_the_same_mixed_images(case: Case) -> None:
     recipe = RecoveryPlan(mixup=0.5, cutmix=0.0).recipe(1, 1e-3)
     images = case.images[:4]
     with torch.no_grad():
         torch.manual_seed(11)
-        loss = float(FeatureDistillation(case.dense, BLOCKS, recipe)(case.compressed, images, None))
+        loss = float(FeatureDistillation(case.dense, recipe, blocks=BLOCKS)(case.compressed, images, None))
         torch.manual_seed(11)
         mixed = mix(images, 0.5, 0.0).images
-        plain = float(FeatureDistillation(case.dense, BLOCKS, RECIPE)(case.compressed, mixed, None))
+        plain = float(FeatureDistillation(case.dense, RECIPE, blocks=BLOCKS)(case.compressed, mixed, None))
     assert not torch.equal(mixed, images)
     assert loss == plain

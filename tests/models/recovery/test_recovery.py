@@ -3,9 +3,8 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -17,16 +16,20 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
+from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
 from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
 
+from . import recovery_case
+from .recovery_case import PLAN, Case, make_case
 
-def run(case: Any, plan: RecoveryPlan, **options: Any) -> RecoveryResult:
+
+def run(case: Case, plan: RecoveryPlan, **options: Any) -> RecoveryResult:
     source = options.pop("source", case.source())
     return recover(case.compressed, case.dense, source, plan=plan, held_out=case.held_out, **options)
 
 
-def kl(case: Any, model: nn.Module) -> float:
+def kl(case: Case, model: nn.Module) -> float:
     """By the definition: mean of sum p (log p - log q)."""
     with torch.no_grad():
         p = torch.cat([F.softmax(case.dense(x).double(), -1) for x in case.held_out])
@@ -42,10 +45,10 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
     return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_recovery_brings_the_answers_back(case: Any, recovery_case: ModuleType) -> None:
+def test_recovery_brings_the_answers_back(case: Case) -> None:
     before, dense = weights(case.compressed), weights(case.dense)
     start = kl(case, case.compressed)
-    result = run(case, replace(recovery_case.PLAN, epochs=12, block_epochs=4))
+    result = run(case, replace(PLAN, epochs=12, block_epochs=4))
     assert result.model is case.compressed
     assert not result.model.training
     assert result.kl_before == pytest.approx(start, rel=1e-4)
@@ -60,17 +63,17 @@ def test_recovery_brings_the_answers_back(case: Any, recovery_case: ModuleType) 
     assert not any(parameter.requires_grad for parameter in result.model.parameters())
 
 
-def test_all_weights_are_trained_if_the_plan_says_so(case: Any, recovery_case: ModuleType) -> None:
+def test_all_weights_are_trained_if_the_plan_says_so(case: Case) -> None:
     before = weights(case.compressed)
-    result = run(case, replace(recovery_case.PLAN, trained="all", epochs=6, block_epochs=0))
+    result = run(case, replace(PLAN, trained="all", epochs=6, block_epochs=0))
     assert result.kl_after < result.kl_before
     assert not torch.equal(result.model.state_dict()["head.weight"], before["head.weight"])
 
 
-def test_history_tells_both_phases_and_the_best_is_kept(case: Any, recovery_case: ModuleType) -> None:
+def test_history_tells_both_phases_and_the_best_is_kept(case: Case) -> None:
     rows: list[dict[str, Any]] = []
     steps: list[tuple[str, int, int]] = []
-    result = run(case, recovery_case.PLAN, on_row=rows.append, progress=lambda *args: steps.append(args))
+    result = run(case, PLAN, progress=Progress(lambda *args: steps.append(args), rows.append))
     assert list(result.history) == rows
     places = [(row["phase"], row["epoch"], row["step"]) for row in rows]
     assert places == [
@@ -89,9 +92,9 @@ def test_history_tells_both_phases_and_the_best_is_kept(case: Any, recovery_case
     assert result.kl_after == min(row["kl"] for row in rows)
 
 
-def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Any, recovery_case: ModuleType) -> None:
+def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Case) -> None:
     before = weights(case.compressed)
-    plan = replace(recovery_case.PLAN, epochs=20, block_epochs=0, lr=3.0, warmup=0.0, ema_decay=None, patience=2)
+    plan = replace(PLAN, epochs=20, block_epochs=0, lr=3.0, warmup=0.0, ema_decay=None, patience=2)
     result = run(case, plan)
     assert [row["epoch"] for row in result.history] == [0, 1, 2]
     assert result.history[1]["kl"] > result.kl_before
@@ -101,12 +104,12 @@ def test_a_harmful_recovery_ends_early_and_changes_nothing(case: Any, recovery_c
 
 @pytest.mark.parametrize(("phase", "step"), [("blocks", 7), ("distillation", 8)])
 def test_a_killed_recovery_ends_where_an_uninterrupted_one_does(
-    tmp_path: Path, case: Any, recovery_case: ModuleType, phase: str, step: int
+    tmp_path: Path, case: Case, phase: str, step: int
 ) -> None:
-    command = [sys.executable, str(recovery_case.__file__), str(tmp_path / "state"), phase, str(step)]
+    command = [sys.executable, recovery_case.__file__, str(tmp_path / "state"), phase, str(step)]
     assert subprocess.run(command, check=False, timeout=600).returncode == -9
-    whole = run(recovery_case.make_case(), recovery_case.PLAN)
-    resumed = run(case, recovery_case.PLAN, state=tmp_path / "state")
+    whole = run(make_case(), PLAN)
+    resumed = run(case, PLAN, state=tmp_path / "state")
     assert resumed.resumed
     assert not whole.resumed
     assert same(weights(whole.model), weights(resumed.model))
@@ -115,58 +118,12 @@ def test_a_killed_recovery_ends_where_an_uninterrupted_one_does(
 
 
 @dataclass(frozen=True)
-class Poisoned:
-    """A source whose images are not numbers from an epoch on."""
-
-    source: TensorSource
-    epoch: int
-
-    @property
-    def steps(self) -> int:
-        return self.source.steps
-
-    def batches(self, epoch: int, start: int) -> Iterator[Batch]:
-        for images, targets in self.source.batches(epoch, start):
-            yield images * (float("nan") if epoch >= self.epoch else 1.0), targets
-
-
-def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_state(
-    tmp_path: Path, case: Any, recovery_case: ModuleType
-) -> None:
-    plan = replace(recovery_case.PLAN, block_epochs=0)
-    with pytest.raises(TrainingError, match=r"step 10 \(epoch 3\): the loss is nan"):
-        run(case, plan, source=Poisoned(case.source(), 2), state=tmp_path)
-    saved = StateFolder(tmp_path / "distillation").load()
-    assert saved is not None
-    assert saved.progress["step"] == 10
-    assert all(torch.isfinite(tensor).all() for tensor in saved.tensors.values())
-    healed = run(recovery_case.make_case(), plan, state=tmp_path)
-    whole = run(recovery_case.make_case(), plan)
-    assert same(weights(whole.model), weights(healed.model))
-
-
-def test_answers_that_are_no_numbers_are_refused_before_the_first_step(case: Any, recovery_case: ModuleType) -> None:
-    with torch.no_grad():
-        case.compressed.get_submodule("blocks.0.mlp.fc1").bias[0] = float("nan")
-    with pytest.raises(TrainingError, match="KL on the held-out images is nan"):
-        run(case, recovery_case.PLAN)
-
-
-def test_the_state_of_another_plan_is_refused_by_name(tmp_path: Path, case: Any, recovery_case: ModuleType) -> None:
-    plan = replace(recovery_case.PLAN, epochs=1, block_epochs=0)
-    run(case, plan, state=tmp_path, fingerprint={"data": "a"})
-    with pytest.raises(TrainingError, match="of another run: its data is 'a', here it is 'b'"):
-        run(case, plan, state=tmp_path, fingerprint={"data": "b"})
-    with pytest.raises(TrainingError, match="of another run: its plan is"):
-        run(case, replace(plan, feature_weight=2.0), state=tmp_path, fingerprint={"data": "a"})
-
-
-@dataclass(frozen=True)
 class Watched:
-    """A source that remembers which epochs it was asked for."""
+    """A source that remembers which epochs it was asked for, and whose images are not numbers from an epoch on."""
 
     source: TensorSource
-    asked: list[int]
+    poisoned: int | None = None
+    asked: list[int] = field(default_factory=list)
 
     @property
     def steps(self) -> int:
@@ -174,13 +131,43 @@ class Watched:
 
     def batches(self, epoch: int, start: int) -> Iterator[Batch]:
         self.asked.append(epoch)
-        return self.source.batches(epoch, start)
+        for images, targets in self.source.batches(epoch, start):
+            yield images * (float("nan") if epoch == self.poisoned else 1.0), targets
 
 
-def test_no_two_phases_see_the_same_augmentations(case: Any, recovery_case: ModuleType) -> None:
-    asked: list[int] = []
-    run(case, recovery_case.PLAN, source=Watched(case.source(), asked))
-    assert asked == [0, 1, 2, 3, 4]
+def test_a_loss_that_is_no_number_stops_and_leaves_the_last_good_state(tmp_path: Path, case: Case) -> None:
+    plan = replace(PLAN, block_epochs=0)
+    with pytest.raises(TrainingError, match=r"step 10 \(epoch 3\): the loss is nan"):
+        run(case, plan, source=Watched(case.source(), 2), state=tmp_path)
+    saved = StateFolder(tmp_path / "distillation").load()
+    assert saved is not None
+    assert saved.progress["step"] == 10
+    assert all(torch.isfinite(tensor).all() for tensor in saved.tensors.values())
+    healed = run(make_case(), plan, state=tmp_path)
+    whole = run(make_case(), plan)
+    assert same(weights(whole.model), weights(healed.model))
+
+
+def test_answers_that_are_no_numbers_are_refused_before_the_first_step(case: Case) -> None:
+    with torch.no_grad():
+        case.compressed.get_submodule("blocks.0.mlp.fc1").bias[0] = float("nan")
+    with pytest.raises(TrainingError, match="KL on the held-out images is nan"):
+        run(case, PLAN)
+
+
+def test_the_state_of_another_plan_is_refused_by_name(tmp_path: Path, case: Case) -> None:
+    plan = replace(PLAN, epochs=1, block_epochs=0)
+    run(case, plan, state=tmp_path, fingerprint={"data": "a"})
+    with pytest.raises(TrainingError, match="of another run: its data is 'a', here it is 'b'"):
+        run(case, plan, state=tmp_path, fingerprint={"data": "b"})
+    with pytest.raises(TrainingError, match="of another run: its plan is"):
+        run(case, replace(plan, feature_weight=2.0), state=tmp_path, fingerprint={"data": "a"})
+
+
+def test_no_two_phases_see_the_same_augmentations(case: Case) -> None:
+    source = Watched(case.source())
+    run(case, PLAN, source=source)
+    assert source.asked == [0, 1, 2, 3, 4]
 
 
 def test_batch_statistics_and_random_features_stay(
@@ -207,9 +194,9 @@ def test_batch_statistics_and_random_features_stay(
     assert torch.equal(before["layers.0.RC.attn.w"], after["layers.0.RC.attn.w"])
 
 
-def test_a_recovery_without_anything_to_judge_by_is_refused(case: Any, recovery_case: ModuleType) -> None:
+def test_a_recovery_without_anything_to_judge_by_is_refused(case: Case) -> None:
     with pytest.raises(ValueError, match="held_out has no images"):
-        recover(case.compressed, case.dense, case.source(), plan=recovery_case.PLAN, held_out=[])
+        recover(case.compressed, case.dense, case.source(), plan=PLAN, held_out=[])
 
 
 @pytest.mark.parametrize(

@@ -1,41 +1,30 @@
 """Two gloo processes with half of each batch come to the weights of one process with all of it."""
 
-import importlib.util
 import os
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import torch
 
 from milkweed.models.bundle.safetensors_file import read_tensors
-from milkweed.models.training import Alone, TensorSource
+from milkweed.models.training import Processes, TensorSource
 from milkweed.models.training.parallel import joined
 
-SCRIPT = Path(__file__).parent / "two_processes.py"
+from ...support.ports import free_port
+from . import two_processes
 
-
-def free_ports(count: int) -> list[str]:
-    with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [str(probe.getsockname()[1]) for probe in probes]
+CPU = torch.device("cpu")
 
 
 def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
     common = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), str(tmp_path), *free_ports(2)]
+    port = free_port(1)
+    command = [sys.executable, two_processes.__file__, str(tmp_path), str(port), str(port + 1)]
+    ranks = ({"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in (0, 1))
     running = [
-        subprocess.Popen(
-            command,
-            env={**os.environ, **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            stderr=subprocess.PIPE,
-        )
-        for rank in (0, 1)
+        subprocess.Popen(command, env={**os.environ, **common, **rank}, stderr=subprocess.PIPE) for rank in ranks
     ]
     try:
         said = [process.communicate(timeout=120)[1].decode()[-2000:] for process in running]
@@ -44,12 +33,7 @@ def test_two_processes_come_to_the_weights_of_one(tmp_path: Path) -> None:
             process.kill()
             process.communicate()
     assert [process.returncode for process in running] == [0, 0], said
-    spec = importlib.util.spec_from_file_location("two_processes", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    script = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(script)
-    start, alone = script.start().state_dict(), script.train(Alone(), None).state_dict()
+    start, alone = two_processes.start().state_dict(), two_processes.train(Processes(), None).state_dict()
     moved = max(float((alone[name] - start[name]).abs().max()) for name in alone if name in start)
     assert moved > 1e-3
     for kind in ("ddp", "fsdp"):
@@ -79,6 +63,3 @@ def test_processes_share_each_batch() -> None:
         for (all_of_it, _), (first, _), (second, _) in batches:
             assert sorted(all_of_it.flatten().tolist()) == sorted([*first.flatten(), *second.flatten()])
             assert len(first) == len(second) == 3
-
-
-CPU = torch.device("cpu")

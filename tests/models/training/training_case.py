@@ -5,7 +5,6 @@ python training_case.py STATE STEP..."""
 import os
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.layers.monarch import MonarchLinear
-from milkweed.models.training import Classification, Recipe, TensorSource, TrainResult, accuracy, densified, train_model
+from milkweed.models.progress import Progress
+from milkweed.models.training import Classification, Recipe, TensorSource, Trainer, TrainResult, accuracy, densified
 
 RECIPE = Recipe(epochs=6, batch_size=16, lr=1e-2, mixup=0.4, cutmix=1.0, ema_decay=0.9, warmup_epochs=0.5)
 S2D_EPOCH = 4
@@ -38,8 +38,8 @@ def images(count: int = 96) -> tuple[Tensor, Tensor]:
     return pixels, targets
 
 
-def small_run(state: Path | None = None, progress: Callable[[int, int], None] | None = None, **how: Any) -> TrainResult:
-    """`train_model` of the case; `how` overrides its arguments."""
+def small_run(state: Path | None = None, **how: Any) -> TrainResult:
+    """The run of the case; `how` overrides the arguments of its `Trainer`."""
     pixels, targets = images()
     recipe = how.pop("recipe", RECIPE)
     arguments: dict[str, Any] = {
@@ -51,14 +51,15 @@ def small_run(state: Path | None = None, progress: Callable[[int, int], None] | 
     source = TensorSource(pixels, targets, recipe.batch_size)
     model = arguments.pop("model", None) or small_model()
     objective = arguments.pop("objective", None) or Classification(recipe)
-    return train_model(model, objective, source, recipe, state=state, progress=progress, **arguments)
+    return Trainer(model, objective, source, recipe, state=state, **arguments).train()
 
 
 def _killed_at(state: Path, step: int) -> int:
     """Run in a process that ends itself without a word after `step`; the signal it died of."""
     child = os.fork()
     if child == 0:
-        small_run(state, lambda done, _: os.kill(os.getpid(), signal.SIGKILL) if done == step else None)
+        die = Progress(step=lambda _, done, __: os.kill(os.getpid(), signal.SIGKILL) if done == step else None)
+        small_run(state, progress=die)
         os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])
 

@@ -11,7 +11,7 @@ from milkweed.models.architectures.registry import create_model
 from milkweed.models.bundle.safetensors_file import write_tensors
 from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
-from milkweed.models.training import Classification, Processes, Recipe, TensorSource, accuracy, densified, train_model
+from milkweed.models.training import Classification, Processes, Recipe, TensorSource, Trainer, accuracy, densified
 from milkweed.models.training.parallel import joined
 
 RECIPE = Recipe(epochs=4, batch_size=12, lr=1e-3, ema_decay=0.9, warmup_epochs=0.5, label_smoothing=0.1)
@@ -31,7 +31,7 @@ def train(processes: Processes, state: Path | None) -> nn.Module:
     targets = torch.randint(3, (48,), generator=generator)
     source = TensorSource(images, targets, 12, rank=processes.rank, processes=processes.count)
     for last in (2, 4) if state else (4,):
-        result = train_model(
+        trainer = Trainer(
             start(),
             Classification(RECIPE),
             source,
@@ -43,6 +43,7 @@ def train(processes: Processes, state: Path | None) -> nn.Module:
             stop_after_epochs=last,
             processes=processes,
         )
+        result = trainer.train()
     assert result.resumed_at == (8 if state else None)
     return result.model
 

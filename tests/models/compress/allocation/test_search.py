@@ -73,8 +73,7 @@ def test_the_layer_that_matters_stays_dense(model: nn.Module, batches: list[Tens
 def test_trials_are_what_the_compressed_model_does(model: nn.Module, batches: list[Tensor]) -> None:
     search = searching(model, batches)
     for trial in search.run(0.4 * 4 * WIDTH**2, refinements=2):
-        assert trial.cost <= 0.4 * 4 * WIDTH**2
-        assert trial.cost == sum(cost(name, trial.structures.get(name)) for name in NAMES)
+        assert sum(cost(name, trial.structures.get(name)) for name in NAMES) <= 0.4 * 4 * WIDTH**2
         compressed = copy.deepcopy(model)
         for name, fit in search.fits(trial.structures).items():
             replace_layer(compressed, name, fit)
@@ -112,7 +111,6 @@ def test_the_least_that_is_possible_is_known_and_met(model: nn.Module, batches: 
     search = searching(model, batches, block_counts=(1, 4))
     assert search.least_cost() == 4 * (4 * (WIDTH + WIDTH))  # rank 1 of four blocks
     trial = search.run(search.least_cost(), refinements=0)[0]
-    assert trial.cost == search.least_cost()
     assert {(layer.nblocks, layer.rank) for layer in trial.structures.values()} == {(4, 1)}
     with pytest.raises(ValueError, match="budget 1023 cannot be met: the least possible is 1024"):
         search.run(search.least_cost() - 1, refinements=0)

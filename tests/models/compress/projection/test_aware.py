@@ -45,7 +45,6 @@ def test_it_is_as_good_as_the_golden_projections(shared: Path, name: str) -> Non
         rank = int(data[f"aware_{name}/rank"])
     inputs = InputStatistics(golden["mean"], golden["cov"], 2000)
     start, whole = (project_aware(golden["W"], inputs, 4, rank, sweeps=sweeps) for sweeps in (0, 100))
-    assert start.sweeps == 0
     assert start.objective == pytest.approx(white, rel=1e-3)
     assert whole.objective <= best * (1 + 1e-3) < plain
     for found in (start, whole):
@@ -68,7 +67,6 @@ def test_more_sweeps_are_no_worse_and_all_better_than_blind(
         for fewer, more in pairwise(found):
             # The last refit helps one sweep's result a little more than another's.
             assert more.objective <= 1.01 * fewer.objective
-            assert fewer.sweeps <= more.sweeps
 
 
 @shapes
@@ -109,7 +107,6 @@ def test_one_block_is_the_whitened_svd(inputs: Inputs, rows: int, columns: int) 
     want = (U[:, :4] * S[:4]) @ Vh[:4] @ back
     found = project_aware(W, seen, 1, 4, ridge=ridge, sweeps=50)
     np.testing.assert_allclose(dense_of(found, W), want, atol=1e-9)
-    assert found.sweeps == 0
 
 
 def test_inputs_that_never_vary_leave_plain_projection() -> None:

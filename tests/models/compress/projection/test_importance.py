@@ -80,9 +80,6 @@ def test_the_model_is_left_alone_whatever_its_parameters_ask(model: nn.Module, i
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_no_image_and_values_that_are_not_finite_are_refused(model: nn.Module, images: Tensor) -> None:
+def test_no_image_is_refused(model: nn.Module) -> None:
     with pytest.raises(ValueError, match="layer one got no input: calibration needs at least one image"):
         weighted_statistics(model, ["one"], [])
-    images[3, 0, 0, 0] = torch.inf
-    with pytest.raises(ValueError, match="layer one: its inputs on the calibration images are not finite"):
-        weighted_statistics(model, ["one"], [images])

@@ -13,14 +13,10 @@ from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.compress.replacement import replace_layer
 from milkweed.models.layers.layer_spec import KINDS, LayerSpec
 
+from ...tiny import KIND_OPTIONS
+
 Inputs = Callable[..., InputStatistics]
 
-OPTIONS: dict[str, dict[str, Any]] = {
-    "monarch": {"nblocks": 4},
-    "lowrank": {"rank": 5},
-    "blockdiag": {"nblocks": 4, "shuffle": True},
-    "pixelfly": {"rank": 4, "block_size": 4, "butterfly_size": 4, "n_factors": 1},
-}
 WIDTHS = [(48, 32), (32, 48), (30, 35)]
 """(out, in); the last is padded in every kind."""
 
@@ -28,7 +24,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 
 def structure(kind: str, rows: int, columns: int, **options: Any) -> LayerSpec:
-    return LayerSpec(kind, columns, rows, **{**OPTIONS[kind], **options})
+    return LayerSpec(kind, columns, rows, **{**KIND_OPTIONS[kind], **options})
 
 
 def matrix(rows: int, columns: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -13,7 +13,7 @@ from milkweed.models.layers.layer_spec import KINDS, LayerSpec
 from milkweed.models.layers.structured import StructuredLinear
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
-    "monarch": [{"nblocks": 4}, {"nblocks": 3, "rank": 2}],
+    "monarch": [{"nblocks": 4}, {"nblocks": 3, "rank": 2}, {"nblocks": 1, "rank": 5}],
     "lowrank": [{"rank": 6}],
     "blockdiag": [{"nblocks": 4}, {"nblocks": 7, "shuffle": True}],
     "pixelfly": [

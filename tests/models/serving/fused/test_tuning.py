@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from milkweed.kernels.chain_ir import Add, Dense, Gelu, LayerNorm, Operator, Problem
 from milkweed.kernels.impls.base import OTHER_KIND, Runner
@@ -17,11 +17,12 @@ from milkweed.kernels.impls.torch_ops import EagerImpl
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.chain import Chain
 from milkweed.kernels.tuning.verify import TuningError
-from milkweed.models.serving.fused.alternatives import Alternative, choose
+from milkweed.models.serving.fused.alternatives import Alternative, Part, choose
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
 from milkweed.models.serving.fused.tuning import FreshCache, Tuning, choose_chain, open_cache, refusals
 
-CPU = torch.device("cpu")
+from ...small_models import CPU, NATIVE
+
 PROBLEM = Problem(CPU, torch.float32, 2, 3)
 
 
@@ -138,12 +139,13 @@ def test_refusals_name_engines_that_run_nothing_and_leave_out_those_of_other_kin
     assert refusals(chain(), PROBLEM, impls) == {"tiled": "too wide"}
 
 
-class Doubling:
+class Doubling(Part):
     """A part that doubles, in ways that are right, wrong, or fail."""
 
     kind = "branch"
 
     def __init__(self, *ways: Alternative) -> None:
+        super().__init__(Twice(), NATIVE)
         self._ways = list(ways)
 
     def describe(self) -> str:
@@ -152,12 +154,16 @@ class Doubling:
     def refusal(self, problem: Problem) -> str | None:
         return None
 
-    def ways(self, problem: Problem) -> list[Alternative]:
-        return [*self._ways, Alternative("torch", lambda x: x + x)]
+    def native_ways(self, problem: Problem) -> list[Alternative]:
+        return self._ways
 
-    def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
-        x = torch.arange(1.0, 25).view(2, 3, 4)
-        return (x,), 2 * x
+    def input_widths(self) -> tuple[int, ...]:
+        return (4,)
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * x
 
 
 def failing(_: Tensor) -> Tensor:

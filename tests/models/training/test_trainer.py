@@ -4,7 +4,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, TrainingError, train_model
+from milkweed.models.training import Recipe, Start, StateFolder, TensorSource, Trainer, TrainingError
 from milkweed.models.training.loop import LOOK_STEPS
 
-CASE = Path(__file__).parent / "training_case.py"
+from . import training_case as case
 
 
 def same(first: nn.Module, second: nn.Module) -> bool:
@@ -28,11 +27,11 @@ def without_seconds(history: Any) -> list[dict[str, Any]]:
     return [{name: value for name, value in row.items() if name != "seconds"} for row in history]
 
 
-def test_killed_run_ends_as_one_that_was_not(case: ModuleType, tmp_path: Path) -> None:
+def test_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
     whole = case.small_run(tmp_path / "whole")
     # once before and once after the layers were replaced, anywhere in an epoch
     kills = [random.randint(2, 23), random.randint(26, 35)]
-    command = [sys.executable, str(CASE), str(tmp_path / "killed"), *map(str, kills)]
+    command = [sys.executable, case.__file__, str(tmp_path / "killed"), *map(str, kills)]
     assert subprocess.run(command, timeout=120, stdout=subprocess.PIPE, check=True).stdout == b"[9, 9]\n"
     taken_up = case.small_run(tmp_path / "killed")
     assert taken_up.resumed_at == kills[1] - 1
@@ -40,7 +39,7 @@ def test_killed_run_ends_as_one_that_was_not(case: ModuleType, tmp_path: Path) -
     assert without_seconds(whole.history) == without_seconds(taken_up.history)
 
 
-def test_a_run_in_parts_ends_as_a_whole_one(case: ModuleType, tmp_path: Path) -> None:
+def test_a_run_in_parts_ends_as_a_whole_one(tmp_path: Path) -> None:
     whole = case.small_run(None)
     parts = [case.small_run(tmp_path, stop_after_epochs=epochs) for epochs in (1, 3, 4, 5, 6)]
     assert [part.finished for part in parts] == [False] * 4 + [True]
@@ -48,7 +47,7 @@ def test_a_run_in_parts_ends_as_a_whole_one(case: ModuleType, tmp_path: Path) ->
     assert same(whole.model, parts[-1].model)
 
 
-def test_s2d_may_begin_at_a_state_of_the_plain_run(case: ModuleType, tmp_path: Path) -> None:
+def test_s2d_may_begin_at_a_state_of_the_plain_run(tmp_path: Path) -> None:
     plain = {"fingerprint": {"schedule": "plain"}, "transform": None}
     case.small_run(tmp_path / "plain", keep_states_at=[2, 4], keep_in=tmp_path / "kept", **plain)
     whole = case.small_run(None)
@@ -63,7 +62,7 @@ def test_s2d_may_begin_at_a_state_of_the_plain_run(case: ModuleType, tmp_path: P
         case.small_run(None, start=start, transform=(2, lambda model: model))
 
 
-def test_a_state_of_another_run_is_refused_and_kept(case: ModuleType, tmp_path: Path) -> None:
+def test_a_state_of_another_run_is_refused_and_kept(tmp_path: Path) -> None:
     case.small_run(tmp_path, stop_after_epochs=1, fingerprint={"data": "a"})
     with pytest.raises(TrainingError, match="of another run: its data is 'a', here it is 'b'"):
         case.small_run(tmp_path, fingerprint={"data": "b"})
@@ -73,7 +72,7 @@ def test_a_state_of_another_run_is_refused_and_kept(case: ModuleType, tmp_path: 
     assert case.small_run(tmp_path, fingerprint={"data": "a"}).resumed_at == 6
 
 
-def test_the_steps_are_adamw_on_a_warmed_up_cosine(case: ModuleType) -> None:
+def test_the_steps_are_adamw_on_a_warmed_up_cosine() -> None:
     """Against a loop written out here, with torch's own optimizer and no autocast, average, mixing or state."""
     pixels, targets = case.images()
     recipe = Recipe(epochs=2, batch_size=32, lr=0.01, warmup_epochs=1, clip_norm=0.5, weight_decay=0.1)
@@ -105,7 +104,7 @@ def test_the_steps_are_adamw_on_a_warmed_up_cosine(case: ModuleType) -> None:
     assert [row["lr"] for row in result.history] == pytest.approx([0.01, 0.0025])
 
 
-def test_the_best_model_is_kept_and_patience_ends_the_run(case: ModuleType, tmp_path: Path) -> None:
+def test_the_best_model_is_kept_and_patience_ends_the_run(tmp_path: Path) -> None:
     scores = [5.0, 7.0, 9.0, 8.0, 9.0, 8.5, 10.0]
     seen: list[dict[str, Tensor]] = []
 
@@ -124,7 +123,7 @@ def test_the_best_model_is_kept_and_patience_ends_the_run(case: ModuleType, tmp_
     assert len(seen) == 6
 
 
-def test_the_model_before_the_first_step_may_be_the_best(case: ModuleType) -> None:
+def test_the_model_before_the_first_step_may_be_the_best() -> None:
     start = case.small_model().state_dict()
     losses = iter([1.0, *[2.0] * 6])
     result = case.small_run(None, evaluate=lambda _: {"kl": next(losses)}, monitor="kl", transform=None)
@@ -132,7 +131,7 @@ def test_the_model_before_the_first_step_may_be_the_best(case: ModuleType) -> No
     assert all(torch.equal(value, start[name]) for name, value in result.model.state_dict().items())
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_and_the_state_before_stays(case: ModuleType, tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_stops_the_run_and_the_state_before_stays(tmp_path: Path) -> None:
     class Bursts:
         def __call__(self, model: nn.Module, pixels: Tensor, targets: Tensor | None) -> Tensor:
             self.steps = getattr(self, "steps", 0) + 1
@@ -147,7 +146,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_the_state_before_stays(case
     assert all(torch.isfinite(value).all() for value in saved.tensors.values())
 
 
-def test_gradients_that_are_not_finite_stop_it_too(case: ModuleType) -> None:
+def test_gradients_that_are_not_finite_stop_it_too() -> None:
     def objective(model: nn.Module, pixels: Tensor, targets: Tensor | None) -> Tensor:
         return (model(pixels) * 0).sqrt().sum()  # the value is 0, the slope is not finite
 
@@ -155,7 +154,7 @@ def test_gradients_that_are_not_finite_stop_it_too(case: ModuleType) -> None:
         case.small_run(None, objective=objective)
 
 
-def test_a_source_that_ends_early_is_an_error(case: ModuleType) -> None:
+def test_a_source_that_ends_early_is_an_error() -> None:
     pixels, targets = case.images()
 
     class Short:
@@ -164,11 +163,13 @@ def test_a_source_that_ends_early_is_an_error(case: ModuleType) -> None:
         def batches(self, epoch: int, start: int) -> Any:
             return iter([(pixels[:4], targets[:4])])
 
+    recipe = Recipe(epochs=1, batch_size=4)
+    trainer = Trainer(case.small_model(), lambda model, x, _: model(x).mean(), Short(), recipe)
     with pytest.raises(TrainingError, match="epoch 1 ended at step 1: the source says 3 steps"):
-        train_model(case.small_model(), lambda model, x, _: model(x).mean(), Short(), Recipe(epochs=1, batch_size=4))
+        trainer.train()
 
 
-def test_frozen_parameters_stay_and_bfloat16_learns(case: ModuleType) -> None:
+def test_frozen_parameters_stay_and_bfloat16_learns() -> None:
     model = case.small_model()
     model[1].blkdiag1.requires_grad_(False)
     frozen = model[1].blkdiag1.clone()
@@ -179,7 +180,7 @@ def test_frozen_parameters_stay_and_bfloat16_learns(case: ModuleType) -> None:
     assert {value.dtype for value in result.model.state_dict().values()} == {torch.float32, torch.int64}
 
 
-def test_contradictory_arguments_are_refused(case: ModuleType) -> None:
+def test_contradictory_arguments_are_refused() -> None:
     with pytest.raises(ValueError, match="patience 2: nothing is monitored"):
         case.small_run(None, patience=2)
     with pytest.raises(ValueError, match="monitor needs evaluate"):
