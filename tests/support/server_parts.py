@@ -50,27 +50,37 @@ def broken() -> bytes:
     return bytes(image)
 
 
-class HeldModel(nn.Module):
-    """Linear on the pixels' mean; each forward waits at `gate` and tells its batch size in `sizes`."""
+class Held:
+    """Something that waits at `gate`, tells the size of each batch in `sizes`, and fails where `failure` is set."""
 
-    def __init__(self, classes: int = CLASSES) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.head = nn.Linear(3, classes)
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+    def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.sizes: list[int] = []
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
+    def hold(self, size: int) -> None:
+        self.sizes.append(size)
         self.entered.release()
         assert self.gate.wait(10), "nobody opened the gate"
         if self.failure is not None:
             raise self.failure
+
+
+class HeldModel(Held, nn.Module):
+    """A linear layer on the pixels' mean, whose forwards can be held."""
+
+    def __init__(self, classes: int = CLASSES) -> None:
+        nn.Module.__init__(self)
+        Held.__init__(self)
+        generator = torch.Generator().manual_seed(0)
+        self.head = nn.Linear(3, classes)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hold(len(x))
         out: Tensor = self.head(x.mean((2, 3)))
         return out
 
@@ -239,9 +249,9 @@ def check_error(answer: httpx.Response, status: int, code: str, *words: str) -> 
         assert word in body["error"]["message"]
 
 
-async def entered(model: HeldModel) -> None:
-    """Wait until a forward has begun."""
-    assert await asyncio.to_thread(model.entered.acquire, timeout=10), "no forward began"
+async def entered(held: Held) -> None:
+    """Wait until one more batch stands at its gate."""
+    assert await asyncio.to_thread(held.entered.acquire, timeout=10), "no batch came"
 
 
 async def until(condition: Callable[[], bool]) -> None:
