@@ -126,6 +126,7 @@ class Running:
     app: FastAPI
     client: httpx.AsyncClient
     models: dict[str, HeldModel]
+    opening: "Opening"
 
     @property
     def service(self) -> Service:
@@ -185,6 +186,16 @@ class RawCall:
         return {"type": "http.disconnect"}
 
 
+OpenModel = Callable[[str, Path, Settings], ServedModel]
+
+
+@dataclass
+class Opening:
+    """What opens an app's models; a test may put something else in its place."""
+
+    open_model: OpenModel
+
+
 @dataclass
 class Plan:
     """How `running` builds an app."""
@@ -207,15 +218,16 @@ async def running_app(plan: Plan) -> AsyncIterator[Running]:
             raise plan.open_error
         return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
 
-    settings = Settings(**plan.settings)
-    app = create_app(settings, {name: Path(name) for name in plan.names}, open_model=open_held)
+    settings, opening = Settings(**plan.settings), Opening(open_held)
+    paths = {name: Path(name) for name in plan.names}
+    app = create_app(settings, paths, open_model=lambda *given: opening.open_model(*given))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
         try:
             if plan.wait:
                 await asyncio.wrap_future(app.state.service.prepared)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-                yield Running(app, client, models)
+                yield Running(app, client, models, opening)
         finally:
             for model in models.values():
                 model.gate.set()
