@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from ..support.ports import free_port
-from .test_serving import jpeg
+from ..support.server_parts import encoded
 
 
 def test_reloads_under_load_lose_no_request(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ def test_reloads_under_load_lose_no_request(serving: Any, tiny_bundle: Path, tmp
         stop = threading.Event()
 
         def client(seed: int) -> None:
-            image = jpeg(seed)
+            image = encoded(seed=seed)
             with httpx.Client(base_url=url) as client:
                 while not stop.is_set():
                     statuses.append(client.post("/classify", content=image).status_code)
@@ -44,13 +44,6 @@ def test_reloads_under_load_lose_no_request(serving: Any, tiny_bundle: Path, tmp
         assert server.exit() == 0
 
 
-def test_an_admin_port_that_is_taken_is_one_line(serving: Any, server: Any, tiny_bundle: Path) -> None:
-    taken = int(server.url.rpartition(":")[2])
-    with serving(admin_port=taken) as second:
-        assert second.exit() == 1
-        assert any(f"port {taken}" in line for line in second.log)
-
-
 DYING = """
 from milkweed.server.engine import engine
 engine.MAX_RESTARTS = 0
@@ -64,6 +57,6 @@ CpuLoader.load = load
 def test_an_engine_that_cannot_go_on_ends_the_process_after_telling_everybody(serving: Any) -> None:
     with serving(prelude=DYING) as server:
         url = server.wait_ready()
-        assert httpx.post(url + "/classify", content=jpeg(), timeout=30).status_code in (500, 503)
+        assert httpx.post(url + "/classify", content=encoded(), timeout=30).status_code in (500, 503)
         assert server.exit() == 1
         server.wait_log("the engine has ended")

@@ -12,8 +12,8 @@ import pytest
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.healthcheck import DEFAULTS
 
+from ...support.authority import Authority, needs_openssl
 from ...support.ports import free_port
-from ..connections.test_tls import OPENSSL, Authority
 
 
 def check(**settings: object) -> tuple[int, str]:
@@ -47,7 +47,7 @@ def test_ready_draining_and_gone(serving: Any) -> None:
     assert "ConnectionRefusedError" in said
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
+@needs_openssl
 @pytest.mark.parametrize("clients_too", [True, False])
 def test_with_tls(serving: Any, tmp_path: Path, clients_too: bool) -> None:
     authority = Authority(tmp_path, "authority")
