@@ -40,7 +40,7 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """Its panels, without the rows' titles."""
+    """The panels of a dashboard, without the rows' titles."""
     return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
 
 

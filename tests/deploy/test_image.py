@@ -55,7 +55,7 @@ def test_all_that_the_server_needs_is_locked_at_a_version_that_it_takes(lock: st
 
 
 def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
-    """Its protocol and its server are extended by what is not promised to stay: another one has to be tried first."""
+    """Our server extends parts of uvicorn that are not promised to stay: another version has to be tried first."""
     [taken] = [each for each in map(Requirement, PROJECT["dependencies"]) if each.name == "uvicorn"]
     tested = pins((ROOT / "constraints.txt").read_text().lower())["uvicorn"]
     major, minor, _ = map(int, tested.split("."))

@@ -156,7 +156,7 @@ VALUES = {label: set(values) for label, values in VALUES.items()}
 
 
 def name_of(rule: dict[str, Any]) -> str:
-    """For the test's id."""
+    """The id of a rule's test."""
     return str(rule.get("record") or f"{rule['alert']}-{rule['labels']['severity']}")
 
 

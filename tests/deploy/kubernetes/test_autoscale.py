@@ -13,7 +13,7 @@ from ..test_prometheus import RULES, check_selectors, routes_of
 
 @pytest.fixture
 def triggers(kustomize: Any) -> dict[str, Any]:
-    """Of the ScaledObject, by name."""
+    """The triggers of the ScaledObject by name."""
     return {each["name"]: each for each in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]["triggers"]}
 
 

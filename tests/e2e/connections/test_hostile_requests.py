@@ -77,16 +77,14 @@ def test_any_target_is_answered(small: Any, target: bytes) -> None:
     assert error_of(ask(small, b"OPTIONS %b HTTP/1.1\r\nHost: x\r\n" % target)) == (404, "not_found")
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        *(b"/%00", b"/%0a", b"/livez%0d", b"/%7f", b"/%c2%85", b"/classify?model=%00", b"/?a=%0A"),
-        *(b"/%ff", b"/%c0%af", b"/%e0%80%af", b"/%ed%a0%80", b"/%f4%90%80%80", b"/livez?a=%ff", b"/%e2%82"),
-        *(b"/%", b"/%zz", b"/livez%2", b"/a#b", b"/livez#", b"*", b"*/livez"),
-        *(b"http://u@x/livez", b"http://u:p@x/livez", b"http:///livez", b"ftp://x/livez", b"http://x:99999/livez"),
-        *(b"http://a,b/livez", b"x:80", b"http://x/%00", b"http://[::1/livez"),
-    ],
-)
+NO_TARGETS = rb"""
+/%00 /%0a /livez%0d /%7f /%c2%85 /classify?model=%00 /?a=%0A /%ff /%c0%af /%e0%80%af /%ed%a0%80 /%f4%90%80%80
+/livez?a=%ff /%e2%82 /% /%zz /livez%2 /a#b /livez# * */livez http://u@x/livez http://u:p@x/livez http:///livez
+ftp://x/livez http://x:99999/livez http://a,b/livez x:80 http://x/%00 http://[::1/livez
+""".split()
+
+
+@pytest.mark.parametrize("target", NO_TARGETS)
 def test_a_target_that_is_none_is_400(small: Any, target: bytes) -> None:
     assert error_of(ask(small, b"GET %b HTTP/1.1\r\nHost: x\r\n" % target)) == (400, "bad_request")
 
@@ -123,27 +121,10 @@ def test_the_server_as_a_whole_has_options(small: Any, target: bytes) -> None:
     assert received.endswith(b"\r\n\r\n")
 
 
+NAMES = rb"[ ] [] [::1 % %zz x:99999 x:65536 x:-1 x:http <script> a,b u@x u:p@x x/y x?y http://x :80 [::1]x".split()
 NO_HOSTS = [
     *(b"", b"Host:\r\n", b"Host: x\r\nHost: x\r\n", b"Host: x\r\nhost: y\r\n"),
-    *(
-        b"Host: %b\r\n" % value
-        for value in (
-            *(b"[", b"]", b"[]", b"[::1", b"a b", b"%", b"%zz", b"x:99999", b"x:65536", b"x:-1", b"x:http", b"x:8 0"),
-            *(
-                b"\xff",
-                b"<script>",
-                b"a,b",
-                b"u@x",
-                b"u:p@x",
-                b"x/y",
-                b"x?y",
-                b"http://x",
-                b":80",
-                b"[::1]x",
-                b"a" * 300,
-            ),
-        )
-    ),
+    *(b"Host: %b\r\n" % name for name in (*NAMES, b"a b", b"x:8 0", b"\xff", b"a" * 300)),
 ]
 
 

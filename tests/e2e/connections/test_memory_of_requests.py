@@ -91,7 +91,7 @@ def test_a_refused_message_is_gone_when_its_answer_is(uncollected: Any) -> None:
 
 
 def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Else whoever reads nothing could have as many answers made as he likes."""
+    """A client that reads nothing could otherwise have as many answers made as it likes."""
     model, config = load_bundle(tiny_bundle)
     labels = [Label(str(place), "long " * 200) for place in range(config.num_classes)]
     save_bundle(tmp_path / "wordy", model, replace(config, files={}), labels)

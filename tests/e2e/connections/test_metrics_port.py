@@ -18,7 +18,7 @@ FILES = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({0}, {0}))
 
 @pytest.fixture(autouse=True, scope="module")
 def many_files() -> Iterator[None]:
-    """For this process, which has thousands of connections open."""
+    """Let this process have thousands of connections open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192), hard))
     yield

@@ -17,7 +17,7 @@ from ...support.ports import free_port
 
 
 def check(**settings: object) -> tuple[int, str]:
-    """Its exit code and what it prints. A proxy, which containers are often given, must not be asked."""
+    """Run the health check; its exit code and output. It must not ask a proxy, which containers are often given."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
     environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
     environment["http_proxy"] = "http://127.0.0.1:9"

@@ -33,7 +33,7 @@ class Reading:
 
 
 def silent(channel: Any, count: int) -> list[Any]:
-    """So many calls that send no message."""
+    """Begin some calls that send no message."""
     return [channel.stream_unary(SERVICE + "ModelInfer")() for _ in range(count)]
 
 
