@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -196,43 +196,40 @@ class Opening:
     open_model: OpenModel
 
 
-@dataclass
-class Plan:
-    """How `running` builds an app."""
-
-    settings: dict[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] = ("held",)
-    wait: bool = True
-    open_error: Exception | None = None
-    open_gate: threading.Event | None = None
-
-
 @asynccontextmanager
-async def running_app(plan: Plan) -> AsyncIterator[Running]:
-    models = {name: HeldModel() for name in plan.names}
+async def running_app(
+    *,
+    settings: Mapping[str, Any] | None = None,
+    names: tuple[str, ...] = ("held",),
+    wait: bool = True,
+    open_error: Exception | None = None,
+    open_gate: threading.Event | None = None,
+) -> AsyncIterator[Running]:
+    """An app of models that can be held. It is warm, unless `wait` is false; its models are opened once `open_gate` is
+    set, or fail to with `open_error`."""
+    models = {name: HeldModel() for name in names}
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
-        if plan.open_gate is not None:
-            assert plan.open_gate.wait(10)
-        if plan.open_error is not None:
-            raise plan.open_error
+        if open_gate is not None:
+            assert open_gate.wait(10)
+        if open_error is not None:
+            raise open_error
         return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
 
-    settings, opening = Settings(**plan.settings), Opening(open_held)
-    paths = {name: Path(name) for name in plan.names}
-    app = create_app(settings, paths, open_model=lambda *given: opening.open_model(*given))
+    opening = Opening(open_held)
+    paths = {name: Path(name) for name in names}
+    app = create_app(Settings(**(settings or {})), paths, open_model=lambda *given: opening.open_model(*given))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
         try:
-            if plan.wait:
+            if wait:
                 await asyncio.wrap_future(app.state.service.prepared)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
                 yield Running(app, client, models, opening)
         finally:
-            for model in models.values():
-                model.gate.set()
-            if plan.open_gate is not None:
-                plan.open_gate.set()
+            for event in (open_gate, *(model.gate for model in models.values())):
+                if event is not None:
+                    event.set()
 
 
 Start = Callable[..., AbstractAsyncContextManager[Running]]

@@ -38,12 +38,9 @@ def test_grpc_is_open_where_it_is_asked_for(kustomize: Any) -> None:
     assert [[port["port"] for port in each["ports"]] for each in open_to_all] == [["http", "grpc"]]
 
 
-def test_the_command_leaves_the_address_to_the_settings(manifests: Any) -> None:
+def test_nothing_but_the_environment_makes_settings(manifests: Any) -> None:
     assert manifests.server["args"] == ["serve"]
     assert "command" not in manifests.server  # the image's entrypoint, which gets the signals itself
-
-
-def test_a_service_cannot_become_a_setting(manifests: Any) -> None:
     assert manifests.pod["enableServiceLinks"] is False
     assert manifests.one("Service")["metadata"]["name"] == "milkweed"  # whose variable would be MILKWEED_PORT
 
