@@ -1,6 +1,5 @@
-"""The admin port keeps the rules of the service's port: TLS, limits, deadlines, and who makes room."""
+"""The admin port keeps the rules of the service's port: TLS, limits and deadlines."""
 
-import contextlib
 import shutil
 import ssl
 from collections.abc import Iterator
@@ -54,13 +53,6 @@ def test_a_client_that_leaves_in_its_body_is_not_logged(admin: Any) -> None:
     assert httpx.put(admin.url + "/v1/aliases/a", json={"model": "tiny"}).status_code == 200
     assert httpx.delete(admin.url + "/v1/aliases/a").status_code == 200
     assert [line for line in admin.log if '"level": "info"' not in line] == []
-
-
-def test_connection_without_a_request_for_longest_makes_room(admin: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(dial(admin.url)) for _ in range(40)]
-        assert httpx.get(admin.url + "/v1/aliases").status_code == 200
-        assert read_end(silent[0]) == b""
 
 
 @needs_openssl
