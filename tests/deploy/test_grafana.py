@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
+from .test_prometheus import FOREIGN, SERIES, TARGET_LABELS, parse
+
 ROOT = Path(__file__).resolve().parents[2]
 GRAFANA = ROOT / "deploy" / "grafana"
 NAMES = ("service", "gpu", "capacity")
-FAMILIES = ROOT / "docs" / "observability.md"
 
-# Grafana's own variables, and those of Prometheus and dcgm-exporter that no page of ours lists.
+# Grafana's own variables, and series of Prometheus and dcgm-exporter.
 BUILT_IN = {"__rate_interval"}
 PROCESS = {"process_cpu_seconds_total", "process_max_fds", "process_open_fds", "process_start_time_seconds"}
 # github.com/NVIDIA/dcgm-exporter, etc/default-counters.csv: exported where nobody chose others.
@@ -39,7 +40,7 @@ def board(name: str) -> dict[str, Any]:
 
 
 def panels(name: str) -> list[dict[str, Any]]:
-    """Its panels, without the rows' titles."""
+    """The panels of a dashboard, without the rows' titles."""
     return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
 
 
@@ -48,23 +49,6 @@ def exprs(name: str) -> Iterator[tuple[str, str]]:
     for panel in panels(name):
         for target in panel["targets"]:
             yield panel["title"], target["expr"]
-
-
-def labels_of_families() -> dict[str, set[str]]:
-    """The families of docs/observability.md and their labels, by full name.
-
-    A row may name several families; `(label)` is one that only some of them have. `name{label}` further down adds one.
-    """
-    text = FAMILIES.read_text(encoding="utf-8")
-    families: dict[str, set[str]] = {}
-    for row in text.partition("## Traces")[0].splitlines():
-        cells = row.split("|")
-        if len(cells) == 5:
-            labels = set(re.findall(r"[a-z_]+", cells[2]))
-            families |= {f"milkweed_{name}": labels for name in re.findall(r"`([a-z_]+)`", cells[1])}
-    for name, labels in re.findall(r"`([a-z_]+)\{([a-z, ]+)\}`", text):
-        families[f"milkweed_{name}"] = families[f"milkweed_{name}"] | set(labels.split(", "))
-    return families
 
 
 def used_in(text: str) -> set[str]:
@@ -86,36 +70,24 @@ def test_committed_json_is_what_the_code_makes(name: str, tmp_path: Path) -> Non
     assert made == (GRAFANA / "dashboards" / f"{name}.json").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_series_exist(name: str) -> None:
-    families = labels_of_families()
-    assert len(families) > 40
-    histograms = {f"{family}_{end}" for family in families for end in ("bucket", "sum", "count")}
-    known = families.keys() | histograms | PROCESS | DCGM | {"up"}
-    for title, expr in exprs(name):
-        series = re.findall(r"([A-Za-z_:][\w:]*)\{", expr)
-        assert series or expr.startswith("vector("), title
-        assert set(series) <= known, title
-        # A bare name, without what the variables choose, would be of every server there is.
-        assert not re.search(r"\b(milkweed|process|DCGM)_\w+(?![\w{])", expr), title
+def without_variables(expr: str) -> str:
+    """A query as Prometheus could read it."""
+    return re.sub(r"\$(price|target)\w+", "1", expr.replace("$__rate_interval", "1m"))
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_matchers_name_labels_that_the_series_have(name: str) -> None:
-    added = {"namespace", "job", "instance", "le"}
+def test_queries_ask_for_series_that_exist_of_the_chosen_servers(name: str) -> None:
     for title, expr in exprs(name):
-        for series, matchers in re.findall(r"(milkweed_\w+)\{([^}]*)\}", expr):
-            family = re.sub(r"_(bucket|sum|count)$", "", series)
-            labels = labels_of_families()[family] | added
-            assert set(re.findall(r"(\w+)[=!]~?\"", matchers)) <= labels, (title, series)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_queries_are_of_the_chosen_servers(name: str) -> None:
-    for title, expr in exprs(name):
-        for series, matchers in re.findall(r"((?:milkweed|process)_\w+|up)\{([^}]*)\}", expr):
-            for label in ("namespace", "job", "instance"):
-                assert f'{label}=~"${label}"' in matchers, (title, series)
+        selectors, _ = parse(without_variables(expr))
+        assert selectors or expr.startswith("vector("), title
+        for series, matchers in selectors:
+            assert series in SERIES or series in PROCESS | DCGM, (title, series)
+            chosen = {label: value for label, _, value in matchers}
+            if series in SERIES and series not in FOREIGN:
+                assert chosen.keys() <= SERIES[series] | TARGET_LABELS, (title, series)
+            if not series.startswith("DCGM"):
+                assert chosen.items() >= {label: f"${label}" for label in ("namespace", "job", "instance")}.items()
+            assert chosen, title
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -169,11 +141,7 @@ def test_prometheus_reads_every_query(name: str, tmp_path: Path) -> None:
     if promtool is None:
         pytest.skip("promtool is not installed")
     rules = [
-        {
-            "record": f"of:panel{place}",
-            "expr": re.sub(r"\$(price|target)\w+", "1", expr.replace("$__rate_interval", "1m")),
-        }
-        for place, (_, expr) in enumerate(exprs(name))
+        {"record": f"of:panel{place}", "expr": without_variables(expr)} for place, (_, expr) in enumerate(exprs(name))
     ]
     file = tmp_path / "rules.yml"
     file.write_text(yaml.safe_dump({"groups": [{"name": name, "rules": rules}]}), encoding="utf-8")

@@ -3,6 +3,7 @@
 import fnmatch
 import re
 import tomllib
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "deploy" / "image"
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT = PYPROJECT["project"]
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 PINNED = re.compile(r"^([a-z0-9][a-z0-9.-]*)==(\S+)", re.MULTILINE)
 
@@ -20,14 +23,6 @@ def normal(name: str) -> str:
 
 def pins(text: str) -> dict[str, str]:
     return {normal(name): version for name, version in PINNED.findall(text)}
-
-
-def named(requirements: list[str]) -> set[str]:
-    return {normal(re.split(r"[\[<>=!~; ]", requirement)[0]) for requirement in requirements}
-
-
-def project() -> dict[str, object]:
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]  # type: ignore[no-any-return]
 
 
 def instructions(word: str) -> list[str]:
@@ -49,31 +44,19 @@ def test_every_package_has_the_version_of_the_tests_and_a_hash(lock: str) -> Non
 
 
 @pytest.mark.parametrize(("lock", "extras"), [("cuda", ("dali", "grpc", "nvml", "otel")), ("cpu", ("grpc", "otel"))])
-def test_all_that_the_server_needs_is_locked(lock: str, extras: tuple[str, ...]) -> None:
-    found = project()
-    needed = named(list(found["dependencies"]))  # type: ignore[call-overload]
-    for extra in extras:
-        needed |= named(found["optional-dependencies"][extra])  # type: ignore[index]
-    locked = set(pins((LOCKS / f"{lock}.txt").read_text()))
-    # PyTorch's CPU build comes from its own index, by version.
-    assert needed - locked == ({"torch"} if lock == "cpu" else set())
-
-
-@pytest.mark.parametrize(("lock", "extras"), [("cuda", ("dali", "grpc", "nvml", "otel")), ("cpu", ("grpc", "otel"))])
-def test_what_is_locked_is_what_the_package_takes(lock: str, extras: tuple[str, ...]) -> None:
-    found = project()
-    wanted = [*found["dependencies"]]  # type: ignore[misc]
-    for extra in extras:
-        wanted += found["optional-dependencies"][extra]  # type: ignore[index]
+def test_all_that_the_server_needs_is_locked_at_a_version_that_it_takes(lock: str, extras: tuple[str, ...]) -> None:
+    lists = [PROJECT["dependencies"], *(PROJECT["optional-dependencies"][extra] for extra in extras)]
+    needed = {normal(each.name): each for each in map(Requirement, chain(*lists))}
     locked = pins((LOCKS / f"{lock}.txt").read_text())
-    for each in map(Requirement, wanted):
-        version = locked.get(normal(each.name))
-        assert version is None or each.specifier.contains(version), (each, version)
+    # PyTorch's CPU build comes from its own index, by version.
+    assert needed.keys() - locked.keys() == ({"torch"} if lock == "cpu" else set())
+    for name in needed.keys() & locked.keys():
+        assert needed[name].specifier.contains(locked[name]), (str(needed[name]), locked[name])
 
 
 def test_uvicorn_is_the_minor_version_that_is_tested() -> None:
-    """Its protocol and its server are extended by what is not promised to stay: another one has to be tried first."""
-    [taken] = [each for each in map(Requirement, project()["dependencies"]) if each.name == "uvicorn"]  # type: ignore[arg-type, call-overload]
+    """Our server extends parts of uvicorn that are not promised to stay: another version has to be tried first."""
+    [taken] = [each for each in map(Requirement, PROJECT["dependencies"]) if each.name == "uvicorn"]
     tested = pins((ROOT / "constraints.txt").read_text().lower())["uvicorn"]
     major, minor, _ = map(int, tested.split("."))
     assert taken.specifier.contains(tested)
@@ -88,11 +71,8 @@ def test_the_base_is_all_that_a_tag_decides_on() -> None:
     assert "# syntax=" not in DOCKERFILE  # a frontend by a tag would be a program that builds what it likes
 
 
-def test_what_needs_a_compiler_is_not_there() -> None:
+def test_nothing_is_installed_that_needs_a_compiler_or_on_a_cpu_cuda() -> None:
     assert "triton" not in pins((LOCKS / "cuda.txt").read_text())
-
-
-def test_the_cpu_image_has_no_cuda() -> None:
     assert not [name for name in pins((LOCKS / "cpu.txt").read_text()) if re.match("nvidia|cuda|triton|torch", name)]
 
 
@@ -117,7 +97,7 @@ def test_what_is_copied_exists_and_passes_the_ignore_file() -> None:
 
 
 def test_every_package_of_the_wheel_is_copied() -> None:
-    folders = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-dir"].values()
+    folders = PYPROJECT["tool"]["setuptools"]["package-dir"].values()
     copied = {line.split()[0] for line in instructions("COPY") if "--from" not in line}
     assert {folder.split("/")[0] for folder in folders} <= copied
 
@@ -135,5 +115,4 @@ def test_variants_have_their_stages() -> None:
     stages = re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE)
     assert {"kernels-cpu", "kernels-cuda", "sbom"} <= set(stages)
     assert {path.stem for path in LOCKS.glob("c*.txt")} == {"cpu", "cuda"}
-    version = project()["version"]
-    assert f"ARG VERSION={version}\n" in DOCKERFILE
+    assert f"ARG VERSION={PROJECT['version']}\n" in DOCKERFILE

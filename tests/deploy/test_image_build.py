@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")
 UID = 65532
 END_SECONDS = 60.0
-# Of the packages, those whose size docs/image.md says.
+# These are the packages whose size docs/image.md says.
 PARTS = (".", "torch", "nvidia", "nvidia/dali", "nvidia/cudnn", "milkweed", "milkweed/kernels/_native")
 
 pytestmark = [
@@ -62,7 +62,7 @@ def build(*options: object) -> None:
 
 @pytest.fixture(scope="module")
 def image() -> str:
-    """Its name."""
+    """Build the image; its name."""
     name = f"localhost/milkweed:{VARIANT}"
     build("--tag", name)
     return name
@@ -77,7 +77,7 @@ def config(image: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def files(image: str) -> Iterator[Path]:
-    """Its root filesystem."""
+    """The root filesystem of the image."""
     container = buildah("from", "--pull-never", image)
     yield Path(buildah("mount", container))
     buildah("rm", container)
@@ -156,7 +156,7 @@ def test_nothing_builds_in_it(files: Path) -> None:
 
 
 def bytes_of(path: Path) -> int:
-    """Of all files below it."""
+    """The size of all files below a folder."""
     return sum(each.lstat().st_size for each in path.rglob("*") if not each.is_dir())
 
 

@@ -16,7 +16,7 @@ from milkweed.models.layers.layer_spec import layer_specs_for
 
 CLASSES = tuple(Label(f"n{place:08d}", word) for place, word in enumerate(("dog", "cat", "ship", "frog")))
 PHOTOS = 7
-"""Of each class; compressing needs 16 beside those that it holds out."""
+"""Photos of each class; compressing needs 16 beside those that it holds out."""
 PREPROCESS: dict[str, Any] = {
     "size": 32,
     "crop_pct": 1.0,

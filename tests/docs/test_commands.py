@@ -23,7 +23,7 @@ SHELLS = ("sh", "console", "bash")
 # Pages whose first commands ask a server that runs already, with the defaults.
 ASK = {"docs/client.md", "docs/kubernetes.md", "docs/oip.md", "docs/ray.md"}
 
-# Or with the settings that the page says.
+# These ask a server with the settings that the page says.
 ASK_OTHERS = {"docs/serving.md": "milkweed serve --repository models/ --keep-versions 2 --admin-port 8002"}
 
 # Pages whose commands are typed in the repository itself; what they write lands beside.
@@ -50,7 +50,7 @@ held_out = [(images, targets)]
 """,
     "docs/oip.md": None,
 }
-"""None: not run, but it is Python. oip.md's clients are not installed here: tests/e2e/oip_clients.py."""
+"""None stands for code that is parsed and not run: the clients of oip.md, which tests/e2e/oip_clients.py runs."""
 
 
 def shells(page: str) -> list[Block]:

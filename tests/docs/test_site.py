@@ -1,28 +1,14 @@
 """The site's own parts: drawings that load nothing, pages made of code, every page in the navigation."""
 
-import importlib.util
 import re
+import runpy
 import xml.etree.ElementTree as ET
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 import yaml
 
 from .blocks import PAGES, ROOT
-
-GENERATE = ROOT / "docs" / "generate"
-
-
-def module(name: str) -> ModuleType:
-    """A script of docs/generate."""
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", GENERATE / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    made = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(made)
-    return made
-
 
 PICTURES = ROOT / "docs" / "pictures"
 
@@ -35,7 +21,7 @@ def test_a_drawing_loads_nothing(name: str) -> None:
 
 
 def test_every_path_is_in_the_reference() -> None:
-    page = module("reference").http_page()
+    page = runpy.run_path(str(ROOT / "docs" / "generate" / "reference.py"))["http_page"]()
     for path in ("POST /classify", "GET /livez", "GET /readyz", "GET /v1/models", "GET /metrics"):
         assert f"\n## {path}\n" in page
     assert "[ClassifyAnswer](#classifyanswer)" in page

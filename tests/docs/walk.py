@@ -170,7 +170,7 @@ class Walk:
 
 
 def environment() -> dict[str, str]:
-    """That of a person who has set nothing."""
+    """The environment of a person who has set nothing."""
     return {**{k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}, "OMP_NUM_THREADS": "1"}
 
 

@@ -3,47 +3,21 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-
-from milkweed.models.architectures.registry import create_model
-from milkweed.models.bundle.bundle import save_bundle
-from milkweed.models.bundle.config import BundleConfig
-from milkweed.models.bundle.labels import default_labels
 
 from ..support.forked import Forker
 from ..support.ports import free_port
+from ..support.repositories import put_bundle
 from ..support.server import Server, environment
 
 
 @pytest.fixture(scope="session")
 def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bundle of a ViT that takes a millisecond."""
-    torch.manual_seed(0)
-    arch_args: dict[str, Any] = {
-        "num_classes": 10,
-        "embed_dim": 32,
-        "depth": 1,
-        "num_heads": 2,
-        "img_size": 32,
-        "patch_size": 8,
-    }
-    config = BundleConfig(
-        arch="deit_tiny_patch16_224",
-        arch_args=arch_args,
-        preprocess={
-            "size": 32,
-            "crop_pct": 1.0,
-            "interpolation": "bicubic",
-            "mean": [0.5, 0.5, 0.5],
-            "std": [0.5, 0.5, 0.5],
-        },
-    )
-    path = tmp_path_factory.mktemp("bundles") / "tiny"
-    save_bundle(path, create_model(config.arch, **arch_args), config, default_labels(10))
-    return path
+    folder = tmp_path_factory.mktemp("bundles")
+    put_bundle(folder, "tiny")
+    return folder / "tiny"
 
 
 Serve = Callable[..., AbstractContextManager[Server]]

@@ -2,10 +2,7 @@
 
 import asyncio
 import importlib.util
-import io
-import json
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,19 +13,17 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
 
+from ..support.authority import Authority, needs_openssl, trusting
+from ..support.bodies import as_tensor
 from ..support.ports import free_port
-from .connections.test_tls import OPENSSL, Authority, name_on, trusting
+from ..support.server_parts import encoded
+from .connections.raw_client import IMAGE
+from .connections.test_tls import name_on
+
+grpc_service_pb2: Any = pytest.importorskip("milkweed.server.oip.grpc_service_pb2")
 
 CLIENTS = Path(__file__).with_name("oip_clients.py")
-
-
-def jpeg(seed: int = 0, side: int = 64) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG")
-    return out.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -46,56 +41,36 @@ def both(serving: Any, grpc: ModuleType) -> Iterator[Any]:
         yield server
 
 
-def request(*images: bytes) -> tuple[bytes, dict[str, str]]:
-    data = b"".join(struct.pack("<I", len(image)) + image for image in images)
-    tensor = {
-        "name": "image",
-        "datatype": "BYTES",
-        "shape": [len(images)],
-        "parameters": {"binary_data_size": len(data)},
-    }
-    text = json.dumps({"inputs": [tensor]}).encode()
-    return text + data, {"Inference-Header-Content-Length": str(len(text))}
+MODEL_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 def message(image: bytes) -> bytes:
-    """A ModelInferRequest for the model `tiny`, by hand: fields 1, 5 and 7, each a length and bytes."""
-
-    def field(number: int, value: bytes) -> bytes:
-        length, digits = len(value), []
-        while length > 127:
-            digits.append(length & 127 | 128)
-            length >>= 7
-        return bytes([number << 3 | 2, *digits, length]) + value
-
-    tensor = field(1, b"image") + field(2, b"BYTES") + field(3, b"\1")
-    return field(1, b"tiny") + field(5, tensor) + field(7, struct.pack("<I", len(image)) + image)
+    """A ModelInferRequest for the model `tiny`."""
+    request = grpc_service_pb2.ModelInferRequest(model_name="tiny")
+    request.inputs.add(name="image", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(image).to_bytes(4, "little") + image)
+    return bytes(request.SerializeToString())
 
 
 def test_rest_and_grpc_answer_as_classify_does(both: Any, grpc: ModuleType) -> None:
-    image = jpeg()
-    body, headers = request(image)
-    classified = httpx.post(both.url + "/classify", content=image).json()["results"][0]["predictions"]
-    outputs = httpx.post(both.url + "/v2/models/tiny/infer", content=body, headers=headers).json()["outputs"]
+    classified = httpx.post(both.url + "/classify", content=IMAGE).json()["results"][0]["predictions"]
+    outputs = httpx.post(both.url + "/v2/models/tiny/infer", json=as_tensor(IMAGE)).json()["outputs"]
     assert outputs[1]["data"] == [p["index"] for p in classified]
     assert outputs[2]["data"] == [p["score"] for p in classified]
     with grpc.insecure_channel(both.address) as channel:
-        answer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")(message(image), timeout=30)
-    index = np.array([p["index"] for p in classified], "<i8").tobytes()
-    score = np.array([p["score"] for p in classified], "<f4").tobytes()
-    # raw_output_contents, field 6: the last two of three
-    assert answer.endswith(b"\x32" + bytes([len(index)]) + index + b"\x32" + bytes([len(score)]) + score)
-    ok = both.metric('milkweed_grpc_request_duration_seconds_count{code="OK",method="ModelInfer"}')
-    assert ok == 1
+        answer = channel.unary_unary(MODEL_INFER)(message(IMAGE), timeout=30)
+    _, index, score = grpc_service_pb2.ModelInferResponse.FromString(answer).raw_output_contents
+    assert index == np.array([p["index"] for p in classified], "<i8").tobytes()
+    assert score == np.array([p["score"] for p in classified], "<f4").tobytes()
 
 
 def test_refused_calls_write_nothing_to_the_log(both: Any, grpc: ModuleType) -> None:
     before = len(both.log)
     with grpc.insecure_channel(both.address) as channel:
-        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-        for options in ({"compression": grpc.Compression.Gzip}, {}):
+        call = channel.unary_unary(MODEL_INFER)
+        for sent, options in ((b"\xff", {}), (message(IMAGE), {"compression": grpc.Compression.Gzip})):
             with pytest.raises(grpc.RpcError):
-                call(b"\xff" if not options else message(jpeg()), timeout=30, **options)
+                call(sent, timeout=30, **options)
     assert both.log[before:] == []
 
 
@@ -105,15 +80,12 @@ def repeated(call: Any, payload: bytes) -> None:
 
 
 def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
-    out = io.BytesIO()
-    noise = np.random.default_rng(0).integers(0, 256, (2200, 2200, 3), dtype=np.uint8)  # below gRPC's limit of 16 MiB
-    Image.fromarray(noise).save(out, "PNG", compress_level=1)
-    slow = message(out.getvalue())
+    slow = message(encoded(size=(2200, 2200)))  # below gRPC's limit of 16 MiB
     port = free_port()
     with serving(grpc_port=port) as server:
         server.wait_ready()
         with grpc.insecure_channel(f"127.0.0.1:{port}", options=[("grpc.max_send_message_length", -1)]) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            call = channel.unary_unary(MODEL_INFER)
             calls = [call.future(slow, timeout=60) for _ in range(4)]
             while server.metric("milkweed_http_held_body_bytes") < 4 * len(slow) * 0.9:
                 assert not any(each.done() for each in calls)
@@ -121,12 +93,12 @@ def test_sigterm_drains_calls_in_flight(serving: Any, grpc: ModuleType) -> None:
             assert all(b"tiny" in answer.result() for answer in calls)
             # It may have answered all before it looked at the signal; until then it takes more.
             with pytest.raises(grpc.RpcError) as refused:
-                repeated(call, message(jpeg()))
+                repeated(call, message(IMAGE))
             assert refused.value.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED)
         assert server.exit() == 0
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
+@needs_openssl
 def test_grpc_speaks_tls_where_http_does(serving: Any, grpc: ModuleType, tmp_path: Path) -> None:
     authority = Authority(tmp_path, "authority")
     cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
@@ -145,8 +117,8 @@ def test_grpc_speaks_tls_where_http_does(serving: Any, grpc: ModuleType, tmp_pat
         known = grpc.ssl_channel_credentials(authority.cert.read_bytes(), mine[1].read_bytes(), mine[0].read_bytes())
         unknown = grpc.ssl_channel_credentials(authority.cert.read_bytes())
         with grpc.secure_channel(f"127.0.0.1:{port}", known) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
-            assert b"tiny" in call(message(jpeg()), timeout=30)
+            call = channel.unary_unary(MODEL_INFER)
+            assert b"tiny" in call(message(IMAGE), timeout=30)
         for refused in (
             grpc.secure_channel(f"127.0.0.1:{port}", unknown),
             grpc.insecure_channel(f"127.0.0.1:{port}"),
@@ -162,30 +134,12 @@ def test_grpc_speaks_tls_where_http_does(serving: Any, grpc: ModuleType, tmp_pat
         assert name_on(address, context) == "second"
 
 
-def test_grpc_port_in_use_is_one_line_and_exit_code_1(serving: Any, grpc: ModuleType) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with serving(grpc_port=port) as server:
-            assert server.exit() == 1
-            assert server.log == [f"milkweed: error: cannot listen on 127.0.0.1 port {port}: Address already in use\n"]
-
-
-def test_without_the_packages_the_start_names_the_extra(serving: Any) -> None:
-    hide = "import sys; sys.modules['grpc'] = None; "
-    with serving(grpc_port=free_port(), prelude=hide) as server:
-        assert server.exit() == 1
-        [line] = server.log
-    assert "pip install 'milkweed[grpc]'" in line
-
-
 def test_many_at_once_over_both(both: Any, grpc: ModuleType) -> None:
-    images = [jpeg(seed) for seed in range(5)]
+    images = [encoded("JPEG", seed=seed, size=(64, 64)) for seed in range(5)]
 
     async def ask() -> list[bytes]:
         async with grpc.aio.insecure_channel(both.address) as channel:
-            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            call = channel.unary_unary(MODEL_INFER)
             return await asyncio.gather(*(call(message(images[i % 5]), timeout=60) for i in range(100)))
 
     answers = asyncio.run(ask())
@@ -200,7 +154,7 @@ def test_clients_of_triton_and_kserve_work_unchanged(both: Any, tmp_path: Path, 
     paths = []
     for seed in range(3):
         path = tmp_path / f"{seed}.jpg"
-        path.write_bytes(jpeg(seed))
+        path.write_bytes(encoded("JPEG", seed=seed, size=(64, 64)))
         paths.append(str(path))
     command = [sys.executable, str(CLIENTS), "--only", trial, both.url, both.address, "tiny", *paths]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)

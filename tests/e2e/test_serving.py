@@ -1,21 +1,13 @@
 """What a client sees of a warm server process."""
 
 import asyncio
-import io
 import json
-import socket
 from typing import Any
 
 import httpx
-import numpy as np
-from PIL import Image
 
-
-def jpeg(seed: int = 0, side: int = 64) -> bytes:
-    pixels = np.random.default_rng(seed).integers(0, 256, (side, side, 3), dtype=np.uint8)
-    out = io.BytesIO()
-    Image.fromarray(pixels).save(out, "JPEG")
-    return out.getvalue()
+from ..support.server_parts import encoded
+from .connections.raw_client import dial
 
 
 def test_start_line_names_what_is_served(server: Any) -> None:
@@ -32,7 +24,7 @@ def test_start_line_names_what_is_served(server: Any) -> None:
 
 
 def test_300_posts_at_concurrency_32_without_error(server: Any) -> None:
-    images = [jpeg(seed) for seed in range(10)]
+    images = [encoded("JPEG", seed=seed, size=(64, 64)) for seed in range(10)]
     name = 'milkweed_images_total{model="tiny",outcome="ok"}'
     before = server.metric(name)
 
@@ -49,15 +41,8 @@ def test_300_posts_at_concurrency_32_without_error(server: Any) -> None:
     assert server.metric(name) - before == 300
 
 
-def test_metrics_port_serves_the_same_registry(server: Any) -> None:
-    httpx.post(server.url + "/classify", content=b"no image")
-    name = 'milkweed_requests_rejected_total{reason="unsupported_media"}'
-    assert server.metric(name) == server.metric(name, server.metrics_url) >= 1
-
-
 def test_long_body_gets_its_413_while_the_client_still_sends(server: Any) -> None:
-    host, port = server.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=30) as client:
+    with dial(server.url) as client:
         client.sendall(b"POST /classify HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n")
         chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
         for _ in range(21):  # one more than an image may have
@@ -65,10 +50,3 @@ def test_long_body_gets_its_413_while_the_client_still_sends(server: Any) -> Non
         answer = client.recv(4096)
     assert answer.startswith(b"HTTP/1.1 413 ")
     assert b"connection: close" in answer.lower()
-
-
-def test_metrics_port_answers_probes(server: Any) -> None:
-    for path in ("/livez", "/readyz"):
-        answer = httpx.get(server.metrics_url + path)
-        assert (answer.status_code, answer.text) == (200, "ok\n")
-    assert "milkweed_build_info" in httpx.get(server.metrics_url + "/metrics").text

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from ..support.repositories import Put, put_bundle
-from ..support.server_parts import Plan, Start, running_app
+from ..support.server_parts import Start, running_app
 
 
 @pytest.fixture
 def running() -> Start:
     """`async with running(settings={...}) as app:` an app that is warm, unless told otherwise."""
-    return lambda **plan: running_app(Plan(**plan))
+    return running_app
 
 
 @pytest.fixture

@@ -30,7 +30,7 @@ class Fake:
 
     @property
     def target(self) -> tuple[str, int]:
-        """Of a plan."""
+        """The address, as a plan has it."""
         return "127.0.0.1", self.port
 
 

@@ -1,6 +1,7 @@
 """Repositories of small bundles, and an app that serves one."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -34,6 +35,13 @@ def put_bundle(root: Path, place: str, seed: int = 0, **args: Any) -> str:
     with torch.no_grad():
         model.head.weight.mul_(40)
     return save_bundle(root / place, model, config, default_labels(10), overwrite=True).version
+
+
+def break_golden(bundle: Path) -> None:
+    """Make a bundle answer otherwise than it says."""
+    config = json.loads((bundle / "config.json").read_text())
+    config["golden"]["probability"][0][0] /= 3
+    (bundle / "config.json").write_text(json.dumps(config))
 
 
 class App:

@@ -6,7 +6,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -50,27 +50,37 @@ def broken() -> bytes:
     return bytes(image)
 
 
-class HeldModel(nn.Module):
-    """Linear on the pixels' mean; each forward waits at `gate` and tells its batch size in `sizes`."""
+class Held:
+    """Something that waits at `gate`, tells the size of each batch in `sizes`, and fails where `failure` is set."""
 
-    def __init__(self, classes: int = CLASSES) -> None:
-        super().__init__()
-        generator = torch.Generator().manual_seed(0)
-        self.head = nn.Linear(3, classes)
-        with torch.no_grad():
-            self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+    def __init__(self) -> None:
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Semaphore(0)
         self.sizes: list[int] = []
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.sizes.append(len(x))
+    def hold(self, size: int) -> None:
+        self.sizes.append(size)
         self.entered.release()
         assert self.gate.wait(10), "nobody opened the gate"
         if self.failure is not None:
             raise self.failure
+
+
+class HeldModel(Held, nn.Module):
+    """A linear layer on the pixels' mean, whose forwards can be held."""
+
+    def __init__(self, classes: int = CLASSES) -> None:
+        nn.Module.__init__(self)
+        Held.__init__(self)
+        generator = torch.Generator().manual_seed(0)
+        self.head = nn.Linear(3, classes)
+        with torch.no_grad():
+            self.head.weight.copy_(torch.randn(classes, 3, generator=generator) * 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.hold(len(x))
         out: Tensor = self.head(x.mean((2, 3)))
         return out
 
@@ -116,6 +126,7 @@ class Running:
     app: FastAPI
     client: httpx.AsyncClient
     models: dict[str, HeldModel]
+    opening: "Opening"
 
     @property
     def service(self) -> Service:
@@ -175,42 +186,50 @@ class RawCall:
         return {"type": "http.disconnect"}
 
 
-@dataclass
-class Plan:
-    """How `running` builds an app."""
+OpenModel = Callable[[str, Path, Settings], ServedModel]
 
-    settings: dict[str, Any] = field(default_factory=dict)
-    names: tuple[str, ...] = ("held",)
-    wait: bool = True
-    open_error: Exception | None = None
-    open_gate: threading.Event | None = None
+
+@dataclass
+class Opening:
+    """What opens an app's models; a test may put something else in its place."""
+
+    open_model: OpenModel
 
 
 @asynccontextmanager
-async def running_app(plan: Plan) -> AsyncIterator[Running]:
-    models = {name: HeldModel() for name in plan.names}
+async def running_app(
+    *,
+    settings: Mapping[str, Any] | None = None,
+    names: tuple[str, ...] = ("held",),
+    wait: bool = True,
+    open_error: Exception | None = None,
+    open_gate: threading.Event | None = None,
+) -> AsyncIterator[Running]:
+    """An app of models that can be held. It is warm, unless `wait` is false; its models are opened once `open_gate` is
+    set, or fail to with `open_error`."""
+    models = {name: HeldModel() for name in names}
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
-        if plan.open_gate is not None:
-            assert plan.open_gate.wait(10)
-        if plan.open_error is not None:
-            raise plan.open_error
+        if open_gate is not None:
+            assert open_gate.wait(10)
+        if open_error is not None:
+            raise open_error
         return served_model(name, make_pipeline(models[name], max_batch_size=settings.max_batch_size), settings)
 
-    settings = Settings(**plan.settings)
-    app = create_app(settings, {name: Path(name) for name in plan.names}, open_model=open_held)
+    opening = Opening(open_held)
+    paths = {name: Path(name) for name in names}
+    app = create_app(Settings(**(settings or {})), paths, open_model=lambda *given: opening.open_model(*given))
     transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
     async with app.router.lifespan_context(app):
         try:
-            if plan.wait:
+            if wait:
                 await asyncio.wrap_future(app.state.service.prepared)
             async with httpx.AsyncClient(transport=transport, base_url="http://server") as client:
-                yield Running(app, client, models)
+                yield Running(app, client, models, opening)
         finally:
-            for model in models.values():
-                model.gate.set()
-            if plan.open_gate is not None:
-                plan.open_gate.set()
+            for event in (open_gate, *(model.gate for model in models.values())):
+                if event is not None:
+                    event.set()
 
 
 Start = Callable[..., AbstractAsyncContextManager[Running]]
@@ -239,9 +258,9 @@ def check_error(answer: httpx.Response, status: int, code: str, *words: str) -> 
         assert word in body["error"]["message"]
 
 
-async def entered(model: HeldModel) -> None:
-    """Wait until a forward has begun."""
-    assert await asyncio.to_thread(model.entered.acquire, timeout=10), "no forward began"
+async def entered(held: Held) -> None:
+    """Wait until one more batch stands at its gate."""
+    assert await asyncio.to_thread(held.entered.acquire, timeout=10), "no batch came"
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -58,12 +58,12 @@ class Manifests:
 
     @property
     def predictor(self) -> Document:
-        """Of the InferenceService."""
+        """The predictor of the InferenceService."""
         return dict(self.one("InferenceService")["spec"]["predictor"])
 
     @property
     def pod_labels(self) -> dict[str, str]:
-        """Of the pods."""
+        """The labels of the pods."""
         deployed = self.of("Deployment")
         return dict(deployed[0]["spec"]["template"]["metadata"]["labels"] if deployed else self.predictor["labels"])
 
@@ -147,7 +147,7 @@ def manifests(request: pytest.FixtureRequest, kustomize: Kustomize) -> Manifests
 
 @pytest.fixture(scope="session")
 def root() -> Path:
-    """Of the repository."""
+    """The root of the repository."""
     return ROOT
 
 
@@ -162,18 +162,3 @@ def constant() -> Callable[[str, str], Any]:
         raise AssertionError(f"server/{file} has no {name}")
 
     return read
-
-
-@pytest.fixture
-def settings_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], Any]:
-    """The settings that the server makes of an environment."""
-    from milkweed.server.config.sources import load_settings
-
-    def load(environment: dict[str, str]) -> Any:
-        for name in [name for name in os.environ if name.upper().startswith("MILKWEED_")]:
-            monkeypatch.delenv(name)
-        for name, value in environment.items():
-            monkeypatch.setenv(name, value)
-        return load_settings()
-
-    return load

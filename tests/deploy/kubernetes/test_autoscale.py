@@ -1,19 +1,19 @@
 """What decides on replicas asks for series, stages and routes that exist."""
 
-import re
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ..test_prometheus import RULES, check_selectors, routes_of
+
 
 @pytest.fixture
 def triggers(kustomize: Any) -> dict[str, Any]:
-    """Of the ScaledObject, by name."""
+    """The triggers of the ScaledObject by name."""
     return {each["name"]: each for each in kustomize("gpu", "autoscale").one("ScaledObject")["spec"]["triggers"]}
 
 
@@ -29,30 +29,12 @@ def test_the_signals_are_the_wait_and_what_is_in_flight(triggers: dict[str, Any]
         assert float(each["metadata"]["threshold"]) > 0
 
 
-def test_every_series_is_in_the_docs(triggers: dict[str, Any], root: Path) -> None:
-    page = (root / "docs" / "observability.md").read_text(encoding="utf-8").partition("## Traces")[0]
-    documented = set(re.findall(r"`([a-z_]+)`", page))
+def test_every_series_and_label_is_one(triggers: dict[str, Any]) -> None:
     for each in triggers.values():
-        asked = set(re.findall(r"\bmilkweed_(\w+)\{", each["metadata"]["query"]))
-        assert asked
-        assert {re.sub(r"_(bucket|sum|count)$", "", name) for name in asked} <= documented
-
-
-def test_every_label_is_one(triggers: dict[str, Any], constant: Callable[[str, str], Any]) -> None:
-    stage = re.findall(r'stage="(\w+)"', triggers["queue-wait"]["metadata"]["query"])
-    assert stage == ["queue"]
-    assert set(stage) <= set(constant("telemetry/metrics.py", "STAGES"))
-
-
-def test_inference_is_counted_and_nothing_else(triggers: dict[str, Any], root: Path) -> None:
-    (pattern,) = re.findall(r'route=~"([^"]+)"', triggers["in-flight"]["metadata"]["query"])
-    templates = {"/v2/models/{name}", "/v2/models/{name}/versions/{version}"}
-    text = (root / "server/oip/rest.py").read_text(encoding="utf-8")
-    assert templates == set(re.findall(r'^_\w+ = "(/v2/models/\S+)"$', text, re.MULTILINE))
-    inference = {"/classify", *(f"{template}/infer" for template in templates)}
-    others = set(re.findall(r'"(/[\w/]*)"', text)) | {"/livez", "/readyz", "/startupz", "/metrics", "other"}
-    others |= templates | {f"{template}/ready" for template in templates}
-    assert {route for route in inference | others if re.fullmatch(pattern, route)} == inference
+        check_selectors(each["metadata"]["query"])
+    assert routes_of(triggers["in-flight"]["metadata"]["query"]) == set().union(
+        *(routes_of(rule["expr"]) for rule in RULES)
+    )
 
 
 def test_queries_are_of_our_namespace(triggers: dict[str, Any], kustomize: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-# Of all annotations of an object, where `kubectl apply` keeps what it applied.
+# All annotations of an object may have so many; `kubectl apply` keeps what it applied in one.
 ANNOTATION_BYTES = 262_144
 
 

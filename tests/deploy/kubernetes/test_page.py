@@ -11,7 +11,7 @@ import pytest
 
 @pytest.fixture(scope="module")
 def page(root: Path) -> str:
-    """Its text."""
+    """The text of docs/kubernetes.md."""
     return (root / "docs" / "kubernetes.md").read_text(encoding="utf-8")
 
 

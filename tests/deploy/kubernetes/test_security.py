@@ -42,13 +42,10 @@ def test_no_token_is_mounted(manifests: Any) -> None:
     assert not [kind for document in manifests.documents if "Role" in (kind := document["kind"])]
 
 
-def test_the_namespace_enforces_it(manifests: Any) -> None:
+def test_the_namespace_enforces_it_and_there_is_no_secret(manifests: Any) -> None:
+    assert not manifests.of("Secret")
     (namespace,) = manifests.of("Namespace")
     assert namespace["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] == "restricted"
-
-
-def test_no_secret_is_in_the_manifests(manifests: Any) -> None:
-    assert not manifests.of("Secret")
 
 
 def test_images_have_a_fixed_tag(manifests: Any) -> None:

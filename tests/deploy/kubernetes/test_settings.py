@@ -1,6 +1,5 @@
 """What the manifests say to the server is what the server understands."""
 
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,6 @@ def test_every_setting_is_one(manifests: Any, settings_of: Callable[[dict[str, s
     settings = settings_of(manifests.settings)  # raises where a value cannot be
     assert settings.host == "0.0.0.0"
     assert settings.device in ("cpu", "cuda:all")
-
-
-def test_every_setting_is_in_the_docs(manifests: Any, root: Path) -> None:
-    named = set(re.findall(r"`(MILKWEED_\w+)`", (root / "docs" / "settings.md").read_text(encoding="utf-8")))
-    assert set(manifests.settings) - named == set()
 
 
 def test_the_ports_are_those_of_the_settings(manifests: Any, settings_of: Callable[[dict[str, str]], Any]) -> None:
@@ -44,12 +38,9 @@ def test_grpc_is_open_where_it_is_asked_for(kustomize: Any) -> None:
     assert [[port["port"] for port in each["ports"]] for each in open_to_all] == [["http", "grpc"]]
 
 
-def test_the_command_leaves_the_address_to_the_settings(manifests: Any) -> None:
+def test_nothing_but_the_environment_makes_settings(manifests: Any) -> None:
     assert manifests.server["args"] == ["serve"]
     assert "command" not in manifests.server  # the image's entrypoint, which gets the signals itself
-
-
-def test_a_service_cannot_become_a_setting(manifests: Any) -> None:
     assert manifests.pod["enableServiceLinks"] is False
     assert manifests.one("Service")["metadata"]["name"] == "milkweed"  # whose variable would be MILKWEED_PORT
 

@@ -23,7 +23,7 @@ DASHBOARDS = Path(__file__).resolve().parents[3] / "deploy" / "grafana" / "dashb
 BOARDS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in DASHBOARDS.glob("*.json")}
 
 FOUND_SECONDS = 90.0
-"""Until Prometheus has found its targets: it looks every few seconds."""
+"""Prometheus has found its targets by then; it looks every few seconds."""
 
 LOAD_SECONDS, HELD_SECONDS = 8.0, 4.0
 

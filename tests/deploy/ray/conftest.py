@@ -49,7 +49,7 @@ def ray_here() -> None:
 
 @pytest.fixture(scope="session")
 def environment() -> dict[str, str]:
-    """For processes: the adapter to import, no settings, no other cluster."""
+    """The variables of processes, which can import the adapter and know no settings and no other cluster."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("MILKWEED_", "RAY_"))}
     path = os.pathsep.join([str(RAY), *filter(None, [os.environ.get("PYTHONPATH")])])
     ray = {
@@ -87,7 +87,7 @@ class Cluster:
             )
 
     def wait_until_started(self) -> None:
-        """Until it can be told what to serve."""
+        """Wait until it can be told what to serve."""
         try:
             wait_until_ready(self._applications, START_SECONDS, lambda: self._process.poll() is None)
         except RuntimeError as error:
@@ -134,7 +134,7 @@ class Cluster:
         return seen
 
     def metrics_ports(self) -> dict[int, int]:
-        """Of each replica's process, by its id."""
+        """The metrics port of each replica by its process's id."""
         found = {}
         for pid in self.replicas():
             with contextlib.suppress(psutil.Error):
@@ -181,7 +181,7 @@ def cluster(ray_here: None, environment: dict[str, str]) -> Iterator[Cluster]:
 
 @pytest.fixture
 def three(cluster: Cluster) -> Cluster:
-    """With three replicas."""
+    """The cluster with three replicas."""
     cluster.deploy(cluster.config())
     wait_until_ready(cluster.url + "/readyz", START_SECONDS)
     return cluster

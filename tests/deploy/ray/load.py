@@ -19,7 +19,7 @@ AGAIN_SECONDS = 0.1
 
 @dataclass
 class Books:
-    """Of one load.
+    """What became of the requests of one load.
 
     Args:
         sent: requests begun.
@@ -49,7 +49,7 @@ def said(answer: httpx.Response) -> str:
 
 
 async def one_try(client: httpx.AsyncClient, body: bytes, books: Books) -> httpx.Response | None:
-    """None: no answer."""
+    """Ask once; None where no answer came."""
     how = "lost"
     try:
         answer = await client.post("/classify", content=body)

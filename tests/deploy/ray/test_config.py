@@ -2,9 +2,9 @@
 
 import ast
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import yaml
 
 from milkweed.server.config.settings import Settings
-from milkweed.server.config.sources import load_settings
 
 ROOT = Path(__file__).resolve().parents[3]
 RAY = ROOT / "deploy" / "ray"
@@ -46,18 +45,14 @@ print(json.dumps([key for model, part in parts for key in part if key not in mod
 
 
 @pytest.fixture
-def settings(monkeypatch: pytest.MonkeyPatch) -> Settings:
+def settings(settings_of: Callable[[dict[str, str]], Settings]) -> Settings:
     """What a replica's environment makes."""
-    for name in [name for name in os.environ if name.upper().startswith("MILKWEED_")]:
-        monkeypatch.delenv(name)
-    for name, value in ENVIRONMENT.items():
-        assert isinstance(value, str), f"{name} = {value!r}: Ray takes text alone"
-        monkeypatch.setenv(name, value)
-    return load_settings()
+    assert {type(value) for value in ENVIRONMENT.values()} == {str}, "Ray takes text alone"
+    return settings_of(ENVIRONMENT)
 
 
 def options() -> dict[str, Any]:
-    """Of `@serve.deployment` in the adapter."""
+    """The options of `@serve.deployment` in the adapter."""
     [decorated] = [node for node in ADAPTER.body if isinstance(node, ast.ClassDef)]
     [call] = [
         each

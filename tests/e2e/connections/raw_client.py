@@ -1,15 +1,17 @@
 """Bytes on a connection to a server of little patience, as no HTTP library sends them, and what comes back."""
 
 import contextlib
-import io
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
-from PIL import Image
+
+from ...support.server_parts import encoded
 
 HEADER_MS = BODY_MS = 400
 MAX_CONNECTIONS = 40
@@ -25,20 +27,16 @@ LITTLE_PATIENCE = {
 }
 
 
-def jpeg() -> bytes:
-    out = io.BytesIO()
-    Image.new("RGB", (40, 40), "teal").save(out, "JPEG")
-    return out.getvalue()
-
-
-IMAGE = jpeg()
+IMAGE = encoded("JPEG", size=(40, 40))
 HEAD = b"POST /classify HTTP/1.1\r\nHost: x\r\n"
 WHOLE = HEAD + b"Content-Length: %d\r\n\r\n" % len(IMAGE) + IMAGE
 
 
-def dial(server: Any) -> socket.socket:
-    host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+def dial(url: str, tls: ssl.SSLContext | None = None) -> socket.socket:
+    """A connection to the port of a URL."""
+    address = urlsplit(url)
+    plain = socket.create_connection((address.hostname, address.port), timeout=20)
+    return plain if tls is None else tls.wrap_socket(plain, server_hostname=address.hostname)
 
 
 def read_end(client: socket.socket) -> bytes:
@@ -62,15 +60,20 @@ def statuses(received: bytes) -> list[int]:
     return found
 
 
+def code_of(received: bytes) -> tuple[int, str]:
+    """Status and code of the one error there is."""
+    return statuses(received)[0], json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
+
+
 def error_of(received: bytes) -> tuple[int, str]:
-    """Status and code of the one answer there is; it has the shape of all our errors, and says it closes."""
+    """The same of an error of the service's port: it has the shape of all of them, and says that it closes."""
     head, _, body = received.partition(b"\r\n\r\n")
     document = json.loads(body)
     assert document["request_id"]
     assert b"connection: close" in head.lower()
     assert b"x-content-type-options: nosniff" in head.lower()
     assert "\n" not in document["error"]["message"]
-    return statuses(received)[0], document["error"]["code"]
+    return code_of(received)
 
 
 def check_others(server: Any) -> None:

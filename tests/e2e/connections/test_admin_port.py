@@ -1,9 +1,6 @@
-"""The admin port keeps the rules of the service's port: TLS, limits, deadlines, and who makes room."""
+"""The admin port keeps the rules of the service's port: TLS, limits and deadlines."""
 
-import contextlib
-import json
 import shutil
-import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 
+from ...support.authority import Authority, needs_openssl, trusting
 from ...support.ports import free_port
-from .raw_client import LITTLE_PATIENCE, read_end, statuses, trickling
-from .test_tls import Authority, trusting
+from .raw_client import LITTLE_PATIENCE, code_of, dial, read_end, trickling
 
 PUT = b"PUT /v1/aliases/a HTTP/1.1\r\nHost: x\r\n"
 
@@ -29,27 +26,19 @@ def admin(serving: Any) -> Iterator[Any]:
         yield server
 
 
-def dial(server: Any) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])), timeout=20)
-
-
-def code_of(received: bytes) -> tuple[int, str]:
-    return statuses(received)[0], json.loads(received.partition(b"\r\n\r\n")[2])["error"]["code"]
-
-
 def test_slow_and_greedy_clients_are_refused(admin: Any) -> None:
-    with dial(admin) as client:
+    with dial(admin.url) as client:
         client.sendall(PUT + b"X-Slow: ")
         with trickling(client, b"a"):
             assert code_of(read_end(client)) == (408, "request_timeout")
-    with dial(admin) as client:
+    with dial(admin.url) as client:
         client.sendall(PUT + b"Content-Length: 1000\r\n\r\n{")
         with trickling(client, b" "):
             assert code_of(read_end(client)) == (408, "request_timeout")
-    with dial(admin) as client:
+    with dial(admin.url) as client:
         client.sendall(PUT + b"".join(b"X-%d: y\r\n" % number for number in range(200)) + b"\r\n")
         assert code_of(read_end(client)) == (431, "headers_too_large")
-    with dial(admin) as client:
+    with dial(admin.url) as client:
         client.sendall(b"GET / HTTP/9.9\r\n\r\n")
         assert code_of(read_end(client)) == (400, "bad_request")
     answer = httpx.put(admin.url + "/v1/aliases/a", content=bytes(100_000))
@@ -59,25 +48,17 @@ def test_slow_and_greedy_clients_are_refused(admin: Any) -> None:
 
 
 def test_a_client_that_leaves_in_its_body_is_not_logged(admin: Any) -> None:
-    with dial(admin) as client:
+    with dial(admin.url) as client:
         client.sendall(PUT + b"Content-Length: 1000\r\n\r\n{")
     assert httpx.put(admin.url + "/v1/aliases/a", json={"model": "tiny"}).status_code == 200
     assert httpx.delete(admin.url + "/v1/aliases/a").status_code == 200
     assert [line for line in admin.log if '"level": "info"' not in line] == []
 
 
-def test_connection_without_a_request_for_longest_makes_room(admin: Any) -> None:
-    with contextlib.ExitStack() as stack:
-        silent = [stack.enter_context(dial(admin)) for _ in range(40)]
-        assert httpx.get(admin.url + "/v1/aliases").status_code == 200
-        assert read_end(silent[0]) == b""
-
-
+@needs_openssl
 def test_admin_port_speaks_tls_as_the_service_does(
     serving: Any, tmp_path_factory: pytest.TempPathFactory, tiny_bundle: Path, tmp_path: Path
 ) -> None:
-    if shutil.which("openssl") is None:
-        pytest.skip("needs the openssl command")
     authority = Authority(tmp_path_factory.mktemp("tls"), "authority")
     cert, key = authority.issue("server")
     port = free_port()

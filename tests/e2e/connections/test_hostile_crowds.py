@@ -1,7 +1,6 @@
 """More connections than there may be: who owes the server bytes for longest makes room, honest clients are served."""
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,7 +34,7 @@ def wait_for(server: Any, sample: str, value: float) -> None:
 
 def test_bodies_that_do_not_come_keep_nobody_out(serving: Any) -> None:
     with crowded(serving, 64) as server, contextlib.ExitStack() as stack:
-        stalled = [stack.enter_context(dial(server)) for _ in range(64)]
+        stalled = [stack.enter_context(dial(server.url)) for _ in range(64)]
         for client in stalled:
             client.sendall(HEAD + b"Content-Length: 1000\r\n\r\n")
         wait_for(server, IN_FLIGHT, 64)
@@ -53,15 +52,14 @@ def test_bodies_that_do_not_come_keep_nobody_out(serving: Any) -> None:
 def test_a_steady_upload_outlives_a_flood_of_connections(serving: Any) -> None:
     """It is the oldest of all connections, and its body is far from whole."""
     body = IMAGE + bytes(40 * 4000 - len(IMAGE))
-    never = threading.Event()
     with crowded(serving, 8, body_min_bytes_per_second=1000) as server, contextlib.ExitStack() as stack:
-        client = stack.enter_context(dial(server))
+        client = stack.enter_context(dial(server.url))
         client.sendall(HEAD + b"Content-Length: %d\r\nConnection: close\r\n\r\n" % len(body))
         wait_for(server, IN_FLIGHT, 1)
         for start in range(0, len(body), 4000):
             client.sendall(body[start : start + 4000])
-            stack.enter_context(dial(server)).sendall(HEAD + b"Content-Length: 9\r\n\r\n")
-            never.wait(0.02)
+            stack.enter_context(dial(server.url)).sendall(HEAD + b"Content-Length: 9\r\n\r\n")
+            time.sleep(0.02)
         assert statuses(read_end(client)) == [200]
 
 
@@ -82,32 +80,16 @@ def test_when_all_are_being_answered_a_new_one_is_503(serving: Any, tmp_path: Pa
     hold = tmp_path / "hold"
     with crowded(serving, 4, prelude=HELD.format(path=str(hold))) as server, contextlib.ExitStack() as stack:
         hold.touch()
-        busy = [stack.enter_context(dial(server)) for _ in range(4)]
+        busy = [stack.enter_context(dial(server.url)) for _ in range(4)]
         for client in busy:
             client.sendall(WHOLE.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n"))
         wait_for(server, IN_FLIGHT, 4)
         for _ in range(3):
-            received = read_end(stack.enter_context(dial(server)))
+            received = read_end(stack.enter_context(dial(server.url)))
             assert error_of(received) == (503, "overloaded")
             assert b"limit of 4 connections" in received
         hold.unlink()
         assert [statuses(read_end(client)) for client in busy] == [[200]] * 4
-
-
-def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> None:
-    """Each may read for a moment why, but only so many at once."""
-    hold = tmp_path / "hold"
-    with crowded(serving, 1, prelude=HELD.format(path=str(hold))) as server, contextlib.ExitStack() as stack:
-        hold.touch()
-        client = stack.enter_context(dial(server))
-        client.sendall(WHOLE.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n"))
-        wait_for(server, IN_FLIGHT, 1)
-        for _ in range(200):
-            stack.enter_context(dial(server))
-        wait_for(server, 'milkweed_http_connections_closed_total{reason="refused"}', 200)
-        assert server.metric(OPEN, server.metrics_url) <= 1 + 32
-        hold.unlink()
-        assert statuses(read_end(client)) == [200]
 
 
 BIG = """
@@ -132,16 +114,15 @@ def big(serving: Any) -> Iterator[Any]:
 
 @pytest.mark.parametrize("connection", [b"close", b"keep-alive"])
 def test_who_reads_slowly_gets_the_whole_answer(big: Any, connection: bytes) -> None:
-    never = threading.Event()
     received = 0
-    with dial(big) as client:
+    with dial(big.url) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: %b\r\n\r\n" % connection)
         begun = time.monotonic()
         while received < BIG_LENGTH:
             data = client.recv(65_536)
             assert data, f"cut off after {received} bytes and {time.monotonic() - begun:.1f} s"
             received += len(data)
-            never.wait(0.01)
+            time.sleep(0.01)
         assert time.monotonic() - begun > 1.0  # twice as long as it may read nothing
 
 
@@ -149,19 +130,7 @@ def test_who_reads_slowly_gets_the_whole_answer(big: Any, connection: bytes) -> 
 def test_who_does_not_read_is_cut_off(big: Any, connection: bytes) -> None:
     reason = 'milkweed_http_connections_closed_total{reason="not_reading"}'
     before = big.metric(reason, big.metrics_url)
-    with dial(big) as client:
+    with dial(big.url) as client:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: %b\r\n\r\n" % connection)
         wait_for(big, reason, before + 1)
         assert len(read_end(client)) < BIG_LENGTH
-
-
-def test_who_does_not_read_makes_room(serving: Any) -> None:
-    patient = BIG.replace("0.5, 0.05", "60, 0.05")
-    with crowded(serving, 4, prelude=patient) as server, contextlib.ExitStack() as stack:
-        for _ in range(4):
-            client = stack.enter_context(dial(server))
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\n\r\n" * 9)
-        begun = time.monotonic()
-        while httpx.get(server.url + "/livez").status_code != 200:  # whether they read is looked at now and then
-            assert time.monotonic() - begun < 20
-        check_others(server)

@@ -1,10 +1,7 @@
 """Made-up and mangled HTTP, a little of it; `tests/fuzz/http_fuzz.py` does the same for as long as one likes."""
 
-import importlib.util
 import random
 from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import httpx
@@ -12,19 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-SCRIPT = Path(__file__).resolve().parents[2] / "fuzz" / "http_fuzz.py"
-
-
-def load() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("http_fuzz", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-fuzz = load()
+from ...fuzz import http_fuzz as fuzz
 
 
 @pytest.fixture(scope="module")

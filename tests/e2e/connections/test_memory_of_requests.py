@@ -91,7 +91,7 @@ def test_a_refused_message_is_gone_when_its_answer_is(uncollected: Any) -> None:
 
 
 def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp_path: Path) -> None:
-    """Else whoever reads nothing could have as many answers made as he likes."""
+    """A client that reads nothing could otherwise have as many answers made as it likes."""
     model, config = load_bundle(tiny_bundle)
     labels = [Label(str(place), "long " * 200) for place in range(config.num_classes)]
     save_bundle(tmp_path / "wordy", model, replace(config, files={}), labels)
@@ -103,7 +103,7 @@ def test_an_answer_is_held_until_it_is_read(serving: Any, tiny_bundle: Path, tmp
         held = partial(server.metric, "milkweed_http_held_body_bytes", f"http://127.0.0.1:{port}")
         length = len(httpx.post(server.url + "/classify?top_k=10", content=body, timeout=30.0).content)
         assert length > 2 * MIB
-        with dial(server) as client:
+        with dial(server.url) as client:
             for _ in range(8):  # the sockets' own buffers take a few, which are no longer ours
                 client.sendall(
                     b"POST /classify?top_k=10 HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-npy\r\n"

@@ -2,9 +2,7 @@
 
 import contextlib
 import shutil
-import socket
 import ssl
-import subprocess
 import threading
 import time
 from pathlib import Path
@@ -13,43 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
-from .raw_client import IMAGE, read_end
+from ...support.authority import Authority, needs_openssl, trusting
+from .raw_client import IMAGE, dial, read_end
 from .test_hostile_crowds import BIG, BIG_LENGTH, HELD, IN_FLIGHT, OPEN, crowded, wait_for
 
-OPENSSL = shutil.which("openssl")
-
-pytestmark = pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
-
-
-class Authority:
-    """Signs certificates for 127.0.0.1."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name = folder, name
-        self.cert, self.key = folder / f"{name}.pem", folder / f"{name}.key"
-        extension = "keyUsage=critical,keyCertSign,cRLSign"
-        _openssl(
-            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
-            *("-subj", f"/CN={name}", "-addext", extension, "-keyout", self.key, "-out", self.cert),
-        )
-
-    def issue(self, name: str) -> tuple[Path, Path]:
-        """Files of a certificate and its key."""
-        cert, key, request = (self.folder / f"{name}{end}" for end in (".pem", ".key", ".csr"))
-        _openssl(
-            *("req", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", f"/CN={name}"),
-            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", request),
-        )
-        _openssl(
-            *("x509", "-req", "-in", request, "-CA", self.cert, "-CAkey", self.key, "-CAcreateserial", "-days", "2"),
-            *("-copy_extensions", "copy", "-out", cert),
-        )
-        return cert, key
-
-
-def _openssl(*arguments: object) -> None:
-    assert OPENSSL is not None
-    subprocess.run([OPENSSL, *map(str, arguments)], check=True, capture_output=True, timeout=60)
+pytestmark = needs_openssl
 
 
 @pytest.fixture(scope="module")
@@ -57,21 +23,9 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
     return Authority(tmp_path_factory.mktemp("tls"), "authority")
 
 
-def trusting(authority: Authority, client: tuple[Path, Path] | None = None) -> ssl.SSLContext:
-    context = ssl.create_default_context(cafile=str(authority.cert))
-    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
-    if client is not None:
-        context.load_cert_chain(*client)
-    return context
-
-
 def name_on(url: str, context: ssl.SSLContext) -> str:
     """Whose certificate the server shows."""
-    host, port = url.removeprefix("https://").split(":")
-    with (
-        socket.create_connection((host, int(port)), timeout=20) as plain,
-        context.wrap_socket(plain, server_hostname=host) as client,
-    ):
+    with dial(url, context) as client:
         certificate: Any = client.getpeercert()
     return dict(pair for part in certificate["subject"] for pair in part)["commonName"]
 
@@ -104,10 +58,9 @@ def test_requests_over_tls_and_a_new_certificate_while_it_runs(
                 pass
             assert client.get(url + "/readyz").status_code == 200  # the open connection goes on
 
-        host, port = url.removeprefix("https://").split(":")
-        with socket.create_connection((host, int(port)), timeout=20) as silent:  # no handshake at all
+        with dial(url) as silent:  # no handshake at all
             assert silent.recv(100) == b""
-        with socket.create_connection((host, int(port)), timeout=20) as plain:
+        with dial(url) as plain:
             plain.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert b"HTTP" not in plain.recv(1000)
         server.terminate()
@@ -140,8 +93,7 @@ def test_who_has_not_shaken_hands_counts_and_makes_room(serving: Any, authority:
         crowded(serving, 6, tls_cert=cert, tls_key=key, header_timeout_ms=60_000) as server,
         contextlib.ExitStack() as stack,
     ):
-        host, port = server.url.removeprefix("https://").split(":")
-        silent = [stack.enter_context(socket.create_connection((host, int(port)), timeout=20)) for _ in range(6)]
+        silent = [stack.enter_context(dial(server.url)) for _ in range(6)]
         silent[1].sendall(b"\x16\x03\x01\x02\x00")  # begins, and goes no further
         wait_for(server, OPEN, 6)
         with httpx.Client(verify=trusting(authority), timeout=20) as client:
@@ -174,18 +126,15 @@ def test_where_there_is_no_room_it_is_said_over_tls(serving: Any, authority: Aut
 
 def test_who_reads_slowly_over_tls_gets_the_whole_answer(serving: Any, authority: Authority) -> None:
     cert, key = authority.issue("server")
-    never = threading.Event()
     received, begun = 0, time.monotonic()
-    with crowded(serving, 8, tls_cert=cert, tls_key=key, prelude=BIG) as server:
-        host, port = server.url.removeprefix("https://").split(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=20) as plain,
-            trusting(authority).wrap_socket(plain, server_hostname=host) as client,
-        ):
-            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: close\r\n\r\n")
-            while data := client.recv(16_384):
-                received += len(data)
-                never.wait(0.002)
+    with (
+        crowded(serving, 8, tls_cert=cert, tls_key=key, prelude=BIG) as server,
+        dial(server.url, trusting(authority)) as client,
+    ):
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: close\r\n\r\n")
+        while data := client.recv(16_384):
+            received += len(data)
+            time.sleep(0.002)
     assert received > BIG_LENGTH
     assert time.monotonic() - begun > 1.0  # twice as long as it may read nothing
 
@@ -193,34 +142,8 @@ def test_who_reads_slowly_over_tls_gets_the_whole_answer(serving: Any, authority
 def test_the_end_does_not_wait_for_idle_connections(serving: Any, authority: Authority) -> None:
     """TLS has each side say that it closes; who is idle may never hear it."""
     cert, key = authority.issue("server")
-    with serving(tls_cert=cert, tls_key=key) as server:
-        host, port = server.wait_ready().removeprefix("https://").split(":")
-        with (
-            socket.create_connection((host, int(port)), timeout=20) as plain,
-            trusting(authority).wrap_socket(plain, server_hostname=host),
-        ):
-            begun = time.monotonic()
-            server.terminate()
-            assert server.exit() == 0
-            assert time.monotonic() - begun < 15  # the time to drain is 30 s
-
-
-@pytest.mark.parametrize("case", ["missing", "no pem", "other key", "encrypted key", "no authority"])
-def test_bad_files_stop_the_start_in_one_line(serving: Any, authority: Authority, tmp_path: Path, case: str) -> None:
-    cert, key = authority.issue("server")
-    settings: dict[str, object] = {"tls_cert": cert, "tls_key": key}
-    bad = tmp_path / "bad.pem"
-    if case == "no pem":
-        bad.write_text("hello")
-    elif case == "other key":
-        shutil.copy(authority.issue("other")[1], bad)
-    elif case == "encrypted key":
-        _openssl("pkcs8", "-topk8", "-in", key, "-passout", "pass:secret", "-out", bad)
-    elif case == "no authority":
-        bad.write_text("hello")
-    settings["tls_client_ca" if case == "no authority" else "tls_key"] = bad
-    with serving(**settings) as server:
-        assert server.exit() == 1
-        [line] = server.log
-    assert line.startswith("milkweed: error: ")
-    assert str(bad) in line
+    with serving(tls_cert=cert, tls_key=key) as server, dial(server.wait_ready(), trusting(authority)):
+        begun = time.monotonic()
+        server.terminate()
+        assert server.exit() == 0
+        assert time.monotonic() - begun < 15  # the time to drain is 30 s

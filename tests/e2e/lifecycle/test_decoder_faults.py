@@ -2,14 +2,14 @@
 
 import contextlib
 import signal
-import socket
 import threading
 from typing import Any
 
 import httpx
 import pytest
 
-from ..test_serving import jpeg
+from ...support.server_parts import encoded
+from ..connections.raw_client import IMAGE, WHOLE, dial
 
 BROKEN = """
 import signal, threading
@@ -26,7 +26,7 @@ def test_a_crash_in_the_decoder_ends_the_process_and_says_where(serving: Any, ov
     with serving(prelude=prelude, overlap=overlap) as server:
         url = server.wait_ready()
         with pytest.raises(httpx.HTTPError):
-            httpx.post(url + "/classify", content=jpeg(), timeout=30)
+            httpx.post(url + "/classify", content=IMAGE, timeout=30)
         assert server.exit() == -signal.SIGSEGV
         assert any("Fatal Python error: Segmentation fault" in line for line in server.log)
         assert any("in load" in line for line in server.log)
@@ -44,7 +44,7 @@ def test_a_decoder_that_hangs_is_seen_from_outside(serving: Any) -> None:
 
         def wait_in_vain() -> None:
             with contextlib.suppress(httpx.HTTPError):
-                httpx.post(url + "/classify", content=jpeg(), timeout=30)
+                httpx.post(url + "/classify", content=IMAGE, timeout=30)
 
         lost = threading.Thread(target=wait_in_vain)
         lost.start()
@@ -60,7 +60,7 @@ def test_a_decoder_that_hangs_is_seen_from_outside(serving: Any) -> None:
 
 def test_dali_serves_over_a_socket(serving: Any) -> None:
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
-    images = [jpeg(seed) for seed in range(6)]
+    images = [encoded("JPEG", seed=seed, size=(64, 64)) for seed in range(6)]
     with serving(loader="dali", overlap="on") as server:
         url = server.wait_ready()
         assert "loader dali: one-scan JPEGs on the cpu, exact resize" in server.line
@@ -75,33 +75,29 @@ def test_dali_serves_over_a_socket(serving: Any) -> None:
 
 
 SLOW = """
-import threading
+import time
 from milkweed.loaders.decode.cpu import CpuLoader
 load = CpuLoader.load
 def slowly(self, items, infos=None, sources=None):
-    threading.Event().wait(1.0)
+    time.sleep(1.0)
     return load(self, items, infos, sources)
 CpuLoader.load = slowly
 """
 
 
 def test_clients_that_leave_are_noticed_at_once_and_not_computed(serving: Any) -> None:
-    image = jpeg()
-    head = f"POST /classify HTTP/1.1\r\nhost: x\r\ncontent-length: {len(image)}\r\n\r\n".encode()
+    queued = 'milkweed_queue_depth_images{model="tiny"}'
     with serving(prelude=SLOW, max_batch_size=1) as server:
-        host, _, port = server.wait_ready().removeprefix("http://").partition(":")
-        stays = socket.create_connection((host, int(port)))
-        stays.sendall(head + image)
-        while server.metric('milkweed_queue_oldest_age_seconds{model="tiny"}') or not server.metric(
-            'milkweed_http_requests_in_flight{route="/classify"}'
-        ):
+        stays = dial(server.wait_ready())
+        stays.sendall(WHOLE)
+        while server.metric(queued) or not server.metric('milkweed_http_requests_in_flight{route="/classify"}'):
             continue  # until the first one runs
         for _ in range(3):
-            with socket.create_connection((host, int(port))) as leaves:
-                leaves.sendall(head + image)
-                while not server.metric('milkweed_queue_depth_images{model="tiny"}'):
+            with dial(server.url) as leaves:
+                leaves.sendall(WHOLE)
+                while not server.metric(queued):
                     continue
-            while server.metric('milkweed_queue_depth_images{model="tiny"}'):
+            while server.metric(queued):
                 continue
         assert server.metric('milkweed_requests_cancelled_total{stage="wait"}') == 3
         assert b"200 OK" in stays.recv(4096)

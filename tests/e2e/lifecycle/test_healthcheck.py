@@ -12,12 +12,12 @@ import pytest
 from milkweed.server.config.settings import Settings
 from milkweed.server.process.healthcheck import DEFAULTS
 
+from ...support.authority import Authority, needs_openssl
 from ...support.ports import free_port
-from ..connections.test_tls import OPENSSL, Authority
 
 
 def check(**settings: object) -> tuple[int, str]:
-    """Its exit code and what it prints. A proxy, which containers are often given, must not be asked."""
+    """Run the health check; its exit code and output. It must not ask a proxy, which containers are often given."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("MILKWEED_")}
     environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
     environment["http_proxy"] = "http://127.0.0.1:9"
@@ -47,7 +47,7 @@ def test_ready_draining_and_gone(serving: Any) -> None:
     assert "ConnectionRefusedError" in said
 
 
-@pytest.mark.skipif(OPENSSL is None, reason="needs the openssl command")
+@needs_openssl
 @pytest.mark.parametrize("clients_too", [True, False])
 def test_with_tls(serving: Any, tmp_path: Path, clients_too: bool) -> None:
     authority = Authority(tmp_path, "authority")

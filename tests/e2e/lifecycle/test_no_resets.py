@@ -1,4 +1,4 @@
-"""SIGTERM under clients that open a connection for each request: each is answered, or refused before it is connected.
+"""SIGTERM under clients that retry nothing: each request is answered, or its connection refused before it is made.
 
 MILKWEED_TEST_CYCLES=100 ends so many servers of each kind, in place of two.
 """
@@ -11,48 +11,50 @@ from typing import Any
 
 import pytest
 
+from ..connections.raw_client import WHOLE
+
 CYCLES = int(os.environ.get("MILKWEED_TEST_CYCLES", "2"))
 CLIENTS = 24
 BEFORE = 300
 """Requests answered until the server is told to end."""
 
-REQUEST = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
 
-async def ask(host: str, port: int) -> str:
-    """One request on a connection of its own; a word for how it ended."""
+async def ask(host: str, port: int, request: bytes, ends: Counter[str]) -> bool:
+    """Ask on one connection until an answer closes it, and count how each ended; False where nobody listens."""
     try:
         reader, writer = await asyncio.wait_for(asyncio.open_connection(host, port), 10)
-    except ConnectionRefusedError:
-        return "refused"
-    except TimeoutError:
-        return "not connected"
+    except (ConnectionRefusedError, TimeoutError) as error:
+        ends["refused" if isinstance(error, ConnectionRefusedError) else "not connected"] += 1
+        return False
     except OSError as error:
-        return f"reset while connecting: {error!r}"
+        ends[f"reset while connecting: {error!r}"] += 1
+        return True
     try:
-        writer.write(REQUEST)
-        received = await reader.read()
-    except OSError as error:
-        return f"reset: {error!r}"
+        head = b""
+        while b"connection: close" not in head.lower():
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            await reader.readexactly(int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0]))
+            ends[head[9:12].decode()] += 1
+    except (OSError, EOFError) as error:
+        ends[f"cut off: {error!r}"] += 1
     finally:
         writer.close()
-    return received[9:12].decode() if received.endswith(b"}") else f"cut off after {len(received)} bytes"
+    return True
 
 
-async def end_under_load(server: Any, host: str, port: int) -> Counter[str]:
+async def end_under_load(server: Any, host: str, port: int, request: bytes) -> Counter[str]:
     ends: Counter[str] = Counter()
-    begun = asyncio.Event()
 
     async def client() -> None:
-        end = "200"
-        while end not in ("refused", "not connected"):
-            end = await ask(host, port)
-            ends[end] += 1
-            if ends["200"] >= BEFORE:
-                begun.set()
+        while await ask(host, port, request, ends):
+            pass
 
     clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
-    await begun.wait()
+    while ends["200"] < BEFORE:
+        await asyncio.sleep(0.01)
     server.terminate()
     await asyncio.gather(*clients)
     return ends
@@ -66,15 +68,19 @@ def has_ipv6() -> bool:
     return True
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_nobody_is_reset_when_the_server_ends(serving: Any, host: str) -> None:
+@pytest.mark.parametrize(
+    ("host", "request_"),
+    [("127.0.0.1", PROBE), ("::1", PROBE), ("127.0.0.1", WHOLE)],
+    ids=["IPv4", "IPv6", "connections that are kept"],
+)
+def test_nobody_is_reset_when_the_server_ends(serving: Any, host: str, request_: bytes) -> None:
     if host == "::1" and not has_ipv6():
         pytest.skip("no IPv6")
     total: Counter[str] = Counter()
     for _ in range(CYCLES):
         with serving(host=host) as server:
             port = int(server.wait_ready().rpartition(":")[2])
-            total += asyncio.run(end_under_load(server, host, port))
+            total += asyncio.run(end_under_load(server, host, port, request_))
             assert server.exit() == 0
     print(f"\n{CYCLES} servers on {host}, {total.total()} requests: {dict(total)}")
     assert set(total) <= {"200", "refused", "not connected"}

@@ -45,17 +45,11 @@ def importing(folder: Path, *before: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_during_the_imports_ends_it(tmp_path: Path, number: signal.Signals) -> None:
-    with importing(tmp_path) as process:
-        process.send_signal(number)
-        assert process.wait(10) == 0
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_process_1_ends_as_well(tmp_path: Path, number: signal.Signals) -> None:
-    if not may_be_process_1():
+@pytest.mark.parametrize("process_1", [False, True])
+def test_a_signal_during_the_imports_ends_it(tmp_path: Path, number: signal.Signals, process_1: bool) -> None:
+    if process_1 and not may_be_process_1():
         pytest.skip("unshare --pid is not there or not allowed")
-    with importing(tmp_path, *UNSHARE) as process:
-        [child] = psutil.Process(process.pid).children()
-        child.send_signal(number)
+    with importing(tmp_path, *(UNSHARE if process_1 else ())) as process:
+        server = psutil.Process(process.pid)
+        (server.children()[0] if process_1 else server).send_signal(number)
         assert process.wait(10) == 0

@@ -39,7 +39,7 @@ def answering(status: int, body: str) -> Any:
 
 
 def words(tab: "Page", place: int = 0) -> str:
-    """Of one card."""
+    """The text of one card."""
     return tab.locator(".card").nth(place).inner_text()
 
 

@@ -64,7 +64,7 @@ def test_the_parser_reads_what_prometheus_reads(page: "Page", pair: Any) -> None
 
 
 def test_quantiles_are_those_of_prometheus(page: "Page") -> None:
-    """As the documentation of histogram_quantile has them, worked out by hand."""
+    """They are worked out by hand, by the documentation of histogram_quantile."""
 
     def quantiles(before: list[float], after: list[float], *wanted: float) -> list[float | None]:
         found: list[float | None] = page.evaluate(

@@ -68,7 +68,7 @@ def test_a_dropped_folder_is_the_pictures_in_it(page: "Page", tmp_path: Path) ->
 
 
 def test_a_bar_is_full_however_short_the_request(page: "Page") -> None:
-    """And an answer that was kept says so."""
+    """An answer of the cache says so."""
     headers = {"server-timing": "parse;dur=0.3, respond;dur=0.1, total;dur=0.4", "x-cache": "HIT"}
     body = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
     page.route("**/classify?*", lambda route: route.fulfill(body=body, headers=headers))

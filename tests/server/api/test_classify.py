@@ -100,6 +100,16 @@ async def test_arrays_of_inputs_go_in_as_they_are(running: Start) -> None:
     check_error(other, 415, "unsupported_format", "float64")
 
 
+async def test_a_batch_may_exceed_the_limit_of_an_image_but_none_of_its_images_may(running: Start) -> None:
+    several, more = (npy(np.zeros((count, 3, SIZE, SIZE), np.float32)) for count in (10, 30))  # 768 bytes an image
+    large = npy(np.zeros((30, 30, 3), np.uint8))
+    async with running(settings={"max_image_bytes": 2000, "max_body_bytes": 20_000}) as app:
+        assert (await app.classify(several, headers=NPY)).status_code == 200
+        check_error(await app.classify(several), 413, "too_large", "2000")
+        check_error(await app.classify(large, headers=NPY), 413, "too_large", "2000")
+        check_error(await app.classify(more, headers=NPY), 413, "too_large", "20000")
+
+
 async def test_top_k_and_model_are_chosen_by_query(running: Start) -> None:
     async with running(names=("first", "second")) as app:
         default = await app.client.post("/classify?top_k=1", content=encoded())

@@ -13,26 +13,38 @@ from ...support.server_parts import Start, check_error, one_reason, until
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def probes(app: Any) -> tuple[int, ...]:
-    return tuple([(await app.client.get(path)).status_code for path in ("/livez", "/readyz", "/startupz")])
+PROBES = ("/livez", "/readyz", "/startupz")
+V2_PROBES = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
+
+
+async def probes(app: Any, paths: tuple[str, ...] = PROBES) -> tuple[int, ...]:
+    return tuple([(await app.client.get(path)).status_code for path in paths])
 
 
 async def test_probes_follow_start_and_drain(running: Start) -> None:
     gate = threading.Event()
     async with running(wait=False, open_gate=gate) as app:
-        assert await probes(app) == (200, 503, 503)
-        async with one_reason(app, "not_ready"):
-            early = await app.classify()
+        get, post = app.client.get, app.client.post
+        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 503, 200, 503, 503)
+        async with one_reason(app, "not_ready", 2):
+            early, oip_early = await app.classify(), await get("/v2/models/held")
         check_error(early, 503, "not_ready", "loading")
         assert int(early.headers["retry-after"]) >= 1
+        assert (oip_early.status_code, oip_early.json()) == (503, {"error": "the models are loading"})
+        loading = {"name": "held", "version": "", "state": "LOADING", "reason": ""}
+        assert (await post("/v2/repository/index")).json() == [loading]
+        assert (await post("/v2/repository/index", json={"ready": True})).json() == []
         gate.set()
         await asyncio.wrap_future(app.service.prepared)
-        assert await probes(app) == (200, 200, 200)
+        assert await probes(app, PROBES + V2_PROBES) == (200,) * 6
+        assert (await get("/v2/health/live")).json() == {"live": True}
+        assert (await get("/v2/models/held/ready")).json() == {"name": "held", "ready": True}
         app.service.begin_drain()
-        assert await probes(app) == (200, 503, 200)
-        unready = await app.client.get("/readyz")
+        assert await probes(app, PROBES + V2_PROBES) == (200, 503, 200, 200, 503, 503)
+        unready = await get("/readyz")
         assert unready.json()["error"]["code"] == "draining"
         assert unready.headers["retry-after"] == "1"
+        assert (await get("/v2/health/ready")).json() == {"error": "the server is shutting down"}
         assert app.value("requests_rejected_total", reason="draining") == 0  # a probe is no refused request
 
 
@@ -46,6 +58,8 @@ async def test_models_that_fail_to_load_are_never_ready(running: Start) -> None:
 
 async def test_hanging_engine_is_neither_live_nor_ready(running: Start) -> None:
     async with running(settings={"engine_stall_seconds": 0.05}) as app:
+        await asyncio.sleep(0.1)  # to be idle is no silence
+        assert await probes(app) == (200, 200, 200)
         stuck = await app.hold()
         await until(lambda: app.service.engines.silent_seconds() > 0.05)
         assert await probes(app) == (503, 503, 200)

@@ -55,10 +55,11 @@ async def test_deadline_is_504_and_frees_the_queue(running: Start) -> None:
         assert app.model.sizes == [1]
 
 
-async def test_client_that_leaves_is_dropped_before_the_device(running: Start) -> None:
+@pytest.mark.parametrize("path", ["/classify", "/v2/models/held/infer"])
+async def test_client_that_leaves_is_dropped_before_the_device(running: Start, path: str) -> None:
     async with running() as app:
         first = await app.hold()
-        gone = RawCall(app, encoded())
+        gone = RawCall(app, encoded(), path=path, headers={"inference-header-content-length": "0"})
         await until(lambda: app.service.scheduler.depth == 1)
         gone.leave.set()
         await gone.task

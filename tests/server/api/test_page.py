@@ -98,7 +98,7 @@ async def test_unknown_files_are_404(running: Start, tmp_path: Path) -> None:
 
 
 async def test_page_works_below_a_path(running: Start) -> None:
-    """As behind a proxy that tells the path it serves this under."""
+    """A proxy may serve the page under a path, and tell the server which."""
     async with running(wait=False) as app:
         transport = httpx.ASGITransport(app=app.app, root_path="/some/where")
         async with httpx.AsyncClient(transport=transport, base_url="http://server/some/where/") as client:

@@ -13,7 +13,7 @@ import torch
 from milkweed.server.config.settings import Settings
 from milkweed.server.engine.engine_group import share_of
 
-from ...support.held_engines import TWO, Held, both, one_in_each, post, statuses
+from ...support.held_engines import TWO, HeldEngine, both, one_in_each, post, statuses
 from ...support.server_parts import Start, encoded, until
 
 
@@ -66,7 +66,7 @@ async def test_a_slow_device_holds_up_nobody_but_its_own(running: Start) -> None
 async def test_a_model_has_gone_once_it_is_closed_on_every_device(running: Start) -> None:
     async with running(settings=TWO, names=("held", "other")) as app:
         first, second = both(app)
-        others = Held(app, 0, "other"), Held(app, 1, "other")
+        others = HeldEngine(app, 0, "other"), HeldEngine(app, 1, "other")
         leaving = app.service.models["other"]
         tasks = await one_in_each(app, first, second)
         first.gate.set()

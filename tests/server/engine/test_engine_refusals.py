@@ -3,8 +3,9 @@
 import logging
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import onnx
 import pytest
@@ -19,92 +20,72 @@ from milkweed.server.repository.served_model import open_model
 
 from ...support.server_parts import HeldModel, make_pipeline
 
-
-def missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "find_spec", lambda name: None)
+Trouble = Callable[[pytest.MonkeyPatch], None]
 
 
-def unexportable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        said = "some warning\nbundle colours: cannot be exported as ONNX: it branches\n"
-        return subprocess.CompletedProcess(command, 1, "", said)
-
-    monkeypatch.setattr(backend.subprocess, "run", fail)
+def exporting(end: subprocess.CompletedProcess[str] | BaseException) -> Trouble:
+    """The process that exports ends like this."""
+    return lambda patch: patch.setattr(backend.subprocess, "run", Mock(side_effect=[end, end]))
 
 
-def killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        backend.subprocess, "run", lambda command, **_: subprocess.CompletedProcess(command, -9, "", "")
-    )
+def exported(file: bytes) -> Trouble:
+    """The export writes these bytes."""
+    return lambda patch: patch.setattr(backend, "_export", lambda bundle, version, path: path.write_bytes(file))
 
 
-def endless(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(command: list[str], **_: Any) -> None:
-        raise subprocess.TimeoutExpired(command, 900)
-
-    monkeypatch.setattr(backend.subprocess, "run", fail)
+def ended(code: int, out: str = "", err: str = "") -> Trouble:
+    return exporting(subprocess.CompletedProcess(["export"], code, out, err))
 
 
-def no_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(**_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(backend.tempfile, "TemporaryDirectory", fail)
+def missing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(session_module, "find_spec", lambda name: None)
 
 
-def broken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Installed, but it cannot be loaded."""
-    monkeypatch.setattr(backend, "_export", lambda *_: 1)
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    monkeypatch.setattr(backend, "runtime_version", lambda: "1.0")
+def broken(patch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime is installed and cannot be loaded."""
+    patch.setattr(backend, "_export", lambda *_: 1)
+    patch.setitem(sys.modules, "onnxruntime", None)
+    patch.setattr(backend, "runtime_version", lambda: "1.0")
 
 
-def unloadable(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(bundle: Path, version: str, file: Path) -> int:
-        return file.write_bytes(b"no model")
-
-    monkeypatch.setattr(backend, "_export", write)
+def no_room(patch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    patch.setattr(backend.tempfile, "TemporaryDirectory", Mock(side_effect=full))
 
 
-def failing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It can be loaded, and takes images of another size."""
+def for_another_size() -> bytes:
+    """A model that can be loaded, and takes images of another size."""
     floats, edge = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
     node = onnx.helper.make_node("Flatten", [INPUT], [OUTPUT])
     ends = [edge(INPUT, floats, [BATCH, 3, 8, 8])], [edge(OUTPUT, floats, [BATCH, 192])]
     opsets = [onnx.helper.make_opsetid("", OPSET)]
     model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", *ends), opset_imports=opsets, ir_version=10)
-
-    def write(bundle: Path, version: str, file: Path) -> int:
-        return file.write_bytes(model.SerializeToString())
-
-    monkeypatch.setattr(backend, "_export", write)
-
-
-def replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another bundle has taken the place of the one that was loaded."""
-
-    def another(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        return subprocess.CompletedProcess(command, 0, '{"version": "000000000000", "weight_bytes": 1}', "")
-
-    monkeypatch.setattr(backend.subprocess, "run", another)
+    return bytes(model.SerializeToString())
 
 
 @pytest.mark.parametrize(
     ("trouble", "words"),
     [
         (missing, r"ONNX Runtime is not installed: pip install 'milkweed\[onnx\]'"),
-        (unexportable, "bundle colours: cannot be exported as ONNX: it branches"),
-        (killed, "ended with code -9"),
-        (endless, "not exported as ONNX within 900 s"),
+        (
+            ended(1, err="some warning\nbundle colours: cannot be exported as ONNX: it branches\n"),
+            "bundle colours: cannot be exported as ONNX: it branches",
+        ),
+        (ended(-9), "ended with code -9"),
+        (exporting(subprocess.TimeoutExpired(["export"], 900)), "not exported as ONNX within 900 s"),
         (no_room, "No space left on device"),
         (broken, "ONNX Runtime is missing"),
-        (unloadable, "ONNX Runtime cannot load the model: "),
-        (failing, "ONNX Runtime cannot compute the model: "),
-        (replaced, "was replaced while it was opened: [0-9a-f]{12} by 000000000000"),
+        (exported(b"no model"), "ONNX Runtime cannot load the model: "),
+        (exported(for_another_size()), "ONNX Runtime cannot compute the model: "),
+        (
+            ended(0, '{"version": "000000000000", "weight_bytes": 1}'),
+            "was replaced while it was opened: [0-9a-f]{12} by 000000000000",
+        ),
     ],
+    ids=["missing", "unexportable", "killed", "endless", "no room", "broken", "unloadable", "failing", "replaced"],
 )
 def test_what_onnx_runtime_cannot_do_fails_the_start_or_is_told(
-    trouble: Any, words: str, colour_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    trouble: Trouble, words: str, colour_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trouble(monkeypatch)
     with pytest.raises(BackendError, match=f"^engine onnxruntime: .*{words}") as caught:

@@ -6,33 +6,24 @@ from typing import Any
 
 import pytest
 
-from milkweed.server.engine.engine import MAX_FAILURES, MAX_RESTARTS
+from milkweed.server.engine.engine import MAX_FAILURES
 
 from ...support.held_engines import post
-from ...support.server_parts import Start, broken, check_error, encoded, entered, timings, until
+from ...support.server_parts import Held, Start, broken, entered, timings, until
 
 ON = {"overlap": "on", "max_batch_size": 4}
 
 
-class HeldLoader:
-    """Stands before the loader of an app: each load waits at `gate` and tells how many images it had."""
+class HeldLoader(Held):
+    """Stands before the loader of an app, whose batches it can hold."""
 
     def __init__(self, app: Any) -> None:
+        super().__init__()
         loader = next(iter(app.service.models.values())).pipeline.loader
-        self._load = loader.load
-        loader.load = self.load
-        self.gate = threading.Event()
-        self.gate.set()
-        self.entered = threading.Semaphore(0)
-        self.sizes: list[int] = []
-        self.failure: BaseException | None = None
+        self._load, loader.load = loader.load, self.load
 
     def load(self, items: Any, infos: Any = None, sources: Any = None) -> Any:
-        self.sizes.append(len(items))
-        self.entered.release()
-        assert self.gate.wait(10), "nobody opened the gate"
-        if self.failure is not None:
-            raise self.failure
+        self.hold(len(items))
         return self._load(items, infos, sources)
 
 
@@ -53,9 +44,7 @@ async def test_busy_is_the_time_of_the_engines_own_thread(running: Start, overla
 async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
-        app.model.gate.clear()
-        tasks = [post(app)]
-        await entered(app.model)
+        tasks = [await app.hold()]
         for seed in (1, 2, 3):  # one after the other: each is decoded at once, by itself
             tasks.append(post(app, seed))
             await until(lambda seen=seed + 1: len(loader.sizes) == seen)
@@ -75,9 +64,7 @@ async def test_images_are_decoded_while_a_forward_runs_and_then_go_together(runn
 async def test_what_is_decoded_ahead_is_bounded(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
-        app.model.gate.clear()
-        tasks = [post(app)]
-        await entered(app.model)
+        tasks = [await app.hold()]
         loader.gate.clear()
         tasks += [post(app, seed) for seed in range(20)]
         await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 21)
@@ -107,38 +94,6 @@ async def test_a_decoder_that_hangs_turns_liveness_red_while_the_loop_answers(ru
         await until(lambda: app.service.engines.alive)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("overlap", ["on", "off"])
-async def test_a_thread_ended_costs_what_it_had_in_hand_and_is_begun_again(running: Start, overlap: str) -> None:
-    async with running(settings={**ON, "overlap": overlap}) as app:
-        loader = HeldLoader(app)
-        loader.failure = SystemExit("the decoder pulled the thread down")
-        assert (await post(app)).status_code == 500
-        loader.failure = None
-        assert (await post(app)).status_code == 200
-        assert app.value("engine_restarts_total", device="cpu") == 1
-        assert (await app.client.get("/livez")).status_code == 200
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("overlap", ["on", "off"])
-async def test_a_thread_ended_again_and_again_is_given_up_and_nobody_hangs(running: Start, overlap: str) -> None:
-    async with running(settings={**ON, "overlap": overlap}) as app:
-        loader = HeldLoader(app)
-        loader.failure = SystemExit("again")
-        answers = [await post(app) for _ in range(MAX_RESTARTS)]
-        assert {answer.status_code for answer in answers} == {500}
-        loader.gate.clear()
-        tasks = [post(app, seed) for seed in range(12)]
-        await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == MAX_RESTARTS + 12)
-        loader.gate.set()
-        assert {(await task).status_code for task in tasks} <= {500, 503}
-        await until(lambda: app.service.engines.ended)
-        assert (await app.client.get("/livez")).status_code == 503
-        refused = await app.classify()
-        check_error(refused, 503, "not_ready", "the engine has ended")
-
-
 async def test_a_device_that_fails_every_batch_is_not_alive(running: Start) -> None:
     async with running() as app:
         app.model.failure = RuntimeError("CUDA error: an illegal memory access was encountered")
@@ -154,9 +109,7 @@ async def test_a_device_that_fails_every_batch_is_not_alive(running: Start) -> N
 async def test_a_forward_that_fails_fails_what_shared_it(running: Start) -> None:
     async with running(settings=ON) as app:
         loader = HeldLoader(app)
-        app.model.gate.clear()
-        first = post(app)
-        await entered(app.model)
+        first = await app.hold()
         good = post(app, 1)
         await until(lambda: len(loader.sizes) == 2)
         bad = app.begin(broken())
@@ -176,25 +129,23 @@ async def test_models_do_not_share_a_forward(running: Start) -> None:
         held.gate.clear()
         tasks = [post(app)]
         await entered(held)
-        for name in ("held", "other", "held"):
-            tasks.append(asyncio.create_task(app.client.post("/classify", params={"model": name}, content=encoded())))
-            await asyncio.sleep(0.02)
+        for count, name in enumerate(("held", "other", "held"), 1):
+            tasks.append(app.begin(params={"model": name}))
+            await until(lambda count=count: app.service.engines.decoded_images == count)
         held.gate.set()
         assert {(await task).status_code for task in tasks} == {200}
         assert other.sizes == [1]
         assert sum(held.sizes) == 3
 
 
-async def test_stopping_answers_what_is_decoded_and_what_waits(running: Start) -> None:
-    async with running(settings=ON) as app:
+@pytest.mark.parametrize("overlap", ["off", "on"])
+async def test_stopping_answers_what_is_decoded_and_what_waits(running: Start, overlap: str) -> None:
+    async with running(settings={**ON, "overlap": overlap}) as app:
         loader = HeldLoader(app)
-        app.model.gate.clear()
-        tasks = [post(app)]
-        await entered(app.model)
-        tasks += [post(app, seed) for seed in range(9)]
+        tasks = [await app.hold(), *(post(app, seed) for seed in range(9))]
         await until(lambda: app.service.scheduler.depth + sum(loader.sizes) == 10)
+        assert not await asyncio.to_thread(app.service.engines.stop, 0.01)  # it hangs, and that is told
         stopping = asyncio.create_task(app.service.stop())
-        await asyncio.sleep(0.02)
         app.model.gate.set()
         assert await stopping
         assert {(await task).status_code for task in tasks} == {200}
@@ -203,9 +154,7 @@ async def test_stopping_answers_what_is_decoded_and_what_waits(running: Start) -
 async def test_stages_add_up_with_overlap(running: Start) -> None:
     async with running(settings=ON) as app:
         HeldLoader(app)
-        app.model.gate.clear()
-        first = post(app)
-        await entered(app.model)
+        first = await app.hold()
         second = post(app, 1)
         await asyncio.sleep(0.05)
         app.model.gate.set()

@@ -1,7 +1,7 @@
 """What bodies and answers cost: memory that is counted, threads that are their own, answers of a bounded size."""
 
 import asyncio
-import io
+import json
 import threading
 import time
 from typing import Any
@@ -19,28 +19,30 @@ from milkweed.server.http.body_budget import (
 )
 from milkweed.server.service.submit import check_image
 
-from ...support.bodies import as_json, as_tensor, files, most_held
+from ...support.bodies import as_json, as_tensor, files, most_held, npy
 from ...support.server_parts import Start, check_error, encoded, entered
 
 
-@pytest.mark.parametrize("form", ["raw", "multipart", "json", "array"])
+@pytest.mark.parametrize("form", ["raw", "multipart", "json", "array", "tensor"])
 async def test_images_are_counted_while_their_body_is_there_too(running: Start, form: str) -> None:
-    """Bodies of all forms but one exist twice for a moment, and counted once."""
+    """A raw body is the image; of all others a part exists twice for a moment, which counted once."""
     image = encoded()
-    array = io.BytesIO()
-    np.save(array, np.zeros((2, 8, 8, 3), np.uint8))
+    array = npy(np.zeros((2, 8, 8, 3), np.uint8))
     asked: dict[str, Any] = {
         "raw": {"content": image},
         "multipart": {"files": files(image)},
         "json": {"json": as_json(image)},
-        "array": {"content": array.getvalue(), "headers": {"content-type": "application/x-npy"}},
+        "array": {"content": array, "headers": {"content-type": "application/x-npy"}},
+        "tensor": {"json": as_tensor(image)},
     }[form]
+    url = "/v2/models/held/infer" if form == "tensor" else "/classify"
     async with running() as app:
         most = most_held(app)
-        answer = await app.client.post("/classify", **asked)
+        answer = await app.client.post(url, **asked)
         size = int(answer.request.headers["content-length"])
         assert answer.status_code == 200
-        assert most() == max(size if form == "raw" else 2 * size, len(answer.content))
+        again = {"raw": 0, "tensor": len(json.dumps(as_json(image)["images"]))}.get(form, size)
+        assert most() == max(size + again, len(answer.content))
         assert app.service.body_budget.total == 0
 
 

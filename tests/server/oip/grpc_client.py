@@ -82,6 +82,6 @@ async def refused(status: str, *words: str) -> AsyncIterator[SimpleNamespace]:
 
 
 def settings(**more: Any) -> dict[str, Any]:
-    """Those of an app whose gRPC port is free."""
+    """The settings of an app, with a gRPC port that is free."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return {"grpc_port": listener.getsockname()[1], **more}

@@ -33,7 +33,7 @@ class Reading:
 
 
 def silent(channel: Any, count: int) -> list[Any]:
-    """So many calls that send no message."""
+    """Begin some calls that send no message."""
     return [channel.stream_unary(SERVICE + "ModelInfer")() for _ in range(count)]
 
 
@@ -110,7 +110,7 @@ async def test_one_slow_message_too_many_ends_the_oldest(monkeypatch: pytest.Mon
     for context, task in zip(contexts[1:], tasks[1:], strict=True):
         context.send(b"slow")
         assert await task == b"slow"
-    assert not reading._slow
+    assert not reading._slow  # who sends slowly for ever must leave nothing behind, which no answer tells
     assert not reading._ended
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from milkweed.server.security.keys import key_block
 
-from ...support.server_parts import RawCall, Start, calm, encoded, entered, one_reason, until
+from ...support.server_parts import Start, calm, encoded, entered, one_reason
 from . import rest_client as oip
 
 # A deadline that passes while the model is held, and that a busy machine does not make hopeless from the start.
@@ -60,73 +60,33 @@ async def test_numbers_of_json_have_a_limit_and_the_error_names_both(running: St
         oip.check_refusal(await app.client.post(oip.URL, content=body), 413, str(cost), str(2 * len(body)), "binary")
 
 
-async def test_bodies_in_memory_are_bounded(running: Start) -> None:
-    body, headers = oip.binary(encoded())
-    limits = {"max_held_bytes": 4000, "max_body_bytes": 4000, "max_image_bytes": 4000}
-    async with running(settings=limits) as app:
+@pytest.mark.parametrize(
+    ("default", "header", "parameter"),
+    [
+        (30_000, HELD_MS, None),
+        (30_000, None, HELD_MS),
+        (HELD_MS - 100, HELD_MS, 5000),
+        (HELD_MS - 100, 5000, HELD_MS),
+        (HELD_MS, None, None),
+    ],
+)
+async def test_the_shorter_of_the_deadlines_that_are_named_counts(
+    running: Start, default: int, header: int | None, parameter: int | None
+) -> None:
+    """Where neither the header nor the parameter names one, the default counts."""
+    body, headers = oip.binary(encoded(), **({} if parameter is None else {"timeout": 1000 * parameter}))
+    if header is not None:
+        headers["x-request-timeout-ms"] = str(header)
+    async with running(settings={"timeout_ms": default}) as app:
         app.model.gate.clear()
-        first = asyncio.create_task(app.client.post(oip.URL, content=body, headers=headers))
+        patient = asyncio.create_task(oip.infer(app, encoded(), timeout=5_000_000))  # more than the default
         await entered(app.model)
-        assert app.service.body_budget.total > len(body)  # the parsed JSON is counted too
-        async with one_reason(app, "overloaded"):
-            oip.check_refusal(await app.client.post(oip.URL, content=body + bytes(3000), headers=headers), 503, "4000")
-        app.model.gate.set()
-        assert (await first).status_code == 200
-        assert app.service.body_budget.total == 0
-
-
-@pytest.mark.parametrize("header", [True, False])
-async def test_deadline_of_header_or_parameter_is_504(running: Start, header: bool) -> None:
-    body, headers = oip.binary(encoded(), **({} if header else {"timeout": 1000 * HELD_MS}))
-    if header:
-        headers["x-request-timeout-ms"] = str(HELD_MS)
-    async with running() as app:
-        first = await app.hold()
         await calm(app)
         async with one_reason(app, "deadline"):
             oip.check_refusal(await app.client.post(oip.URL, content=body, headers=headers), 504, f"{HELD_MS} ms")
         assert app.service.scheduler.depth == 0
         app.model.gate.set()
-        assert (await first).status_code == 200
-
-
-@pytest.mark.parametrize(("said", "parameter"), [(HELD_MS, 5_000_000), (5000, 1000 * HELD_MS)])
-async def test_shorter_of_two_deadlines_counts(running: Start, said: int, parameter: int) -> None:
-    body, headers = oip.binary(encoded(), timeout=parameter)
-    async with running(settings={"timeout_ms": HELD_MS - 100}) as app:
-        await calm(app)
-        app.model.gate.clear()
-        answer = await app.client.post(oip.URL, content=body, headers={**headers, "x-request-timeout-ms": str(said)})
-        oip.check_refusal(answer, 504, f"{HELD_MS} ms")
-        app.model.gate.set()
-
-
-async def test_the_parameter_alone_may_ask_for_more_than_the_default(running: Start) -> None:
-    async with running(settings={"timeout_ms": HELD_MS}) as app:
-        app.model.gate.clear()
-        patient = asyncio.create_task(oip.infer(app, encoded(), timeout=5_000_000))
-        await entered(app.model)
-        await calm(app)
-        plain, plain_headers = oip.binary(encoded())
-        refused = await app.client.post(oip.URL, content=plain, headers=plain_headers)
-        oip.check_refusal(refused, 504, f"{HELD_MS} ms")
-        app.model.gate.set()
         assert (await patient).status_code == 200
-
-
-async def test_client_that_leaves_is_dropped(running: Start) -> None:
-    body, headers = oip.binary(encoded())
-    async with running() as app:
-        first = await app.hold()
-        gone = RawCall(app, body, path=oip.URL, headers=headers)
-        await until(lambda: app.service.scheduler.depth == 1)
-        gone.leave.set()
-        await gone.task
-        assert gone.sent.empty()
-        assert app.service.scheduler.depth == 0
-        assert app.value("requests_cancelled_total", stage="wait") == 1
-        app.model.gate.set()
-        await first
 
 
 async def test_repository_index_refuses_a_strange_body(running: Start) -> None:

@@ -1,7 +1,4 @@
-"""What clients ask under /v2 beside inference: health, metadata, configuration, statistics, the index."""
-
-import asyncio
-import threading
+"""What clients ask under /v2 beside inference: metadata, configuration, statistics, the index."""
 
 from ...support.server_parts import Start, encoded, make_config, one_reason, until
 from . import rest_client as oip
@@ -35,34 +32,6 @@ async def test_server_and_model_describe_themselves(running: Start) -> None:
         ("pixels", "TYPE_UINT8", [-1, -1, -1, 3]),
     ]
     assert [(entry["name"], entry["state"]) for entry in index] == [("held", "READY"), ("other", "READY")]
-
-
-async def test_probes_follow_the_service(running: Start) -> None:
-    gate = threading.Event()
-    paths = ("/v2/health/live", "/v2/health/ready", "/v2/models/held/ready")
-    async with running(wait=False, open_gate=gate) as app:
-
-        async def statuses() -> list[int]:
-            return [(await app.client.get(path)).status_code for path in paths]
-
-        assert await statuses() == [200, 503, 503]
-        assert (await app.client.post("/v2/repository/index")).json() == [
-            {"name": "held", "version": "", "state": "LOADING", "reason": ""}
-        ]
-        assert (await app.client.post("/v2/repository/index", json={"ready": True})).json() == []
-        async with one_reason(app, "not_ready"):
-            early = await app.client.get("/v2/models/held")
-        assert (early.status_code, early.json()) == (503, {"error": "the models are loading"})
-        gate.set()
-        await asyncio.wrap_future(app.service.prepared)
-        assert await statuses() == [200, 200, 200]
-        assert (await app.client.get("/v2/health/live")).json() == {"live": True}
-        assert (await app.client.get("/v2/models/held/ready")).json() == {"name": "held", "ready": True}
-        app.service.begin_drain()
-        assert await statuses() == [200, 503, 503]
-        refused = await app.client.get("/v2/health/ready")
-        assert refused.json() == {"error": "the server is shutting down"}
-        assert app.value("requests_rejected_total", reason="draining") == 0
 
 
 async def test_unknown_names_and_versions_are_404(running: Start) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 import errno
 import gc
-import json
 import os
 import shutil
 from pathlib import Path
@@ -17,7 +16,7 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, newest, scan
 
-from ...support.repositories import Put, clients_of, serving
+from ...support.repositories import Put, break_golden, clients_of, serving
 
 
 def test_scan_finds_bundles_and_numbers(tmp_path: Path, put: Put) -> None:
@@ -104,25 +103,6 @@ async def test_newest_versions_serve_and_a_look_takes_changes_over(tmp_path: Pat
         assert len(app.service.engines.engines[0].models) == 2
 
 
-async def test_what_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
-    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
-) -> None:
-    first = put("a")
-    async with serving(tmp_path) as app:
-        put("a", seed=1)
-        break_golden(tmp_path / "a")
-        [line] = await app.service.poller.poll()
-        assert "failed a: bundle" in line
-        assert "golden image 0" in line
-        assert await app.version("a") == first
-        assert app.value("model_load_failures_total", model="a") == 1
-        assert await app.service.poller.poll() == []
-        assert "what is sound goes on" in caplog.text
-        fixed = put("a", seed=2)
-        assert await app.service.poller.poll() == [f"serves a ({fixed})"]
-        assert await app.version("a") == fixed
-
-
 async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(tmp_path: Path, put: Put) -> None:
     put("a/1")
     put("a/2", seed=1)
@@ -141,13 +121,6 @@ async def test_a_new_number_that_fails_leaves_the_old_ones_until_it_is_mended(tm
         [served] = await app.service.poller.poll()
         assert served.startswith("serves a/11 ")
         assert app.numbers() == ["11", "10"]
-
-
-def break_golden(bundle: Path) -> None:
-    """It loads, and answers otherwise than it says."""
-    config = json.loads((bundle / "config.json").read_text())
-    config["golden"]["probability"][0][0] /= 3
-    (bundle / "config.json").write_text(json.dumps(config))
 
 
 async def test_a_start_passes_over_versions_that_fail(

@@ -1,56 +1,21 @@
 """Admission by time, the two priorities, and what a batch takes: with costs that are known."""
 
-from concurrent.futures import Future
-
 import pytest
 
-from milkweed.loaders.headers.info import ImageInfo
 from milkweed.server.errors import ServiceError
 from milkweed.server.scheduler.admission import BULK_SHARE
 from milkweed.server.scheduler.cost_model import CostModel
 from milkweed.server.scheduler.model_queue import BULK_DELAY_SECONDS
-from milkweed.server.scheduler.request import Batch, Priority, Request
-from milkweed.server.scheduler.scheduler import Scheduler
 
-INFO = ImageInfo("PNG", 10, 10, "RGB")
-
-
-class Rig:
-    """A scheduler of one model whose forward takes 10 ms an image, batches of four, and a clock that is set."""
-
-    def __init__(self, queue: int = 1000, sizes: tuple[int, ...] = (), seen: bool = True) -> None:
-        self.now = 100.0
-        self.scheduler = Scheduler(max_queue_images=queue, clock=lambda: self.now)
-        self.costs = CostModel(sizes, 4)
-        if seen:
-            for size in sizes or (4,):
-                self.costs.observe(size, 0.01 * size)
-        self.scheduler.add_model("a", max_batch_pixels=10**9, costs=[self.costs])
-
-    def request(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> Request:
-        waiter: Future[None] = Future()
-        made = Request("a", 5, self.now + within, waiter, images, None, priority)
-        self.scheduler.submit(made, [(place, b"x", INFO) for place in range(images)])
-        return made
-
-    def collect(self) -> Batch:
-        batch = self.scheduler.next_batch()
-        assert batch is not None
-        return batch
-
-    def refused(self, images: int = 1, within: float = 100.0, priority: Priority = "interactive") -> str:
-        with pytest.raises(ServiceError) as caught:
-            self.request(images, within, priority)
-        assert caught.value.code == "overloaded"
-        return caught.value.message
+from .rig import Rig
 
 
 def test_what_cannot_be_answered_in_time_is_refused_at_once_with_both_times():
     rig = Rig()
     rig.request(20)  # 200 ms
-    assert rig.refused(1, within=0.2) == "the answer would take 210 ms and 200 ms are left: 20 images wait"
+    assert rig.refused(within=0.2) == "the answer would take 210 ms and 200 ms are left: 20 images wait"
     assert rig.scheduler.depth == 20
-    rig.request(1, within=0.22)
+    rig.request(within=0.22)
     assert rig.scheduler.wait_seconds() == pytest.approx(0.21)
 
 
@@ -59,10 +24,10 @@ def test_what_runs_counts_until_it_should_be_done():
     rig.request(4)
     rig.collect()
     assert rig.scheduler.wait_seconds() == pytest.approx(0.04)
-    rig.refused(1, within=0.045)
+    rig.refused(within=0.045)
     rig.now += 0.02
     assert rig.scheduler.wait_seconds() == pytest.approx(0.02)
-    rig.request(1, within=0.035)
+    rig.request(within=0.035)
     rig.now += 1  # it takes longer than it should: no more is known
     assert rig.scheduler.wait_seconds() == pytest.approx(0.01)
     rig.scheduler.batch_done()
@@ -71,7 +36,7 @@ def test_what_runs_counts_until_it_should_be_done():
 
 
 def test_without_estimates_only_the_limits_hold():
-    rig = Rig(seen=False)
+    rig = Rig(seconds=None)
     rig.request(500, within=0.001)
     rig.request(500, within=0.001)
     assert "1000 images wait, 1 more exceed the limit 1000" in rig.refused()
@@ -80,48 +45,34 @@ def test_without_estimates_only_the_limits_hold():
 def test_answers_that_came_late_leave_room():
     rig = Rig()
     for _ in range(50):
-        rig.costs.observe_lateness(0.03)
+        rig.costs[0].observe_lateness(0.03)
     rig.request(4)
-    expected = rig.costs.seconds(5, 500)
-    rig.refused(1, within=expected + 0.02)
-    request = rig.request(1, within=expected + 0.031)
+    expected = rig.costs[0].seconds(5, 500)
+    rig.refused(within=expected + 0.02)
+    request = rig.request(within=expected + 0.031)
     assert request.expected_finish == pytest.approx(rig.now + expected)
 
 
 def test_pixels_that_wait_are_bounded():
-    scheduler = Scheduler(max_queue_images=100, max_queue_pixels=250)
-    scheduler.add_model("a", max_batch_pixels=10**9, costs=[CostModel((), 4)])
-
-    def request(images: int) -> None:
-        waiter: Future[None] = Future()
-        scheduler.submit(Request("a", 5, 1e9, waiter, images), [(place, b"x", INFO) for place in range(images)])
-
-    request(2)
-    with pytest.raises(ServiceError, match="200 pixels wait, 100 more exceed the limit 250"):
-        request(1)
-    assert scheduler.next_batch() is not None
-    request(5)  # alone it always fits
-    assert (
-        sum(
-            sample.value
-            for family in scheduler.collect_metrics()
-            for sample in family.samples
-            if "pixels" in sample.name
-        )
-        == 500
-    )
+    rig = Rig(queue_pixels=250)
+    rig.request(2)
+    assert "200 pixels wait, 100 more exceed the limit 250" in rig.refused()
+    rig.collect()
+    rig.request(5)  # alone it always fits
+    samples = [sample for family in rig.scheduler.collect_metrics() for sample in family.samples]
+    assert [sample.value for sample in samples if "pixels" in sample.name] == [500]
 
 
 def test_images_that_are_sure_to_be_late_are_not_computed():
     rig = Rig()
     rig.request(4)
     rig.collect()
-    late = rig.request(1, within=0.055)
+    late = rig.request(within=0.055)
     rig.now += 0.05  # the batch took longer: 5 ms left, an image takes 10
     rig.scheduler.batch_done()
     batch = rig.collect()
     assert (batch.items, batch.expired) == ([], [late])
-    fresh = rig.request(1, within=0.005)  # it has waited for nobody: tried
+    fresh = rig.request(within=0.005)  # it has waited for nobody: tried
     assert rig.collect().items[0].request is fresh
 
 
@@ -152,18 +103,18 @@ def test_bulk_does_not_keep_interactive_out():
     rig = Rig(queue=10)
     rig.request(5, priority="bulk")
     limit = int(10 * BULK_SHARE)
-    assert f"5 images wait, 1 more exceed the bulk limit {limit}" in rig.refused(1, priority="bulk")
+    assert f"5 images wait, 1 more exceed the bulk limit {limit}" in rig.refused(priority="bulk")
     rig.request(5)
     # the promise to an interactive request does not count bulk that may wait
     rig = Rig()
     rig.request(100, priority="bulk")
-    rig.request(1, within=0.02)
-    rig.refused(1, within=0.02, priority="bulk")
+    rig.request(within=0.02)
+    rig.refused(within=0.02, priority="bulk")
 
 
 def test_a_captured_size_is_taken_where_two_batches_cost_less():
     rig = Rig(sizes=(1, 2, 4))
-    rig.costs.observe(4, 1.0)  # padding three to four is dear
+    rig.costs[0].observe(4, 1.0)  # padding three to four is dear
     rig.request(3)
     batch = rig.collect()
     assert (len(batch.items), batch.release) == (2, "captured")
@@ -175,19 +126,16 @@ def test_models_add_up():
     other = CostModel((), 4)
     other.observe(4, 0.4)
     rig.scheduler.add_model("b", max_batch_pixels=10**9, costs=[other])
-    waiter: Future[None] = Future()
-    rig.scheduler.submit(Request("b", 5, 1e9, waiter, 4), [(place, b"x", INFO) for place in range(4)])
-    assert "would take 410 ms and 300 ms are left" in rig.refused(1, within=0.3)
+    rig.request(4, "b")
+    assert "would take 410 ms and 300 ms are left" in rig.refused(within=0.3)
 
 
 def test_time_that_nobody_saw_counts_against_the_deadline():
     rig = Rig()
     rig.request(4)
-    waiter: Future[None] = Future()
-    late = Request("a", 5, rig.now + 0.1, waiter, 1)
     with pytest.raises(ServiceError, match="would take 50 ms and 20 ms are left"):
-        rig.scheduler.submit(late, [(0, b"x", INFO)], unseen_seconds=0.08)
-    rig.scheduler.submit(late, [(0, b"x", INFO)], unseen_seconds=0.04)
+        rig.request(within=0.1, unseen=0.08)
+    rig.request(within=0.1, unseen=0.04)
 
 
 @pytest.mark.parametrize("within", [0.0, -0.1])
@@ -195,13 +143,13 @@ def test_a_deadline_that_is_past_is_no_overload(within: float):
     rig = Rig()
     rig.request(4)
     with pytest.raises(ServiceError, match="the time was up before") as caught:
-        rig.request(1, within)
+        rig.request(within=within)
     assert caught.value.code == "deadline"
     assert rig.scheduler.depth == 4
 
 
 def test_the_newest_go_first_while_callers_give_up_and_only_then():
-    rig = Rig(seen=False)
+    rig = Rig(seconds=None)
     first, second = rig.request(4), rig.request(4)
     assert rig.collect().items[0].request is first
     for _ in range(20):

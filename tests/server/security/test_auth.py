@@ -137,28 +137,15 @@ async def test_the_document_says_where_a_key_is_needed(running: Start, keys: Pat
     assert "401" not in document["paths"]["/classify"]["post"]["responses"]
 
 
-SPELLINGS = [
-    *("/v1/models/", "//v1/models", "/v1//models", "/V1/models", "/./v1/models", "/x/../v1/models", "/v1/models;x"),
-    *(
-        "/livez/../v1/models",
-        "/page/../v1/models",
-        "/page/%2e%2e/v1/models",
-        "/page/..%2fv1%2fmodels",
-        "/page//v1/models",
-    ),
-    *("/v1%2fmodels", "/v1/%6dodels", "%2fv1/models", "/livez%2f..%2fv1%2fmodels", "/v1/models%20", "/v1/models%2f"),
-    *(
-        "/livez?/v1/models",
-        "/livez%3f/../v1/models",
-        "/v1\\models",
-        "/%2fv1/models",
-        "/docs/../metrics",
-        "/page/%2fmetrics",
-    ),
-]
+SPELLINGS = r"""
+/v1/models/ //v1/models /v1//models /V1/models /./v1/models /x/../v1/models /v1/models;x /livez/../v1/models
+/page/../v1/models /page/%2e%2e/v1/models /page/..%2fv1%2fmodels /page//v1/models /v1%2fmodels /v1/%6dodels
+%2fv1/models /livez%2f..%2fv1%2fmodels /v1/models%20 /v1/models%2f /livez?/v1/models /livez%3f/../v1/models
+/v1\models /%2fv1/models /docs/../metrics /page/%2fmetrics
+"""
 
 
-@pytest.mark.parametrize("target", SPELLINGS)
+@pytest.mark.parametrize("target", SPELLINGS.split())
 async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Path, target: str) -> None:
     """Each of these is refused, unless it is a path that is open to everybody."""
     path = unquote(target.partition("?")[0])
@@ -174,7 +161,7 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Pa
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
 async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Start, keys: Path, prefix: str) -> None:
-    """As by `outer.mount(prefix, app)`; no prefix makes a path that needs a key look like one that needs none."""
+    """With `outer.mount(prefix, app)` no path that needs a key looks like one that needs none."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()
         outer.mount(prefix, app.app)

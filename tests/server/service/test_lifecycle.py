@@ -34,7 +34,7 @@ class Openers:
         self.gate.set()
         self.failure: Exception | None = None
         self.models: list[Any] = []
-        app.service.lifecycle._open_model = self
+        app.opening.open_model = self
 
     def __call__(self, name: str, path: Path, settings: Settings) -> ServedModel:
         assert self.gate.wait(10)

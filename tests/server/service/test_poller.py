@@ -5,8 +5,10 @@ import json
 import shutil
 import threading
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -16,40 +18,48 @@ from milkweed.server.config.settings import Settings
 from milkweed.server.process.service_app import create_app
 from milkweed.server.repository.store import RepositoryError, scan
 
-from ...support.repositories import Put, serving
+from ...support.repositories import Put, break_golden, serving
 from ...support.server_parts import HeldModel, until
 
 
 def crash(bundle: Path) -> None:
-    """Well-formed, and no forward of the model takes it: an AssertionError of timm's."""
+    """Make it one that is well-formed, and that no forward takes: an AssertionError of timm's."""
     config = json.loads((bundle / "config.json").read_text())
     config["preprocess"]["size"] = 64
     (bundle / "config.json").write_text(json.dumps(config))
 
 
-async def test_a_bundle_that_crashes_fails_alone_and_once(
-    tmp_path: Path, put: Put, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("damage", "words", "logged"),
+    [
+        (crash, "model a cannot be opened: an unexpected error, the log has it", [AssertionError]),
+        (break_golden, "golden image 0", []),
+    ],
+)
+async def test_a_bundle_that_fails_leaves_the_old_one_and_is_not_tried_again_until_it_changes(
+    tmp_path: Path,
+    put: Put,
+    caplog: pytest.LogCaptureFixture,
+    damage: Callable[[Path], None],
+    words: str,
+    logged: list[type[Exception]],
 ) -> None:
-    first = put("b")
+    first, _ = put("a"), put("b", seed=9)
     async with serving(tmp_path) as app:
         put("a", seed=1)
-        crash(tmp_path / "a")
+        damage(tmp_path / "a")
         changed, c = put("b", seed=2), put("c", seed=3)
-        done = await app.service.poller.poll()
-        assert done == [
-            "failed a: model a cannot be opened: an unexpected error, the log has it",
-            f"serves b ({changed})",
-            f"serves c ({c})",
-        ]
-        assert first != changed
+        failed, *done = await app.service.poller.poll()
+        assert failed.startswith("failed a: ")
+        assert words in failed
+        assert done == [f"serves b ({changed})", f"serves c ({c})"]
+        assert await app.version("a") == first
         assert app.value("model_load_failures_total", model="a") == 1
-        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [AssertionError]
+        assert [record.exc_info[0] for record in caplog.records if record.exc_info] == logged
         assert await app.service.poller.poll() == []
         answer = await app.admin.post("/v1/models/a/load")
-        assert (answer.status_code, answer.json()["error"]) == (
-            422,
-            {"code": "bad_bundle", "message": "model a cannot be opened: an unexpected error, the log has it"},
-        )
+        assert (answer.status_code, answer.json()["error"]["code"]) == (422, "bad_bundle")
+        assert words in answer.json()["error"]["message"]
         mended = put("a", seed=4)
         assert await app.service.poller.poll() == [f"serves a ({mended})"]
         assert await app.version("a") == mended
@@ -206,12 +216,14 @@ async def test_nothing_is_looked_at_while_the_first_models_load(tmp_path: Path, 
 
     settings = Settings(repository=str(tmp_path), repository_seconds=0.01)
     app = create_app(settings, {}, open_model=open_held)
+    poll = app.state.service.poller.poll = AsyncMock()
     async with app.router.lifespan_context(app):
-        assert app.state.service.poller._task is None
+        await asyncio.sleep(0.1)  # a wait for what must not happen
         gate.set()
         with pytest.raises(BundleError, match="not sound"):
             await asyncio.wrap_future(app.state.service.prepared)
-    assert app.state.service.poller._task is None
+        await asyncio.sleep(0.1)
+    poll.assert_not_called()
 
 
 async def test_a_version_that_failed_is_not_held_in_memory_while_the_one_before_is_opened(

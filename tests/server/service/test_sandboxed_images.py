@@ -5,16 +5,16 @@ import io
 import json
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from milkweed.loaders.sandbox.sandbox import Sandbox
-from milkweed.server.service.sandboxed_images import SandboxedImages
 
 from ...support import server_parts
-from ...support.bodies import as_json, as_tensor, files, most_held
+from ...support.bodies import as_json, as_tensor, files, most_held, npy
 from ...support.server_parts import SIZE, Start, check_error, one_reason, timings, until
 
 RARE = ("BMP", "TIFF", "GIF", "PPM", "AVIF")
@@ -90,10 +90,11 @@ async def test_others_are_answered_while_one_is_decoded(running: Start, monkeypa
         assert app.value("sandbox_waiting_images") == 0
 
 
-async def test_what_cannot_be_decoded_in_time_is_refused_at_once(running: Start) -> None:
+async def test_what_cannot_be_decoded_in_time_is_refused_at_once(
+    running: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("milkweed.server.service.sandboxed_images.FIRST_GUESS_SECONDS", 1000.0)
     async with running() as app:
-        rare: SandboxedImages = app.service.sandboxed_images
-        rare._seconds = 1000.0
         async with one_reason(app, "overloaded"):
             answer = await app.classify(encoded("GIF"))
         check_error(answer, 503, "overloaded", "the sandbox")
@@ -111,9 +112,26 @@ async def test_crops_count_as_held(running: Start) -> None:
         assert most() == max(len(image) + 3 * SIZE**2, len(answer.content))
 
 
-async def test_formats_that_are_not_accepted_start_no_process(running: Start) -> None:
+async def test_formats_that_are_not_accepted_never_reach_the_sandbox(
+    running: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    crop = Mock()
+    monkeypatch.setattr(Sandbox, "crop", crop)
     async with running(settings={"formats": "jpeg,png,webp"}) as app:
         for format in RARE:
             check_error(await app.classify(encoded(format)), 415, "unsupported_format")
+        array = await app.classify(npy(np.zeros((2, 9, 9, 3), np.uint8)))
+        assert array.status_code == 415
+        said = "NPY is not accepted: expected one of JPEG, PNG, WEBP"
+        assert [each["error"]["message"] for each in array.json()["results"]] == [f"image {n}: {said}" for n in (0, 1)]
         assert (await app.classify(encoded("WEBP"))).status_code == 200
-        assert not app.service.sandboxed_images._sandbox.idle
+    crop.assert_not_called()
+
+
+async def test_jpeg_2000_is_decoded_where_the_setting_says_so(running: Start) -> None:
+    image = encoded("JPEG2000")
+    async with running() as app:
+        accepted = "one of JPEG, PNG, WEBP, NPY, BMP, TIFF"
+        check_error(await app.classify(image), 415, "unsupported_format", "JPEG 2000", accepted)
+    async with running(settings={"formats": "jpeg2000,png"}) as app:
+        assert (await app.classify(image)).status_code == 200

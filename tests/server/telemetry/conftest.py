@@ -37,7 +37,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert self.server.let_go.wait(20)
         self.server.seen.append((self.path, {name.lower(): value for name, value in self.headers.items()}))
         for resource in ExportTraceServiceRequest.FromString(body).resource_spans:
-            self.server.resources.append(values(resource.resource.attributes))
+            self.server.resources.append(attributes(resource.resource.attributes))
             self.server.spans += [span for scope in resource.scope_spans for span in scope.spans]
         self.send_response(200)
         self.send_header("content-length", "0")
@@ -47,9 +47,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
 
-def values(attributes: Any) -> dict[str, Any]:
-    """Attributes as a dict."""
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in attributes}
+def attributes(pairs: Any) -> dict[str, Any]:
+    """The attributes of a span or a resource by name."""
+    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in pairs}
 
 
 @pytest.fixture

@@ -30,27 +30,15 @@ def test_a_later_version_of_traceparent_may_have_more_fields() -> None:
     assert ids.trace_hex == TRACE
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        *(
-            "",
-            "00",
-            f"00-{TRACE}-{SPAN}",
-            f"00-{TRACE}-{SPAN}-1",
-            f"00-{TRACE}-{SPAN}-01-more",
-            f"00-{TRACE}-{SPAN}-01-",
-        ),
-        *(f"ff-{TRACE}-{SPAN}-01", f"00-{TRACE.upper()}-{SPAN}-01", f"00-{'0' * 32}-{SPAN}-01"),
-        *(
-            f"00-{TRACE}-{'0' * 16}-01",
-            f"00-{TRACE[:-1]}-{SPAN}-01",
-            f"01-{TRACE}-{SPAN}-01more",
-            "é" * 55,
-            "0" * 10_000,
-        ),
-    ],
-)
+INVALID = [
+    *("", "00", "é" * 55, "0" * 10_000),
+    *(f"00-{TRACE}-{SPAN}{end}" for end in ("", "-1", "-01-more", "-01-")),
+    *(f"ff-{TRACE}-{SPAN}-01", f"01-{TRACE}-{SPAN}-01more", f"00-{TRACE.upper()}-{SPAN}-01"),
+    *(f"00-{'0' * 32}-{SPAN}-01", f"00-{TRACE}-{'0' * 16}-01", f"00-{TRACE[:-1]}-{SPAN}-01"),
+]
+
+
+@pytest.mark.parametrize("text", INVALID)
 def test_an_invalid_parent_begins_a_new_trace(text: str) -> None:
     assert Sampler(0).sample(headers(text)) is None
     ids = Sampler(1).sample(headers(text, b"a=1"))

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import socket
 import sys
 import time
 from typing import Any
@@ -16,7 +15,9 @@ from milkweed.server.telemetry.logs import JsonFormatter
 from milkweed.server.telemetry.metrics import STAGES
 from milkweed.server.telemetry.tracer import Tracer, TracingError
 
+from ...support.ports import free_port
 from ...support.server_parts import Start, encoded, timings
+from .conftest import attributes
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 SERVER, INTERNAL = 2, 1  # SpanKind in OTLP is one more than the API's
@@ -24,17 +25,16 @@ ERROR = 2
 
 
 def values(span: Any) -> dict[str, Any]:
-    return {each.key: getattr(each.value, each.value.WhichOneof("value")) for each in span.attributes}
+    return attributes(span.attributes)
 
 
 def traced(collector: Any, share: float = 1.0, **more: Any) -> dict[str, Any]:
     return {"otlp_endpoint": collector.url, "trace_sample": share, **more}
 
 
-def dead_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def roots_of(collector: Any) -> list[Any]:
+    """The spans of requests."""
+    return [span for span in collector.spans if span.kind == SERVER]
 
 
 async def test_spans_of_stages_fill_the_span_of_their_request(running: Start, collector: Any) -> None:
@@ -43,7 +43,7 @@ async def test_spans_of_stages_fill_the_span_of_their_request(running: Start, co
         answers = [await app.classify(encoded(seed=seed)) for seed in range(5)]
         timed = [sum(ms for name, ms in timings(answer).items() if name != "total") for answer in answers]
     after = time.time_ns()
-    roots = [span for span in collector.spans if span.kind == SERVER]
+    roots = roots_of(collector)
     assert [span.name for span in roots] == ["POST /classify"] * 5
     for answer, root, ms in zip(answers, roots, timed, strict=True):
         stages = [span for span in collector.spans if span.parent_span_id == root.span_id]
@@ -77,7 +77,7 @@ async def test_spans_of_stages_fill_the_span_of_their_request(running: Start, co
 async def test_spans_tell_what_the_cache_answered(running: Start, collector: Any) -> None:
     async with running(settings=traced(collector, cache_bytes=1 << 20)) as app:
         answers = [await app.classify() for _ in range(2)]
-    roots = [span for span in collector.spans if span.kind == SERVER]
+    roots = roots_of(collector)
     told = [values(root)["milkweed.cache"] for root in roots]
     assert told == [answer.headers["x-cache"] for answer in answers] == ["MISS", "HIT"]
     stages = [span for span in collector.spans if span.parent_span_id == roots[1].span_id]
@@ -106,7 +106,7 @@ async def test_the_callers_sampling_decision_counts(running: Start, collector: A
         nobody = await app.classify()
         assert "traceresponse" not in nobody.headers
     assert len(collector.spans) == 1 + len(STAGES)
-    [root] = [span for span in collector.spans if span.kind == SERVER]
+    [root] = roots_of(collector)
     assert (root.trace_id.hex(), root.parent_span_id.hex(), root.trace_state) == (TRACE, SPAN, "a=1,b=2")
 
 
@@ -117,7 +117,7 @@ async def test_spans_tell_refusals_and_failures_apart(running: Start, collector:
         app.model.failure = RuntimeError("broken")
         failed = await app.classify()
     assert failed.status_code == 500
-    refused, unknown, internal = (span for span in collector.spans if span.kind == SERVER)
+    refused, unknown, internal = roots_of(collector)
     assert values(refused).items() >= {"http.response.status_code": 415, "milkweed.code": "unsupported_format"}.items()
     assert "error.type" not in values(refused)
     assert refused.status.code == 0
@@ -137,7 +137,7 @@ async def test_without_a_collector_every_request_is_answered(
     monkeypatch.setattr(module, "MAX_WAITING", 8)
     monkeypatch.setattr(module, "EXPORT_REQUESTS", 4)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.5)
-    settings = {"otlp_endpoint": f"http://127.0.0.1:{dead_port()}", "trace_sample": 1.0}
+    settings = {"otlp_endpoint": f"http://127.0.0.1:{free_port()}", "trace_sample": 1.0}
     async with running(settings=settings) as app:
         answers = await asyncio.gather(*(app.classify(encoded(seed=seed)) for seed in range(40)))
         assert [answer.status_code for answer in answers] == [200] * 40
@@ -174,20 +174,11 @@ async def test_exemplars_lead_to_the_trace(running: Start, collector: Any) -> No
         assert answer.status_code == 200
         text = (await app.client.get("/metrics", headers={"accept": "application/openmetrics-text"})).text
         plain = (await app.client.get("/metrics")).text
-    found = exemplars(text)
-    assert [(name, labels) for name, labels in found] == [
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert [(sample.name, sample.exemplar.labels) for sample in samples if sample.exemplar is not None] == [
         ("milkweed_http_request_duration_seconds_bucket", {"trace_id": TRACE})
     ]
     assert TRACE not in plain
-
-
-def exemplars(text: str) -> list[tuple[str, dict[str, str]]]:
-    return [
-        (sample.name, sample.exemplar.labels)
-        for family in text_string_to_metric_families(text)
-        for sample in family.samples
-        if sample.exemplar is not None
-    ]
 
 
 async def test_log_lines_of_a_traced_request_have_its_trace(

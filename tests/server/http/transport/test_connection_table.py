@@ -113,11 +113,16 @@ def test_an_evicted_connection_is_not_evicted_again(three: Port) -> None:
     assert (a.asked, b.asked, c.asked) == (["evict"], ["evict"], [])
 
 
-def test_the_first_of_too_many_evicted_connections_is_aborted(three: Port) -> None:
-    gone = three.open("a", "b", "c")
-    for number in range(MOST_LEAVING - 1):
-        gone += three.open(str(number))
-    assert "abort" not in gone[0].asked
-    gone += three.open("z", "zz")
-    assert gone[0].asked == ["evict", "abort"]
-    assert gone[1].asked == ["evict"]
+@pytest.mark.parametrize("refused", [False, True])
+def test_the_first_of_too_many_that_were_sent_away_is_aborted(three: Port, refused: bool) -> None:
+    """Each may read for a moment why, but only so many at once."""
+    away = three.open("a", "b", "c")
+    if refused:  # those that there are cannot make room
+        for each in away:
+            three.table.mark_busy(each)
+        away = [Fake(str(number)) for number in range(MOST_LEAVING + 1)]
+        assert not any(three.table.opened(each) for each in away)
+    else:
+        away += three.open(*map(str, range(MOST_LEAVING + 1)))
+    assert away[0].asked[-1] == "abort"
+    assert "abort" not in away[1].asked

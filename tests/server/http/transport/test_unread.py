@@ -10,7 +10,7 @@ from milkweed.server.http.transport.unread import Unread
 
 
 class Transport:
-    """So many bytes wait to be read; it is over TLS, and what is below has gone already."""
+    """A transport over TLS with some bytes that wait to be read, and whose socket has gone already."""
 
     def __init__(self) -> None:
         self.size, self.closing = 1000, False
