@@ -92,6 +92,22 @@ def test_when_all_are_being_answered_a_new_one_is_503(serving: Any, tmp_path: Pa
         assert [statuses(read_end(client)) for client in busy] == [[200]] * 4
 
 
+def test_refused_connections_do_not_pile_up(serving: Any, tmp_path: Path) -> None:
+    """Each may read for a moment why, but only so many at once."""
+    hold = tmp_path / "hold"
+    with crowded(serving, 1, prelude=HELD.format(path=str(hold))) as server, contextlib.ExitStack() as stack:
+        hold.touch()
+        client = stack.enter_context(dial(server.url))
+        client.sendall(WHOLE.replace(b"Host: x\r\n", b"Host: x\r\nConnection: close\r\n"))
+        wait_for(server, IN_FLIGHT, 1)
+        for _ in range(200):
+            stack.enter_context(dial(server.url))
+        wait_for(server, 'milkweed_http_connections_closed_total{reason="refused"}', 200)
+        assert server.metric(OPEN, server.metrics_url) <= 1 + 32
+        hold.unlink()
+        assert statuses(read_end(client)) == [200]
+
+
 BIG = """
 from milkweed.server.service.service import Service
 from milkweed.server.http.transport import unread
@@ -134,3 +150,15 @@ def test_who_does_not_read_is_cut_off(big: Any, connection: bytes) -> None:
         client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\nConnection: %b\r\n\r\n" % connection)
         wait_for(big, reason, before + 1)
         assert len(read_end(client)) < BIG_LENGTH
+
+
+def test_who_does_not_read_makes_room(serving: Any) -> None:
+    patient = BIG.replace("0.5, 0.05", "60, 0.05")
+    with crowded(serving, 4, prelude=patient) as server, contextlib.ExitStack() as stack:
+        for _ in range(4):
+            client = stack.enter_context(dial(server.url))
+            client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nAccept: big\r\n\r\n" * 9)
+        begun = time.monotonic()
+        while httpx.get(server.url + "/livez").status_code != 200:  # whether they read is looked at now and then
+            assert time.monotonic() - begun < 20
+        check_others(server)
