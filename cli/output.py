@@ -37,11 +37,7 @@ def print_rich(renderable: object) -> None:
 
     # Names of files and labels are data: no markup, emoji or colours in them.
     console = Console(
-        file=sys.stdout,
-        width=None if sys.stdout.isatty() else PIPE_WIDTH,
-        markup=False,
-        emoji=False,
-        highlight=False,
+        file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False, highlight=False
     )
     console.print(renderable)
 

@@ -7,7 +7,7 @@ import typer
 
 from ..bundle_args import installed_demo
 from ..errors import FAILED
-from ..options import Json
+from ..options import Json, text_option
 from ..output import print_json, print_rich
 from ..serving.serve import ConfigFile
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from .finding import Finding
 
 MaybeBundle = Annotated[
-    Path | None,
-    typer.Option("--bundle", metavar="BUNDLE", help="Folder of what is to be served; the demo model if not given."),
+    Path | None, text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.")
 ]
 
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
-from ..options import json_object, split_list, takes
+from ..options import filled, json_object, split_list, takes
 from ..output import megabytes, print_fields, print_json
 from ..progress import job_progress
 from .train_options import TrainOptions
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from ...jobs.train import TrainOutcome
     from ...jobs.train_job import TrainJob
-    from ...loaders.dataset.augmentation import Augmentation
     from ...models.training import Recipe
 
 SMALL_PX = 64
@@ -66,72 +65,36 @@ def train(options: TrainOptions) -> None:
 
 def _job(options: TrainOptions, device: "torch.device") -> "TrainJob":
     from ...jobs.train_job import TrainJob
+    from ...loaders.dataset.augmentation import Augmentation
 
     arch_args = json_object("--arch-args", options.arch_args)
     preprocess = json_object("--preprocess", options.preprocess)
-    return TrainJob(
-        out=options.out,
-        data=options.data,
+    return filled(
+        TrainJob,
+        options,
         recipe=_recipe(options),
-        arch=options.arch,
         arch_args=arch_args,
-        held_out=options.held_out,
-        held_out_fraction=options.held_out_fraction,
-        structure=options.structure,
         layers=split_list(options.layers),
-        nblocks=options.nblocks,
-        rank=options.rank,
-        gating=options.gating,
-        schedule=options.schedule,
-        s2d_fraction=options.s2d_fraction,
-        start_bundle=options.start_bundle,
-        new_head=options.new_head,
         teacher=options.distill,
-        temperature=options.temperature,
-        hard_share=options.hard_share,
         preprocess=preprocess,
-        evaluate_every=options.evaluate_every,
-        keep_best=options.keep_best,
-        patience=options.patience,
         keep_states_at=_epochs(options.keep_state_at, options.epochs),
         start_state=options.start_at,
-        workers=options.workers,
         device=device,
         overwrite=options.force,
-        augmentation=_augmentation(options, arch_args, preprocess),
-    )
-
-
-def _augmentation(options: TrainOptions, arch_args: Mapping[str, Any], preprocess: Mapping[str, Any]) -> "Augmentation":
-    from ...loaders.dataset.augmentation import Augmentation
-
-    return Augmentation(
-        crop=_crop(options, arch_args, preprocess),
-        min_scale=options.min_scale,
-        randaugment=options.randaugment,
-        color_jitter=options.color_jitter,
-        erase=options.erase,
+        augmentation=filled(Augmentation, options, crop=_crop(options, arch_args, preprocess)),
     )
 
 
 def _recipe(options: TrainOptions) -> "Recipe":
     from ...models.training import Recipe
 
-    return Recipe(
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
+    return filled(
+        Recipe,
+        options,
         warmup_epochs=min(options.warmup_epochs, options.epochs),
-        weight_decay=options.weight_decay,
         betas=(0.9, options.beta2),
         clip_norm=options.clip_norm or None,
-        label_smoothing=options.label_smoothing,
-        mixup=options.mixup,
-        cutmix=options.cutmix,
         ema_decay=options.ema or None,
-        amp=options.amp,
-        structured_lr=options.structured_lr,
-        seed=options.seed,
     )
 
 
