@@ -36,7 +36,7 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
     findings = _examine(settings, config, bundle)
     broken = [finding for finding in findings if finding.status == "broken"]
     if json:
-        print_json({"serves": not broken, "findings": [finding.as_json() for finding in findings]})
+        print_json({"serves": not broken, "findings": list(map(vars, findings))})
     else:
         _print(findings)
     if broken:

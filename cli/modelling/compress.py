@@ -1,7 +1,5 @@
 """`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, recovered."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import check_plot, filled, split_list, takes
-from ..output import int8_lines, megabytes, note, print_fields, print_json, print_table, storage_line
+from ..output import bundle_line, command_line, int8_lines, note, print_fields, print_json, print_table, storage_line
 from ..progress import job_progress
 from .compress_options import CompressOptions
 
@@ -76,7 +74,7 @@ def _job(options: CompressOptions) -> "CompressJob":
         augmentation=recovery_augmentation(options.bundle),
         device=device,
         overwrite=options.force,
-        command=shlex.join(["milkweed", *sys.argv[1:]]),
+        command=command_line(),
     )
 
 
@@ -175,7 +173,7 @@ def _print(out: Path, report: "CompressReport") -> None:
     before, after = report.parameters_before, report.parameters_after
     print_fields(
         {
-            "bundle": f"{out} (version {report.config.version}, {megabytes(report.config.bytes_on_disk)})",
+            "bundle": bundle_line(out, report.config),
             "parameters": f"{before:,} -> {after:,} ({100 * after / before:.1f} %)",
             **_quality(report),
             **({"weights": storage_line(report.config.storage)} if report.config.storage else {}),

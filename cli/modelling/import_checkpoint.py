@@ -8,7 +8,7 @@ import typer
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import Force, Json, json_object, number_option, text_option
-from ..output import megabytes, print_fields, print_json
+from ..output import bundle_line, print_fields, print_json
 
 if TYPE_CHECKING:
     from ...models.importing import ImportReport
@@ -108,7 +108,7 @@ def _print(bundle: Path, report: "ImportReport") -> None:
     config, info = report.config, report.info
     print_fields(
         {
-            "bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})",
+            "bundle": bundle_line(bundle, config),
             "arch": f"{config.arch}, {config.num_classes} classes",
             "source": f"{info.file} ({info.container}, sha256 {info.sha256[:12]}...)",
             **{f"note {number}": text for number, text in enumerate(report.notes, 1)},

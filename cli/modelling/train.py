@@ -1,7 +1,5 @@
 """`milkweed train` trains a model on labelled images, structured from the start, or on from a bundle."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import filled, json_object, split_list, takes
-from ..output import megabytes, print_fields, print_json
+from ..output import bundle_line, command_line, print_fields, print_json, skipped_images
 from ..progress import job_progress
 from .train_options import TrainOptions
 
@@ -54,7 +52,7 @@ def train(options: TrainOptions) -> None:
     shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
     with joined(options.parallel, device) as processes, shown as progress:
         told = progress if processes.rank == 0 else Progress()
-        outcome = train(job, told, processes=processes, command=_command())
+        outcome = train(job, told, processes=processes, command=command_line())
     if outcome is None:
         return
     if options.json:
@@ -98,10 +96,6 @@ def _recipe(options: TrainOptions) -> "Recipe":
     )
 
 
-def _command() -> str:
-    return shlex.join(["milkweed", *sys.argv[1:]])
-
-
 def describe(row: Mapping[str, Any], epochs: int) -> str:
     """Describe a row of the training's history for a person."""
     figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
@@ -142,12 +136,9 @@ def _document(job: "TrainJob", outcome: "TrainOutcome") -> dict[str, Any]:
         "recipe": dict(job.recipe.to_dict()),
         "history": list(outcome.result.history),
         "resumed_at_step": outcome.result.resumed_at,
-        "skipped": [
-            {"image": str(path), "code": error.code, "message": error.message}
-            for path, error in outcome.skipped.items()
-        ],
+        "skipped": skipped_images(outcome.skipped),
         "seconds": {name: round(value, 3) for name, value in outcome.seconds_by_step.items()},
-        "command": _command(),
+        "command": command_line(),
     }
 
 
@@ -157,7 +148,7 @@ def _print(job: "TrainJob", outcome: "TrainOutcome") -> None:
     unreadable = f", {len(outcome.skipped)} unreadable and skipped" if outcome.skipped else ""
     print_fields(
         {
-            "bundle": f"{job.out} (version {outcome.config.version}, {megabytes(outcome.config.bytes_on_disk)})",
+            "bundle": bundle_line(job.out, outcome.config),
             "images": f"{training.images} to train on, {held_out.images} held out{unreadable}",
             "top-1": f"{found['top1']:.2f} % of the held-out images",
             "epoch": found["epoch"],

@@ -8,6 +8,7 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
@@ -149,8 +150,9 @@ class AnswerFile:
             else:
                 whole = self._read_csv(lines)
             # All that an end may tear is one of our lines; a file without a whole one may be anybody's.
-            begins = _csv([COLUMNS]) if self._kind == "csv" else '{"image": "'
-            if not lines.bytes and not _begin_alike(lines.torn, begins.encode()):
+            begins = (_csv([COLUMNS]) if self._kind == "csv" else '{"image": "').encode()
+            torn = lines.torn
+            if not lines.bytes and not (torn.startswith(begins) or begins.startswith(torn)):
                 raise ValueError("it does not begin like answers")
             return whole
 
@@ -192,10 +194,6 @@ class _Lines:
                 self.torn = line
 
 
-def _begin_alike(one: bytes, other: bytes) -> bool:
-    return one.startswith(other) or other.startswith(one)
-
-
 def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
     """Read the rows that are whole; the last one may be torn within quotes.
 
@@ -232,12 +230,7 @@ def _result(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
-    return {
-        "predictions": [
-            {"index": each.index, "id": each.id, "label": each.label, "score": each.score}
-            for each in answer.predictions
-        ]
-    }
+    return {"predictions": [asdict(each) for each in answer.predictions]}
 
 
 def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:

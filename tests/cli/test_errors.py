@@ -90,23 +90,11 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
             "--preprocess no.json: no JSON object, and as a file: No such",
         ),
         (("import", "a", "b", "--arch", "resnet50"), "--arch: unknown architecture 'resnet50': "),
-        (
-            ("compress", "a", "b", "--nblocks", "0"),
-            "invalid value for '--nblocks': 0: must be at least 1; see ",
-        ),
-        (
-            ("compress", "a", "b", "--rank", "x"),
-            "invalid value for '--rank': 'x': must be a whole number; see ",
-        ),
-        (
-            ("evaluate", "a", "b", "--limit", "-1"),
-            "invalid value for '--limit': -1: must be at least 1; see ",
-        ),
+        (("compress", "a", "b", "--nblocks", "0"), "invalid value for '--nblocks': 0: must be at least 1; see "),
+        (("compress", "a", "b", "--rank", "x"), "invalid value for '--rank': 'x': must be a whole number; see "),
+        (("evaluate", "a", "b", "--limit", "-1"), "invalid value for '--limit': -1: must be at least 1; see "),
         (("bench",), "missing command; see milkweed bench --help"),
-        (
-            ("bench", "model", "--seconds", "nan"),
-            "invalid value for '--seconds': nan: must be at least 0; see ",
-        ),
+        (("bench", "model", "--seconds", "nan"), "invalid value for '--seconds': nan: must be at least 0; see "),
         (("models", "xyz*"), "PATTERN 'xyz*': fits none of "),
         (("serve", "--port", "99999"), "--port = '99999': input should be less than or equal to 65535 "),
         (("serve", "--dtype", "int8"), "--dtype = 'int8': input should be 'float32', 'bfloat16' or 'auto' "),
@@ -114,10 +102,7 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
         (("serve", "--config", "/no/such.toml"), "config file /no/such.toml: No such file or directory"),
         (("serve", "a/.b"), "argument 'a/.b': the name '.b' must be 1 to 64 letters, digits"),
         (("serve", "x=a", "x=b"), "argument 'x=b': a is called 'x' too; give another as NAME=BUNDLE"),
-        (
-            ("classify", "a.png", "--url", "ftp://x"),
-            "--url ftp://x: must be http://HOST[:PORT] or https://...",
-        ),
+        (("classify", "a.png", "--url", "ftp://x"), "--url ftp://x: must be http://HOST[:PORT] or https://..."),
         (
             ("classify", "a.png", "--url", "http://x", "--device", "cpu"),
             "--url asks a server: --device does not go with it",
@@ -209,11 +194,7 @@ def milkweed_models() -> Any:
 
 
 def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ["--debug", "inspect", "/no"],
-        ["inspect", "--debug", "/no"],
-        ["inspect", "/no", "--debug"],
-    ):
+    for arguments in (["--debug", "inspect", "/no"], ["inspect", "--debug", "/no"], ["inspect", "/no", "--debug"]):
         assert main(arguments) == 1
         err = capfd.readouterr().err
         assert err.startswith("Traceback (most recent call last):")
