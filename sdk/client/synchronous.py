@@ -7,12 +7,12 @@ from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from ssl import SSLContext
 from types import TracebackType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
 from .images import Image, encode, encoded, in_batches, is_one
-from .requests import ClassifyParams, Priority
+from .requests import AskOptions, ClassifyParams
 
 T = TypeVar("T")
 
@@ -78,37 +78,15 @@ class Client:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self,
-        images: Image,
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
+        self, images: Image, **options: Unpack[AskOptions]
     ) -> Answer: ...
 
     @overload
-    def classify(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> list[Answer]: ...
+    def classify(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> list[Answer]: ...
 
-    def classify(
-        self,
-        images: Image | Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> Answer | list[Answer]:
+    def classify(self, images: Image | Iterable[Image], **options: Unpack[AskOptions]) -> Answer | list[Answer]:
         """Classify one image, or each of several: see `AsyncClient.classify`."""
-        params = self._client.params(model, top_k, timeout, priority)
+        params = self._client.params(**options)
         if not is_one(images):
             return list(self._stream(cast("Iterable[Image]", images), params))
         (answer,) = self._run(self._client.ask([encode(images)], params))
@@ -116,20 +94,12 @@ class Client:
             raise answer.error
         return answer
 
-    def stream(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[Answer]:
+    def stream(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> Iterator[Answer]:
         """Classify any number of images; the answers come one by one, in order. See `AsyncClient.classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on the calling thread.
         """
-        return self._stream(images, self._client.params(model, top_k, timeout, priority))
+        return self._stream(images, self._client.params(**options))
 
     def models(self) -> list[Model]:
         """List the server's models; the one that answers by default is the first."""
