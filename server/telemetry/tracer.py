@@ -7,10 +7,11 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from ..config.settings import OFF, Settings
 from .context import RequestContext
+from .families import counter
 from .metrics import STAGES, package_version
 from .trace_context import Sampler, SpanIds
 
@@ -139,16 +140,9 @@ class Tracer:
 
     def collect(self) -> Iterator[Metric]:
         """Count the traced requests by outcome, for the registry."""
-        family = CounterMetricFamily(
-            "milkweed_traced_requests",
-            "Traced requests by what became of their spans: exported, failed, dropped (too many waited).",
-            labels=["outcome"],
-        )
-        exporter = self._exporter
-        counts = {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._dropped}
-        for outcome, count in counts.items():
-            family.add_metric([outcome], count)
-        yield family
+        counts = {"exported": self._exporter.exported, "failed": self._exporter.failed, "dropped": self._dropped}
+        text = "Traced requests by what became of their spans: exported, failed, dropped (too many waited)."
+        yield counter("traced_requests", text, outcome=counts)
 
 
 def _unix_ns(seconds: Sequence[float]) -> list[int]:
