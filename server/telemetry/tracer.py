@@ -13,7 +13,7 @@ from ..config.settings import OFF, Settings
 from .context import RequestContext
 from .families import counter
 from .metrics import STAGES, package_version
-from .trace_context import Sampler, SpanIds
+from .trace_context import SpanIds, sample
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -40,7 +40,7 @@ class Tracer:
     """Traces the requests of a process. `begin` and `finish` belong to the event loop and never wait.
 
     Args:
-        share: see `Sampler`.
+        share: see `sample`.
         exporter: sends spans, blocking, on the SDK's thread.
 
     Raises:
@@ -56,7 +56,7 @@ class Tracer:
         except ImportError as error:
             raise _missing(error) from None
         version = package_version()
-        self._sampler = Sampler(share)
+        self._share = share
         self._make = spans.RequestSpan
         self._exporter = spans.StageExporter(exporter)
         self._resource = spans.server_resource(version)
@@ -85,7 +85,7 @@ class Tracer:
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
         """The ids of a request that is traced; None for any other."""
-        return self._sampler.sample(headers)
+        return sample(headers, self._share)
 
     def finish(
         self, context: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
