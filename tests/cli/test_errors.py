@@ -4,14 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-import milkweed.models
 from milkweed.cli import bundle_args as bundles
 from milkweed.cli import main
 from milkweed.cli.errors import CommandError, explain, one_line
@@ -24,13 +22,6 @@ from ..support.command import Milkweed, Refused
 def copy(bundle: Path, tmp_path: Path) -> Path:
     """A bundle that may be spoiled."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
-
-
-def _edit(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = bundle / "config.json"
-    document = json.loads(path.read_text())
-    edit(document)
-    path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate"])
@@ -46,7 +37,8 @@ def test_truncated_weights_are_refused(refused: Refused, copy: Path, tmp_path: P
 
 
 def test_a_newer_format_is_refused(refused: Refused, copy: Path) -> None:
-    _edit(copy, lambda document: document.update(format=2))
+    document = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**document, "format": 2}))
     want = f"bundle {copy}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
     assert refused("inspect", copy) == want
     assert refused("serve", f"name={copy}") == want
@@ -157,13 +149,23 @@ def test_a_missing_demo_model_is_named(refused: Refused, tmp_path: Path, monkeyp
     assert refused("serve") == refused("inspect") == refused("classify", "a.png") == want
 
 
-def test_an_interrupt_is_quiet(milkweed: Milkweed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(milkweed_models(), "list_models", interrupted)
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (
+            IndexError("out of range"),
+            1,
+            "milkweed: error: internal error, IndexError: out of range (--debug shows the traceback)\n",
+        ),
+    ],
+)
+def test_an_interrupt_is_quiet_and_an_internal_error_one_line(
+    milkweed: Milkweed, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    monkeypatch.setattr("milkweed.models.list_models", Mock(side_effect=error))
     ran = milkweed("models")
-    assert (ran.code, ran.out, ran.err) == (130, "", "")
+    assert (ran.code, ran.out, ran.err) == (code, "", said)
 
 
 def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
@@ -178,19 +180,6 @@ def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
     )
     ran = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
-
-
-def test_an_internal_error_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> list[str]:
-        return [][0]
-
-    monkeypatch.setattr(milkweed_models(), "list_models", broken)
-    said = refused("models")
-    assert said == "internal error, IndexError: list index out of range (--debug shows the traceback)"
-
-
-def milkweed_models() -> Any:
-    return milkweed.models
 
 
 def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
