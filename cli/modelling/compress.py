@@ -152,24 +152,13 @@ def _document(out: Path, report: "CompressReport") -> dict[str, Any]:
 
 def _print(out: Path, report: "CompressReport") -> None:
     columns = ("layer", "kind", " inputs", " outputs", " nblocks", " rank", " weights before", " after", " error")
-    changed = [row for row in report.report.layers if row.kind != "dense"]
-    print_table(
-        columns,
-        (
-            (
-                row.name,
-                row.kind,
-                row.in_features,
-                row.out_features,
-                row.nblocks or "-",
-                row.rank or "-",
-                f"{row.dense_weights:,}",
-                f"{row.weights:,}",
-                "-" if row.error is None else f"{row.error:.4f}",
-            )
-            for row in changed
-        ),
-    )
+    rows = []
+    for row in report.report.layers:
+        if row.kind != "dense":
+            shape = (row.in_features, row.out_features, row.nblocks or "-", row.rank or "-")
+            error = "-" if row.error is None else f"{row.error:.4f}"
+            rows.append((row.name, row.kind, *shape, f"{row.dense_weights:,}", f"{row.weights:,}", error))
+    print_table(columns, rows)
     before, after = report.parameters_before, report.parameters_after
     print_fields(
         {

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import WRONG_USAGE, CommandError, one_line, printable
@@ -90,9 +90,7 @@ class AnswerFile:
             self._write(_csv([COLUMNS]))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._kind == "json" and kind is None:
             document = {**self._identity, "results": self._results}
             if self._file is None:

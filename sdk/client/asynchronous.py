@@ -5,7 +5,6 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from ssl import SSLContext
-from types import TracebackType
 from typing import Unpack, cast, overload
 
 import httpx
@@ -76,9 +75,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:

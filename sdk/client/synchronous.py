@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from ssl import SSLContext
-from types import TracebackType
 from typing import Any, TypeVar, Unpack, cast, overload
 
 from .answers import Answer, Model
@@ -54,9 +53,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
