@@ -155,7 +155,7 @@ class AnswerFile:
             return whole
 
     def _read_csv(self, lines: "_Lines") -> int:
-        """All but the last image: whether its rows are all there cannot be told."""
+        """Take in all but the last image, whose rows may not all be there; return the bytes that are kept."""
         begins, last, error = 0, "", None
         whole = 0
         for place, row in enumerate(_csv_rows(lines)):

@@ -47,7 +47,7 @@ class SandboxedImages:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
         Args:
-            hold: of the request; the crops are added to it.
+            hold: what the request holds of the body budget; the crops are added to it.
             seconds_left: until nobody wants the answer any more.
 
         Raises:
