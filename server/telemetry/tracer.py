@@ -121,7 +121,7 @@ class Tracer:
             attributes=attributes,
             error=(code or "") if failed else None,
             resource=self._resource,
-            scope=self._scope,
+            instrumentation_scope=self._scope,
         )
         self._processor.on_end(span)
         return exemplar
