@@ -49,8 +49,7 @@ def named_bundles(arguments: list[str]) -> dict[str, Path]:
             )
         if name in found:
             raise CommandError(
-                f"argument {argument!r}: {found[name]} is called {name!r} too; give another as NAME=BUNDLE",
-                WRONG_USAGE,
+                f"argument {argument!r}: {found[name]} is called {name!r} too; give another as NAME=BUNDLE", WRONG_USAGE
             )
         found[name] = path
     return found

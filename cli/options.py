@@ -15,15 +15,7 @@ T = TypeVar("T")
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")]
 Force = Annotated[bool, typer.Option("--force", help="Replace a bundle that is there already.")]
-Device = Annotated[
-    str | None,
-    typer.Option("--device", metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one."),
-]
 Bundle = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the bundle.", show_default=False)]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw the figures: FILE.svg or FILE.png (needs milkweed[train])."),
-]
 Out = Annotated[Path, typer.Argument(metavar="OUT", help="Folder of the new bundle.", show_default=False)]
 
 PLOT_SUFFIXES = (".svg", ".png")
@@ -43,6 +35,11 @@ def check_plot(plot: Path | None) -> None:
     if plot.suffix not in PLOT_SUFFIXES:
         raise CommandError(f"--plot {plot}: must end in {' or '.join(PLOT_SUFFIXES)}", WRONG_USAGE)
     require("matplotlib")
+
+
+def text_option(metavar: str, help: str, *flag: str) -> Any:
+    """Make an option that takes text or a path. `flag`: where it is not the parameter's own name."""
+    return typer.Option(*flag, metavar=metavar, help=help)
 
 
 def number_option(*flag_and_help: str, least: float = 1, kind: type[int] | type[float] = int) -> Any:
@@ -83,10 +80,10 @@ def storage_option(help: str) -> Any:
     return typer.Option("--storage", metavar="TYPE", help=help, parser=parse)
 
 
+Device = Annotated[str | None, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")]
+Plot = Annotated[Path | None, text_option("FILE", "Draw the figures: FILE.svg or FILE.png (needs milkweed[train]).")]
 Int8Limit = Annotated[float | None, decimal_option("Error of a layer's outputs, as 0.02, up to which it becomes int8.")]
-Layers = Annotated[
-    str, typer.Option(metavar="LIST", help="Which layers: mlp, qkv, proj, names or patterns, with commas between.")
-]
+Layers = Annotated[str, text_option("LIST", "Which layers: mlp, qkv, proj, names or patterns, with commas between.")]
 Gating = Annotated[bool, typer.Option("--gating/--no-gating", help="pixelfly: learn the share of its two parts.")]
 Seed = Annotated[int, number_option("Seed of every random choice.", least=0)]
 Workers = Annotated[int, number_option("Processes that decode and augment; 0 = none beside this one.", least=0)]
@@ -118,6 +115,17 @@ def takes(options: type[T]) -> Callable[[Callable[[T], None]], Callable[..., Non
         return command
 
     return decorate
+
+
+def filled(kind: Callable[..., T], options: object, /, **own: Any) -> T:
+    """Make a dataclass of the options that are called like its fields; one that is None leaves the field's default.
+
+    Args:
+        own: fields that are none of the options as they are.
+    """
+    names = {field.name for field in fields(kind)} - own.keys()  # type: ignore[arg-type]
+    given = {name: value for name, value in vars(options).items() if name in names and value is not None}
+    return kind(**given, **own)
 
 
 def split_list(text: str) -> list[str]:

@@ -1,10 +1,15 @@
 """Prints to stdout: one JSON object for programs, or text and tables for a person."""
 
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..models import BundleConfig
 
 PIPE_WIDTH = 200
 """The width of a table, in characters, where stdout is no terminal."""
@@ -37,11 +42,7 @@ def print_rich(renderable: object) -> None:
 
     # Names of files and labels are data: no markup, emoji or colours in them.
     console = Console(
-        file=sys.stdout,
-        width=None if sys.stdout.isatty() else PIPE_WIDTH,
-        markup=False,
-        emoji=False,
-        highlight=False,
+        file=sys.stdout, width=None if sys.stdout.isatty() else PIPE_WIDTH, markup=False, emoji=False, highlight=False
     )
     console.print(renderable)
 
@@ -61,6 +62,21 @@ def note(text: str) -> None:
 def megabytes(count: int) -> str:
     """Write a number of bytes in decimal megabytes."""
     return f"{count / 1e6:,.2f} MB"
+
+
+def bundle_line(folder: Path, config: "BundleConfig") -> str:
+    """Name a bundle that was written: its folder, version and size."""
+    return f"{folder} (version {config.version}, {megabytes(config.bytes_on_disk)})"
+
+
+def skipped_images(skipped: Mapping[Path, Any]) -> list[dict[str, str]]:
+    """List the images that got an error, as plain data."""
+    return [{"image": str(path), "code": error.code, "message": error.message} for path, error in skipped.items()]
+
+
+def command_line() -> str:
+    """Return the command that runs now, as it would be typed."""
+    return shlex.join(["milkweed", *sys.argv[1:]])
 
 
 def storage_line(storage: Mapping[str, str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, cast, overload
 
 from .client.answers import Answer, Prediction
@@ -61,9 +60,7 @@ class LocalModel:
     def __enter__(self) -> "LocalModel":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

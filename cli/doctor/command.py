@@ -7,7 +7,7 @@ import typer
 
 from ..bundle_args import installed_demo
 from ..errors import FAILED
-from ..options import Json
+from ..options import Json, text_option
 from ..output import print_json, print_rich
 from ..serving.serve import ConfigFile
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from .finding import Finding
 
 MaybeBundle = Annotated[
-    Path | None,
-    typer.Option("--bundle", metavar="BUNDLE", help="Folder of what is to be served; the demo model if not given."),
+    Path | None, text_option("BUNDLE", "Folder of what is to be served; the demo model if not given.")
 ]
 
 COLOURS = {"ok": "green", "warning": "yellow", "missing": "cyan", "broken": "bold red"}
@@ -37,7 +36,7 @@ def doctor(bundle: MaybeBundle = None, config: ConfigFile = None, json: Json = F
     findings = _examine(settings, config, bundle)
     broken = [finding for finding in findings if finding.status == "broken"]
     if json:
-        print_json({"serves": not broken, "findings": [finding.as_json() for finding in findings]})
+        print_json({"serves": not broken, "findings": list(map(vars, findings))})
     else:
         _print(findings)
     if broken:

@@ -1,6 +1,6 @@
 """Finding, the result of a check: one row, one sentence, and the command that mends or improves it."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 Status = Literal["ok", "warning", "missing", "broken"]
@@ -22,7 +22,3 @@ class Finding:
     status: Status
     text: str
     fix: str = ""
-
-    def as_json(self) -> dict[str, str]:
-        """Return the row as plain data."""
-        return asdict(self)

@@ -33,7 +33,6 @@ class Model:
         structured: how many of its layers are structured.
     """
 
-    path: Path
     arch: str
     version: str
     macs: int
@@ -165,7 +164,7 @@ def _read(path: Path) -> Model:
     """
     model, config = load_bundle(path)
     cost = macs(model, int(config.preprocess["size"])).total
-    return Model(path, config.arch, config.version, cost, len(config.structure))
+    return Model(config.arch, config.version, cost, len(config.structure))
 
 
 def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:

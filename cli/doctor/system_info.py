@@ -7,7 +7,7 @@ import shutil
 import sys
 import warnings
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 
 import psutil
@@ -17,22 +17,6 @@ from ...inference.device import usable_cores
 from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
 from ...server.telemetry.nvml import driver_version
 from ...server.telemetry.system_metrics import container_memory
-
-PACKAGES = (
-    "torch",
-    "nvidia-dali-cuda130",
-    "nvidia-ml-py",
-    "grpcio",
-    "protobuf",
-    "opentelemetry-sdk",
-    "opentelemetry-exporter-otlp-proto-http",
-    "onnx",
-    "onnxruntime",
-    "onnxscript",
-    "matplotlib",
-    "jinja2",
-    "nvidia-cuda-nvrtc",
-)
 
 SHM = Path("/dev/shm")
 CPU_INFO = Path("/proc/cpuinfo")
@@ -69,7 +53,7 @@ class SystemInfo:
         cuda: the CUDA version of this torch; None where it is built without.
         cuda_error: why torch cannot use a GPU; "" where it can.
         gpus_on_bus: how many NVIDIA GPUs the PCI bus has, whether or not a driver knows them.
-        packages: the versions of those of PACKAGES that are installed, by name.
+        packages: the versions of all installed packages, by name.
     """
 
     system: str
@@ -118,7 +102,7 @@ def gather() -> SystemInfo:
         gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
         gpus_on_bus=_gpus_on_bus(),
         kernels=kernel_tools(),
-        packages=_packages(),
+        packages={each.name.lower().replace("_", "-"): each.version for each in distributions() if each.name},
     )
 
 
@@ -160,13 +144,3 @@ def _gpus_on_bus() -> int:
         )
     except OSError:
         return 0
-
-
-def _packages() -> dict[str, str]:
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found

@@ -1,15 +1,14 @@
 """`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, recovered."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
-from ..options import check_plot, split_list, takes
-from ..output import int8_lines, megabytes, note, print_fields, print_json, print_table, storage_line
+from ..options import check_plot, filled, split_list, takes
+from ..output import bundle_line, command_line, int8_lines, note, print_fields, print_json, print_table, storage_line
 from ..progress import job_progress
 from .compress_options import CompressOptions
 
@@ -66,36 +65,28 @@ def _job(options: CompressOptions) -> "CompressJob":
     request, budget = _request(options), options.budget
     if budget is not None and options.calibration is None and options.recover is None:
         raise CommandError(f"--budget {budget:g} needs images to measure on: give --calibration DIR", WRONG_USAGE)
-    return CompressJob(
+    return filled(
+        CompressJob,
+        options,
         source=options.bundle,
-        out=options.out,
         request=request,
-        calibration=options.calibration,
-        calibration_images=options.calibration_images,
-        recover=options.recover,
         plan=_plan(options, device),
         augmentation=recovery_augmentation(options.bundle),
         device=device,
-        workers=options.workers,
         overwrite=options.force,
-        command=shlex.join(["milkweed", *sys.argv[1:]]),
+        command=command_line(),
     )
 
 
 def _request(options: CompressOptions) -> "CompressRequest":
     from ...models.compress import CompressRequest
 
-    return CompressRequest(
+    return filled(
+        CompressRequest,
+        options,
         layers=tuple(split_list(options.layers)),
-        structure=options.structure,
-        nblocks=options.nblocks,
-        rank=options.rank,
         options=_kind_options(options),
-        budget=options.budget,
-        cost=options.cost,
         block_counts=_numbers("--block-counts", options.block_counts),
-        storage=options.storage,
-        **_given(refinements=options.refinements, int8_limit=options.int8_limit),
     )
 
 
@@ -115,24 +106,10 @@ def _plan(options: CompressOptions, device: "torch.device") -> "RecoveryPlan":
     from ...inference.device import autocast_dtype
     from ...models.recovery import RecoveryPlan
 
-    amp = options.recover_amp
-    return RecoveryPlan(
-        amp=autocast_dtype(device) if amp is None else amp,
-        seed=options.seed,
-        **_given(
-            epochs=options.recover_epochs,
-            block_epochs=options.recover_block_epochs,
-            lr=options.recover_lr,
-            batch_size=options.recover_batch_size,
-            trained=options.recover_trained,
-            hard_share=options.hard_share,
-        ),
-    )
-
-
-def _given(**values: Any) -> dict[str, Any]:
-    """Keep the values that the command line gave; the others have their defaults elsewhere."""
-    return {name: value for name, value in values.items() if value is not None}
+    named = {name.removeprefix("recover_"): value for name, value in vars(options).items()}
+    if named["amp"] is None:
+        named["amp"] = autocast_dtype(device)
+    return filled(RecoveryPlan, SimpleNamespace(**named))
 
 
 def recovery_augmentation(bundle: Path) -> "Augmentation":
@@ -175,28 +152,17 @@ def _document(out: Path, report: "CompressReport") -> dict[str, Any]:
 
 def _print(out: Path, report: "CompressReport") -> None:
     columns = ("layer", "kind", " inputs", " outputs", " nblocks", " rank", " weights before", " after", " error")
-    changed = [row for row in report.report.layers if row.kind != "dense"]
-    print_table(
-        columns,
-        (
-            (
-                row.name,
-                row.kind,
-                row.in_features,
-                row.out_features,
-                row.nblocks or "-",
-                row.rank or "-",
-                f"{row.dense_weights:,}",
-                f"{row.weights:,}",
-                "-" if row.error is None else f"{row.error:.4f}",
-            )
-            for row in changed
-        ),
-    )
+    rows = []
+    for row in report.report.layers:
+        if row.kind != "dense":
+            shape = (row.in_features, row.out_features, row.nblocks or "-", row.rank or "-")
+            error = "-" if row.error is None else f"{row.error:.4f}"
+            rows.append((row.name, row.kind, *shape, f"{row.dense_weights:,}", f"{row.weights:,}", error))
+    print_table(columns, rows)
     before, after = report.parameters_before, report.parameters_after
     print_fields(
         {
-            "bundle": f"{out} (version {report.config.version}, {megabytes(report.config.bytes_on_disk)})",
+            "bundle": bundle_line(out, report.config),
             "parameters": f"{before:,} -> {after:,} ({100 * after / before:.1f} %)",
             **_quality(report),
             **({"weights": storage_line(report.config.storage)} if report.config.storage else {}),

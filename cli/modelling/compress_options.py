@@ -22,6 +22,7 @@ from ..options import (
     decimal_option,
     number_option,
     storage_option,
+    text_option,
 )
 
 HEADINGS = {
@@ -41,9 +42,9 @@ class CompressOptions:
     bundle: Bundle
     out: Out
     layers: Layers = "mlp"
-    structure: Annotated[
-        str, typer.Option(metavar="KIND", help="monarch, lowrank, blockdiag or pixelfly (not with --budget).")
-    ] = "monarch"
+    structure: Annotated[str, text_option("KIND", "monarch, lowrank, blockdiag or pixelfly (not with --budget).")] = (
+        "monarch"
+    )
     nblocks: Annotated[int, number_option("Blocks of each Monarch factor (not with --budget).")] = 4
     rank: Annotated[
         int | None, number_option("Rank; of monarch that of each sub-block. Not given: the Monarch paper's.")
@@ -58,38 +59,29 @@ class CompressOptions:
     ] = None
     cost: Annotated[
         str,
-        typer.Option(
-            metavar="UNIT",
-            help="What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here).",
+        text_option(
+            "UNIT", "What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here)."
         ),
     ] = "parameters"
-    block_counts: Annotated[
-        str, typer.Option(metavar="LIST", help="Numbers of blocks to choose from; 1 is low rank.")
-    ] = "1,2,4,8"
+    block_counts: Annotated[str, text_option("LIST", "Numbers of blocks to choose from; 1 is low rank.")] = "1,2,4,8"
     refinements: Annotated[
         int | None, number_option("Times to measure again and share the budget out anew; 10 if not given.", least=0)
     ] = None
     calibration: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of images, no labels needed; a few hundred are enough.")
+        Path | None, text_option("DIR", "Folder of images, no labels needed; a few hundred are enough.")
     ] = None
     calibration_images: Annotated[int, number_option("Images used of them at most, evenly spaced.")] = 512
-    recover: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of images to train on; no labels needed.")
-    ] = None
+    recover: Annotated[Path | None, text_option("DIR", "Folder of images to train on; no labels needed.")] = None
     recover_epochs: Annotated[int | None, number_option("Passes over the images.")] = None
     recover_block_epochs: Annotated[
         int | None, number_option("Passes block by block, before those of the whole model.", least=0)
     ] = None
     recover_lr: Annotated[float | None, decimal_option("Learning rate.")] = None
     recover_batch_size: Annotated[int | None, number_option("Images of one step.")] = None
-    recover_trained: Annotated[
-        str | None, typer.Option(metavar="WHAT", help="structured (with norms and biases) or all.")
-    ] = None
+    recover_trained: Annotated[str | None, text_option("WHAT", "structured (with norms and biases) or all.")] = None
     recover_amp: Annotated[
         str | None,
-        typer.Option(
-            metavar="DTYPE", help="none, bfloat16 or float16; not given: bfloat16 where the device computes in it."
-        ),
+        text_option("DTYPE", "none, bfloat16 or float16; not given: bfloat16 where the device computes in it."),
     ] = None
     hard_share: Annotated[float | None, decimal_option("Weight of the images' own classes, 0 to 1; needs labels.")] = (
         None

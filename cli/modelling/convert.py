@@ -3,10 +3,8 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from ..bundle_args import check_free
-from ..options import Bundle, Device, Force, Int8Limit, Json, Out, number_option, storage_option
+from ..options import Bundle, Device, Force, Int8Limit, Json, Out, number_option, storage_option, text_option
 from ..output import int8_lines, megabytes, print_fields, print_json, storage_line
 from ..progress import job_progress
 
@@ -15,10 +13,9 @@ if TYPE_CHECKING:
 
 Storage = Annotated[str, storage_option("float32, bfloat16, float16 or int8 (with a scale for each output channel).")]
 Images = Annotated[
-    Path | None,
-    typer.Option(metavar="DIR", help="Images to compare the answers before and after on; no labels needed."),
+    Path | None, text_option("DIR", "Images to compare the answers before and after on; no labels needed.")
 ]
-Evaluate = Annotated[Path | None, typer.Option(metavar="DIR", help="Labelled images: accuracy before and after, too.")]
+Evaluate = Annotated[Path | None, text_option("DIR", "Labelled images: accuracy before and after, too.")]
 Limit = Annotated[int | None, number_option("Only N images, evenly spaced over all.")]
 
 UNMEASURED = "what this cost was not measured: give --evaluate or --images, or measure the result (milkweed evaluate)"

@@ -2,7 +2,7 @@
 
 from ..bundle_args import check_free
 from ..options import Bundle, Force, Json, Out
-from ..output import megabytes, print_fields, print_json
+from ..output import bundle_line, print_fields, print_json
 from ..progress import progress
 
 
@@ -35,7 +35,7 @@ def densify(bundle: Bundle, out: Out, force: Force = False, json: Json = False) 
         return
     print_fields(
         {
-            "bundle": f"{out} (version {report.config.version}, {megabytes(report.config.bytes_on_disk)})",
+            "bundle": bundle_line(out, report.config),
             "layers": f"{len(report.layers)} made dense",
             "parameters": f"{report.parameters_before:,} -> {report.parameters_after:,}",
         }

@@ -1,7 +1,5 @@
 """`milkweed evaluate` measures a bundle's top-1, top-5 and images a second on labelled images."""
 
-import shlex
-import sys
 from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,7 +9,7 @@ import typer
 
 from ..errors import CommandError
 from ..options import Bundle, Device, Json, number_option
-from ..output import print_fields, print_json
+from ..output import command_line, print_fields, print_json, skipped_images
 from ..progress import job_progress
 from .bundle_metrics import record_evaluation
 
@@ -73,10 +71,8 @@ def evaluate(
         record_evaluation(bundle, model.config.version, data.resolve().name, {**figures, **_circumstances()})
     if json:
         about = {"bundle": str(bundle), "version": model.config.version, "data": str(data), "layout": found.layout}
-        skipped = [
-            {"image": str(path), "code": error.code, "message": error.message} for path, error in result.skipped.items()
-        ]
-        print_json({**about, **figures, "passed_over": found.passed_over, "skipped": skipped, "recorded": record})
+        more = {"passed_over": found.passed_over, "skipped": skipped_images(result.skipped), "recorded": record}
+        print_json({**about, **figures, **more})
         return
     _print(bundle, model, found, result)
     if record:
@@ -137,8 +133,4 @@ def _circumstances() -> dict[str, Any]:
     """Record when, with which versions and by which command the figures were measured."""
     from ...models.bundle.provenance import library_versions
 
-    return {
-        "date": datetime.now(UTC).date().isoformat(),
-        "command": shlex.join(["milkweed", *sys.argv[1:]]),
-        "versions": library_versions(),
-    }
+    return {"date": datetime.now(UTC).date().isoformat(), "command": command_line(), "versions": library_versions()}

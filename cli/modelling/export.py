@@ -5,12 +5,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from ..options import Bundle, Json
+from ..options import Bundle, Json, text_option
 from ..output import megabytes, print_fields, print_json
 
-OnnxFile = Annotated[
-    Path, typer.Option("--onnx", metavar="FILE", help="The file to write; large weights go to FILE.data beside it.")
-]
+OnnxFile = Annotated[Path, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"],
     typer.Option(help="Numbers of the model; bfloat16: of its weights alone."),

@@ -7,8 +7,8 @@ import typer
 
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
-from ..options import Force, Json, json_object, number_option
-from ..output import megabytes, print_fields, print_json
+from ..options import Force, Json, json_object, number_option, text_option
+from ..output import bundle_line, print_fields, print_json
 
 if TYPE_CHECKING:
     from ...models.importing import ImportReport
@@ -23,22 +23,18 @@ Checkpoint = Annotated[
 ]
 Target = Annotated[Path, typer.Argument(metavar="BUNDLE", help="Folder of the new bundle.")]
 Arch = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="Architecture, see `milkweed models`; recognised by its keys if not given."),
+    str | None, text_option("NAME", "Architecture, see `milkweed models`; recognised by its keys if not given.")
 ]
 ArchArgs = Annotated[
-    str | None, typer.Option(metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one.")
+    str | None, text_option("JSON|FILE", "Arguments of the architecture: a JSON object or a file of one.")
 ]
 Preprocess = Annotated[
     str | None,
-    typer.Option(
-        metavar="JSON|FILE",
-        help="How images become input: size, crop_pct, interpolation, mean, std; as published if not given.",
+    text_option(
+        "JSON|FILE", "How images become input: size, crop_pct, interpolation, mean, std; as published if not given."
     ),
 ]
-Labels = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Class labels: .tsv (index, id, label), .json, or one a line.")
-]
+Labels = Annotated[Path | None, text_option("FILE", "Class labels: .tsv (index, id, label), .json, or one a line.")]
 Classes = Annotated[int | None, number_option("Number of classes; counted in the checkpoint if not given.")]
 
 
@@ -112,7 +108,7 @@ def _print(bundle: Path, report: "ImportReport") -> None:
     config, info = report.config, report.info
     print_fields(
         {
-            "bundle": f"{bundle} (version {config.version}, {megabytes(config.bytes_on_disk)})",
+            "bundle": bundle_line(bundle, config),
             "arch": f"{config.arch}, {config.num_classes} classes",
             "source": f"{info.file} ({info.container}, sha256 {info.sha256[:12]}...)",
             **{f"note {number}": text for number, text in enumerate(report.notes, 1)},

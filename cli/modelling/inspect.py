@@ -94,12 +94,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
         "storage": dict(config.storage),
         "layers": [asdict(layer) for layer in layer_accounts(model, size)],
-        "parameters": {
-            "trainable": count.trainable,
-            "frozen": count.frozen,
-            "total": count.total,
-            "dense_equivalent": dense_equivalent_parameters(model),
-        },
+        "parameters": {**asdict(count), "total": count.total, "dense_equivalent": dense_equivalent_parameters(model)},
         "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
         "bytes": {"dense_equivalent": dense_equivalent_bytes(model), "on_disk": config.bytes_on_disk},
         "metrics": dict(config.metrics),
@@ -161,22 +156,12 @@ def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _print_layers(layers: list[dict[str, Any]], structure: Mapping[str, Any]) -> None:
-    print_table(
-        ("layer", "kind", "options", " inputs", " outputs", " parameters", " dense", " MACs"),
-        (
-            (
-                layer["name"],
-                layer["kind"],
-                _options(structure[layer["name"]]),
-                layer["in_features"],
-                layer["out_features"],
-                f"{layer['parameters']:,}",
-                f"{layer['dense_parameters']:,}",
-                f"{layer['macs']:,}",
-            )
-            for layer in layers
-        ),
-    )
+    rows = []
+    for layer in layers:
+        shown = (layer["name"], layer["kind"], _options(structure[layer["name"]]))
+        counts = (f"{layer[name]:,}" for name in ("parameters", "dense_parameters", "macs"))
+        rows.append((*shown, layer["in_features"], layer["out_features"], *counts))
+    print_table(("layer", "kind", "options", " inputs", " outputs", " parameters", " dense", " MACs"), rows)
 
 
 def _options(structure: Mapping[str, Any]) -> str:

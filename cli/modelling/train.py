@@ -1,15 +1,13 @@
 """`milkweed train` trains a model on labelled images, structured from the start, or on from a bundle."""
 
-import shlex
-import sys
 from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
-from ..options import json_object, split_list, takes
-from ..output import megabytes, print_fields, print_json
+from ..options import filled, json_object, split_list, takes
+from ..output import bundle_line, command_line, print_fields, print_json, skipped_images
 from ..progress import job_progress
 from .train_options import TrainOptions
 
@@ -18,7 +16,6 @@ if TYPE_CHECKING:
 
     from ...jobs.train_job import TrainJob
     from ...jobs.train_report import TrainOutcome
-    from ...loaders.dataset.augmentation import Augmentation
     from ...models.training import Recipe
 
 SMALL_PX = 64
@@ -55,7 +52,7 @@ def train(options: TrainOptions) -> None:
     shown = job_progress(units={"read": "images", "train": "steps"}, row=partial(describe, epochs=options.epochs))
     with joined(options.parallel, device) as processes, shown as progress:
         told = progress if processes.rank == 0 else Progress()
-        outcome = train(job, told, processes=processes, command=_command())
+        outcome = train(job, told, processes=processes, command=command_line())
     if outcome is None:
         return
     if options.json:
@@ -66,77 +63,37 @@ def train(options: TrainOptions) -> None:
 
 def _job(options: TrainOptions, device: "torch.device") -> "TrainJob":
     from ...jobs.train_job import TrainJob
+    from ...loaders.dataset.augmentation import Augmentation
 
     arch_args = json_object("--arch-args", options.arch_args)
     preprocess = json_object("--preprocess", options.preprocess)
-    return TrainJob(
-        out=options.out,
-        data=options.data,
+    return filled(
+        TrainJob,
+        options,
         recipe=_recipe(options),
-        arch=options.arch,
         arch_args=arch_args,
-        held_out=options.held_out,
-        held_out_fraction=options.held_out_fraction,
-        structure=options.structure,
         layers=split_list(options.layers),
-        nblocks=options.nblocks,
-        rank=options.rank,
-        gating=options.gating,
-        schedule=options.schedule,
-        s2d_fraction=options.s2d_fraction,
-        start_bundle=options.start_bundle,
-        new_head=options.new_head,
         teacher=options.distill,
-        temperature=options.temperature,
-        hard_share=options.hard_share,
         preprocess=preprocess,
-        evaluate_every=options.evaluate_every,
-        keep_best=options.keep_best,
-        patience=options.patience,
         keep_states_at=_epochs(options.keep_state_at, options.epochs),
         start_state=options.start_at,
-        workers=options.workers,
         device=device,
         overwrite=options.force,
-        augmentation=_augmentation(options, arch_args, preprocess),
-    )
-
-
-def _augmentation(options: TrainOptions, arch_args: Mapping[str, Any], preprocess: Mapping[str, Any]) -> "Augmentation":
-    from ...loaders.dataset.augmentation import Augmentation
-
-    return Augmentation(
-        crop=_crop(options, arch_args, preprocess),
-        min_scale=options.min_scale,
-        randaugment=options.randaugment,
-        color_jitter=options.color_jitter,
-        erase=options.erase,
+        augmentation=filled(Augmentation, options, crop=_crop(options, arch_args, preprocess)),
     )
 
 
 def _recipe(options: TrainOptions) -> "Recipe":
     from ...models.training import Recipe
 
-    return Recipe(
-        epochs=options.epochs,
-        batch_size=options.batch_size,
-        lr=options.lr,
+    return filled(
+        Recipe,
+        options,
         warmup_epochs=min(options.warmup_epochs, options.epochs),
-        weight_decay=options.weight_decay,
         betas=(0.9, options.beta2),
         clip_norm=options.clip_norm or None,
-        label_smoothing=options.label_smoothing,
-        mixup=options.mixup,
-        cutmix=options.cutmix,
         ema_decay=options.ema or None,
-        amp=options.amp,
-        structured_lr=options.structured_lr,
-        seed=options.seed,
     )
-
-
-def _command() -> str:
-    return shlex.join(["milkweed", *sys.argv[1:]])
 
 
 def describe(row: Mapping[str, Any], epochs: int) -> str:
@@ -179,12 +136,9 @@ def _document(job: "TrainJob", outcome: "TrainOutcome") -> dict[str, Any]:
         "recipe": dict(job.recipe.to_dict()),
         "history": list(outcome.result.history),
         "resumed_at_step": outcome.result.resumed_at,
-        "skipped": [
-            {"image": str(path), "code": error.code, "message": error.message}
-            for path, error in outcome.skipped.items()
-        ],
+        "skipped": skipped_images(outcome.skipped),
         "seconds": {name: round(value, 3) for name, value in outcome.seconds_by_step.items()},
-        "command": _command(),
+        "command": command_line(),
     }
 
 
@@ -194,7 +148,7 @@ def _print(job: "TrainJob", outcome: "TrainOutcome") -> None:
     unreadable = f", {len(outcome.skipped)} unreadable and skipped" if outcome.skipped else ""
     print_fields(
         {
-            "bundle": f"{job.out} (version {outcome.config.version}, {megabytes(outcome.config.bytes_on_disk)})",
+            "bundle": bundle_line(job.out, outcome.config),
             "images": f"{training.images} to train on, {held_out.images} held out{unreadable}",
             "top-1": f"{found['top1']:.2f} % of the held-out images",
             "epoch": found["epoch"],

@@ -6,7 +6,19 @@ from typing import Annotated
 
 import typer
 
-from ..options import Force, Gating, Json, Layers, Out, Seed, Threads, Workers, decimal_option, number_option
+from ..options import (
+    Force,
+    Gating,
+    Json,
+    Layers,
+    Out,
+    Seed,
+    Threads,
+    Workers,
+    decimal_option,
+    number_option,
+    text_option,
+)
 
 HEADINGS = {
     "--data": "Images and architecture",
@@ -27,26 +39,21 @@ class TrainOptions:
     """The values from the command line; the fields are in the order of the help."""
 
     out: Out
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Images to train on, one folder a class.")]
+    data: Annotated[Path, text_option("DIR", "Images to train on, one folder a class.")]
     arch: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="Architecture to train from scratch; `milkweed models` lists them."),
+        str | None, text_option("NAME", "Architecture to train from scratch; `milkweed models` lists them.")
     ] = None
     arch_args: Annotated[
-        str | None,
-        typer.Option(metavar="JSON|FILE", help="Arguments of the architecture: a JSON object or a file of one."),
+        str | None, text_option("JSON|FILE", "Arguments of the architecture: a JSON object or a file of one.")
     ] = None
-    held_out: Annotated[Path | None, typer.Option(metavar="DIR", help="Images to measure on, one folder a class.")] = (
-        None
-    )
+    held_out: Annotated[Path | None, text_option("DIR", "Images to measure on, one folder a class.")] = None
     held_out_fraction: Annotated[
         float, decimal_option("Without --held-out: share of --data to measure on, 0 to 1.")
     ] = 0.1
     structure: Annotated[
         str | None,
-        typer.Option(
-            metavar="KIND",
-            help="monarch, lowrank, blockdiag, pixelfly or dense. Not given: monarch; with --from as the bundle is.",
+        text_option(
+            "KIND", "monarch, lowrank, blockdiag, pixelfly or dense. Not given: monarch; with --from as the bundle is."
         ),
     ] = None
     layers: Layers = "mlp"
@@ -55,26 +62,21 @@ class TrainOptions:
         int | None, number_option("Rank, where the structure has one; not given: the structure's own default.")
     ] = None
     gating: Gating = True
-    schedule: Annotated[
-        str, typer.Option(metavar="plain|s2d", help="s2d: structured first, then made dense (sparse to dense).")
-    ] = "plain"
+    schedule: Annotated[str, text_option("plain|s2d", "s2d: structured first, then made dense (sparse to dense).")] = (
+        "plain"
+    )
     s2d_fraction: Annotated[
         float, decimal_option("s2d: share of the epochs before the layers are made dense, 0 to 1.")
     ] = 0.7
     start_bundle: Annotated[
         Path | None,
-        typer.Option(
-            "--from",
-            metavar="BUNDLE",
-            help="Train on from this bundle; with --structure its layers are projected first.",
-        ),
+        text_option("BUNDLE", "Train on from this bundle; with --structure its layers are projected first.", "--from"),
     ] = None
     new_head: Annotated[
         bool, typer.Option("--new-head", help="With --from: a new classifier, for the classes of --data.")
     ] = False
     distill: Annotated[
-        Path | None,
-        typer.Option(metavar="BUNDLE", help="Bundle of a teacher whose answers are learnt too (distillation)."),
+        Path | None, text_option("BUNDLE", "Bundle of a teacher whose answers are learnt too (distillation).")
     ] = None
     temperature: Annotated[float, decimal_option("With --distill: above 1 softens both answers.")] = 1.0
     hard_share: Annotated[float, decimal_option("With --distill: weight of the true classes, 0 to 1.")] = 0.5
@@ -91,28 +93,22 @@ class TrainOptions:
     mixup: Annotated[float, decimal_option("Alpha of mixup; 0 = off.")] = 0.0
     cutmix: Annotated[float, decimal_option("Alpha of CutMix; 0 = off.")] = 0.0
     crop: Annotated[
-        str,
-        typer.Option(
-            metavar="KIND", help="resized, pad (for small images) or none; auto = pad up to 64 px, else resized."
-        ),
+        str, text_option("KIND", "resized, pad (for small images) or none; auto = pad up to 64 px, else resized.")
     ] = "auto"
     min_scale: Annotated[float, decimal_option("--crop resized: smallest share of an image's area, 0 to 1.")] = 0.08
     randaugment: Annotated[
-        str | None, typer.Option(metavar="SPEC", help="RandAugment as timm spells it, such as rand-m9-mstd0.5.")
+        str | None, text_option("SPEC", "RandAugment as timm spells it, such as rand-m9-mstd0.5.")
     ] = None
     color_jitter: Annotated[float, decimal_option("Strength of colour changes, 0 to 1.")] = 0.0
     erase: Annotated[float, decimal_option("Probability of random erasing, 0 to 1.")] = 0.0
     ema: Annotated[float, decimal_option("Decay of the moving average of the weights, such as 0.999; 0 = off.")] = 0.0
-    amp: Annotated[
-        str, typer.Option(metavar="none|bfloat16|float16", help="Number type of autocast (mixed precision).")
-    ] = "none"
+    amp: Annotated[str, text_option("none|bfloat16|float16", "Number type of autocast (mixed precision).")] = "none"
     structured_lr: Annotated[
         bool, typer.Option("--structured-lr", help="Learning rates of the factors by their shapes (BTT's rule).")
     ] = False
     seed: Seed = 0
     preprocess: Annotated[
-        str | None,
-        typer.Option(metavar="JSON|FILE", help="How images become input: size, crop_pct, interpolation, mean, std."),
+        str | None, text_option("JSON|FILE", "How images become input: size, crop_pct, interpolation, mean, std.")
     ] = None
     evaluate_every: Annotated[int, number_option("Epochs between two measurements on held-out images.")] = 1
     keep_best: Annotated[
@@ -122,20 +118,16 @@ class TrainOptions:
         int | None, number_option("Stop after N measurements without a better one; implies --keep-best.")
     ] = None
     keep_state_at: Annotated[
-        str | None, typer.Option(metavar="LIST", help="Epochs after which the whole state is kept, in OUT.states.")
+        str | None, text_option("LIST", "Epochs after which the whole state is kept, in OUT.states.")
     ] = None
     start_at: Annotated[
-        Path | None,
-        typer.Option(metavar="STATE", help="Begin at such a state, of a plain run that begins like this one."),
+        Path | None, text_option("STATE", "Begin at such a state, of a plain run that begins like this one.")
     ] = None
     parallel: Annotated[
-        str | None,
-        typer.Option(metavar="ddp|fsdp", help="Several processes, started by torchrun: data-parallel or sharded."),
+        str | None, text_option("ddp|fsdp", "Several processes, started by torchrun: data-parallel or sharded.")
     ] = None
     workers: Workers = 0
     threads: Threads = None
-    device: Annotated[
-        str, typer.Option(metavar="auto|cpu|cuda[:N]", help="Where to compute; auto = a GPU if there is one.")
-    ] = "auto"
+    device: Annotated[str, text_option("auto|cpu|cuda[:N]", "Where to compute; auto = a GPU if there is one.")] = "auto"
     force: Force = False
     json: Json = False

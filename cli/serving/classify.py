@@ -10,7 +10,7 @@ import typer
 
 from ..bundle_args import demo_bundle
 from ..errors import FAILED, WRONG_USAGE, CommandError
-from ..options import Device, Json, number_option
+from ..options import Device, Json, number_option, text_option
 from ..output import note
 from ..progress import Update, progress
 from .classify_inputs import images_of, named_images
@@ -24,22 +24,18 @@ Images = Annotated[
     list[str] | None,
     typer.Argument(metavar="IMAGE...", help="Image files, folders of them, quoted patterns; - is an image on stdin."),
 ]
-FromFile = Annotated[
-    str | None, typer.Option(metavar="FILE", help="More images, one a line or with NUL between; - is stdin.")
-]
-Url = Annotated[str | None, typer.Option(metavar="URL", help="Ask the server there.")]
+FromFile = Annotated[str | None, text_option("FILE", "More images, one a line or with NUL between; - is stdin.")]
+Url = Annotated[str | None, text_option("URL", "Ask the server there.")]
 Model = Annotated[
     str | None,
-    typer.Option(
-        metavar="BUNDLE|NAME",
-        help="This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
+    text_option(
+        "BUNDLE|NAME",
+        "This bundle, asked in this process (the demo model if not given); with --url one of the server's models.",
     ),
 ]
 TopK = Annotated[int | None, number_option("Classes an answer. [5]")]
-Format = Annotated[
-    str | None, typer.Option(metavar="|".join(KINDS), help="Of the answers; by the name of --output, or text.")
-]
-Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Where the answers go; stdout if not given.")]
+Format = Annotated[str | None, text_option("|".join(KINDS), "Of the answers; by the name of --output, or text.")]
+Output = Annotated[Path | None, text_option("FILE", "Where the answers go; stdout if not given.")]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Go on with --output, csv or ndjson: images that it holds are skipped.")
 ]

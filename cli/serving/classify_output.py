@@ -8,8 +8,9 @@ import io
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import IO, TYPE_CHECKING, Any, Literal, get_args
 
 from ..errors import WRONG_USAGE, CommandError, one_line, printable
@@ -89,9 +90,7 @@ class AnswerFile:
             self._write(_csv([COLUMNS]))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._kind == "json" and kind is None:
             document = {**self._identity, "results": self._results}
             if self._file is None:
@@ -149,13 +148,14 @@ class AnswerFile:
             else:
                 whole = self._read_csv(lines)
             # All that an end may tear is one of our lines; a file without a whole one may be anybody's.
-            begins = _csv([COLUMNS]) if self._kind == "csv" else '{"image": "'
-            if not lines.bytes and not _begin_alike(lines.torn, begins.encode()):
+            begins = (_csv([COLUMNS]) if self._kind == "csv" else '{"image": "').encode()
+            torn = lines.torn
+            if not lines.bytes and not (torn.startswith(begins) or begins.startswith(torn)):
                 raise ValueError("it does not begin like answers")
             return whole
 
     def _read_csv(self, lines: "_Lines") -> int:
-        """All but the last image: whether its rows are all there cannot be told."""
+        """Take in all but the last image, whose rows may not all be there; return the bytes that are kept."""
         begins, last, error = 0, "", None
         whole = 0
         for place, row in enumerate(_csv_rows(lines)):
@@ -190,10 +190,6 @@ class _Lines:
                 yield line.decode("utf-8", "surrogateescape")
             else:
                 self.torn = line
-
-
-def _begin_alike(one: bytes, other: bytes) -> bool:
-    return one.startswith(other) or other.startswith(one)
 
 
 def _csv_rows(lines: _Lines) -> Iterator[list[str]]:
@@ -232,12 +228,7 @@ def _result(answer: "Answer") -> dict[str, Any]:
     """Return an answer in the shape of the server's JSON."""
     if answer.error is not None:
         return {"error": {"code": answer.error.code, "message": answer.error.message}}
-    return {
-        "predictions": [
-            {"index": each.index, "id": each.id, "label": each.label, "score": each.score}
-            for each in answer.predictions
-        ]
-    }
+    return {"predictions": [asdict(each) for each in answer.predictions]}
 
 
 def _rows(image: str, result: dict[str, Any]) -> Iterator[tuple[object, ...]]:

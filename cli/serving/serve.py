@@ -9,15 +9,13 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import typer
 
 from ..bundle_args import named_bundles
+from ..options import text_option
 
 Models = Annotated[
     list[str] | None,
     typer.Argument(metavar="[NAME=]BUNDLE", help="Bundles to serve; none: the demo model.", show_default=False),
 ]
-ConfigFile = Annotated[
-    Path | None,
-    typer.Option("--config", metavar="FILE", help="Settings as TOML; keys as the options, with '_'."),
-]
+ConfigFile = Annotated[Path | None, text_option("FILE", "Settings as TOML; keys as the options, with '_'.")]
 
 HEADINGS = {
     "--host": "Addresses",

@@ -5,15 +5,14 @@ import random
 from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from ssl import SSLContext
-from types import TracebackType
-from typing import cast, overload
+from typing import Unpack, cast, overload
 
 import httpx
 
 from .answers import Answer, Model, read_answers, read_error, read_models
 from .errors import TOO_MUCH, DeadlineExceeded, ImageRefused, MilkweedError, NoAnswer
 from .images import Encoded, Image, encode, encoded, in_batches, is_one
-from .requests import MOST_TIMEOUT_MS, ClassifyParams, Priority, base_url, body_of, key_headers
+from .requests import MOST_TIMEOUT_MS, AskOptions, ClassifyParams, Priority, base_url, body_of, key_headers
 
 TIMEOUT_SECONDS = 60.0
 CONNECT_SECONDS = 10.0
@@ -76,9 +75,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -87,35 +84,13 @@ class AsyncClient:
 
     @overload
     async def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self,
-        images: Image,
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
+        self, images: Image, **options: Unpack[AskOptions]
     ) -> Answer: ...
 
     @overload
-    async def classify(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> list[Answer]: ...
+    async def classify(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> list[Answer]: ...
 
-    async def classify(
-        self,
-        images: Image | Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> Answer | list[Answer]:
+    async def classify(self, images: Image | Iterable[Image], **options: Unpack[AskOptions]) -> Answer | list[Answer]:
         """Classify one image, or each of several.
 
         Args:
@@ -131,7 +106,7 @@ class AsyncClient:
         Raises:
             MilkweedError: a request got no answer; the class says why. Of one image also where that is its own fault.
         """
-        params = self.params(model, top_k, timeout, priority)
+        params = self.params(**options)
         if not is_one(images):
             return [answer async for answer in self._stream(cast("Iterable[Image]", images), params)]
         (answer,) = await self.ask([await asyncio.to_thread(encode, images)], params)
@@ -139,20 +114,12 @@ class AsyncClient:
             raise answer.error
         return answer
 
-    def stream(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> AsyncIterator[Answer]:
+    def stream(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> AsyncIterator[Answer]:
         """Classify any number of images; the answers come one by one, in order. See `classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on another thread, since files may be slow.
         """
-        return self._stream(images, self.params(model, top_k, timeout, priority))
+        return self._stream(images, self.params(**options))
 
     async def models(self) -> list[Model]:
         """List the server's models; the one that answers by default is the first."""
@@ -169,7 +136,12 @@ class AsyncClient:
             return False
 
     def params(
-        self, model: str | None, top_k: int | None, timeout: float | None, priority: Priority | None
+        self,
+        *,
+        model: str | None = None,
+        top_k: int | None = None,
+        timeout: float | None = None,
+        priority: Priority | None = None,
     ) -> ClassifyParams:
         """Check the arguments of a call and return them as one object."""
         return ClassifyParams(model, top_k, priority, self.timeout if timeout is None else timeout)

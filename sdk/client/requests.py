@@ -4,7 +4,7 @@ import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 from urllib.parse import urlsplit, urlunsplit
 
 KEY_VARIABLE = "MILKWEED_API_KEY"
@@ -14,6 +14,15 @@ Priority = Literal["interactive", "bulk"]
 
 MOST_TIMEOUT_MS = 300_000
 """The longest timeout that a server may be told of; it refuses a longer one (`max_timeout_ms`)."""
+
+
+class AskOptions(TypedDict, total=False):
+    """What a call may say of how its images are to be classified; `AsyncClient.classify` explains it."""
+
+    model: str | None
+    top_k: int | None
+    timeout: float | None
+    priority: Priority | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,12 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from concurrent.futures import CancelledError, Future
 from ssl import SSLContext
-from types import TracebackType
-from typing import Any, TypeVar, cast, overload
+from typing import Any, TypeVar, Unpack, cast, overload
 
 from .answers import Answer, Model
 from .asynchronous import BATCH_BYTES, TIMEOUT_SECONDS, AsyncClient
 from .images import Image, encode, encoded, in_batches, is_one
-from .requests import ClassifyParams, Priority
+from .requests import AskOptions, ClassifyParams
 
 T = TypeVar("T")
 
@@ -54,9 +53,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -78,37 +75,15 @@ class Client:
 
     @overload
     def classify(  # type: ignore[overload-overlap]  # text is a path, not several
-        self,
-        images: Image,
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
+        self, images: Image, **options: Unpack[AskOptions]
     ) -> Answer: ...
 
     @overload
-    def classify(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> list[Answer]: ...
+    def classify(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> list[Answer]: ...
 
-    def classify(
-        self,
-        images: Image | Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> Answer | list[Answer]:
+    def classify(self, images: Image | Iterable[Image], **options: Unpack[AskOptions]) -> Answer | list[Answer]:
         """Classify one image, or each of several: see `AsyncClient.classify`."""
-        params = self._client.params(model, top_k, timeout, priority)
+        params = self._client.params(**options)
         if not is_one(images):
             return list(self._stream(cast("Iterable[Image]", images), params))
         (answer,) = self._run(self._client.ask([encode(images)], params))
@@ -116,20 +91,12 @@ class Client:
             raise answer.error
         return answer
 
-    def stream(
-        self,
-        images: Iterable[Image],
-        *,
-        model: str | None = None,
-        top_k: int | None = None,
-        timeout: float | None = None,
-        priority: Priority | None = None,
-    ) -> Iterator[Answer]:
+    def stream(self, images: Iterable[Image], **options: Unpack[AskOptions]) -> Iterator[Answer]:
         """Classify any number of images; the answers come one by one, in order. See `AsyncClient.classify`.
 
         `images` is read as far ahead as `concurrency` requests need, on the calling thread.
         """
-        return self._stream(images, self._client.params(model, top_k, timeout, priority))
+        return self._stream(images, self._client.params(**options))
 
     def models(self) -> list[Model]:
         """List the server's models; the one that answers by default is the first."""

@@ -27,6 +27,14 @@ _SCHEMES = {
 _WITHOUT_KEY = {"401": "no key, or one that is not known", "429": "more than this key may ask; see `Retry-After`"}
 _BROKEN = {"408": "the body did not come in time", "431": "too many headers, or too long"}
 
+_ERROR = {"$ref": "#/components/schemas/ErrorAnswer"}
+_RETRY_AFTER = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
+_HEADERS: dict[int, dict[str, Any]] = {
+    401: {"WWW-Authenticate": {"schema": {"type": "string"}}},
+    429: _RETRY_AFTER,
+    503: _RETRY_AFTER,
+}
+
 _STATUSES = {
     400: "malformed request, no image, or a bad parameter",
     404: "no such model",
@@ -95,32 +103,22 @@ def _classify_path(settings: Settings) -> dict[str, Any]:
 
 
 def _parameters(settings: Settings) -> list[dict[str, Any]]:
+    text = {"type": "string"}
+    top_k = {"type": "integer", "minimum": 1, "default": settings.top_k}
+    timeout = {"type": "integer", "minimum": 1, "maximum": settings.max_timeout_ms, "default": settings.timeout_ms}
+    priority = {**text, "enum": list(PRIORITIES), "default": PRIORITIES[0]}
+    rows = (
+        ("query", "model", "which of the served models, or an alias; default: the first", text),
+        ("query", "top_k", "classes of an answer, at most the model's number of classes", top_k),
+        ("header", "X-Request-ID", "comes back; made where it is missing or odd", text),
+        ("header", "X-Request-Timeout-Ms", "milliseconds after which the answer is of no use", timeout),
+        ("header", "X-Priority", "bulk lets interactive requests go first", priority),
+        ("header", "X-Model-Version", "its number or hash; default: the newest", text),
+    )
     return [
-        _parameter("query", "model", "which of the served models, or an alias; default: the first", {"type": "string"}),
-        _parameter(
-            "query",
-            "top_k",
-            "classes of an answer, at most the model's number of classes",
-            {"type": "integer", "minimum": 1, "default": settings.top_k},
-        ),
-        _parameter("header", "X-Request-ID", "comes back; made where it is missing or odd", {"type": "string"}),
-        _parameter(
-            "header",
-            "X-Request-Timeout-Ms",
-            "milliseconds after which the answer is of no use",
-            {"type": "integer", "minimum": 1, "maximum": settings.max_timeout_ms, "default": settings.timeout_ms},
-        ),
-        _parameter("header", "X-Priority", "bulk lets interactive requests go first", _one_of(PRIORITIES)),
-        _parameter("header", "X-Model-Version", "its number or hash; default: the newest", {"type": "string"}),
+        {"in": where, "name": name, "required": False, "description": description, "schema": schema}
+        for where, name, description, schema in rows
     ]
-
-
-def _one_of(values: tuple[str, ...]) -> dict[str, Any]:
-    return {"type": "string", "enum": list(values), "default": values[0]}
-
-
-def _parameter(where: str, name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"in": where, "name": name, "required": False, "description": description, "schema": schema}
 
 
 def _bodies(settings: Settings) -> dict[str, Any]:
@@ -148,18 +146,17 @@ def _success() -> dict[str, Any]:
 
 
 def _failure(status: int, description: str) -> dict[str, Any]:
-    codes = [code for code, kind in ERROR_CODES.items() if kind.status == status]
-    shapes = [{"$ref": "#/components/schemas/ErrorAnswer"}]
+    """Describe a failure of POST /classify."""
+    shapes = [_ERROR]
     if status in (400, 413, 415, 422, 500):
         shapes.append({"$ref": "#/components/schemas/ClassifyFailure"})
-    example = {"error": {"code": codes[-1], "message": description}, "request_id": _ANSWER["request_id"]}
-    answer: dict[str, Any] = {
-        "description": f"{description}; `code` is {' or '.join(codes)}",
-        "content": {"application/json": {"schema": {"anyOf": shapes}, "example": example}},
-    }
-    if status == 503:
-        answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    return answer
+    error = {"code": _codes(status)[-1], "message": description}
+    example = {"error": error, "request_id": _ANSWER["request_id"]}
+    return _refusal(status, description, {"schema": {"anyOf": shapes}, "example": example})
+
+
+def _codes(status: int) -> list[str]:
+    return [code for code, kind in ERROR_CODES.items() if kind.status == status]
 
 
 def _add_security(document: dict[str, Any], auth: Authenticator) -> None:
@@ -175,17 +172,12 @@ def _add_security(document: dict[str, Any], auth: Authenticator) -> None:
                 operation["security"] = [{name: []} for name in _SCHEMES]
                 answers |= _WITHOUT_KEY
             for status, description in answers.items():
-                operation["responses"].setdefault(status, _refusal(int(status), description))
+                operation["responses"].setdefault(status, _refusal(int(status), description, {"schema": _ERROR}))
 
 
-def _refusal(status: int, description: str) -> dict[str, Any]:
-    code = next(code for code, kind in ERROR_CODES.items() if kind.status == status)
+def _refusal(status: int, description: str, content: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {
-        "description": f"{description}; `code` is {code}",
-        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/ErrorAnswer"}}},
+        "description": f"{description}; `code` is {' or '.join(_codes(status))}",
+        "content": {"application/json": content},
     }
-    if status == 401:
-        answer["headers"] = {"WWW-Authenticate": {"schema": {"type": "string"}}}
-    if status == 429:
-        answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "seconds"}}
-    return answer
+    return {**answer, "headers": _HEADERS[status]} if status in _HEADERS else answer

@@ -47,7 +47,8 @@ def status_routes(service: Service) -> APIRouter:
 
 
 def _add_probes(router: APIRouter, service: Service) -> None:
-    """Is the engine alive, shall traffic come here, has the start succeeded? A failure counts as no refused request."""
+    """Add the probes: is the engine alive, shall traffic come here, has the start succeeded? A probe that fails counts
+    as no refused request."""
 
     @router.get("/livez", response_model=Health, responses=_NOT_YET, tags=["health"])
     async def livez(request: Request) -> Response:

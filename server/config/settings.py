@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ByteSize, Field, PrivateAttr, TypeAdapter, ValidationError, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -39,14 +39,24 @@ OFF = "off"
 """The value of a setting that names a file, where there is no file."""
 
 
+def _number(default: float, least: float, most: float, text: str) -> Any:
+    """A setting that is a number from `least` to `most`."""
+    return Field(default=default, ge=least, le=most, description=text)
+
+
+def _named(default: str, text: str) -> Any:
+    """A setting that names something: a host, a file, a folder."""
+    return Field(default=default, min_length=1, description=text)
+
+
 class Settings(BaseSettings):
     """The settings. Where a field says `0 = auto`, the value is chosen from machine and model, and printed."""
 
     model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid")
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on; 0.0.0.0 for all")
-    port: int = Field(default=8000, ge=0, le=65535, description="TCP port of the service; 0 = any free one")
-    metrics_port: int = Field(default=8001, ge=0, le=65535, description="TCP port of /metrics alone; 0 = off")
+    host: str = _named("127.0.0.1", "address to listen on; 0.0.0.0 for all")
+    port: int = _number(8000, 0, 65535, "TCP port of the service; 0 = any free one")
+    metrics_port: int = _number(8001, 0, 65535, "TCP port of /metrics alone; 0 = off")
     device: str = Field(
         default="auto",
         pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
@@ -59,18 +69,12 @@ class Settings(BaseSettings):
         default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
     )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
-    hw_decoder_load: float = Field(
-        default=0.0, ge=0, le=1, description="DALI on a GPU: share of its JPEGs for the GPU's JPEG engine"
-    )
+    hw_decoder_load: float = _number(0.0, 0, 1, "DALI on a GPU: share of its JPEGs for the GPU's JPEG engine")
     resample: Literal["exact", "fused"] = Field(
         default="exact", description="DALI: exact = Pillow's two passes; fused = one, quicker and a little off"
     )
-    dali_min_pixels: int = Field(
-        default=0, ge=0, le=10**9, description="DALI: smaller images go to the cpu loader, see dali_min_batch"
-    )
-    dali_min_batch: int = Field(
-        default=1, ge=1, le=4096, description="DALI: a batch with so many images for it takes small ones as well"
-    )
+    dali_min_pixels: int = _number(0, 0, 10**9, "DALI: smaller images go to the cpu loader, see dali_min_batch")
+    dali_min_batch: int = _number(1, 1, 4096, "DALI: a batch with so many images for it takes small ones as well")
     strict_jpeg: bool = Field(
         default=True,
         description="DALI: refuse damaged JPEGs as the other loaders do, for up to two thirds of a CPU decode",
@@ -78,10 +82,10 @@ class Settings(BaseSettings):
     overlap: Literal["auto", "on", "off"] = Field(
         default="auto", description="decode the next images while a forward runs; auto = where the model is on a GPU"
     )
-    decode_threads: int = Field(default=0, ge=0, le=256, description="threads that decode; 0 = one a core")
-    lanes: int = Field(default=0, ge=0, le=256, description="CPU: forwards at the same time; 0 = auto")
-    threads_per_lane: int = Field(default=0, ge=0, le=256, description="CPU: threads of one forward; 0 = auto")
-    micro_batch: int = Field(default=0, ge=0, le=256, description="CPU: images of one forward, fixed; 0 = auto")
+    decode_threads: int = _number(0, 0, 256, "threads that decode; 0 = one a core")
+    lanes: int = _number(0, 0, 256, "CPU: forwards at the same time; 0 = auto")
+    threads_per_lane: int = _number(0, 0, 256, "CPU: threads of one forward; 0 = auto")
+    micro_batch: int = _number(0, 0, 256, "CPU: images of one forward, fixed; 0 = auto")
     cpu_graphs: bool = Field(
         default=True, description="CPU: record the forward at start and run it without Python: the same bits, sooner"
     )
@@ -91,120 +95,78 @@ class Settings(BaseSettings):
     tuning: Literal["auto", "off", "force"] = Field(
         default="auto", description="CUDA: kernels measured at start: auto = those not in the cache, off, force = all"
     )
-    tuning_cache: str = Field(
-        default="auto", min_length=1, description="CUDA: folder of what was measured; auto = in the user's cache"
-    )
+    tuning_cache: str = _named("auto", "CUDA: folder of what was measured; auto = in the user's cache")
     cuda_graphs: bool = Field(default=True, description="CUDA: capture the forward at start, for each batch size")
 
-    repository: str = Field(default=OFF, min_length=1, description="folder of bundles to serve: NAME or NAME/NUMBER")
-    repository_seconds: float = Field(
-        default=0.0, ge=0, le=86_400, description="seconds between looks for what changed in the repository; 0 = never"
+    repository: str = _named(OFF, "folder of bundles to serve: NAME or NAME/NUMBER")
+    repository_seconds: float = _number(
+        0.0, 0, 86_400, "seconds between looks for what changed in the repository; 0 = never"
     )
-    admin_port: int = Field(
-        default=0, ge=0, le=65535, description="TCP port to load and unload models by, on admin_host alone; 0 = off"
-    )
-    admin_host: str = Field(default="127.0.0.1", min_length=1, description="address of admin_port")
-    keep_versions: int = Field(
-        default=1, ge=1, le=100, description="versions of a model that serve at once, the newest first"
-    )
+    admin_port: int = _number(0, 0, 65535, "TCP port to load and unload models by, on admin_host alone; 0 = off")
+    admin_host: str = _named("127.0.0.1", "address of admin_port")
+    keep_versions: int = _number(1, 1, 100, "versions of a model that serve at once, the newest first")
 
     aliases: Annotated[dict[str, str], NoDecode, BeforeValidator(read_aliases)] = Field(
         default={}, description="names for models or versions of them: NAME=MODEL or NAME=MODEL@VERSION, ..."
     )
 
-    max_batch_size: int = Field(default=0, ge=0, le=4096, description="images of one batch at most; 0 = auto")
-    max_batch_pixels: int = Field(
-        default=64_000_000, ge=1, le=10**12, description="decoded pixels of one batch at most (one image may exceed it)"
+    max_batch_size: int = _number(0, 0, 4096, "images of one batch at most; 0 = auto")
+    max_batch_pixels: int = _number(
+        64_000_000, 1, 10**12, "decoded pixels of one batch at most (one image may exceed it)"
     )
-    max_queue_images: int = Field(
-        default=1024, ge=1, le=1_000_000, description="images that wait at most; beyond it 503"
-    )
-    max_queue_pixels: int = Field(
-        default=2_000_000_000, ge=1, le=10**12, description="decoded pixels that wait at most; beyond it 503"
-    )
-    max_images_per_request: int = Field(
-        default=256, ge=1, le=4096, description="images of one request at most; beyond it 413"
-    )
-    max_body_bytes: Bytes = Field(default=64 * MIB, ge=1024, le=1 << 32, description="bytes of one request at most")
-    max_image_bytes: Bytes = Field(default=20 * MIB, ge=1024, le=1 << 31, description="bytes of one image at most")
+    max_queue_images: int = _number(1024, 1, 1_000_000, "images that wait at most; beyond it 503")
+    max_queue_pixels: int = _number(2_000_000_000, 1, 10**12, "decoded pixels that wait at most; beyond it 503")
+    max_images_per_request: int = _number(256, 1, 4096, "images of one request at most; beyond it 413")
+    max_body_bytes: Bytes = _number(64 * MIB, 1024, 1 << 32, "bytes of one request at most")
+    max_image_bytes: Bytes = _number(20 * MIB, 1024, 1 << 31, "bytes of one image at most")
     formats: str = Field(
         default=",".join(FORMATS).lower(),
         pattern=rf"^({_FORMAT})(,({_FORMAT}))*$",
         description="image formats accepted, of " + _FORMAT.replace("|", ", "),
     )
-    max_held_bytes: Bytes = Field(
-        default=512 * MIB, ge=1024, le=1 << 40, description="bytes of all bodies in memory at most; beyond it 503"
-    )
+    max_held_bytes: Bytes = _number(512 * MIB, 1024, 1 << 40, "bytes of all bodies in memory at most; beyond it 503")
     model_limits: Annotated[dict[str, ModelLimits], NoDecode, BeforeValidator(read_model_limits)] = Field(
         default={},
         description="for one model, NAME.SETTING=N, ...: max_queue_images, max_images_per_request, max_batch_size, "
         "timeout_ms, top_k",
     )
-    cache_bytes: Bytes = Field(
-        default=0, ge=0, le=1 << 40, description="bytes of answers kept for images that come again; 0 = none"
-    )
-    top_k: int = Field(default=5, ge=1, le=100_000, description="classes in an answer that did not ask for a number")
+    cache_bytes: Bytes = _number(0, 0, 1 << 40, "bytes of answers kept for images that come again; 0 = none")
+    top_k: int = _number(5, 1, 100_000, "classes in an answer that did not ask for a number")
 
-    timeout_ms: int = Field(default=30_000, ge=1, le=3_600_000, description="milliseconds a request may take")
-    max_timeout_ms: int = Field(
-        default=300_000, ge=1, le=3_600_000, description="milliseconds X-Request-Timeout-Ms may ask for"
+    timeout_ms: int = _number(30_000, 1, 3_600_000, "milliseconds a request may take")
+    max_timeout_ms: int = _number(300_000, 1, 3_600_000, "milliseconds X-Request-Timeout-Ms may ask for")
+    keep_alive_seconds: int = _number(75, 1, 3600, "seconds an idle connection is kept")
+    max_connections: int = _number(
+        4096, 1, 1_000_000, "connections open at most; beyond it who owes bytes for longest makes room"
     )
-    keep_alive_seconds: int = Field(default=75, ge=1, le=3600, description="seconds an idle connection is kept")
-    max_connections: int = Field(
-        default=4096,
-        ge=1,
-        le=1_000_000,
-        description="connections open at most; beyond it who owes bytes for longest makes room",
-    )
-    max_headers: int = Field(default=100, ge=8, le=10_000, description="headers of one request at most; beyond it 431")
-    max_header_bytes: Bytes = Field(
-        default=32_768, ge=1024, le=1 << 20, description="bytes of a request's target and headers at most"
-    )
-    header_timeout_ms: int = Field(
-        default=10_000, ge=1, le=3_600_000, description="milliseconds a request's headers may take to arrive"
-    )
-    body_timeout_ms: int = Field(
-        default=15_000, ge=1, le=3_600_000, description="milliseconds a body may take, see body_min_bytes_per_second"
-    )
-    body_min_bytes_per_second: Bytes = Field(
-        default=16_384, ge=1, le=1 << 40, description="so many bytes of a body give it a second more"
-    )
-    api_keys: str = Field(default=OFF, min_length=1, description="TOML file of who may ask; off = anybody")
+    max_headers: int = _number(100, 8, 10_000, "headers of one request at most; beyond it 431")
+    max_header_bytes: Bytes = _number(32_768, 1024, 1 << 20, "bytes of a request's target and headers at most")
+    header_timeout_ms: int = _number(10_000, 1, 3_600_000, "milliseconds a request's headers may take to arrive")
+    body_timeout_ms: int = _number(15_000, 1, 3_600_000, "milliseconds a body may take, see body_min_bytes_per_second")
+    body_min_bytes_per_second: Bytes = _number(16_384, 1, 1 << 40, "so many bytes of a body give it a second more")
+    api_keys: str = _named(OFF, "TOML file of who may ask; off = anybody")
     page: bool = Field(default=True, description="serve a page for people at /, to try and watch the service with")
     metrics_without_key: bool = Field(
         default=False, description="with API keys: /metrics on the service's port needs none"
     )
-    tls_cert: str = Field(default=OFF, min_length=1, description="PEM file of the certificate chain; off = plain HTTP")
-    tls_key: str = Field(default=OFF, min_length=1, description="PEM file of its private key; off = in tls_cert")
-    tls_client_ca: str = Field(
-        default=OFF, min_length=1, description="PEM file of who signs clients' certificates; off = none asked for"
-    )
+    tls_cert: str = _named(OFF, "PEM file of the certificate chain; off = plain HTTP")
+    tls_key: str = _named(OFF, "PEM file of its private key; off = in tls_cert")
+    tls_client_ca: str = _named(OFF, "PEM file of who signs clients' certificates; off = none asked for")
     tls_min_version: Literal["1.2", "1.3"] = Field(default="1.2", description="least version of TLS")
-    drain_grace_seconds: float = Field(
-        default=1.0, ge=0, le=600, description="seconds it still accepts after SIGTERM while it says not ready"
-    )
-    drain_seconds: float = Field(default=30.0, ge=0, le=3600, description="seconds for requests in flight to finish")
+    drain_grace_seconds: float = _number(1.0, 0, 600, "seconds it still accepts after SIGTERM while it says not ready")
+    drain_seconds: float = _number(30.0, 0, 3600, "seconds for requests in flight to finish")
     engine_stall_seconds: float = Field(
         default=60.0, gt=0, le=3600, description="seconds a batch may take before /livez says dead"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
-    access_log: float = Field(
-        default=0.0,
-        ge=0,
-        le=1,
-        description="share of requests with a log line; above 0 also all that fail by our fault",
-    )
+    access_log: float = _number(0.0, 0, 1, "share of requests with a log line; above 0 also all that fail by our fault")
     otlp_endpoint: str = Field(
         default=OFF,
         pattern=r"^(off|https?://\S+)$",
         description="URL of an OpenTelemetry collector for traces; off = none",
     )
-    trace_sample: float = Field(
-        default=0.1, ge=0, le=1, description="share of requests traced whose caller decided nothing"
-    )
-    grpc_port: int = Field(
-        default=0, ge=0, le=65535, description="TCP port of the Open Inference Protocol's gRPC; 0 = off"
-    )
+    trace_sample: float = _number(0.1, 0, 1, "share of requests traced whose caller decided nothing")
+    grpc_port: int = _number(0, 0, 65535, "TCP port of the Open Inference Protocol's gRPC; 0 = off")
 
     _of_model: dict[str, "Settings"] = PrivateAttr(default_factory=dict)
 

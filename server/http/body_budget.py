@@ -1,7 +1,6 @@
 """Bounds how many bytes of request bodies are in memory together."""
 
 import asyncio
-from types import TracebackType
 
 from ..errors import ServiceError
 
@@ -74,9 +73,7 @@ class BudgetLease:
         self.budget.requests += 1
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.budget.requests -= 1
         self.budget.add(-self._bytes)
 

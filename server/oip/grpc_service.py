@@ -16,7 +16,7 @@ from ..service.submit import Requester
 from ..telemetry.context import RequestContext
 from . import metadata as describe
 from .grpc_convert import infer_response, parsed_bytes, read_infer_message
-from .infer import before_deadline, find_version, infer, output_tensors, prepare
+from .infer import Inference, find_version, prepare
 from .tensors import InferRequest
 
 PROBES = frozenset({"ServerLive", "ServerReady"})
@@ -82,24 +82,11 @@ class GrpcService:
         self, request: InferRequest, size: int, lease: BudgetLease, model: ServedModel, call: Call
     ) -> Any:
         service = self._service
-        params, requested = self._params(model, call)
-        async with before_deadline(params, call.context, requested=requested) as deadline:
-            prepared = await service.parsers.run(partial(prepare, request, model, service.settings), size)
-            outcomes = await infer(
-                service,
-                params,
-                prepared,
-                deadline,
-                Requester(call.context, receive=None),
-                lease,
-                charge=lambda images: self._auth.charge_images(call.account, images),
-            )
-
-            def write() -> Any:
-                outputs = output_tensors(model, outcomes, prepared.options)
-                return infer_response(self._messages, model, prepared.id, outputs)
-
-            return await service.parsers.run(write, prepared.answer_cost)
+        charge = partial(self._auth.charge_images, call.account)
+        requester = Requester(call.context, receive=None)
+        inference = Inference(service, *self._params(model, call), requester, lease, charge)
+        read = partial(service.parsers.run, partial(prepare, request, model, service.settings), size)
+        return await inference.answer(read, partial(infer_response, self._messages, model))
 
     def _params(self, model: ServedModel, call: Call) -> tuple[ClassifyParams, bool]:
         """Read the metadata and the caller's deadline; also tell whether the caller named any time."""

@@ -3,10 +3,10 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ...inference.results import SCORE_COST, Predictions
 from ..config.settings import Settings
@@ -21,6 +21,8 @@ from ..telemetry.context import RequestContext
 from .images import images_of
 from .options import OUTPUTS, Options, WantedOutput, read_options
 from .tensors import InferRequest, OutputTensor
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +47,61 @@ def find_version(service: Service, name: str, version: str) -> ServedModel:
     return service.models.find(name, version or None)
 
 
-@asynccontextmanager
-async def before_deadline(
-    params: ClassifyParams, context: RequestContext, *, requested: bool
-) -> AsyncIterator["Deadline"]:
-    """Cancel what runs inside when the time of a request is over. `requested`: the client named the time; else it is
-    our default. Raises ServiceError `deadline` when the time is over."""
-    deadline = Deadline(params.timeout_seconds, context, requested)
-    try:
-        async with asyncio.timeout(deadline.left()) as deadline.timeout:
-            yield deadline
-    except TimeoutError:
-        raise ServiceError("deadline", f"no answer within {round(deadline.seconds * 1e3)} ms") from None
+@dataclass(frozen=True, slots=True)
+class Inference:
+    """One request to infer.
+
+    Args:
+        requested: the client named `params.timeout_seconds`; else it is our default.
+        lease: the memory that the request has of the body budget.
+        charge: called with the number of images; may raise ServiceError.
+    """
+
+    service: Service
+    params: ClassifyParams
+    requested: bool
+    requester: Requester
+    lease: BudgetLease
+    charge: Callable[[int], None]
+
+    async def answer(
+        self, read: Callable[[], Awaitable[Prepared]], write: Callable[[str | None, list[OutputTensor]], T]
+    ) -> T:
+        """Read, classify and write, all before the time of the request is over. Raises ServiceError `deadline` when it
+        is, what `read` and `write` raise, and the error of an image, see `_outcomes`."""
+        deadline = Deadline(self.params.timeout_seconds, self.requester.context, self.requested)
+        try:
+            async with asyncio.timeout(deadline.left()) as deadline.timeout:
+                prepared = await read()
+                outcomes = await self._outcomes(prepared, deadline)
+                outputs = partial(output_tensors, self.params.model, outcomes, prepared.options)
+                return await self.service.parsers.run(lambda: write(prepared.id, outputs()), prepared.answer_cost)
+        except TimeoutError:
+            raise ServiceError("deadline", f"no answer within {round(deadline.seconds * 1e3)} ms") from None
+
+    async def _outcomes(self, prepared: Prepared, deadline: "Deadline") -> list[Outcome]:
+        """Classify the images: every outcome is predictions, or some are where the request takes partial answers.
+        Raises the error of the first bad image, where it takes none or no image is good."""
+        service, model, options = self.service, self.params.model, prepared.options
+        if options.timeout_seconds is not None:
+            deadline.set(options.timeout_seconds)
+        params = replace(self.params, top_k=options.engine_top_k, timeout_seconds=deadline.seconds)
+        try:
+            self.charge(len(prepared.images))
+        except ServiceError:
+            count_outcomes(service, model, {"rejected": len(prepared.images)})
+            raise
+        if not options.partial:
+            _refuse_bad(service, model, prepared.images)
+        images = await service.sandboxed_images.decode(prepared.images, model.spec, self.lease, deadline.left())
+        self.requester.context.end_stage("parse")
+        if not options.partial:
+            _refuse_bad(service, model, images)
+        outcomes = await ask(service, params, images, self.requester)
+        bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
+        if bad and (not options.partial or len(bad) == len(outcomes)):
+            raise _image_error(outcomes[bad[0]], bad[0], len(outcomes))
+        return outcomes
 
 
 class Deadline:
@@ -87,47 +132,6 @@ def prepare(request: InferRequest, model: ServedModel, settings: Settings) -> Pr
     images = images_of(request.inputs, model, settings.max_images_per_request)
     check_scores(len(images), options.engine_top_k)
     return Prepared(request.id, [check_image(image, model) for image in images], options)
-
-
-async def infer(
-    service: Service,
-    params: ClassifyParams,
-    prepared: Prepared,
-    deadline: Deadline,
-    requester: Requester,
-    lease: BudgetLease,
-    *,
-    charge: Callable[[int], None],
-) -> list[Outcome]:
-    """Classify the images: every outcome is predictions, or some are where the request takes partial answers.
-
-    Args:
-        lease: the memory that the request has of the body budget.
-        charge: called with the number of images; may raise ServiceError.
-
-    Raises:
-        ServiceError: the error of the first bad image, where the request takes no partial answers or no image is good.
-    """
-    options = prepared.options
-    if options.timeout_seconds is not None:
-        deadline.set(options.timeout_seconds)
-    params = replace(params, top_k=options.engine_top_k, timeout_seconds=deadline.seconds)
-    try:
-        charge(len(prepared.images))
-    except ServiceError:
-        count_outcomes(service, params.model, {"rejected": len(prepared.images)})
-        raise
-    if not options.partial:
-        _refuse_bad(service, params.model, prepared.images)
-    images = await service.sandboxed_images.decode(prepared.images, params.model.spec, lease, deadline.left())
-    requester.context.end_stage("parse")
-    if not options.partial:
-        _refuse_bad(service, params.model, images)
-    outcomes = await ask(service, params, images, requester)
-    bad = [index for index, outcome in enumerate(outcomes) if not isinstance(outcome, Predictions)]
-    if bad and (not options.partial or len(bad) == len(outcomes)):
-        raise _image_error(outcomes[bad[0]], bad[0], len(outcomes))
-    return outcomes
 
 
 def output_tensors(model: ServedModel, outcomes: Sequence[Outcome], options: Options) -> list[OutputTensor]:

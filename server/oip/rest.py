@@ -26,7 +26,7 @@ from ..service.submit import Requester
 from ..telemetry.context import RequestContext, context_of
 from . import metadata as describe
 from .images import decoded_bytes
-from .infer import Prepared, before_deadline, find_version, infer, output_tensors, prepare
+from .infer import Inference, Prepared, find_version, prepare
 from .metadata import version_of
 from .rest_request import LENGTH_HEADER, json_length, read_infer_request
 from .tensors import OutputTensor
@@ -85,24 +85,12 @@ class Infer:
         model = _model_of(service, scope)
         params = params_for(model, context.headers, service.settings)
         requested = b"x-request-timeout-ms" in context.headers
+        charge = partial(self._auth.charge_images, scope.get(ACCOUNT_KEY))
         with service.body_budget.lease() as lease:
-            async with before_deadline(params, context, requested=requested) as deadline:
-                with service.lifecycle.using(model):
-                    prepared = await self._read(model, context, receive, lease)
-                    outcomes = await infer(
-                        service,
-                        params,
-                        prepared,
-                        deadline,
-                        Requester(context, receive),
-                        lease,
-                        charge=lambda images: self._auth.charge_images(scope.get(ACCOUNT_KEY), images),
-                    )
-
-                def write() -> tuple[bytes, Headers]:
-                    return infer_answer(model, prepared.id, output_tensors(model, outcomes, prepared.options))
-
-                body, headers = await service.parsers.run(write, prepared.answer_cost)
+            inference = Inference(service, params, requested, Requester(context, receive), lease, charge)
+            with service.lifecycle.using(model):
+                read = partial(self._read, model, context, receive, lease)
+                body, headers = await inference.answer(read, partial(infer_answer, model))
             lease.resize(len(body))  # until the client has read it
             await send_whole(send, context, body, headers)
 

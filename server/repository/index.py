@@ -9,7 +9,7 @@ from .served_model import ServedModel
 
 
 class ModelIndex(Mapping[str, ServedModel]):
-    """By name, the version that answers who asks for none; the first name answers who asks for none at all.
+    """Maps each name to its default version; the first name answers requests that name no model.
 
     Args:
         versions: of each name, the one that answers by default first.
@@ -34,12 +34,12 @@ class ModelIndex(Mapping[str, ServedModel]):
         return len(self._versions)
 
     def every(self) -> Iterator[ServedModel]:
-        """All versions of all names."""
+        """Yield all versions of all names."""
         for models in self._versions.values():
             yield from models
 
     def versions(self, name: str) -> tuple[ServedModel, ...]:
-        """All versions of one name; none where there is no such name."""
+        """Return all versions of one name; none where there is no such name."""
         return self._versions.get(name, ())
 
     def find(self, name: str | None = None, version: str | None = None) -> ServedModel:
@@ -70,7 +70,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         raise ServiceError("unknown_model", f"no version {version[:80]!r} of {name}; there are: {there}")
 
     def with_alias(self, name: str, target: AliasTarget) -> "ModelIndex":
-        """With a name for a model or a version of it; in place of what it stood for before. Raises AliasError where it
+        """Make an index in which `name` stands for `target`, whatever it stood for before. Raises AliasError where it
         would hide a model, or stands for nothing that is served."""
         check_alias(name, target, self._versions)
         try:
@@ -80,7 +80,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         return ModelIndex(self._versions, {**self.aliases, name: target})
 
     def without_alias(self, name: str) -> "ModelIndex":
-        """Without a name. Raises AliasError `unknown_model`."""
+        """Make an index without an alias. Raises AliasError `unknown_model`."""
         if name not in self.aliases:
             there = ", ".join(self.aliases) or "none"
             raise AliasError("unknown_model", f"no alias {name[:80]!r}; there are: {there}")
@@ -92,16 +92,16 @@ class ModelIndex(Mapping[str, ServedModel]):
         return {target.version for target in targets if target.model == name and target.version is not None}
 
     def trimmed(self, name: str, keep: int) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
-        """With `keep` versions of a name and those that aliases pin; and those that are left out."""
+        """Make an index with `keep` versions of a name and those that aliases pin; also return what is left out."""
         kept, left = self._split(self.versions(name), name, keep)
         return ModelIndex({**self._versions, name: kept}, self.aliases), left
 
     def with_model(
         self, model: ServedModel, keep: int = 1, *, first: bool = True
     ) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
-        """With a model, `keep` versions of its name and those that aliases pin; and those that are left out. `first`:
-        it answers by default; else the highest number does. Raises AliasError where its name is an alias, or it
-        replaces what an alias stands for."""
+        """Make an index with a model, `keep` versions of its name and those that aliases pin; also return what is left
+        out. `first`: the model answers by default; else the highest number does. Raises AliasError where its name is an
+        alias, or it replaces what an alias stands for."""
         if model.name in self.aliases:
             target = self.aliases[model.name]
             raise AliasError("conflict", f"model {model.name}: an alias has this name, it stands for {target}")
@@ -115,7 +115,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         return self._changed(model.name, kept), (*same, *left)
 
     def without(self, name: str, version: str | None = None) -> tuple["ModelIndex", tuple[ServedModel, ...]]:
-        """Without a version of a name, or all of them; and those that are left out. Raises ServiceError
+        """Make an index without a version of a name, or all of them; also return what is left out. Raises ServiceError
         `unknown_model`. Raises AliasError where an alias stands for it."""
         gone = self.versions(name) if version is None else (self.find(name, version),)
         if not gone:
@@ -142,7 +142,7 @@ class ModelIndex(Mapping[str, ServedModel]):
         return kept, tuple(model for model in order if model not in kept)
 
     def _changed(self, name: str, kept: tuple[ServedModel, ...]) -> "ModelIndex":
-        """With other versions of a name. No alias may lose what it stands for."""
+        """Make an index with other versions of a name, where no alias loses what it stands for."""
         changed = ModelIndex({**self._versions, name: kept}, self.aliases)
         for alias, target in self.aliases.items():
             if target.model == name and self._has(target) and not changed._has(target):

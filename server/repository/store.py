@@ -45,7 +45,7 @@ class StoredBundle:
 
 
 def scan(root: Path) -> dict[str, list[StoredBundle]]:
-    """By name, the versions found, newest first. Folders that are no bundles, or not yet, are passed over.
+    """Find the versions of each name, newest first. Folders that are no bundles, or not yet, are passed over.
 
     A name that is not UTF-8 has its odd bytes as \\xff: metrics and JSON could not say it.
 

@@ -105,7 +105,7 @@ class ModelQueue:
     def _pop(
         self, most: int, pixels: int, is_late: Callable[[QueuedImage], bool], expired: list[Request], newest_first: bool
     ) -> tuple[list[QueuedImage], int]:
-        """At most `most` images, within the pixels together with those that a batch has; and the pixels of all."""
+        """Take at most `most` images that fit beside the pixels of a batch; also return the pixels of all together."""
         items: list[QueuedImage] = []
         while len(items) < most:
             self._drop_late(is_late, expired)

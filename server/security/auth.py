@@ -9,7 +9,7 @@ from ..errors import ServiceError
 from ..telemetry.context import RequestContext
 from ..telemetry.metrics import Metrics
 from .file_watcher import FileWatcher
-from .key_store import Account, KeyStore
+from .key_store import Account, Charged, KeyStore
 
 ACCOUNT_KEY = "milkweed.account"
 """Where a request's scope holds the caller's account; missing where no key was needed."""
@@ -64,21 +64,19 @@ class Authenticator:
         if account is None:
             raise ServiceError("unauthorized", "this API key is not known")
         self._metrics.caller_requests.labels(account.name).inc()
-        try:
-            self._key_store.charge_request(account)
-        except ServiceError:
-            self._metrics.caller_refusals.labels(account.name, "requests").inc()
-            raise
+        self._charge(self._key_store, account, "requests", 1)
         return account
 
     def charge_images(self, account: Account | None, count: int) -> None:
         """Charge the images of a request; nothing where no key was needed. Raises ServiceError `rate_limited`."""
-        if account is None or self._key_store is None:
-            return
+        if account is not None and self._key_store is not None:
+            self._charge(self._key_store, account, "images", count)
+
+    def _charge(self, key_store: KeyStore, account: Account, what: Charged, count: int) -> None:
         try:
-            self._key_store.charge_images(account, count)
+            key_store.charge(account, what, count)
         except ServiceError:
-            self._metrics.caller_refusals.labels(account.name, "images").inc()
+            self._metrics.caller_refusals.labels(account.name, what).inc()
             raise
 
 

@@ -7,12 +7,16 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Literal
 
 from ..errors import ServiceError
 from .keys import Caller, hash_key, read_keys
 
 # No key is longer; a longer one is not even hashed.
 MAX_KEY_BYTES = 256
+
+
+Charged = Literal["requests", "images"]
 
 
 class TokenBucket:
@@ -102,15 +106,9 @@ class KeyStore:
             return None
         return found[1]
 
-    def charge_request(self, account: Account) -> None:
-        """Raises ServiceError `rate_limited` where the caller sends requests too fast."""
-        self._charge(account.requests, 1, "requests")
-
-    def charge_images(self, account: Account, count: int) -> None:
-        """Raises ServiceError `rate_limited` where the caller sends images too fast."""
-        self._charge(account.images, count, "images")
-
-    def _charge(self, bucket: TokenBucket | None, count: int, what: str) -> None:
+    def charge(self, account: Account, what: Charged, count: int = 1) -> None:
+        """Raises ServiceError `rate_limited` where the caller sends so many requests or images too fast."""
+        bucket: TokenBucket | None = getattr(account, what)
         if bucket is None:
             return
         wait = bucket.take(count, self._clock())
@@ -118,7 +116,7 @@ class KeyStore:
             raise ServiceError(
                 "rate_limited",
                 f"this key may send {bucket.rate:g} {what} a second, {bucket.burst:g} at once",
-                retry_after_seconds=_whole_seconds(wait),
+                retry_after_seconds=max(1, math.ceil(wait)),
             )
 
     def _mac(self, digest: bytes) -> bytes:
@@ -132,8 +130,3 @@ def _bucket(rate: float | None, burst: int | None, now: float, before: TokenBuck
     if before is not None and (before.rate, before.burst) == (made.rate, made.burst):
         return before
     return made
-
-
-def _whole_seconds(wait: float) -> int:
-    """Seconds for Retry-After: whole, at least 1, rounded up."""
-    return max(1, -int(-wait // 1))

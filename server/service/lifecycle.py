@@ -83,8 +83,8 @@ class ModelLifecycle:
         return replace(model, number=number, key=f"{name}#{next(self._key_numbers)}")
 
     def publish(self, models: Iterable[ServedModel]) -> dict[str, Pipelines]:
-        """At the start, on the engine thread: in place together, so that ready means all. Raises AliasError where an
-        alias stands for a version that is not there."""
+        """Serve the first models, all at once, so that ready means all; on the engine thread. Raises AliasError where
+        an alias stands for a version that is not there."""
         index = self.index
         for model in models:
             index, _ = index.with_model(self._enter(model), self._settings.keep_versions, first=False)

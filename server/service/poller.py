@@ -95,7 +95,7 @@ class RepositoryPoller:
 
     def start(self, seconds: float) -> None:
         """Look every so many seconds."""
-        self._task = asyncio.get_running_loop().create_task(self._look_again_and_again(seconds))
+        self._task = asyncio.get_running_loop().create_task(self._poll_forever(seconds))
 
     def stop(self) -> None:
         """Look no more."""
@@ -109,11 +109,11 @@ class RepositoryPoller:
             twice: only what the look before has seen like this one; all else stays as it serves.
 
         Raises:
-            RepositoryError: it cannot be read, or has no bundle left while some of it serve. That is rather a volume
-                that is not mounted than somebody's wish, who would unload them by name.
+            RepositoryError: it cannot be read, or has no bundle left while some of it serve. That looks
+                like a volume that is not mounted; whoever wanted it would unload them by name.
         """
         async with self._turn:
-            self._forget_let_go()
+            self._forget_dropped()
             now, before = _by_key(await asyncio.to_thread(scan, self.root)), self._seen
             self._seen = now
             if self._served and not now:
@@ -143,8 +143,8 @@ class RepositoryPoller:
                 found[key] = each
         return found
 
-    def _forget_let_go(self) -> list[StoredBundle]:
-        """What the catalogue has let go serves no more: an alias that pinned it moved, or others took its place."""
+    def _forget_dropped(self) -> list[StoredBundle]:
+        """Forget and return what the index has dropped: an alias that pinned it moved, or others took its place."""
         gone = [key for key in self._served if not self._serves(*key)]
         return [self._served.pop(key) for key in gone]
 
@@ -168,7 +168,7 @@ class RepositoryPoller:
             ValueError: (BundleError, DeviceError) it cannot be served; what served goes on.
         """
         async with self._turn:
-            self._forget_let_go()  # before: that was not replaced by what comes
+            self._forget_dropped()  # before: that was not replaced by what comes
             versions = (await asyncio.to_thread(scan, self.root)).get(name, [])
             chosen = [each for each in versions if number in (None, each.number)][:1]
             if not chosen:
@@ -179,7 +179,7 @@ class RepositoryPoller:
             except ValueError as error:
                 self._refuse(chosen[0], error)
                 raise
-            self._bad |= {(each.name, each.number): each for each in self._forget_let_go()}
+            self._bad |= {(each.name, each.number): each for each in self._forget_dropped()}
             return model
 
     async def unload(self, name: str, version: str | None = None) -> tuple[ServedModel, ...]:
@@ -203,7 +203,7 @@ class RepositoryPoller:
         return [f"serves {what} ({model.version})"]
 
     def _refuse(self, found: StoredBundle, error: ValueError) -> None:
-        """Not tried again until it changes."""
+        """Log and count a bundle that cannot be served; it is not tried again until it changes."""
         logger.error("%s cannot be served, what is sound goes on: %s", found.spoken, error)
         self._bad[found.name, found.number] = found
         self._failed(found.name)
@@ -233,7 +233,7 @@ class RepositoryPoller:
             del self._served[name, number]
         return done
 
-    async def _look_again_and_again(self, seconds: float) -> None:
+    async def _poll_forever(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
             try:

@@ -1,6 +1,6 @@
 """Response cache: a layer around the engine that gives known answers to images that come again.
 
-The layer has the shape of what it wraps (`ask.Answer`), so a service without it lacks nothing. An entry is found by a
+The cache is a `submit.Answer` as what it wraps is, so a service can do without it. An entry is found by a
 keyed digest of the encoded image, by the digest of everything in the model's bundle that an answer depends on, and by
 the number of classes. Equal images that come while one of them is computed wait for that one (single flight).
 """
@@ -63,7 +63,7 @@ class ResponseCache:
     async def __call__(
         self, params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
     ) -> list[Outcome]:
-        """See `ask.Answer`; `Cache-Control: no-cache` and `no-store` go past the cache."""
+        """Answer one request as `submit.Answer` says; `Cache-Control: no-cache` and `no-store` go past the cache."""
         context = requester.context
         if _directives(context.headers) & {b"no-cache", b"no-store"}:
             context.notes["cache"] = "MISS"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from ...inference.device import usable_cores
 from ...loaders.errors import InputError
@@ -20,6 +20,7 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...loaders.sandbox.sandbox import Sandbox
 from ..errors import ServiceError
 from ..http.body_budget import BudgetLease
+from ..telemetry.families import counter
 from .submit import CheckedImage
 
 MOST_CHILDREN = 4
@@ -46,7 +47,7 @@ class SandboxedImages:
         """The images, those of rare formats as crops, or with the error of each that could not be decoded.
 
         Args:
-            hold: of the request; the crops are added to it.
+            hold: what the request holds of the body budget; the crops are added to it.
             seconds_left: until nobody wants the answer any more.
 
         Raises:
@@ -73,15 +74,9 @@ class SandboxedImages:
 
     def collect(self) -> Iterator[Metric]:
         """Its series, for the registry."""
-        text = "Images of rare formats by what became of them."
-        images = CounterMetricFamily("milkweed_sandbox_images", text, labels=["outcome"])
-        text = "Processes of the sandbox that were ended, by why."
-        deaths = CounterMetricFamily("milkweed_sandbox_deaths", text, labels=["reason"])
-        for outcome, count in dict(self._sandbox.images).items():
-            images.add_metric([outcome], count)
-        for reason, count in dict(self._sandbox.deaths).items():
-            deaths.add_metric([reason], count)
-        yield from (images, deaths)
+        images, deaths = dict(self._sandbox.images), dict(self._sandbox.deaths)
+        yield counter("sandbox_images", "Images of rare formats by what became of them.", outcome=images)
+        yield counter("sandbox_deaths", "Processes of the sandbox that were ended, by why.", reason=deaths)
         text = "Images that wait for the sandbox, or are in it."
         yield GaugeMetricFamily("milkweed_sandbox_waiting_images", text, value=self._waiting)
 

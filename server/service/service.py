@@ -230,7 +230,7 @@ class Service(EngineEvents):
         return count_answers(family for each in counted for family in each.collect())
 
     def _open_models(self) -> Mapping[str, Pipelines]:
-        """On the first engine's thread: every model, loaded and warm; published together, so that ready means all."""
+        """Load every model, on the first engine's thread, and publish all of them together, so that ready means all."""
         found = {} if self.poller is None else self.poller.first_poll(self.bundles)
         self.lifecycle.check_names([*self.bundles, *found])
         models = [self.lifecycle.open(name, path) for name, path in self.bundles.items()]
@@ -239,14 +239,14 @@ class Service(EngineEvents):
         return self.lifecycle.publish(models)
 
     def ready(self, engine_id: int, error: BaseException | None) -> None:
-        """On an engine's thread: the models are warm on all devices, or cannot be."""
+        """Note, on an engine's thread, that the models are warm on all devices, or cannot be."""
         if error is None:
             self.prepared.set_result(None)
         else:
             self.prepared.set_exception(error)
 
     def batch_done(self, batch: Batch, result: BatchResult | None) -> None:
-        """On an engine's thread: one hop to the event loop for the whole batch, then metrics and cost model."""
+        """Deliver a batch, on an engine's thread: one hop to the event loop, then metrics and cost model."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._set_results, batch, result)
         if result is not None:
@@ -257,11 +257,11 @@ class Service(EngineEvents):
             record_batch(self.metrics, loaded.model, self.engines.names[batch.engine_id], batch, result)
 
     def model_removed(self, engine_id: int, key: str) -> None:
-        """On an engine's thread: the engine has closed its pipeline of a model."""
+        """Note, on an engine's thread, that it has closed its pipeline of a model."""
         self.loaded.remove_engine(key, engine_id)
 
     def engine_ended(self, engine_id: int) -> None:
-        """On the last engine's thread: whoever waits must not wait for nothing."""
+        """Fail all requests that wait, on the last engine's thread: nobody would answer them."""
         loop = self._loop
         if self._accepting and loop is not None and not loop.is_closed():
             ended = ServiceError("not_ready", "the engine has ended", retry_after_seconds=5)

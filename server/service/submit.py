@@ -1,6 +1,6 @@
 """Asks the engine: queues the images of a request and waits for the last answer, or until nobody waits for it.
 
-Every protocol that brings images asks here, so that deadlines, departed callers and the books are the same for all.
+Every protocol that brings images asks here, so that deadlines, departed callers and metrics are the same for all.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from .service import Service
 
 CheckedImage = tuple[bytes, ImageInfo] | InputError | ServiceError
-"""An image that passed the header guard, or why it did not."""
+"""An image that passed the check of its header, or why it did not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Answer(Protocol):
 
 
 def check_image(image: bytes | ServiceError, model: ServedModel) -> CheckedImage:
-    """The header guard, before anything is queued; what is no image already stays what it is."""
+    """Check an image's header before anything is queued; an error stays as it is."""
     if isinstance(image, ServiceError):
         return image
     try:
@@ -93,7 +93,7 @@ async def submit_and_wait(
 
 
 def count_outcomes(service: "Service", model: ServedModel, outcomes: Mapping[str, int]) -> None:
-    """Enter how so many images ended into the books."""
+    """Count images by how they ended."""
     images = service.metrics.model(model.name).images
     for outcome, count in outcomes.items():
         images[outcome].inc(count)
@@ -102,7 +102,7 @@ def count_outcomes(service: "Service", model: ServedModel, outcomes: Mapping[str
 def make_request(
     params: ClassifyParams, images: Sequence[CheckedImage], requester: Requester
 ) -> tuple[Request, "asyncio.Future[None]", list[tuple[int, bytes, ImageInfo]]]:
-    """A request as the queue sees it, what wakes it, and the images that passed the guard."""
+    """A request as the queue sees it, what wakes it, and the images whose headers passed."""
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     deadline = requester.context.started + params.timeout_seconds
     request = Request(

@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from .families import gauge
+
 
 class QueueSnapshot(NamedTuple):
     """What waits for one version of a model. Versions of a name share a label; `came` is when the oldest image came."""
@@ -18,19 +20,16 @@ class QueueSnapshot(NamedTuple):
 
 def queue_families(waiting: Sequence[QueueSnapshot], now: float, predicted_seconds: float) -> Iterator[Metric]:
     """The metric families of the queue, for the registry."""
-    labels = ["model"]
-    depth = GaugeMetricFamily("milkweed_queue_depth_images", "Images that wait.", labels=labels)
-    size = GaugeMetricFamily("milkweed_queue_bytes", "Encoded bytes that wait.", labels=labels)
-    pixels = GaugeMetricFamily("milkweed_queue_pixels", "Decoded pixels of the images that wait.", labels=labels)
-    text = "How long the oldest waiting image has waited."
-    age = GaugeMetricFamily("milkweed_queue_oldest_age_seconds", text, labels=labels)
-    for label in dict.fromkeys(each.label for each in waiting):
-        same = [each for each in waiting if each.label == label]
-        came = [each.came for each in same if each.came is not None]
-        depth.add_metric([label], sum(each.images for each in same))
-        size.add_metric([label], sum(each.bytes for each in same))
-        pixels.add_metric([label], sum(each.pixels for each in same))
-        age.add_metric([label], max(0.0, now - min(came)) if came else 0.0)
+    images, size, pixels, age = (dict.fromkeys((each.label for each in waiting), 0.0) for _ in range(4))
+    for each in waiting:
+        images[each.label] += each.images
+        size[each.label] += each.bytes
+        pixels[each.label] += each.pixels
+        if each.came is not None:
+            age[each.label] = max(age[each.label], now - each.came)
+    yield gauge("queue_depth_images", "Images that wait.", model=images)
+    yield gauge("queue_bytes", "Encoded bytes that wait.", model=size)
+    yield gauge("queue_pixels", "Decoded pixels of the images that wait.", model=pixels)
+    yield gauge("queue_oldest_age_seconds", "How long the oldest waiting image has waited.", model=age)
     text = "When an engine should be free for what comes now."
-    yield from (depth, size, pixels, age)
     yield GaugeMetricFamily("milkweed_queue_predicted_wait_seconds", text, value=predicted_seconds)

@@ -2,12 +2,12 @@
 
 import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
-from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, TraceFlags, TraceState
 from opentelemetry.trace.status import Status, StatusCode
 
@@ -27,19 +27,11 @@ class RequestSpan(ReadableSpan):
         times_ns: Unix times of its start, of the ends of its finished stages, of its end.
         stages: names of all stages, in order.
         error: describes a failure of the server; None where there was none.
+        more: further arguments of ReadableSpan.
     """
 
     def __init__(
-        self,
-        name: str,
-        ids: SpanIds,
-        *,
-        times_ns: Sequence[int],
-        stages: Sequence[str],
-        attributes: Mapping[str, str | int],
-        error: str | None,
-        resource: Resource,
-        scope: InstrumentationScope,
+        self, name: str, ids: SpanIds, *, times_ns: Sequence[int], stages: Sequence[str], error: str | None, **more: Any
     ) -> None:
         state = _state(ids.state)
         parent = SpanContext(ids.trace_id, ids.parent_id, True, _SAMPLED, state) if ids.parent_id else None
@@ -47,13 +39,11 @@ class RequestSpan(ReadableSpan):
             name,
             SpanContext(ids.trace_id, ids.span_id, False, _SAMPLED, state),
             parent,
-            resource,
-            attributes,
             kind=SpanKind.SERVER,
             status=_UNSET if error is None else Status(StatusCode.ERROR, error),
             start_time=times_ns[0],
             end_time=times_ns[-1],
-            instrumentation_scope=scope,
+            **more,
         )
         self._times, self._stages = times_ns, stages
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import psutil
 import torch
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
+from .families import counter, gauge
 from .nvml import process_bytes
 
 _TASKS = Path("/proc/self/task")
@@ -19,19 +20,14 @@ CGROUP = Path("/sys/fs/cgroup")
 
 def collect_process_memory() -> Iterator[Metric]:
     """Collect the resident, proportional and unique bytes of this process; the last two where the system tells."""
-    family = GaugeMetricFamily(
-        "milkweed_process_memory_bytes", "Memory of the server process by kind: rss, pss, uss.", labels=["kind"]
-    )
     process = psutil.Process()
     try:
         full = process.memory_full_info()
         kinds = {kind: getattr(full, kind, None) for kind in ("rss", "pss", "uss")}
     except psutil.AccessDenied:
         kinds = {"rss": process.memory_info().rss}
-    for kind, value in kinds.items():
-        if value is not None:
-            family.add_metric([kind], float(value))
-    yield family
+    known = {kind: float(value) for kind, value in kinds.items() if value is not None}
+    yield gauge("process_memory_bytes", "Memory of the server process by kind: rss, pss, uss.", kind=known)
 
 
 def collect_gpu_memory() -> Iterator[Metric]:
@@ -43,9 +39,7 @@ def collect_gpu_memory() -> Iterator[Metric]:
         "GPU memory by who holds it; the kinds of a device add up to all of it.",
         labels=["device", "kind"],
     )
-    peak = GaugeMetricFamily(
-        "milkweed_gpu_memory_peak_allocated_bytes", "Most that torch's tensors ever held.", labels=["device"]
-    )
+    peaks: dict[str, float] = {}
     for index in range(torch.cuda.device_count()):
         reserved = torch.cuda.memory_reserved(index)
         if not reserved:
@@ -60,8 +54,9 @@ def collect_gpu_memory() -> Iterator[Metric]:
         )
         for kind, value in kinds.items():
             family.add_metric([f"cuda:{index}", kind], float(value))
-        peak.add_metric([f"cuda:{index}"], float(torch.cuda.max_memory_allocated(index)))
-    yield from (family, peak)
+        peaks[f"cuda:{index}"] = float(torch.cuda.max_memory_allocated(index))
+    yield family
+    yield gauge("gpu_memory_peak_allocated_bytes", "Most that torch's tensors ever held.", device=peaks)
 
 
 def gpu_memory_kinds(*, free: int, total: int, allocated: int, reserved: int, process: int | None) -> dict[str, int]:
@@ -144,12 +139,8 @@ class StageCpu:
         """The counter, for the registry."""
         # The time of a pool thread is gone when the thread ends, but a counter must not go down.
         self._native_most = max(self._native_most, native_thread_seconds() - self._native_at_start)
-        family = CounterMetricFamily(
-            "milkweed_stage_cpu_seconds", "CPU time by stage, over all threads.", labels=["stage"]
-        )
-        for stage, seconds in self._seconds.items():
-            family.add_metric([stage], seconds + (self._native_most if stage == "forward" else 0.0))
-        yield family
+        seconds = {**self._seconds, "forward": self._seconds["forward"] + self._native_most}
+        yield counter("stage_cpu_seconds", "CPU time by stage, over all threads.", stage=seconds)
 
 
 def native_thread_seconds() -> float:

@@ -43,29 +43,27 @@ current_span: ContextVar[SpanIds | None] = ContextVar("milkweed_span", default=N
 """The span of the request that the running task answers; log lines take their trace id from it."""
 
 
-class Sampler:
-    """Decides which requests are traced: as the caller decided, else a share at random. `share`: this part of the
-    requests whose caller decided nothing, 0 to 1."""
+def sample(headers: Iterable[tuple[bytes, bytes]], share: float) -> SpanIds | None:
+    """The ids of a request that is traced, as its caller decided; None for any other.
 
-    def __init__(self, share: float) -> None:
-        self._share = share
-
-    def sample(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
-        """The ids of a request that is traced; None for any other. `headers`: names in lower case."""
-        given, state = b"", b""
-        for name, value in headers:
-            if name == b"traceparent":
-                given = value
-            elif name == b"tracestate":
-                state = state + b"," + value if state else value
-        parent = _parent(given) if given else None
-        if parent is None:  # none, or an invalid one: the trace begins here
-            # Not os.urandom: it gives the interpreter lock away and waits to get it back.
-            return SpanIds(_random(128), _random(64)) if random.random() < self._share else None
-        trace_id, parent_id, sampled = parent
-        if not sampled:
-            return None
-        return SpanIds(trace_id, _random(64), parent_id, state if len(state) <= MAX_STATE_BYTES else b"")
+    Args:
+        headers: names in lower case.
+        share: this part of the requests whose caller decided nothing is traced, at random; 0 to 1.
+    """
+    given, state = b"", b""
+    for name, value in headers:
+        if name == b"traceparent":
+            given = value
+        elif name == b"tracestate":
+            state = state + b"," + value if state else value
+    parent = _parent(given) if given else None
+    if parent is None:  # none, or an invalid one: the trace begins here
+        # Not os.urandom: it gives the interpreter lock away and waits to get it back.
+        return SpanIds(_random(128), _random(64)) if random.random() < share else None
+    trace_id, parent_id, sampled = parent
+    if not sampled:
+        return None
+    return SpanIds(trace_id, _random(64), parent_id, state if len(state) <= MAX_STATE_BYTES else b"")
 
 
 def _parent(text: bytes) -> tuple[int, int, bool] | None:

@@ -7,12 +7,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from ..config.settings import OFF, Settings
 from .context import RequestContext
+from .families import counter
 from .metrics import STAGES, package_version
-from .trace_context import Sampler, SpanIds
+from .trace_context import SpanIds, sample
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
@@ -39,7 +40,7 @@ class Tracer:
     """Traces the requests of a process. `begin` and `finish` belong to the event loop and never wait.
 
     Args:
-        share: see `Sampler`.
+        share: see `sample`.
         exporter: sends spans, blocking, on the SDK's thread.
 
     Raises:
@@ -55,7 +56,7 @@ class Tracer:
         except ImportError as error:
             raise _missing(error) from None
         version = package_version()
-        self._sampler = Sampler(share)
+        self._share = share
         self._make = spans.RequestSpan
         self._exporter = spans.StageExporter(exporter)
         self._resource = spans.server_resource(version)
@@ -84,7 +85,7 @@ class Tracer:
 
     def begin(self, headers: Iterable[tuple[bytes, bytes]]) -> SpanIds | None:
         """The ids of a request that is traced; None for any other."""
-        return self._sampler.sample(headers)
+        return sample(headers, self._share)
 
     def finish(
         self, context: RequestContext, name: str, attributes: dict[str, str | int], end: float, status: int
@@ -120,7 +121,7 @@ class Tracer:
             attributes=attributes,
             error=(code or "") if failed else None,
             resource=self._resource,
-            scope=self._scope,
+            instrumentation_scope=self._scope,
         )
         self._processor.on_end(span)
         return exemplar
@@ -139,16 +140,9 @@ class Tracer:
 
     def collect(self) -> Iterator[Metric]:
         """Count the traced requests by outcome, for the registry."""
-        family = CounterMetricFamily(
-            "milkweed_traced_requests",
-            "Traced requests by what became of their spans: exported, failed, dropped (too many waited).",
-            labels=["outcome"],
-        )
-        exporter = self._exporter
-        counts = {"exported": exporter.exported, "failed": exporter.failed, "dropped": self._dropped}
-        for outcome, count in counts.items():
-            family.add_metric([outcome], count)
-        yield family
+        counts = {"exported": self._exporter.exported, "failed": self._exporter.failed, "dropped": self._dropped}
+        text = "Traced requests by what became of their spans: exported, failed, dropped (too many waited)."
+        yield counter("traced_requests", text, outcome=counts)
 
 
 def _unix_ns(seconds: Sequence[float]) -> list[int]:

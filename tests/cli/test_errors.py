@@ -4,14 +4,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-import milkweed.models
 from milkweed.cli import bundle_args as bundles
 from milkweed.cli import main
 from milkweed.cli.errors import CommandError, explain, one_line
@@ -24,13 +22,6 @@ from ..support.command import Milkweed, Refused
 def copy(bundle: Path, tmp_path: Path) -> Path:
     """A bundle that may be spoiled."""
     return Path(shutil.copytree(bundle, tmp_path / "copy"))
-
-
-def _edit(bundle: Path, edit: Callable[[dict[str, Any]], object]) -> None:
-    path = bundle / "config.json"
-    document = json.loads(path.read_text())
-    edit(document)
-    path.write_text(json.dumps(document))
 
 
 @pytest.mark.parametrize("command", ["inspect", "evaluate"])
@@ -46,7 +37,8 @@ def test_truncated_weights_are_refused(refused: Refused, copy: Path, tmp_path: P
 
 
 def test_a_newer_format_is_refused(refused: Refused, copy: Path) -> None:
-    _edit(copy, lambda document: document.update(format=2))
+    document = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({**document, "format": 2}))
     want = f"bundle {copy}: config.json: format 2 is newer than the 1 this milkweed reads: update milkweed"
     assert refused("inspect", copy) == want
     assert refused("serve", f"name={copy}") == want
@@ -90,23 +82,11 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
             "--preprocess no.json: no JSON object, and as a file: No such",
         ),
         (("import", "a", "b", "--arch", "resnet50"), "--arch: unknown architecture 'resnet50': "),
-        (
-            ("compress", "a", "b", "--nblocks", "0"),
-            "invalid value for '--nblocks': 0: must be at least 1; see ",
-        ),
-        (
-            ("compress", "a", "b", "--rank", "x"),
-            "invalid value for '--rank': 'x': must be a whole number; see ",
-        ),
-        (
-            ("evaluate", "a", "b", "--limit", "-1"),
-            "invalid value for '--limit': -1: must be at least 1; see ",
-        ),
+        (("compress", "a", "b", "--nblocks", "0"), "invalid value for '--nblocks': 0: must be at least 1; see "),
+        (("compress", "a", "b", "--rank", "x"), "invalid value for '--rank': 'x': must be a whole number; see "),
+        (("evaluate", "a", "b", "--limit", "-1"), "invalid value for '--limit': -1: must be at least 1; see "),
         (("bench",), "missing command; see milkweed bench --help"),
-        (
-            ("bench", "model", "--seconds", "nan"),
-            "invalid value for '--seconds': nan: must be at least 0; see ",
-        ),
+        (("bench", "model", "--seconds", "nan"), "invalid value for '--seconds': nan: must be at least 0; see "),
         (("models", "xyz*"), "PATTERN 'xyz*': fits none of "),
         (("serve", "--port", "99999"), "--port = '99999': input should be less than or equal to 65535 "),
         (("serve", "--dtype", "int8"), "--dtype = 'int8': input should be 'float32', 'bfloat16' or 'auto' "),
@@ -114,10 +94,7 @@ def test_import_refuses_a_checkpoint_of_another_architecture(
         (("serve", "--config", "/no/such.toml"), "config file /no/such.toml: No such file or directory"),
         (("serve", "a/.b"), "argument 'a/.b': the name '.b' must be 1 to 64 letters, digits"),
         (("serve", "x=a", "x=b"), "argument 'x=b': a is called 'x' too; give another as NAME=BUNDLE"),
-        (
-            ("classify", "a.png", "--url", "ftp://x"),
-            "--url ftp://x: must be http://HOST[:PORT] or https://...",
-        ),
+        (("classify", "a.png", "--url", "ftp://x"), "--url ftp://x: must be http://HOST[:PORT] or https://..."),
         (
             ("classify", "a.png", "--url", "http://x", "--device", "cpu"),
             "--url asks a server: --device does not go with it",
@@ -172,13 +149,23 @@ def test_a_missing_demo_model_is_named(refused: Refused, tmp_path: Path, monkeyp
     assert refused("serve") == refused("inspect") == refused("classify", "a.png") == want
 
 
-def test_an_interrupt_is_quiet(milkweed: Milkweed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted() -> list[str]:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(milkweed_models(), "list_models", interrupted)
+@pytest.mark.parametrize(
+    ("error", "code", "said"),
+    [
+        (KeyboardInterrupt(), 130, ""),
+        (
+            IndexError("out of range"),
+            1,
+            "milkweed: error: internal error, IndexError: out of range (--debug shows the traceback)\n",
+        ),
+    ],
+)
+def test_an_interrupt_is_quiet_and_an_internal_error_one_line(
+    milkweed: Milkweed, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, said: str
+) -> None:
+    monkeypatch.setattr("milkweed.models.list_models", Mock(side_effect=error))
     ran = milkweed("models")
-    assert (ran.code, ran.out, ran.err) == (130, "", "")
+    assert (ran.code, ran.out, ran.err) == (code, "", said)
 
 
 def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
@@ -195,25 +182,8 @@ def test_an_interrupt_before_the_command_runs_is_quiet() -> None:
     assert (ran.returncode, ran.stdout, ran.stderr) == (130, "", "")
 
 
-def test_an_internal_error_is_one_line_too(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> list[str]:
-        return [][0]
-
-    monkeypatch.setattr(milkweed_models(), "list_models", broken)
-    said = refused("models")
-    assert said == "internal error, IndexError: list index out of range (--debug shows the traceback)"
-
-
-def milkweed_models() -> Any:
-    return milkweed.models
-
-
 def test_debug_may_stand_anywhere(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    for arguments in (
-        ["--debug", "inspect", "/no"],
-        ["inspect", "--debug", "/no"],
-        ["inspect", "/no", "--debug"],
-    ):
+    for arguments in (["--debug", "inspect", "/no"], ["inspect", "--debug", "/no"], ["inspect", "/no", "--debug"]):
         assert main(arguments) == 1
         err = capfd.readouterr().err
         assert err.startswith("Traceback (most recent call last):")

@@ -19,11 +19,6 @@ WAIT_SECONDS = 60
 ENVIRONMENT = {**os.environ, "PYTHONSAFEPATH": "1"}
 
 
-def _run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [*MILKWEED, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=WAIT_SECONDS, env=ENVIRONMENT)
-
-
 @contextmanager
 def _serving(*arguments: object) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A warm server on a free port, and its URL."""
@@ -49,9 +44,9 @@ def test_help_imports_nothing_heavy() -> None:
     assert all(f"\n  {command} " in ran.stdout for command in COMMANDS)
 
 
-def test_version_prints_the_packages_version() -> None:
-    ran = _run("--version")
-    assert (ran.returncode, ran.stdout, ran.stderr) == (0, f"milkweed {version('milkweed')}\n", "")
+def test_version_prints_the_packages_version(milkweed: Milkweed) -> None:
+    ran = milkweed("--version")
+    assert (ran.code, ran.out, ran.err) == (0, f"milkweed {version('milkweed')}\n", "")
 
 
 def test_serve_has_an_option_for_each_setting(milkweed: Milkweed) -> None:

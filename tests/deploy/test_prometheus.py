@@ -99,6 +99,9 @@ def defined_in(path: Path) -> Iterator[tuple[str, str, set[str]]]:
             name = "milkweed_" + str(node.args[0].value).removeprefix("milkweed_")
             if kind == "counter":
                 name = name.removesuffix("_total") + "_total"
+            if called in ("counter", "gauge"):  # of telemetry/families.py: the label is the one keyword
+                yield name, kind, {str(keyword.arg) for keyword in node.keywords}
+                continue
             told = [keyword.value for keyword in node.keywords if keyword.arg == "labels"] or node.args[2:3]
             yield name, kind, set(strings(told[0], names)) if told else set()
 

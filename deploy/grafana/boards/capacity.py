@@ -102,10 +102,7 @@ def _replicas() -> list[Panel]:
             "percentunit",
             "Saturation: share of the time that a replica's engines worked on batches, the mean of its devices. "
             "Decoding counts where the same thread does it, as on a CPU.",
-            Query(
-                f"avg by ({REPLICA}) ({rate('milkweed_engine_busy_seconds_total', DEVICE)})",
-                REPLICA_LEGEND,
-            ),
+            Query(f"avg by ({REPLICA}) ({rate('milkweed_engine_busy_seconds_total', DEVICE)})", REPLICA_LEGEND),
         ),
         lines(
             "Images a second",

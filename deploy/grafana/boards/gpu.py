@@ -133,10 +133,7 @@ def _gpu_memory() -> list[Panel]:
             "Most of torch's tensors",
             "bytes",
             "The most that they ever held, since the start: it grows where memory leaks. Empty on a CPU.",
-            Query(
-                most(series("milkweed_gpu_memory_peak_allocated_bytes", DEVICE), ENGINE),
-                ENGINE_LEGEND,
-            ),
+            Query(most(series("milkweed_gpu_memory_peak_allocated_bytes", DEVICE), ENGINE), ENGINE_LEGEND),
             span=6,
         ),
     ]
@@ -148,10 +145,7 @@ def _process_memory() -> list[Panel]:
             "Resident memory by server",
             "bytes",
             "RSS of the process that has the engine, and the container's limit where it has one.",
-            Query(
-                most(series("milkweed_process_memory_bytes", RSS), REPLICA),
-                REPLICA_LEGEND,
-            ),
+            Query(most(series("milkweed_process_memory_bytes", RSS), REPLICA), REPLICA_LEGEND),
             Query(f"min({series('milkweed_container_memory_limit_bytes')})", "smallest limit"),
         ),
         lines(
@@ -177,10 +171,7 @@ def _models() -> list[Panel]:
             "Weights",
             "bytes",
             "Of one copy: the dense equivalent, in memory as served, and in the bundle.",
-            Query(
-                most(series(PARAMETERS, MODEL, VERSION), "model, version, form"),
-                "{{model}} {{version}} {{form}}",
-            ),
+            Query(most(series(PARAMETERS, MODEL, VERSION), "model, version, form"), "{{model}} {{version}} {{form}}"),
             span=12,
         ),
         lines(
@@ -194,10 +185,7 @@ def _models() -> list[Panel]:
             "Kernel fallbacks",
             "none",
             "Parts of a GPU's forward that do not run as they were meant to, by kind; /v1/models says why.",
-            Query(
-                _FALLBACKS,
-                "{{model}} {{version}} {{kind}}",
-            ),
+            Query(_FALLBACKS, "{{model}} {{version}} {{kind}}"),
             span=6,
         ),
     ]
@@ -242,20 +230,14 @@ def _devices() -> list[Panel]:
             "percentunit",
             "Share of the time that each engine was in forwards: the load of its device. Decoding that is not done "
             "ahead is not in it.",
-            Query(
-                total(rate("milkweed_engine_busy_seconds_total", DEVICE), ENGINE),
-                ENGINE_LEGEND,
-            ),
+            Query(total(rate("milkweed_engine_busy_seconds_total", DEVICE), ENGINE), ENGINE_LEGEND),
             span=12,
         ),
         lines(
             "Decoded, waiting for the device",
             IMAGES,
             "Decoded ahead of the forward: none where the device waits for the decoder.",
-            Query(
-                total(series("milkweed_engine_decoded_images", DEVICE), ENGINE),
-                ENGINE_LEGEND,
-            ),
+            Query(total(series("milkweed_engine_decoded_images", DEVICE), ENGINE), ENGINE_LEGEND),
             span=12,
         ),
     ]

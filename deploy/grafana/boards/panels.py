@@ -1,7 +1,7 @@
 """The kinds of panels that the dashboards are made of; no panel is without a unit and a description."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from grafana_foundation_sdk.builders import common, dashboard, heatmap, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.cog.builder import Builder
@@ -13,6 +13,7 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from .variables import SOURCE
 
+T = TypeVar("T")
 Panel = Builder[dashboard_model.Panel]
 
 IMAGES = "suffix: images"
@@ -46,14 +47,8 @@ def lines(
         dashed: name of the series that is a limit, not a measurement.
     """
     panel = (
-        timeseries.Panel()
-        .title(title)
-        .description(text)
-        .datasource(SOURCE)
-        .unit(unit)
+        _framed(timeseries.Panel(), title, unit, text, 8, span)
         .min(0)
-        .height(8)
-        .span(span)
         .targets(_targets(queries))
         .line_width(1)
         .fill_opacity(45 if stacked else 8)
@@ -90,13 +85,7 @@ def warmth(title: str, unit: str, text: str, query: str, *, span: int = 12) -> h
         query: a rate by `le`.
     """
     return (
-        heatmap.Panel()
-        .title(title)
-        .description(text)
-        .datasource(SOURCE)
-        .unit(unit)
-        .height(8)
-        .span(span)
+        _framed(heatmap.Panel(), title, unit, text, 8, span)
         .targets([_target(0, Query(query, "{{le}}")).format(PromQueryFormat.HEATMAP)])
         .calculate(False)
         .color(
@@ -135,20 +124,12 @@ def figure(
     colours = [dashboard_model.Threshold(value=None, color="green")]
     colours += [dashboard_model.Threshold(value=value, color=colour) for value, colour in steps]
     panel = (
-        stat.Panel()
-        .title(title)
-        .description(text)
-        .datasource(SOURCE)
-        .unit(unit)
-        .height(4)
-        .span(span)
+        _framed(stat.Panel(), title, unit, text, 4, span)
         .targets(_targets([Query(query, legend)]))
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
         .graph_mode(common_model.BigValueGraphMode.AREA)
         .color_mode(common_model.BigValueColorMode.VALUE)
-        .thresholds(
-            dashboard.ThresholdsConfig().mode(dashboard_model.ThresholdsMode.ABSOLUTE).steps(colours),
-        )
+        .thresholds(dashboard.ThresholdsConfig().mode(dashboard_model.ThresholdsMode.ABSOLUTE).steps(colours))
     )
     return panel if decimals is None else panel.decimals(decimals)
 
@@ -160,13 +141,7 @@ def listing(title: str, text: str, query: str, columns: Sequence[str], *, span: 
         columns: the labels that are shown, in this order.
     """
     return (
-        table.Panel()
-        .title(title)
-        .description(text)
-        .datasource(SOURCE)
-        .unit("none")
-        .height(8)
-        .span(span)
+        _framed(table.Panel(), title, "none", text, 8, span)
         .targets([_target(0, Query(query, "")).format(PromQueryFormat.TABLE).instant()])
         .with_transformation(
             dashboard_model.DataTransformerConfig(
@@ -175,8 +150,7 @@ def listing(title: str, text: str, query: str, columns: Sequence[str], *, span: 
         )
         .with_transformation(
             dashboard_model.DataTransformerConfig(
-                id_val="organize",
-                options={"indexByName": {column: place for place, column in enumerate(columns)}},
+                id_val="organize", options={"indexByName": {column: place for place, column in enumerate(columns)}}
             )
         )
     )
@@ -218,6 +192,13 @@ def board(
     for number, each in enumerate(whole.panels or [], 1):
         each.id_val = number
     return whole
+
+
+def _framed(panel: T, title: str, unit: str, text: str, height: int, span: int) -> T:
+    """What every kind of panel has."""
+    made: Any = panel
+    made.title(title).description(text).datasource(SOURCE).unit(unit).height(height).span(span)
+    return panel
 
 
 def _targets(queries: Sequence[Query]) -> list[Builder[Dataquery]]:

@@ -68,12 +68,7 @@ def _now() -> list[Panel]:
             quantile(0.95, HTTP, INFERENCE),
         ),
         figure("Waiting", IMAGES, "Images in the queue.", total(series("milkweed_queue_depth_images", MODEL))),
-        figure(
-            "Replicas up",
-            "none",
-            "Servers that Prometheus reaches.",
-            total(series("up")),
-        ),
+        figure("Replicas up", "none", "Servers that Prometheus reaches.", total(series("up"))),
     ]
 
 
@@ -296,9 +291,6 @@ def _models() -> list[Panel]:
             "none",
             "New versions that failed to load or answered their golden images wrongly, within the last hour; what "
             "served went on. The log says why.",
-            Query(
-                total(f"increase({series('milkweed_model_load_failures_total', MODEL)}[1h])", "model"),
-                "{{model}}",
-            ),
+            Query(total(f"increase({series('milkweed_model_load_failures_total', MODEL)}[1h])", "model"), "{{model}}"),
         ),
     ]

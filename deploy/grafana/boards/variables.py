@@ -3,12 +3,7 @@
 from collections.abc import Iterable
 
 from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.models.dashboard import (
-    DataSourceRef,
-    VariableOption,
-    VariableRefresh,
-    VariableSort,
-)
+from grafana_foundation_sdk.models.dashboard import DataSourceRef, VariableOption, VariableRefresh, VariableSort
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 

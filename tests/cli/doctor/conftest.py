@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from milkweed.cli.doctor.system_info import PACKAGES, SystemInfo
+from milkweed.cli.doctor.packages import EXTRAS
+from milkweed.cli.doctor.system_info import SystemInfo
 from milkweed.models.serving.fused.device_kernels import KernelTools
 
 
@@ -42,5 +43,5 @@ def facts(tools: dict[str, Any]) -> SystemInfo:
         gpus=(),
         gpus_on_bus=0,
         kernels=KernelTools(**tools),
-        packages=dict.fromkeys(PACKAGES, "1.0"),
+        packages={name: "1.0" for extra in EXTRAS for name in extra.packages},
     )

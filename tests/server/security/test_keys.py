@@ -107,7 +107,7 @@ class Keys:
         if account is None:
             return None
         try:
-            self.store.charge_request(account)
+            self.store.charge(account, "requests")
         except ServiceError as error:
             return error.retry_after_seconds
         return 0
@@ -149,12 +149,12 @@ def test_more_images_than_the_burst_are_let_in_and_owed(tmp_path: Path) -> None:
     keys = Keys(tmp_path / "k", entry("a", "k", "images_per_second = 10.0\nimage_burst = 20\n"))
     account = keys.store.find(b"k")
     assert account is not None
-    keys.store.charge_images(account, 50)  # a full bucket gives them, and owes 30
+    keys.store.charge(account, "images", 50)  # a full bucket gives them, and owes 30
     with pytest.raises(ServiceError, match="10 images a second, 20 at once") as caught:
-        keys.store.charge_images(account, 5)
+        keys.store.charge(account, "images", 5)
     assert caught.value.retry_after_seconds == 4  # 30 owed and 5 wanted, 10 a second
     keys.clock.now += 3.5
-    keys.store.charge_images(account, 5)
+    keys.store.charge(account, "images", 5)
 
 
 @given(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from milkweed.server.telemetry.trace_context import MAX_STATE_BYTES, Sampler, SpanIds
+from milkweed.server.telemetry.trace_context import MAX_STATE_BYTES, SpanIds, sample
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
@@ -13,7 +13,7 @@ def headers(traceparent: str, *states: bytes) -> list[tuple[bytes, bytes]]:
 
 @pytest.mark.parametrize("flags", ["01", "03", "ff"])
 def test_a_sampled_parent_is_continued_whatever_the_share(flags: str) -> None:
-    ids = Sampler(0).sample(headers(f"00-{TRACE}-{SPAN}-{flags}", b"a=1", b"b=2"))
+    ids = sample(headers(f"00-{TRACE}-{SPAN}-{flags}", b"a=1", b"b=2"), 0)
     assert ids is not None
     assert (ids.trace_hex, f"{ids.parent_id:016x}", ids.state) == (TRACE, SPAN, b"a=1,b=2")
     assert ids.span_id not in (0, ids.parent_id)
@@ -21,11 +21,11 @@ def test_a_sampled_parent_is_continued_whatever_the_share(flags: str) -> None:
 
 @pytest.mark.parametrize("flags", ["00", "02"])
 def test_an_unsampled_parent_is_obeyed_whatever_the_share(flags: str) -> None:
-    assert Sampler(1).sample(headers(f"00-{TRACE}-{SPAN}-{flags}")) is None
+    assert sample(headers(f"00-{TRACE}-{SPAN}-{flags}"), 1) is None
 
 
 def test_a_later_version_of_traceparent_may_have_more_fields() -> None:
-    ids = Sampler(0).sample(headers(f"01-{TRACE}-{SPAN}-01-more"))
+    ids = sample(headers(f"01-{TRACE}-{SPAN}-01-more"), 0)
     assert ids is not None
     assert ids.trace_hex == TRACE
 
@@ -40,8 +40,8 @@ INVALID = [
 
 @pytest.mark.parametrize("text", INVALID)
 def test_an_invalid_parent_begins_a_new_trace(text: str) -> None:
-    assert Sampler(0).sample(headers(text)) is None
-    ids = Sampler(1).sample(headers(text, b"a=1"))
+    assert sample(headers(text), 0) is None
+    ids = sample(headers(text, b"a=1"), 1)
     assert ids is not None
     assert ids.trace_hex != TRACE
     assert (ids.parent_id, ids.state) == (0, b"")
@@ -49,16 +49,16 @@ def test_an_invalid_parent_begins_a_new_trace(text: str) -> None:
 
 def test_a_long_tracestate_is_dropped_whole() -> None:
     for extra, kept in ((0, MAX_STATE_BYTES), (1, 0)):
-        ids = Sampler(0).sample(headers(f"00-{TRACE}-{SPAN}-01", b"a=" + b"x" * (MAX_STATE_BYTES - 2 + extra)))
+        ids = sample(headers(f"00-{TRACE}-{SPAN}-01", b"a=" + b"x" * (MAX_STATE_BYTES - 2 + extra)), 0)
         assert ids is not None
         assert len(ids.state) == kept
 
 
 def test_the_share_of_requests_without_a_parent_is_traced() -> None:
-    followed = [ids for _ in range(4000) if (ids := Sampler(0.25).sample([])) is not None]
+    followed = [ids for _ in range(4000) if (ids := sample([], 0.25)) is not None]
     assert 800 < len(followed) < 1200  # 7 standard deviations
     assert len({ids.trace_id for ids in followed}) == len(followed)
-    assert Sampler(0).sample([]) is None
+    assert sample([], 0) is None
 
 
 def test_the_response_header_names_trace_and_span() -> None:
