@@ -18,11 +18,11 @@ __all__ = ["colour_bundle", "colour_photos", "loose_photos"]
 ROOT = Path(__file__).resolve().parent.parent
 MOST_WORKERS = 4
 WORKER_BYTES = 4 << 30
-"""Of a process that tests, with what it starts."""
+"""What a process that tests takes, with the processes that it starts."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """As many as have a core and memory, for `-n auto`; 0 is this process alone, as what tests a GPU must be."""
+    """Tell `-n auto` how many workers have a core and memory each; 0 with a GPU, which one process alone must test."""
     if torch.cuda.is_available():
         return 0
     container = container_memory()

@@ -110,7 +110,7 @@ def open_metrics(service: "Service") -> None:
 @serve.deployment(
     # Above `max_queue_images`: it is the replica that refuses, at once and with the Retry-After that it foresees.
     max_ongoing_requests=2048,
-    # Of each proxy: where no replica takes anything, Ray says so instead of holding on to all that come.
+    # The limit of each proxy: where no replica takes anything, Ray says so instead of holding on to all that come.
     max_queued_requests=1000,
     backpressure_config={"status_code": 503, "retry_after_s": 1},
     # Longer than a request may take (`max_timeout_ms`, 30 s in serve.yaml) and Ray's own looks at what is in flight,

@@ -22,7 +22,7 @@ logger = logging.getLogger("milkweed.http")
 
 CLIENT_GONE = 499  # nginx's word for it; never sent, only counted
 
-# Of a refused request's body this much is read away to keep the connection; where more is to come, the connection is
+# This much of a refused request's body is read away to keep the connection; where more is to come, the connection is
 # closed. It still reads for LINGER_SECONDS, because a reset would destroy the answer before the client has read it.
 KEEP_UNREAD_BYTES = 1 << 20
 LINGER_SECONDS = 2.0

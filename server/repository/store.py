@@ -40,7 +40,7 @@ class StoredBundle:
 
     @property
     def spoken(self) -> str:
-        """As a person names it."""
+        """The version as messages name it: `name/number`, or the name alone where there is no number."""
         return f"{self.name}/{self.number}" if self.number else self.name
 
 

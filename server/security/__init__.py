@@ -1,1 +1,1 @@
-"""Who may ask, how often, over which wire, and what a connection may cost: all before a request is read."""
+"""Decides who may ask, how often, over which wire, and what a connection may cost: all before a request is read."""

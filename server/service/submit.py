@@ -30,7 +30,7 @@ CheckedImage = tuple[bytes, ImageInfo] | InputError | ServiceError
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who sent a request and waits for its answer. `receive`: where it is seen that the client leaves; None where its
+    """The client that waits for an answer. `receive` is the ASGI channel on which it is seen to leave; None where its
     leaving cancels the task."""
 
     context: RequestContext

@@ -76,7 +76,7 @@ Inputs = Callable[..., InputStatistics]
 
 
 def statistics_of(x: Tensor) -> InputStatistics:
-    """Of inputs (tokens, features), by their definition."""
+    """Compute the statistics of inputs (tokens, features) by their definition."""
     mean = x.mean(0)
     return InputStatistics(mean, x.T @ x / len(x) - mean.outer(mean), len(x))
 

@@ -66,7 +66,7 @@ def test_the_command_measures_a_server(
 
 
 def answering(ending: threading.Event) -> Answering:
-    """As milkweed answers; not ready once it is ending. The class is the body's length."""
+    """Answer as milkweed does, with the body's length as the class, and be not ready once the server is ending."""
 
     async def answer(number: int, body: bytes) -> bytes:
         if not body and ending.is_set():

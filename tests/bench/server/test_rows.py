@@ -20,7 +20,7 @@ from milkweed.bench.server.tables import line, others, table
 
 
 def row(section: str = "load", **changes: Any) -> dict[str, Any]:
-    """As `Subject.row` books it."""
+    """Make a row as `Subject.row` does."""
     plan = Plan((("127.0.0.1", 1),), "/", (), seconds=1.0, rate=100.0)
     seen = Samples()
     for number in range(100):

@@ -24,7 +24,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def name_on(url: str, context: ssl.SSLContext) -> str:
-    """Whose certificate the server shows."""
+    """Read the name on the certificate that the server shows."""
     with dial(url, context) as client:
         certificate: Any = client.getpeercert()
     return dict(pair for part in certificate["subject"] for pair in part)["commonName"]

@@ -1,4 +1,4 @@
-"""Which CUDA kernels the launch functions choose for published shapes, asked of the functions themselves on a CPU."""
+"""Asks the launch functions, on a CPU, which CUDA kernels they choose for published shapes."""
 
 import shutil
 import subprocess

@@ -146,7 +146,7 @@ class Truth:
 
 
 def run(truth: Truth, layers: list[SortedMonarch]) -> Tensor:
-    """By the operators on a GPU; on a CPU those are plain PyTorch, so there launch by launch."""
+    """Run the operators on a GPU; on a CPU these are plain PyTorch, so the kernels are launched one by one there."""
     x, residual, case = truth.x, truth.residual, truth.case
     if x.is_cuda:
         if len(layers) == 1:

@@ -16,13 +16,13 @@ from milkweed.models.serving.pack import prepare_for_inference
 VITAE = [f"vitae_basic_{size}" for size in ("tiny", "6m", "small", "base", "huge")]
 T2T = [f"t2t_vit_{size}" for size in ("7", "10", "14", "24", "t_14")]
 RECORDED = [*VITAE, "vitaev2_s", *T2T, "vit_small_patch16_224", "deit_tiny_patch16_224", "mixer_s16_224"]
-"""Those whose logits are on record."""
+"""The models whose logits are on record."""
 
 BY_CELL = [
     *("vitae_basic_13m", "vitae_basic_large", "vitaev2_48m", "vitaev2_b", "t2t_vit_12", "t2t_vit_19"),
     *("deit_small_patch16_224", "mixer_b16_224"),
 ]
-"""Those of which each cell's first outputs are."""
+"""The models of which the first outputs of each cell are on record."""
 
 # Small's logits are larger (17.7) and the original's own float32 is 5.9e-6 off; all others are within 1e-5.
 TOLERANCE = {name: 2e-5 if name == "vitae_basic_small" else 1e-5 for name in RECORDED}

@@ -113,7 +113,7 @@ def test_every_family_is_replaced_saved_served_and_made_dense(name: str, tmp_pat
         assert relative(prepare_for_inference(loaded)(images), logits) < 1e-5
         dense = densified(copy.deepcopy(model))
         assert relative(dense(images), logits) < 1e-5
-        # That the layers matter: other weights in one of them, another answer.
+        # The layers matter: other weights in one of them give another answer.
         first = next(module for name, module in model.named_modules() if name in specs)
         first.blkdiag1.mul_(2)  # type: ignore[operator, union-attr]
         assert relative(model(images), logits) > 1e-4

@@ -76,7 +76,7 @@ def test_statistics_are_weighted_ones_of_each_part_and_without_a_bias_about_zero
 
 
 def inputs(count: int, seed: int) -> Tensor:
-    """Of 40 features, a few directions of which vary more."""
+    """Draw inputs of 40 features, a few directions of which vary more."""
     generator = torch.Generator().manual_seed(seed)
     basis = torch.linalg.qr(torch.randn(40, 40, generator=torch.Generator().manual_seed(9), dtype=torch.float64)).Q
     sizes = 0.93 ** torch.arange(40, dtype=torch.float64)

@@ -16,7 +16,7 @@ from milkweed.models.layers.layer_spec import KINDS
 from milkweed.models.report import DataUse, read_report
 
 HELD = [number for number in range(40) if number % 5 > 2]
-"""Of 40 images, those held out."""
+"""The images held out, of 40."""
 
 WEIGHTS = {"mlp": 4 * 32 * 128, "qkv": 2 * 32 * 96, "proj": 2 * 32 * 32}
 
@@ -35,7 +35,7 @@ def compress(source: Path, out: Path, data: CalibrationData | None, **options: A
 
 
 def kl(source: Path, out: Path, pictures: Tensor) -> float:
-    """Of the two bundles' answers."""
+    """Compute the KL divergence of the two bundles' answers."""
     batches = [pictures]
     return diverge(load_bundle(out)[0], batches, answers(load_bundle(source)[0], batches)).kl
 
@@ -130,7 +130,7 @@ def test_a_budget_is_met_and_the_best_of_all_that_was_tried_is_written(
 def test_latencies_are_on_record(
     tmp_path: Path, dense: Path, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a clock by which a call takes as long as the layer has parameters."""
+    """By the clock of this test a call takes as long as the layer has parameters."""
     counted = "milkweed.models.compress.allocation.costs._median_us"
     monkeypatch.setattr(counted, lambda module, x: float(sum(tensor.numel() for tensor in _tensors(module))))
     options: dict[str, Any] = {"layers": ("mlp",), "refinements": 0, "cost": "latency"}

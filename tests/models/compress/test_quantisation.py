@@ -1,4 +1,4 @@
-"""Which layers become int8, by what their outputs say; and bundles that are compressed or converted with it."""
+"""Tests which layers become int8, by what their outputs say; and bundles that are compressed or converted with it."""
 
 import json
 from collections.abc import Callable

@@ -31,7 +31,7 @@ WEIGHTS = {
     "blockdiag": 32 * 128 // 4,
     "pixelfly": 32 * 128 // 2 + 4 * (32 + 128) + 32 + 1,
 }
-"""Of fc1 in the tiny ViT, 32 -> 128, counted by hand."""
+"""Parameters of fc1 in the tiny ViT, 32 -> 128, counted by hand."""
 
 both = pytest.mark.parametrize("kind", KINDS)
 

@@ -30,7 +30,7 @@ def run(case: Case, plan: RecoveryPlan, **options: Any) -> RecoveryResult:
 
 
 def kl(case: Case, model: nn.Module) -> float:
-    """By the definition: mean of sum p (log p - log q)."""
+    """Compute the KL divergence by its definition: mean of sum p (log p - log q)."""
     with torch.no_grad():
         p = torch.cat([F.softmax(case.dense(x).double(), -1) for x in case.held_out])
         q = torch.cat([F.softmax(model(x).double(), -1) for x in case.held_out])

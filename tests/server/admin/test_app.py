@@ -1,4 +1,4 @@
-"""Who may ask the admin API, and where that is decided."""
+"""Tests who may ask the admin API, and where that is decided."""
 
 import threading
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Who is let in: keys over HTTP, limits, what is open, and what the answers say."""
+"""Tests who is let in: keys over HTTP, limits, open paths, and what the answers say."""
 
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ async def test_no_other_spelling_opens_what_needs_a_key(running: Start, keys: Pa
 
 @pytest.mark.parametrize("prefix", ["/models", "/page", "/livez", "/page/x", "/v1"])
 async def test_a_prefix_changes_nothing_about_which_paths_need_a_key(running: Start, keys: Path, prefix: str) -> None:
-    """With `outer.mount(prefix, app)` no path that needs a key looks like one that needs none."""
+    """A path that needs a key must not look like an open one behind `outer.mount(prefix, app)`."""
     async with running(settings={"api_keys": str(keys)}) as app:
         outer = FastAPI()
         outer.mount(prefix, app.app)

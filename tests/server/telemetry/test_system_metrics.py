@@ -1,4 +1,4 @@
-"""Who holds memory: the parts of a GPU add up to all of it, whatever NVML says or does not."""
+"""Tests who holds memory: the parts of a GPU add up to all of it, whatever NVML says or does not."""
 
 import os
 import sys

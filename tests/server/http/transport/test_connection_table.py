@@ -1,4 +1,4 @@
-"""Which connection makes room for a new one."""
+"""Tests which connection makes room for a new one."""
 
 from dataclasses import dataclass, field
 
