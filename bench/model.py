@@ -24,7 +24,7 @@ from ..models.compress import densify_layer
 from ..models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ..models.layers.monarch import MonarchLinear
 from ..models.layers.structured import StructuredLinear
-from ..models.serving.pack import prepare_for_inference
+from ..models.serving.prepare import prepare_for_inference
 from .machine import about, torch_threads
 from .turns import Spent, in_turns
 

@@ -22,7 +22,7 @@ from ..models.bundle.bundle import load_bundle
 from ..models.bundle.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.serving.fused.report import FusionReport
-from ..models.serving.pack import prepare_for_inference
+from ..models.serving.prepare import prepare_for_inference
 from .backend import Backend, choose_backend
 from .device import resolve_device, resolve_dtype, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes

@@ -14,7 +14,7 @@ from ...models.serving.fused.alternatives import Alternative, Part, exact_copy
 from ...models.serving.fused.branch import BranchPart, BranchResidual
 from ...models.serving.fused.device_kernels import device_kernels
 from ...models.serving.fused.reduction import PerformerPart
-from ...models.serving.pack import fold_batch_norms
+from ...models.serving.prepare import fold_batch_norms
 from .ceilings import Ceilings
 from .rows import Candidate, Row, measure
 from .timing import Timer

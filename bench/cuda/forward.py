@@ -11,7 +11,7 @@ from ...models.compress import densify_layer
 from ...models.layers.layer_spec import layer_specs_for, layer_specs_of
 from ...models.layers.monarch import MonarchLinear
 from ...models.serving.fused.fuse import fuse
-from ...models.serving.pack import prepare_for_inference
+from ...models.serving.prepare import prepare_for_inference
 from .ceilings import Ceilings
 from .mlp import compile_forward
 from .rows import Candidate, Row, measure

@@ -33,7 +33,7 @@ from ...models.errors import ExportError
 from ...models.layers.layer_spec import layer_specs_for, replace_linears
 from ...models.onnx.export import LIMITS, write_verified
 from ...models.onnx.session import OnnxSession, runtime_version
-from ...models.serving.pack import prepare_for_inference
+from ...models.serving.prepare import prepare_for_inference
 from ...models.serving.torchscript import torchscript_forward
 from ..machine import about, torch_threads
 from ..turns import in_turns, medians

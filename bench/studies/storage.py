@@ -31,7 +31,7 @@ from ...models.compress.measured import Measuring
 from ...models.divergence import answers
 from ...models.progress import Progress
 from ...models.report import Measured
-from ...models.serving.pack import prepare_for_inference
+from ...models.serving.prepare import prepare_for_inference
 from ..machine import about, torch_threads
 from ..turns import in_turns, medians
 

@@ -15,7 +15,7 @@ from ...models.accounting import macs
 from ...models.bundle.bundle import load_bundle
 from ...models.onnx.session import runtime_version
 from ...models.serving.fused.device_kernels import device_kernels
-from ...models.serving.pack import kernel_decision
+from ...models.serving.prepare import kernel_decision
 from ...server.config.settings import OFF, Settings
 from ...server.http.transport.sockets import PortError, listen
 from ...server.repository.store import RepositoryError, scan

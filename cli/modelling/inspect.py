@@ -77,7 +77,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
 
     from ...models import empty_model, layer_accounts, load_bundle, macs, parameter_count
     from ...models.accounting import COUNTER, dense_equivalent_bytes, dense_equivalent_parameters, resident_bytes
-    from ...models.serving.pack import prepare_for_inference
+    from ...models.serving.prepare import prepare_for_inference
 
     model, config = load_bundle(bundle)
     # A loaded model is frozen; only a model without weights knows which parameters training would change.

@@ -1,6 +1,6 @@
 """Turns a loaded model into its form for export: structured layers as MatMul, Reshape and Transpose.
 
-It starts from the serving form (`models/serving/pack.py`). The permutations of a Monarch layer are folded into its
+It starts from the serving form (`models/serving/prepare.py`). The permutations of a Monarch layer are folded into its
 factors: the rows of the first factor are put in the order in which the second one reads them. Only a swap of the outer
 axes K and J remains between the factors, which moves whole runs (arXiv 2512.20861). Inside an MLP the interleaving of
 fc1's outputs and the cutting of fc2's input become one swap as well: the columns of fc2's first factor are put in the
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...kernels import PackedMonarch
 from ..layers.blockdiag import BlockdiagLinear, shuffled
-from ..serving.pack import PackedLinear, PackedMlp, prepare_for_inference
+from ..serving.prepare import PackedLinear, PackedMlp, prepare_for_inference
 
 
 class PlainMonarch(nn.Module):

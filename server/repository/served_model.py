@@ -16,7 +16,7 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
 from ...models.onnx.session import runtime_version
-from ...models.serving.pack import kernel_decision
+from ...models.serving.prepare import kernel_decision
 from ..config.inference_options import inference_options
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError

@@ -16,7 +16,7 @@ from milkweed.inference.pipeline import Pipeline
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.cuda_graph import Captured, ForwardFunction
 from milkweed.models.serving.fused.report import Fallback, FusionReport, PartReport, PlanReport
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.server.api.schemas import ModelList
 from milkweed.server.config.inference_options import inference_options
 from milkweed.server.config.settings import Settings

@@ -13,7 +13,7 @@ from milkweed.inference.pipeline import Pipeline
 from milkweed.inference.results import Predictions
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline
 

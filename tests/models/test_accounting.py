@@ -18,7 +18,7 @@ from milkweed.models.accounting import (
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 
 
 @pytest.mark.skipif(

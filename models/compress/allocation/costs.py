@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ...accounting import layer_accounts
 from ...layers.layer_spec import LayerSpec
 from ...layers.select import linear_layer
-from ...serving.pack import prepare_for_inference
+from ...serving.prepare import prepare_for_inference
 
 COSTS = ("parameters", "macs", "latency")
 

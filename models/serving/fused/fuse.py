@@ -17,7 +17,7 @@ from ....kernels.tuning.chain import Chain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
 from ...hooks import hooked
-from ..pack import fold_batch_norms, prepare_for_inference
+from ..prepare import fold_batch_norms, prepare_for_inference
 from .alternatives import Alternative, Bucketed, Part, choose
 from .block import FusedBlock
 from .branch import BranchPart, BranchResidual

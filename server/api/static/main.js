@@ -5,7 +5,7 @@ import { showComparison } from "./comparison.js";
 import { openIntake } from "./intake.js";
 import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
 import { Refusal, addressOf, ask, jsonOf, keyInUse } from "./server.js";
-import { startStrip } from "./strip.js";
+import { startStrip } from "./live.js";
 import { inPercent } from "./units.js";
 
 const AT_ONCE = 4;

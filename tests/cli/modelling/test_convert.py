@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from milkweed.cli.modelling.convert import UNMEASURED
 from milkweed.models import load_bundle, read_config, resident_bytes
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 

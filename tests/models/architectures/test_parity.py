@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from milkweed.models.architectures.registry import create_model
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 
 VITAE = [f"vitae_basic_{size}" for size in ("tiny", "6m", "small", "base", "huge")]
 T2T = [f"t2t_vit_{size}" for size in ("7", "10", "14", "24", "t_14")]

@@ -21,7 +21,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.compress.projection.permutation import arrangeable_mlps
 from milkweed.models.layers.layer_spec import LayerSpec, layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
-from milkweed.models.serving.pack import PackedMlp, fold_batch_norms, prepare_for_inference
+from milkweed.models.serving.prepare import PackedMlp, fold_batch_norms, prepare_for_inference
 from milkweed.models.training import densified
 
 pytestmark = pytest.mark.usefixtures("one_thread")

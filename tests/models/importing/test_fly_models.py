@@ -11,7 +11,7 @@ from torch import Tensor
 
 from milkweed.models import create_model, import_checkpoint, load_bundle
 from milkweed.models.importing.families import detect_family
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 
 VIT: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
 MIXER: dict[str, Any] = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "num_blocks": 2}

@@ -13,7 +13,7 @@ from milkweed.models.bundle.storage import as_stored, storable_weights
 from milkweed.models.compress.quantisation import choose_storage
 from milkweed.models.layers.layer_spec import KINDS, layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
-from milkweed.models.serving.pack import PackedLowRank, PackedMlp, prepare_for_inference
+from milkweed.models.serving.prepare import PackedLowRank, PackedMlp, prepare_for_inference
 from milkweed.models.serving.torchscript import torchscript_forward
 
 from ..tiny import KIND_OPTIONS, TINY_VIT, TINY_VITAE_V2, config_of

@@ -20,7 +20,13 @@ from milkweed.models.layers.structured import StructuredLinear
 from milkweed.models.serving.fused.device_kernels import DeviceKernels
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.tuning import Tuning
-from milkweed.models.serving.pack import PackedLinear, PackedLowRank, PackedMlp, PackedPixelfly, prepare_for_inference
+from milkweed.models.serving.prepare import (
+    PackedLinear,
+    PackedLowRank,
+    PackedMlp,
+    PackedPixelfly,
+    prepare_for_inference,
+)
 
 from ..tiny import KIND_OPTIONS, config_of
 

@@ -14,7 +14,7 @@ from milkweed.models.architectures.registry import create_model, replace_linears
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
 from milkweed.models.serving import torchscript
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 from milkweed.models.serving.torchscript import TorchScriptError, TorchScriptForward, torchscript_forward
 
 VIT = {"img_size": 32, "patch_size": 8, "embed_dim": 48, "depth": 2, "num_heads": 3, "num_classes": 11}

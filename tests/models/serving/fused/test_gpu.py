@@ -14,7 +14,7 @@ from milkweed.models.serving.cuda_graph import CudaGraphForward
 from milkweed.models.serving.fused.fuse import fuse
 from milkweed.models.serving.fused.report import FusionReport
 from milkweed.models.serving.fused.tuning import Tuning
-from milkweed.models.serving.pack import prepare_for_inference
+from milkweed.models.serving.prepare import prepare_for_inference
 
 pytestmark = pytest.mark.gpu
 

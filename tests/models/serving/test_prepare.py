@@ -6,7 +6,7 @@ from torch import nn
 
 from milkweed.models.architectures.vitae.reduction import PerformerAttention
 from milkweed.models.layers.monarch import MonarchLinear
-from milkweed.models.serving.pack import PackedLinear, PackedMlp, prepare_for_inference
+from milkweed.models.serving.prepare import PackedLinear, PackedMlp, prepare_for_inference
 
 from ..small_models import build
 
