@@ -4,7 +4,7 @@ Chunks that change no pixel (text, ICC, time) never reach a decoder, since they 
 """
 
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import undecodable
 from .exif import orientation as exif_orientation
@@ -17,8 +17,7 @@ _DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 
 _MODES = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 
 
-@dataclass(frozen=True)
-class _Chunk:
+class _Chunk(NamedTuple):
     """One chunk: `start` is at its length field, `end` behind its checksum."""
 
     name: bytes
