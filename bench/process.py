@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import signal
 import socket
 import sys
 import tempfile
@@ -26,6 +27,7 @@ PORTS = range(12_000, 32_000)
 listens there, and a server that is started again could not have it."""
 
 START_SECONDS, ASK_EVERY_SECONDS = 120.0, 0.1
+OUR_END_SECONDS = 60.0  # it drains for 30
 
 _SERVE = """
 import json, os, signal, sys, threading
@@ -84,22 +86,25 @@ def running_server(
         prelude: Python that it runs before milkweed.
 
     Raises:
-        RuntimeError: it did not start in START_SECONDS; with the last that it printed.
+        RuntimeError: it did not start in START_SECONDS, with the last that it printed; or it did not end.
     """
-    given = {"host": "127.0.0.1", "port": free_port(), **(settings or {})}
+    given = {"host": "127.0.0.1", **(settings or {})}
+    given["port"] = int(given.get("port", 0)) or free_port()
     command = [sys.executable, "-c", prelude + _SERVE, str(bundle or ""), json.dumps(given)]
     url = f"http://{host_of((given['host'], given['port']))}"
     environment = {**os.environ, "PYTHONSAFEPATH": "1"}
     failure = f"the server did not start with bundle {bundle}"
-    with running_process(command, url + "/readyz", failure, START_SECONDS, env=environment, stdin=PIPE) as process:
+    with running_process(command, url + "/readyz", failure, OUR_END_SECONDS, env=environment, stdin=PIPE) as process:
         yield process, url
+    if process.returncode == -signal.SIGKILL:
+        raise RuntimeError(f"the server did not end within {OUR_END_SECONDS:g} s of SIGTERM")
 
 
 @contextmanager
 def running_process(
     command: Sequence[str], ready: str, failure: str, end_seconds: float, **options: Any
 ) -> Iterator[psutil.Popen]:
-    """A process that answers with 200 at the URL `ready` by now; it is ended with all that it has started.
+    """Run a process until the context ends, from when the URL `ready` answers 200; end it with all that it started.
 
     Args:
         failure: begins the error of one that does not start; the last that it said ends it.

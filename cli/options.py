@@ -121,7 +121,7 @@ def filled(kind: Callable[..., T], options: object, /, **own: Any) -> T:
     """Make a dataclass of the options that are called like its fields; one that is None leaves the field's default.
 
     Args:
-        own: fields that are none of the options as they are.
+        own: fields whose values are not simply an option's.
     """
     names = {field.name for field in fields(kind)} - own.keys()  # type: ignore[arg-type]
     given = {name: value for name, value in vars(options).items() if name in names and value is not None}

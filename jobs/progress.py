@@ -1,4 +1,4 @@
-"""Tells whom a job's progress is shown to which images it could not read."""
+"""Notes in a job's progress which images could not be read."""
 
 from collections.abc import Mapping
 from pathlib import Path

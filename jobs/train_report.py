@@ -30,7 +30,7 @@ class TrainOutcome:
         data: how the training and the held-out images were used.
         before: the accuracy of the bundle that training started from.
         skipped: images that could not be read, and why.
-        seconds_by_step: reading, training (all parts of an interrupted run together), and writing.
+        seconds_by_step: reading, and training (all parts of an interrupted run together).
     """
 
     config: BundleConfig

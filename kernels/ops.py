@@ -9,20 +9,22 @@ from .feature_major import feature_major_linear, feature_major_mlp
 from .packing import PackedMonarch, pack_monarch
 from .shapes import MonarchShape
 
-FEATURE_MAJOR = "feature_major (CPU inference: permutations are strides)"
+
+def _feature_major(device: torch.device, *, differentiable: bool) -> bool:
+    return device.type == "cpu" and not differentiable
 
 
 def decide(device: torch.device, *, differentiable: bool) -> str:
-    """Choose how tensors on `device` are multiplied, before anything is launched; say it, and why in a few words.
+    """Say how tensors on `device` are multiplied, and why, in a few words.
 
     Args:
         device: where input and factors are.
         differentiable: gradients are wanted.
     """
+    if _feature_major(device, differentiable=differentiable):
+        return "feature_major (CPU inference: permutations are strides)"
     if differentiable:
         return "batched (gradients wanted)"
-    if device.type == "cpu":
-        return FEATURE_MAJOR
     return f"batched (plain PyTorch on {device.type}: a fused model chooses for itself)"
 
 
@@ -46,7 +48,7 @@ def monarch_linear(
     shape = MonarchShape.of(w1, w2)
     out = shape.check(x.shape[-1], out_features)
     rows = x.reshape(-1, x.shape[-1])
-    if decide(x.device, differentiable=_wants_gradients(x, w1, w2, bias)) == FEATURE_MAJOR:
+    if _feature_major(x.device, differentiable=_wants_gradients(x, w1, w2, bias)):
         packed = pack_monarch(w1, w2, bias, in_features=x.shape[-1], out_features=out)
         y = feature_major_linear(rows, packed)
     else:
@@ -60,7 +62,7 @@ def monarch_linear(
 def packed_linear(x: Tensor, layer: PackedMonarch) -> Tensor:
     """`monarch_linear` with a packed layer, inference only: (..., in_features) -> (..., out_features)."""
     rows = _rows(x, layer)
-    if decide(x.device, differentiable=False) == FEATURE_MAJOR:
+    if _feature_major(x.device, differentiable=False):
         y = feature_major_linear(rows, layer)
     else:
         y = _batched(rows, layer)
@@ -76,7 +78,7 @@ def packed_mlp(x: Tensor, fc1: PackedMonarch, fc2: PackedMonarch) -> Tensor:
     if fc1.out_features != fc2.in_features:
         raise ValueError(f"fc1 gives {fc1.out_features} features, fc2 takes {fc2.in_features}")
     rows = _rows(x, fc1)
-    if decide(x.device, differentiable=False) == FEATURE_MAJOR:
+    if _feature_major(x.device, differentiable=False):
         y = feature_major_mlp(rows, fc1, fc2)
     else:
         y = _batched(F.gelu(_batched(rows, fc1)), fc2)

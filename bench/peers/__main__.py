@@ -6,12 +6,13 @@ python -m milkweed.bench.peers run --peers milkweed litserve triton --seconds 10
 
 import argparse
 import json
+import os
+import shlex
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from ...models import load_bundle
 from ..bodies import arrays, pictures
 from ..load.connection import learned
 from ..load.requests import shots
-from ..machine import machine
+from ..machine import about
 from ..process import running_server, slow_device
 from ..server import sections
 from ..server.bundles import TINY_SIZE, tiny_bundle
@@ -146,16 +147,15 @@ def _setup(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    request = Request(seconds=options.seconds, rates=(RATE,))
+    request, load = Request(seconds=options.seconds, rates=(RATE,)), os.getloadavg()
     with tempfile.TemporaryDirectory() as folder:
         places = export(Path(folder))
         servers = [measure(name, request, options.venvs, *places) for name in options.peers]
     document = {
-        "benchmark": "peers",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "machine": machine(),
+        **about("peers", load),
         "settings": {**request.document(), "device_ms": DEVICE_MS},
         "servers": servers,
+        "command": shlex.join(["python", "-m", "milkweed.bench.peers", *sys.argv[1:]]),
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(document, indent=1) + "\n")

@@ -105,8 +105,10 @@ class Peer:
     def version(self, venvs: Path) -> str | None:
         """The installed version of its own package; None where it is not installed."""
         file, package = self.home(venvs) / STAMP, self.requirements[0].partition("[")[0]
-        lines = file.read_text().splitlines() if file.exists() else []
-        return next((line.partition("==")[2] for line in lines if line.startswith(f"{package}==")), None)
+        if not file.exists():
+            return None
+        frozen = (line.lower().replace("_", "-").partition("==") for line in file.read_text().splitlines())
+        return {name: version for name, _, version in frozen}.get(package, "unknown")
 
 
 _TRITON = Peer(
@@ -186,11 +188,12 @@ def running_peer(peer: Peer, venvs: Path, weights: Path, device_ms: float = 0.0)
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         places = {"name": peer.name, "bin": bin, "servers": SERVERS, "weights": weights, "port": port}
+        places["scratch"] = scratch
         environment = {name: value for name, value in os.environ.items() if not name.startswith(OURS)}
         environment |= {"PATH": f"{bin}:{environment.get('PATH', '')}", "OMP_NUM_THREADS": "1", "TMPDIR": scratch}
         environment |= {"TINY_DEVICE_MS": str(device_ms)}
         environment |= {name: value.format(**places) for name, value in peer.environment.items()}
-        command = [part.format(**places, scratch=scratch) for part in peer.command.split()]
+        command = [part.format(**places) for part in peer.command.split()]
         options = {"cwd": scratch, "env": environment, "start_new_session": True}
         failure = f"{peer.name} did not start"
         with running_process(command, url + peer.ready, failure, END_SECONDS, **options) as process:

@@ -1,6 +1,7 @@
 """The server that is measured, and how one row of load on it is run and booked."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,7 +50,8 @@ class Subject:
 
     def rss_mb(self) -> float:
         """Resident memory now, of the server's first process and its children."""
-        return 0.0 if self.pid is None else round(usage(self.pid, proportional=False).rss_bytes / 1e6, 2)
+        assert self.pid is not None
+        return round(usage(self.pid, proportional=False).rss_bytes / 1e6, 2)
 
     def row(self, section: str, what: str, plan: Plan, during: Callable[[], None] | None = None) -> dict[str, Any]:
         """Run one row and book it.
@@ -59,10 +61,13 @@ class Subject:
             during: runs beside the load, in this thread; the load ends with it.
         """
         memory: list[tuple[float, float]] = []
-        look = repeated(lambda: memory.append(((len(memory) + 1) * SAMPLE_SECONDS, self.rss_mb())), SAMPLE_SECONDS)
+
+        def look() -> None:
+            memory.append(((len(memory) + 1) * SAMPLE_SECONDS, self.rss_mb()))
+
         with Clients(plan, self.request.clients) as clients:
             before, stages = self._usage(), self.stages()
-            with look:
+            with nullcontext() if self.pid is None else repeated(look, SAMPLE_SECONDS):
                 clients.begin()
                 if during is not None:
                     during()
@@ -73,7 +78,7 @@ class Subject:
         answered = max(1, load["answered"])
         found = {"section": section, "what": what, "server": self.name, "images": self.request.images}
         found |= {**load, **self._cost(answered, before, after)}
-        found["memory"] = [] if self.pid is None else memory
+        found["memory"] = memory
         found["stage_cpu_ms_per_request"] = {
             stage: round((seconds - stages[stage]) / answered * 1e3, 3) for stage, seconds in stages_after.items()
         }

@@ -102,7 +102,7 @@ def gather() -> SystemInfo:
         gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
         gpus_on_bus=_gpus_on_bus(),
         kernels=kernel_tools(),
-        packages={each.name.lower().replace("_", "-"): each.version for each in distributions() if each.name},
+        packages={each.name.lower().replace("_", "-"): each.version for each in reversed(list(distributions()))},
     )
 
 

@@ -93,7 +93,7 @@ def _outcome(report: "RunReport") -> dict[str, str]:
 
 
 def _quality(report: "RunReport") -> dict[str, str]:
-    from ...models.report.terms import counted, percent, sampling_error, three_digits
+    from ...models.report.terms import chance, percent, three_digits
 
     before, after = report.before, report.after
     if after is None:
@@ -103,8 +103,7 @@ def _quality(report: "RunReport") -> dict[str, str]:
         value = getattr(after, attribute)
         if value is not None:
             was = getattr(before, attribute, None) if name != "agreement" else None
-            chance = f"± {sampling_error(value, after.images):.1f} on {counted(after.images, 'image')}"
-            fields[name] = f"{_change(was, value, percent)} {chance}"
+            fields[name] = f"{_change(was, value, percent)} {chance(value, after.images)}"
     if after.kl is not None:
         fields["KL"] = f"{three_digits(after.kl)} nats from the dense model"
     return fields

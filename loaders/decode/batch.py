@@ -1,6 +1,7 @@
 """Runs a function on each image of a batch: each gives pixels or an error, and none affects another."""
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -46,7 +47,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class BatchLoader:
+class BatchLoader(ABC):
     """Loads each image of a batch alone, so that none affects another: what the loaders `cpu` and `pillow` share.
 
     Args:
@@ -105,6 +106,7 @@ class BatchLoader:
 
     def warm_up(self, batch_size: int) -> None:
         """Do nothing: a first call is as fast as any."""
+        return
 
     def close(self) -> None:
         """Close the sandbox if this loader made it."""
@@ -124,9 +126,9 @@ class BatchLoader:
             with watch.stage("normalise"):
                 self._normaliser.write(crop.permute(2, 0, 1), out)
 
+    @abstractmethod
     def crop(self, data: bytes, info: ImageInfo, orientation: int, watch: Stopwatch) -> Tensor:
         """Decode a validated picture and cut the model's crop, upright by `orientation`: uint8 (size, size, 3)."""
-        raise NotImplementedError
 
     def is_small(self, data: bytes, info: ImageInfo) -> bool:
         """Tell whether an image costs less than handing it to the pool: then the calling thread loads it."""

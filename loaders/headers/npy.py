@@ -14,6 +14,7 @@ from .info import ArrayHeader, ImageInfo
 
 MAGIC = b"\x93NUMPY"
 MAX_HEADER_BYTES = 10_000  # numpy's own limit
+KNOWN_CHARS = 200  # longer headers, which no library writes, are not kept
 _SIZE_FIELD = {1: "<H", 2: "<I", 3: "<I"}
 _ITEM = re.compile(
     r"""\s*(?P<quote>['"])(?P<key>\w{1,20})(?P=quote)\s*:\s*
@@ -47,7 +48,7 @@ def read_npy(data: bytes) -> ImageInfo:
 def read_array_header(data: bytes) -> ArrayHeader:
     """Read the header of an array of bytes or floats that fills the body exactly; raises InputError for others."""
     text, start = _header_text(data)
-    dtype, shape, fortran_order = _parse(text)
+    dtype, shape, fortran_order = (_parse if len(text) <= KNOWN_CHARS else _parse.__wrapped__)(text)
     array = ArrayHeader(dtype, shape, fortran_order, start)
     expected = math.prod(shape) * int(dtype[-1])
     if len(data) - start != expected:

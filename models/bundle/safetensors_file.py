@@ -102,15 +102,13 @@ def _owned(tensor: Tensor) -> Tensor:
 
 
 def _header(file: BinaryIO, size: int, digest: Any) -> list[TensorEntry]:
-    prefix = file.read(8)
+    prefix = _read(file, min(8, size), digest)
     length = int.from_bytes(prefix, "little")
     if len(prefix) < 8 or not 2 <= length <= MAX_HEADER_BYTES:
         raise ValueError(f"not a safetensors file: {size} bytes, header length {length if prefix else 'none'}")
     if 8 + length > size:
         raise ValueError(f"truncated: the header ends at byte {8 + length}, the file has {size}")
-    text = file.read(length)
-    digest.update(prefix)
-    digest.update(text)
+    text = _read(file, length, digest)
     document = parse_json(text)
     if not isinstance(document, dict):
         raise ValueError("not a safetensors file: the header is not an object")
@@ -150,7 +148,17 @@ def _check_layout(entries: list[TensorEntry], data_bytes: int) -> None:
 def _fill(file: BinaryIO, tensor: Tensor, digest: Any) -> None:
     if tensor.numel() == 0:
         return
-    view = tensor.reshape(-1).view(torch.uint8).numpy().data
+    _read_into(file, tensor.reshape(-1).view(torch.uint8).numpy().data, digest)
+
+
+def _read(file: BinaryIO, count: int, digest: Any) -> bytes:
+    data = bytearray(count)
+    _read_into(file, memoryview(data), digest)
+    return bytes(data)
+
+
+def _read_into(file: BinaryIO, view: memoryview, digest: Any) -> None:
+    """Fill `view`. One call of an unbuffered file may give less than it was asked for, as network mounts do."""
     position = 0
     while position < len(view):
         count = file.readinto(view[position : position + _CHUNK_BYTES])  # type: ignore[attr-defined]

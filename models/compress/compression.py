@@ -100,7 +100,7 @@ def compress_model(
     check_report_packages()  # not after an hour
     start = time.perf_counter()
     model, config = load_bundle(source)
-    work = _Compression(model.to(device), config, request, progress)
+    work = _Compression(model, config, request, progress)
     images = None if data is None else Images.split(data.images.to(device), data.targets)
     if images is not None:
         work.calibrate(images)
@@ -154,6 +154,7 @@ class _Compression:
     def calibrate(self, images: Images) -> None:
         """Measure the inputs of the layers, and move hidden units to where Monarch layers fit better."""
         request, progress = self.request, self.progress
+        self.model.to(images.fitted[0].device)
         with self._timed("calibration"):
             found = calibrate(self.model, self.names, images, progress.of("calibrating"))
         with self._timed("arrangement"):

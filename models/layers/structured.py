@@ -94,7 +94,7 @@ class StructuredLinear(nn.Module):
 
 
 def reset_uniform(parameter: Tensor, fan: float) -> None:
-    """Draw from +-1/sqrt(fan), as fly's parameters start."""
+    """Fill with uniform values in +-1/sqrt(fan), as fly's parameters start."""
     bound = 1 / sqrt(fan)
     nn.init.uniform_(parameter, -bound, bound)
 

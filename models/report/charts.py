@@ -1,5 +1,6 @@
 """Draws a report's charts, each in an axis of its own: quality against size, error by layer, the course of training."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -86,13 +87,14 @@ def draw_size(axis: Any, report: RunReport, name: str) -> None:
     axis.plot(*xy, color=SERIES[0], lw=1.8, label="best at its size", zorder=1.5)
     tried = {"ms": 6, "color": MUTED, "alpha": 0.65, "label": "tried"}
     chosen = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 4, "label": "chosen"}
-    for candidate, value in measured(report.curve, name):
+    found = measured(report.curve, name)
+    for candidate, value in found:
         (point,) = axis.plot(100 * candidate.share, value, "o", **(chosen if candidate.chosen else tried))
         add_tooltip(point, candidate_text(candidate))
     dense = {"top1": report.before.top1 if report.before else None, "agreement": 100.0, "kl": 0.0}[name]
     if dense is not None:
         axis.axhline(dense, color=INK, lw=1, ls=(0, (4, 3)), label="dense")
-    values = [value for _, value in measured(report.curve, name)]
+    values = [value for _, value in found]
     if name == "kl" and _spans_decades(values):
         # Linear below the smallest figure, so that the dense model's zero has a place.
         axis.set_yscale("symlog", linthresh=min(value for value in values if value > 0))
@@ -103,7 +105,7 @@ def draw_size(axis: Any, report: RunReport, name: str) -> None:
 def draw_layers(axis: Any, report: RunReport, name: str) -> None:
     """Draw a bar for each layer, `error` or `sensitivity` high, coloured by the last word of its name."""
     words = [row.name.rpartition(".")[2] for row in report.layers]
-    colors = dict(zip(dict.fromkeys(words), SERIES[:-1], strict=False))
+    colors = dict(zip((word for word, _ in Counter(words).most_common()), SERIES[:-1], strict=False))
     for place, (row, word) in enumerate(zip(report.layers, words, strict=True)):
         value = getattr(row, name)
         if value is not None:

@@ -121,9 +121,9 @@ def _quality_tiles(report: RunReport) -> Iterator[Tile]:
     for name, attribute in (("Top-1 accuracy", "top1"), ("Top-5 accuracy", "top5")):
         was, now = getattr(before, attribute, None), getattr(after, attribute)
         if now is not None:
-            error = f"± {sampling_error(now, after.images):.1f} on {terms.counted(after.images, 'image')}"
-            chance = f" (± {change[1]:.1f})" if change and attribute == "top1" else ""
-            note = error if was is None else f"{terms.points(now - was)} points{chance}; {error}"
+            error = terms.chance(now, after.images)
+            changed = f" (± {change[1]:.1f})" if change and attribute == "top1" else ""
+            note = error if was is None else f"{terms.points(now - was)} points{changed}; {error}"
             yield Tile(name, percent(now), "" if was is None else percent(was), note)
     if after.agreement is not None:
         error = f"± {sampling_error(after.agreement, after.images):.1f}"

@@ -117,6 +117,11 @@ def sampling_error(percent: float, images: int) -> float:
     return 100 * sqrt(share * (1 - share) / images)
 
 
+def chance(percent: float, images: int) -> str:
+    """What chance may have done to a share: `± 1.2 on 250 images`."""
+    return f"± {sampling_error(percent, images):.1f} on {counted(images, 'image')}"
+
+
 def accuracy_change(before: Measured | None, after: Measured | None) -> tuple[float, float] | None:
     """Top-1 after less before, in points, and one standard deviation of that difference.
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 
 class Processes:
-    """The processes of a run: one that runs alone; what several do otherwise, their classes override.
+    """The only process of a run. Subclasses override what several processes do differently.
 
     A method marked "collective" must be called by all of them together.
     """

@@ -17,7 +17,7 @@ MOST_TIMEOUT_MS = 300_000
 
 
 class AskOptions(TypedDict, total=False):
-    """What a call may say of how its images are to be classified; `AsyncClient.classify` explains it."""
+    """The options of a call; `AsyncClient.classify` explains them."""
 
     model: str | None
     top_k: int | None

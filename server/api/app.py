@@ -28,8 +28,14 @@ from .status import status_routes
 
 def http_app(service: Service, auth: Authenticator, *, tracer: Tracer | None, lifespan: Lifespan[FastAPI]) -> FastAPI:
     """Build the app. `lifespan`: entered before the first request and left after the last one."""
-    app = _App(title="milkweed", version=package_version(), lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.router.redirect_slashes = False
+    app = _App(
+        title="milkweed",
+        version=package_version(),
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
     classify = Classify(service, auth)
     app.router.routes.insert(0, Route("/classify", classify, methods=["POST"], name="classify"))
     app.router.routes.extend(oip_routes(service, auth))

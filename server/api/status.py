@@ -1,4 +1,4 @@
-"""Answers how this server is and what it serves: three probes, GET /v1/models, and GET /metrics on the own port."""
+"""Answers how this server is and what it serves: probes, GET /v1/models, and GET /metrics on the service's own port."""
 
 import asyncio
 import gzip

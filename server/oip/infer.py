@@ -5,7 +5,6 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, TypeVar
 
 from ...inference.results import SCORE_COST, Predictions
@@ -74,8 +73,11 @@ class Inference:
             async with asyncio.timeout(deadline.left()) as deadline.timeout:
                 prepared = await read()
                 outcomes = await self._outcomes(prepared, deadline)
-                outputs = partial(output_tensors, self.params.model, outcomes, prepared.options)
-                return await self.service.parsers.run(lambda: write(prepared.id, outputs()), prepared.answer_cost)
+
+                def written() -> T:
+                    return write(prepared.id, output_tensors(self.params.model, outcomes, prepared.options))
+
+                return await self.service.parsers.run(written, prepared.answer_cost)
         except TimeoutError:
             raise ServiceError("deadline", f"no answer within {round(deadline.seconds * 1e3)} ms") from None
 

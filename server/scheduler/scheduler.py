@@ -68,8 +68,8 @@ class Scheduler:
         label: str | None = None,
         max_images: int | None = None,
     ) -> None:
-        """Accept images for a model, which requests call `key`, from now on; else see `ModelQueue`. The label is
-        the key where none is given."""
+        """Accept images for a model from now on. Requests call it `key`; metrics call it `label`, or `key` where
+        there is none. `ModelQueue` explains the rest."""
         with self._lock:
             self._queues[key] = ModelQueue(max_batch_pixels, costs, label or key, max_images)
 

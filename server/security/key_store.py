@@ -107,7 +107,7 @@ class KeyStore:
         return found[1]
 
     def charge(self, account: Account, what: Charged, count: int = 1) -> None:
-        """Raises ServiceError `rate_limited` where the caller sends so many requests or images too fast."""
+        """Charge an account for requests or images. Raises ServiceError `rate_limited` where they come too fast."""
         bucket: TokenBucket | None = getattr(account, what)
         if bucket is None:
             return

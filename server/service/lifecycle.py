@@ -61,9 +61,12 @@ class ModelLifecycle:
         self._opener = ThreadPoolExecutor(1, thread_name_prefix="milkweed-open")
 
     def check_names(self, names: list[str]) -> None:
-        """Before anything is loaded: what settings say of models must be about models that are there. Raises AliasError
-        where an alias hides a model or stands for none. Raises ValueError where limits are set for a model that is not
-        there."""
+        """Check, before anything is loaded, that what settings say of models is about models that are there.
+
+        Raises:
+            AliasError: an alias hides a model or stands for none.
+            ValueError: limits are set for a model that is not there.
+        """
         for alias, target in self.index.aliases.items():
             check_alias(alias, target, names)
         check_limited(self._settings.model_limits, names, more_may_come=self._settings.repository != OFF)

@@ -74,7 +74,7 @@ class ModelLeases:
 
     @contextmanager
     def lease(self, key: str) -> Iterator[None]:
-        """Within, one more request uses the model."""
+        """Count one more request that uses the model, while the block runs."""
         self._requests[key] += 1
         try:
             yield

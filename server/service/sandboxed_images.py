@@ -32,7 +32,7 @@ GAIN = 1 / 8
 
 
 class SandboxedImages:
-    """Belongs to the event loop. `limits`: of one image."""
+    """Decodes images in the sandbox, on the event loop. `limits` are those of one image."""
 
     def __init__(self, limits: Limits) -> None:
         self._sandbox = Sandbox(limits)

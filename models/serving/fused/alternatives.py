@@ -30,7 +30,7 @@ class Alternative:
     """One way to compute a part.
 
     Args:
-        name: lower case, that of a tile variant ends in its number; for a chain its plan.
+        name: for a chain its plan; else a lower-case word, which for a tile variant ends in its number.
         call: computes the part from its inputs.
         tensors: tensors that it keeps on the device.
         build_id: build of the compiled code that it calls.

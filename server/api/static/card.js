@@ -154,7 +154,7 @@ export class Card {
     const rows = answer.predictions.map(({ label, score }) => {
       const name = make("span", { className: "label", textContent: label, title: label });
       const share = make("span", { className: "share", textContent: inPercent(score) });
-      const bar = make("i", { ariaHidden: "true" });
+      const bar = make("i", { "aria-hidden": "true" });
       bar.style.width = `${score * 100}%`;
       return make("li", {}, name, share, bar);
     });
@@ -202,7 +202,7 @@ function small(image) {
   const [seenWidth, seenHeight] = [Math.min(width, LONGEST * short), Math.min(height, LONGEST * short)];
   const scale = Math.min(1, SHORT_SIDE_PX / short);
   const [canvasWidth, canvasHeight] = [Math.round(seenWidth * scale), Math.round(seenHeight * scale)];
-  const canvas = make("canvas", { ariaHidden: "true", width: canvasWidth, height: canvasHeight });
+  const canvas = make("canvas", { "aria-hidden": "true", width: canvasWidth, height: canvasHeight });
   const context = canvas.getContext("2d");
   context.imageSmoothingQuality = "high";
   const [left, top] = [(width - seenWidth) / 2, (height - seenHeight) / 2];

@@ -79,6 +79,6 @@ export function factsOf(model) {
 function sizeBar(share) {
   const part = make("span");
   part.style.width = `${Math.min(share, 1) * 100}%`;
-  const bar = make("div", { className: "of", ariaHidden: "true" }, part);
+  const bar = make("div", { className: "of", "aria-hidden": "true" }, part);
   return make("div", { className: "bytes" }, bar, make("p", {}, `${inPercent(share)} of the bytes it would have dense`));
 }

@@ -1,6 +1,7 @@
 """The safetensors reader agrees with the library on good files and on bad ones."""
 
 import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from milkweed.models.bundle import safetensors_file
 from milkweed.models.bundle.safetensors_file import DTYPES, read_tensors, write_tensors
 
 
@@ -34,6 +36,24 @@ def test_reads_what_the_library_wrote(tmp_path: Path, dtype: torch.dtype) -> Non
     for name, tensor in tensors.items():
         assert file.tensors[name].dtype == dtype
         assert torch.equal(file.tensors[name], tensor)
+
+
+class ShortReads(io.FileIO):
+    """A file whose every read gives 1,000 bytes at most, as a network mount may."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(size or 0, 1000))
+
+    def readinto(self, buffer: Any, /) -> int:
+        return super().readinto(memoryview(buffer)[:1000])
+
+
+def test_short_reads_are_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {f"layer{number}.weight": torch.randn(7, 5) for number in range(100)}
+    save_file(tensors, tmp_path / "x.safetensors")
+    monkeypatch.setattr(safetensors_file, "open", lambda path, *_, **__: ShortReads(path), raising=False)
+    found = read_tensors(tmp_path / "x.safetensors").tensors
+    assert all(torch.equal(found[name], tensor) for name, tensor in tensors.items())
 
 
 def test_writes_what_the_library_reads(tmp_path: Path) -> None:

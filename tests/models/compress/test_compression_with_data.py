@@ -130,7 +130,7 @@ def test_a_budget_is_met_and_the_best_of_all_that_was_tried_is_written(
 def test_latencies_are_on_record(
     tmp_path: Path, dense: Path, pictures: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the clock of this test a call takes as long as the layer has parameters."""
+    """The clock says that a call takes as many microseconds as the layer has parameters."""
     counted = "milkweed.models.compress.allocation.costs._median_us"
     monkeypatch.setattr(counted, lambda module, x: float(sum(tensor.numel() for tensor in _tensors(module))))
     options: dict[str, Any] = {"layers": ("mlp",), "refinements": 0, "cost": "latency"}
