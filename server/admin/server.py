@@ -14,8 +14,8 @@ from .app import create_admin_app
 MOST_CONNECTIONS = 32
 """Open connections, unless the service's own limit is lower."""
 
-END_SECONDS = 3
-"""Time for requests that still run when the process ends; idle clients over TLS have a little less."""
+END_SECONDS = 5
+"""Time for requests that still run when the process ends; more than an idle client over TLS takes to be closed."""
 
 
 class AdminServer(HttpPort):

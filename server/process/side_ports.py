@@ -9,8 +9,8 @@ from ..service.service import Service
 from ..telemetry.tracer import Tracer
 from .metrics_port import MetricsPort
 
-# Ports wait this much longer than the service, so that the service can answer every client first.
-DRAIN_MARGIN_SECONDS = 2
+# Ports wait this much longer than the service: time to answer its last clients, and to close those over TLS.
+DRAIN_MARGIN_SECONDS = 5
 
 
 class SidePorts:

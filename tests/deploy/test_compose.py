@@ -10,7 +10,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
 # After the drain: a last request of open connections, answers written, processes ended.
-SECONDS_TO_END = 8
+SECONDS_TO_END = 9
 
 
 def load(path: Path) -> dict[str, Any]:

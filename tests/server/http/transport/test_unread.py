@@ -5,8 +5,10 @@ from typing import Any
 
 import pytest
 
+from milkweed.server.admin.server import END_SECONDS
 from milkweed.server.http.transport import unread
 from milkweed.server.http.transport.unread import Unread
+from milkweed.server.process.side_ports import DRAIN_MARGIN_SECONDS
 
 
 class Transport:
@@ -73,6 +75,12 @@ async def test_a_client_that_has_read_all_and_does_not_close_is_cut_off_uncounte
     Unread(table, table, transport).start()  # type: ignore[arg-type]
     await asyncio.wait_for(table.ended.wait(), 10)
     assert table.told == ["waiting"]
+
+
+def test_every_port_outlasts_idle_clients_over_tls() -> None:
+    longest = unread.LAST_WORD_SECONDS + 2 * unread.LOOK_SECONDS
+    assert longest < END_SECONDS
+    assert longest < DRAIN_MARGIN_SECONDS
 
 
 @pytest.mark.usefixtures("quick")
