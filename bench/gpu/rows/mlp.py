@@ -6,20 +6,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...kernels.batched import monarch_batched
-from ...kernels.chain_ir import Dense, Gelu, Monarch, Problem, evaluate
-from ...kernels.impls.base import Impl
-from ...kernels.reference import monarch_to_dense
-from ...kernels.tuning.chain import Chain, compile_plan
-from ...kernels.tuning.plan import Plan, Span, cuts_of, spans_of
-from ...kernels.tuning.report import Row as Measured
-from ...kernels.tuning.tuner import TunedChain
-from .ceilings import Ceilings
-from .rows import Candidate, Row, Work, measure
-from .shapes import SHAPE_ITEMSIZE, MlpShape
-from .timing import Timer
-
-Tune = Callable[[Chain, Problem], TunedChain]
+from ....kernels.batched import monarch_batched
+from ....kernels.chain_ir import Dense, Gelu, Monarch, Problem, evaluate
+from ....kernels.impls.base import Impl
+from ....kernels.reference import monarch_to_dense
+from ....kernels.tuning.chain import Chain, compile_plan
+from ....kernels.tuning.plan import Plan, Span, cuts_of, spans_of
+from ....kernels.tuning.report import Row as Measured
+from ....kernels.tuning.tuner import tune_chain
+from ..child import Measure, Task
+from ..journal import Writer
+from .bench import Bench, bench_of, family, write_rows
+from .row import Candidate, Row, Work, measure
+from .shapes import GOAL_BATCHES, SHAPE_ITEMSIZE, MlpShape, mlp_shape
 
 WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
@@ -42,75 +41,58 @@ def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Mo
     return layer(shape.width, shape.hidden), layer(shape.hidden, shape.width)
 
 
-def mlp_rows(
-    shape: MlpShape,
-    batch: int,
-    *,
-    nblocks: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    impls: Sequence[Impl],
-    timer: Timer,
-    ceilings: Ceilings,
-    tune: Tune,
-    compile_seconds_left: Callable[[], float],
-) -> list[Row]:
-    """All rows of one shape and batch.
+def mlp(task: Task, writer: Writer) -> Measure:
+    """Return what measures the MLP of a shape and batch."""
+    bench = bench_of(task, writer)
 
-    Args:
-        tune: the tuner on a chain; its choice is a row of its own, its measurements pick each family's best tiles.
-        compile_seconds_left: time there is for torch.compile; its rows say so where it has run out.
-    """
-    problem = Problem(device, dtype, batch, shape.tokens)
-    fc1, fc2 = layers(shape, nblocks, problem)
-    chain = Chain((fc1, Gelu(), fc2))
-    rows = problem.rows
-    monarch, dense = mlp_work(shape, rows, nblocks, dtype)
-    monarch_floor, dense_floor = ceilings.floor_us(*monarch), ceilings.floor_us(*dense)
+    @torch.inference_mode()
+    def measure_unit(unit: str) -> None:
+        _, name, batch, _ = unit.split("/")
+        write_rows(writer, unit, mlp_rows(mlp_shape(name), int(batch), bench))
+
+    return measure_unit
+
+
+def mlp_rows(shape: MlpShape, batch: int, bench: Bench) -> list[Row]:
+    """Make all rows of one shape and batch; the product's own tuner finds each family's best tiles, without a cache."""
+    problem = Problem(bench.device, bench.dtype, batch, shape.tokens)
+    fc1, fc2 = layers(shape, bench.nblocks, problem)
+    chain, impls = Chain((fc1, Gelu(), fc2)), bench.impls()
+    monarch, dense = mlp_work(shape, problem.rows, bench.nblocks, bench.dtype)
+    floors = {work: bench.ceilings.floor_us(*work) for work in (monarch, dense)}
 
     def make_input() -> Tensor:
-        return torch.randn(batch, shape.tokens, shape.width, device=device).to(dtype)
+        return torch.randn(batch, shape.tokens, shape.width, device=bench.device).to(bench.dtype)
 
+    eager = dense_eager(fc1, fc2, problem)
     candidates = [
-        Candidate("dense eager", False, dense_eager(fc1, fc2, problem), dense_floor, work=dense),
-        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch_floor, work=monarch),
+        Candidate("dense eager", False, eager, floors[dense], work=dense),
+        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), floors[monarch], work=monarch),
     ]
     skipped: dict[str, str] = {}
-    for name, forward, work in (
-        ("dense, torch.compile", candidates[0].forward, dense),
-        ("Monarch bmm, torch.compile", candidates[1].forward, monarch),
-    ):
-        compiled = compile_forward(forward, make_input(), compile_seconds_left, device)
-        if isinstance(compiled, str):
-            skipped[name] = compiled
-        else:
-            candidates.append(Candidate(name, False, compiled, ceilings.floor_us(*work), work=work))
-    tuned = tune(chain, problem)
-    for family, members in families(impls).items():
+    compiled = compile_forward(eager, make_input()) if batch in GOAL_BATCHES else "compiled at batches of goals alone"
+    if isinstance(compiled, str):
+        skipped["dense, torch.compile"] = compiled
+    else:
+        candidates.append(Candidate("dense, torch.compile", False, compiled, floors[dense], work=dense))
+    tuned = tune_chain(chain, problem, impls)
+    for name, members in families(impls).items():
         plan = best_plan(chain, members, tuned.rows)
-        if plan is None:
-            continue
         if isinstance(plan, str):
-            skipped[family] = plan
-            continue
-        forward = compile_plan(chain, plan, problem, members)
-        work = dense if family == "dense" else monarch
-        floor = ceilings.floor_us(*work)
-        candidates.append(Candidate(family, family not in PEERS, forward, floor, str(plan), work))
-    candidates.append(Candidate("tuned", True, tuned.chain, monarch_floor, str(tuned.plan), monarch))
-
-    def truth(x: Tensor) -> Tensor:
-        return evaluate(chain.operators, x.double())
-
+            skipped[name] = plan
+        elif plan is not None:
+            forward, work = compile_plan(chain, plan, problem, members), dense if name == "dense" else monarch
+            candidates.append(Candidate(name, name not in PEERS, forward, floors[work], str(plan), work))
+    candidates.append(Candidate("tuned", True, tuned.chain, floors[monarch], str(tuned.plan), monarch))
     return measure(
         "mlp",
-        f"{shape.name} {shape.width}-{shape.hidden}",
+        shape.name,
         batch,
         candidates,
         make_input,
-        truth,
-        timer=timer,
-        ceilings=ceilings,
+        lambda x: evaluate(chain.operators, x.double()),
+        timer=bench.timer,
+        ceilings=bench.ceilings,
         skipped=skipped,
     )
 
@@ -158,19 +140,14 @@ def bmm_eager(fc1: Monarch, fc2: Monarch) -> Callable[[Tensor], Tensor]:
     return forward
 
 
-def compile_forward(
-    forward: Callable[[Tensor], Tensor], x: Tensor, seconds_left: Callable[[], float], device: torch.device
-) -> Callable[[Tensor], Tensor] | str:
-    """torch.compile at its strongest, compiled now; the reason where it cannot."""
-    if device.type != "cuda":
+def compile_forward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[[Tensor], Tensor] | str:
+    """Compile by torch.compile at its strongest, now; return the reason where it cannot."""
+    if x.device.type != "cuda":
         return "compiled on GPUs alone"
-    if seconds_left() < 0:
-        return "skipped: the time for torch.compile is used up"
     torch.compiler.reset()
     compiled = torch.compile(forward, mode="max-autotune-no-cudagraphs", fullgraph=True, dynamic=False)
     try:
-        with torch.inference_mode():
-            compiled(x)
+        compiled(x)
     except Exception as error:  # a peer that does not compile is a row that says so
         return f"{type(error).__name__}: {error}".splitlines()[0][:200]
     return compiled
@@ -180,7 +157,7 @@ def families(impls: Sequence[Impl]) -> dict[str, list[Impl]]:
     """Impls by name up to the colon: the tile variants of one kernel belong together."""
     grouped: dict[str, list[Impl]] = {}
     for impl in impls:
-        grouped.setdefault(impl.name.partition(":")[0], []).append(impl)
+        grouped.setdefault(family(impl.name), []).append(impl)
     return grouped
 
 

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.tuning.timing import capture, warm_up
+from ....kernels.tuning.timing import capture, warm_up
 
 REPEATS = 20
 """Calls of one graph: the time of a replay is divided by them, so that launching the graph costs little."""
@@ -21,11 +21,17 @@ Call = Callable[[], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """Microseconds of one call: the median over samples and the distance between the quartiles."""
+    """Microseconds of one call: the median over samples and the distance between the quartiles.
+
+    Args:
+        sm_mhz, sm_mhz_least: the multiprocessors' clock while it was timed; None where nothing tells.
+    """
 
     us: float
     iqr_us: float
     samples: int
+    sm_mhz: float | None = None
+    sm_mhz_least: float | None = None
 
 
 class Timer(Protocol):
@@ -53,10 +59,19 @@ class CudaTimer:
     Args:
         samples: replays of each candidate, at most.
         seconds: after which no further round of samples begins (never fewer than 5).
+        clock: reads the multiprocessors' clock, MHz, while the replays run; None where nothing tells.
     """
 
-    def __init__(self, device: torch.device, *, samples: int = 50, seconds: float = 2.0) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        samples: int = 50,
+        seconds: float = 2.0,
+        clock: Callable[[], float | None] = lambda: None,
+    ) -> None:
         self.device = device
+        self.clock = clock
         self.samples = samples
         self.seconds = seconds
 
@@ -65,21 +80,21 @@ class CudaTimer:
     ) -> dict[str, Timing | str]:
         results: dict[str, Timing | str] = {}
         replays: dict[str, Call] = {}
-        for name, calls in candidates.items():
-            try:
-                turns = itertools.cycle(calls)
-                call = partial(_next_call, turns)
-                warm_up(call)
-                replays[name] = partial(_repeat, call) if name in eager else capture(call, REPEATS).replay
-            except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
-                results[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-                torch.cuda.synchronize(self.device)
-        results |= self._replay(replays)
+        with torch.cuda.device(self.device):
+            for name, calls in candidates.items():
+                call = partial(_next_call, itertools.cycle(calls))
+                try:
+                    warm_up(call)
+                    replays[name] = partial(_repeat, call) if name in eager else capture(call, REPEATS).replay
+                except Exception as error:  # a candidate that cannot run is a row that says so; the others go on
+                    results[name] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+                    torch.cuda.synchronize(self.device)
+            results |= self._replay(replays)
         return {name: results[name] for name in candidates}
 
     def _replay(self, replays: Mapping[str, Call]) -> dict[str, Timing | str]:
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in replays}
-        began = time.perf_counter()
+        began, clocks = time.perf_counter(), list[float]()
         for taken in range(self.samples):
             for name, replay in replays.items():
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -87,11 +102,18 @@ class CudaTimer:
                 replay()
                 end.record()
                 events[name].append((start, end))
+            if (mhz := self.clock()) is not None:  # the replays of this round are still running
+                clocks.append(mhz)
             torch.cuda.synchronize(self.device)
             if taken >= 4 and time.perf_counter() - began > self.seconds:
                 break
+        middle, least = (median(clocks), min(clocks)) if clocks else (None, None)
         return {
-            name: summary([start.elapsed_time(end) * 1e3 / REPEATS for start, end in pairs])
+            name: replace(
+                summary([start.elapsed_time(end) * 1e3 / REPEATS for start, end in pairs]),
+                sm_mhz=middle,
+                sm_mhz_least=least,
+            )
             for name, pairs in events.items()
         }
 

@@ -1,8 +1,7 @@
-"""The published shapes that are measured, and the work they cannot avoid."""
+"""The published shapes and models that are measured, their goals, and the work that they cannot avoid."""
 
 from dataclasses import dataclass
-
-BATCHES = (1, 8, 32, 128)
+from typing import NamedTuple
 
 SHAPE_ITEMSIZE = 2
 """Bytes of the numbers that the shapes count in."""
@@ -54,8 +53,19 @@ MLP_SHAPES = (
     MlpShape("ViT-T, DeiT-T", 192, 768, 197),
 )
 
-DRY_MLP = MlpShape("dry run", 64, 128, 17)
-"""The MLP of dry runs, which prove the script and give no figure."""
+DRY = "dry run"
+"""The shapes of dry runs, which prove the script and give no figure, have this name."""
+
+DRY_MLP = MlpShape(DRY, 64, 128, 17)
+
+GOAL_SHAPES = ("ViT-B", "ViT-S")
+GOAL_BATCHES = (32, 128)
+"""MLPs and attention of these shapes at these batches are measured first."""
+
+
+def mlp_shape(name: str) -> MlpShape:
+    """Return the MLP of that name."""
+    return next(shape for shape in (*MLP_SHAPES, DRY_MLP) if shape.name == name)
 
 
 @dataclass(frozen=True)
@@ -78,9 +88,47 @@ class AttentionShape:
 ATTENTION_SHAPES = (
     AttentionShape("ViT-B", 12, 64, 197),
     AttentionShape("ViT-S", 6, 64, 197),
-    AttentionShape("ViT-T", 3, 64, 197),
-    AttentionShape("ViTAE-T", 4, 64, 196),
-    AttentionShape("8 heads of 32", 8, 32, 197),
+    AttentionShape(DRY, 2, 32, 17),
 )
 
-DRY_ATTENTION = AttentionShape("dry run", 2, 32, 17)
+
+def attention_shape(name: str) -> AttentionShape:
+    """Return the attention of that name."""
+    return next(shape for shape in ATTENTION_SHAPES if shape.name == name)
+
+
+PERFORMERS = {
+    "ViTAE-T cell 1": (256, 64, 3136),
+    "ViTAE-T cell 2": (192, 64, 784),
+    "ViTAE-S cell 1": (256, 96, 3136),
+    "ViTAE-S cell 2": (192, 192, 784),
+}
+"""Reduction cells: input width, token width, tokens."""
+
+BRANCHES = {
+    "ViTAE-T": (256, 4, 2, 64, False),
+    "ViTAE-S": (384, 6, 3, 96, False),
+    "ViTAE-B": (768, 12, 4, 192, True),
+}
+"""Normal cells: width, heads, mlp ratio, groups, shallow with a class token."""
+
+MLPS, ALL = ("mlp",), ("mlp", "qkv", "proj")
+"""The linear layers that are Monarch."""
+
+
+class Forwards(NamedTuple):
+    """The whole forwards of one architecture: which layers are Monarch, and the batches."""
+
+    layers: tuple[tuple[str, ...], ...]
+    batches: tuple[int, ...]
+
+
+FORWARDS = {
+    "vit_base_patch16_224": Forwards((MLPS, ALL), GOAL_BATCHES),
+    "vit_small_patch16_224": Forwards((MLPS, ALL), GOAL_BATCHES),
+    "vitae_basic_tiny": Forwards((MLPS,), (32, 1)),
+    "vitae_basic_small": Forwards((MLPS,), (32, 1)),
+    "deit_tiny_patch16_224": Forwards((MLPS,), (32, 1)),
+    "t2t_vit_14": Forwards((MLPS,), (32, 1)),
+}
+"""Those that goals are set for come first."""

@@ -1,0 +1,190 @@
+"""Builds, checks and times the GPU kernels; whatever breaks half-way, what was measured before is kept.
+
+    python -m milkweed.bench.gpu --out day.jsonl [--plan minutes=9,sections=mlp+attention]
+    python -m milkweed.bench.gpu --report day.jsonl [--plot roofline.svg]
+
+Needs a CUDA device, PyTorch from 2.11 on and nvcc; what needs Triton, timm or a profiler says so where it is not there.
+`--dry-run` walks every row on a CPU with tiny shapes: it proves the script, and its figures are none.
+
+Every step is a process of its own with a time limit, and every row is on the disk when it exists. The same command goes
+on where an earlier one ended: what is there is not measured again, what failed is tried once more, what was wrong stays
+a failed check. Exit status: 0 all was measured and right, 1 a check failed, 2 nothing could be measured, 3 some of it
+is missing and named.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from .child import Task
+from .driver import Driver, end_on_signals
+from .goals import goal_lines, judge
+from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
+from .plan import Plan, all_units, parse_plan, section_names
+
+COMPLETE, FAILED, NOTHING, PARTIAL = 0, 1, 2, 3
+DEFAULT_OUT = Path("bench/results/gpu.jsonl")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    options = _parser().parse_args(argv)
+    if options.report:
+        records = read(options.report)
+        if options.plot:
+            from .. import plots
+
+            print(f"written: {plots.kernels(document(records), options.plot)}")
+        return conclude(records, Plan(minutes=None), options.report)
+    settings = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run")}
+    try:
+        _continue(options.out, options.continue_from, settings)
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        return NOTHING
+    return _measure(options, settings)
+
+
+def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
+    journal = Journal(options.out)
+    journal.write({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings})
+    photos, bad = (str(path) if path else None for path in (options.photos, options.bad))
+    task = Task(
+        *("", (), str(options.out), 0),
+        dtype=options.dtype,
+        nblocks=options.nblocks,
+        dry=options.dry_run,
+        build=not options.no_build,
+        photos=photos,
+        bad=bad,
+    )
+    driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
+    end_on_signals(driver)
+    driver.run()
+    if (refusal := driver.cannot_go_on()) is not None:
+        print(refusal, file=sys.stderr)
+        return NOTHING
+    return conclude(journal.read(), options.plan, options.out)
+
+
+def _continue(out: Path, earlier: Path | None, settings: dict[str, Any]) -> None:
+    """Copy an earlier file to `out`, and see that its figures are of the same settings.
+
+    Raises:
+        ValueError: they are not, or both files exist.
+    """
+    if earlier is not None and earlier.resolve() != out.resolve():
+        if out.exists():
+            raise ValueError(f"--continue-from {earlier}: {out} exists already")
+        out.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(earlier, out)
+    for start in (record for record in read(out) if record.get("kind") == "start"):
+        if start["settings"] != settings:
+            raise ValueError(f"{out} has figures of {start['settings']}, not {settings}: give another --out")
+
+
+def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
+    """Print the failed checks, what was not measured and why, and last the goals; return the exit status."""
+    dry = any(record["settings"]["dry_run"] for record in records if record.get("kind") == "start")
+    failed, missing = failures(records), unmeasured(records, plan, dry=dry)
+    for title, found in (("failed checks", failed), ("not measured", missing)):
+        if found:
+            print(f"\n{title}:")
+        for unit, why in found.items():
+            print(f"  {unit}: {why}")
+    if names := quarantine(records):
+        print(f"\nMILKWEED_QUARANTINE={','.join(names)}")
+    print("\ngoals (a dry run: none of these is a figure):" if dry else "\ngoals:")
+    for line in goal_lines(judge(rows(records))):
+        print(line)
+    state = "failed checks" if failed else "partial" if missing else "complete"
+    print(f"{state}: {len(failed)} failed, {len(missing)} not measured; in {path}", flush=True)
+    return FAILED if failed else PARTIAL if missing else COMPLETE
+
+
+def failures(records: Sequence[Record]) -> dict[str, str]:
+    """Units whose checks failed, and why; a kernel that ends its process in the smoke test is one."""
+    found = ends(records)
+    return {
+        unit: f"{end['state']}: {end['why']}"
+        for unit, end in found.items()
+        if end["state"] == WRONG or (end["state"] in (DIED, ERROR) and unit.startswith("smoke/"))
+    }
+
+
+def unmeasured(records: Sequence[Record], plan: Plan, *, dry: bool) -> dict[str, str]:
+    """Units of the plan's sections that have no figures, and why."""
+    last = ends(records)
+    began = {record["unit"] for record in records if record.get("kind") == "begin"}
+    found = {}
+    for unit in all_units(plan, dry=dry):
+        if unit not in last:
+            found[unit] = "its process was ended" if unit in began else "there was no time for it"
+        elif last[unit]["state"] not in ("complete", WRONG):
+            found[unit] = f"{last[unit]['state']}: {last[unit]['why']}"
+    return found
+
+
+def document(records: Sequence[Record]) -> dict[str, Any]:
+    """Return what the roofline is drawn from: the newest device, settings and ceilings, and the rows with a time.
+
+    Raises:
+        ValueError: there are none.
+    """
+    found = rows(records)
+    ceilings = next((row for row in found if row["section"] == "ceilings"), None)
+    device = next((record for record in reversed(records) if record.get("kind") == "device"), None)
+    if ceilings is None or device is None:
+        raise ValueError("neither a device nor its ceilings were measured: there is nothing to draw")
+    start = next(record for record in records if record.get("kind") == "start")
+    return {
+        "benchmark": "gpu",
+        "date": start["date"],
+        "device": device,
+        "settings": start["settings"],
+        "ceilings": ceilings,
+        "goals": judge(found),
+        "rows": [row for row in found if "us" in row],
+        "quarantine": list(quarantine(records)),
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    about = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("python -m milkweed.bench.gpu", description=__doc__, formatter_class=about)
+    parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="the journal; what it has is not measured again")
+    parser.add_argument(
+        "--continue-from", type=Path, metavar="FILE", help="an earlier journal, which --out begins with"
+    )
+    parser.add_argument(
+        "--plan",
+        type=_plan,
+        default=Plan(),
+        help=f"minutes=9 or minutes=all, and sections=NAME+NAME of {', '.join(section_names())} (all but images)",
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--nblocks", type=int, choices=(2, 4, 8), default=4, help="blocks of each Monarch factor")
+    parser.add_argument("--no-build", action="store_true", help="take the kernel library as it is")
+    parser.add_argument("--photos", type=Path, help="for images: folder of JPEGs; made ones if not given")
+    parser.add_argument("--bad", type=Path, help="for images: folder of bad files")
+    parser.add_argument("--dry-run", action="store_true", help="walk the script on a CPU; its figures are none")
+    parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: print what a journal has")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="with --report: draw the roofline, .svg or .png")
+    return parser
+
+
+def _plan(text: str) -> Plan:
+    try:
+        return parse_plan(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def as_json(path: Path) -> str:
+    """Return the `document` of a journal as text."""
+    return json.dumps(document(read(path)), indent=1) + "\n"

@@ -1,0 +1,175 @@
+"""Reads rows for a person: tables of candidates, and the goals, met or missed or not measured.
+
+A goal is only measured if the peers that it names were timed beside our row in both rounds, with the clock that the
+multiprocessors ran at; a weaker peer, one round or an unknown clock proves nothing.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from .rows.shapes import ALL, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES, MLPS
+
+Row = dict[str, Any]
+
+DENSE_COMPILED, DENSE_EAGER, BMM = "dense, torch.compile", "dense eager", "Monarch bmm eager"
+TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
+"""Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
+
+ROUNDS = (1, 2)
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A speed over peers.
+
+    Args:
+        wanted: how many times faster than the fastest peer the fastest of `ours` is to be.
+        section, what, batch: of the rows.
+        peers: candidates that must have been timed.
+        ours: how our candidates' names begin.
+    """
+
+    name: str
+    wanted: float
+    section: str
+    what: str
+    batch: int
+    peers: tuple[str, ...]
+    ours: str = ""
+
+
+def all_goals() -> list[Goal]:
+    """Every goal that rows of this benchmark can answer, those measured first coming first."""
+    found = []
+    for shape in MLP_SHAPES:
+        for batch in GOAL_BATCHES if shape.goal else ():
+            name, strongest = f"MLP {shape.name} batch {batch}", (DENSE_COMPILED, DENSE_EAGER)
+            found.append(Goal(f"{name}: over dense", shape.goal or 0, "mlp", shape.name, batch, strongest))
+            found.append(Goal(f"{name}: over Monarch bmm", 3.0, "mlp", shape.name, batch, (BMM,)))
+            # 2 %: two timings of the same code differ by that.
+            no_loss = f"{name}: tuned is not slower than dense"
+            found.append(Goal(no_loss, 0.98, "mlp", shape.name, batch, strongest, "tuned"))
+    for what in GOAL_SHAPES:
+        for batch in GOAL_BATCHES:
+            for peer, wanted in (("SDPA flash", 1.3), ("SDPA cuDNN", 1.0)):
+                name = f"attention {what} batch {batch}: over {peer}"
+                found.append(Goal(name, wanted, "attention", what, batch, (peer,)))
+    return [*found, *_forward_goals()]
+
+
+def _forward_goals() -> Iterator[Goal]:
+    wanted = {
+        ("vit_base_patch16_224", MLPS): {TWIN_COMPILED: 1.35},
+        ("vit_small_patch16_224", MLPS): {TWIN_COMPILED: 1.4},
+        ("vit_base_patch16_224", ALL): {TWIN_COMPILED: 1.8},
+        ("vit_small_patch16_224", ALL): {TWIN_COMPILED: 1.8},
+        ("vitae_basic_tiny", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
+        ("vitae_basic_small", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
+    }
+    for (arch, layers), peers in wanted.items():
+        for batch in FORWARDS[arch].batches:
+            for peer, times in peers.items():
+                ours = f"fused {'+'.join(layers)}"
+                yield Goal(f"{arch} {ours} batch {batch}: over {peer}", times, "forward", arch, batch, (peer,), ours)
+
+
+def judge(rows: Sequence[Row], goals: Sequence[Goal] | None = None) -> list[Row]:
+    """Each goal with `measured` (None, with a reason in `why`) and `met`; rows that are goals themselves come last."""
+    found = [_judged(goal, rows) for goal in (all_goals() if goals is None else goals)]
+    return [*found, *(row for row in rows if "goal" in row)]
+
+
+def _judged(goal: Goal, rows: Sequence[Row]) -> Row:
+    said: Row = {"goal": goal.name, "wanted": goal.wanted, "unit": "x", "measured": None, "met": None}
+    here = [r for r in rows if (r["section"], r.get("what"), r.get("batch")) == (goal.section, goal.what, goal.batch)]
+    ratios, clocks, by = [], list[float](), ""
+    for turn in ROUNDS:
+        found = _ratio(goal, [row for row in here if row["round"] == turn])
+        if isinstance(found, str):
+            return {**said, "why": f"round {turn}: {found}"}
+        ratio, own, peer = found
+        by = own["candidate"]
+        ratios.append(float(f"{ratio:.4g}"))
+        clocks += [own["sm_mhz"], peer["sm_mhz"]]
+    # The smaller of the two rounds is what was shown twice.
+    facts = {"rounds": ratios, "spread": max(ratios) / min(ratios) - 1, "sm_mhz": [min(clocks), max(clocks)]}
+    return {**said, "measured": min(ratios), "met": min(ratios) >= goal.wanted, "by": by, **facts}
+
+
+def _ratio(goal: Goal, rows: Sequence[Row]) -> tuple[float, Row, Row] | str:
+    """How many times faster ours is in one round, with both rows; why that is not known."""
+    named = {row["candidate"]: row for row in rows}
+    for name in goal.peers:
+        if not named.get(name, {}).get("us"):
+            return f"{name}: {named[name]['note']}" if name in named else f"no row of {name}"
+    own = fastest(row for row in rows if row["ours"] and row["candidate"].startswith(goal.ours))
+    if own is None:
+        return "none of ours was timed"
+    peers = [row for row in rows if row["candidate"] in goal.peers or _is_stronger(goal, row)]
+    peer = fastest(peers)
+    assert peer is not None
+    if not own.get("sm_mhz") or not peer.get("sm_mhz"):
+        return "the SM clock is unknown"
+    return peer["us"] / own["us"], own, peer
+
+
+def _is_stronger(goal: Goal, row: Row) -> bool:
+    """Whether the row is another dense peer: over dense means over the best of them."""
+    return DENSE_COMPILED in goal.peers and not row["ours"] and bool(str(row["candidate"]).startswith("dense"))
+
+
+def fastest(rows: Iterable[Row]) -> Row | None:
+    """Return the fastest warm row; None if none ran."""
+    return min((row for row in rows if row.get("us")), key=lambda row: float(row["us"]), default=None)
+
+
+def at_least(goal: str, wanted: float, measured: float, unit: str = "") -> Row:
+    """A goal, as a row of its own, that is met from `wanted` on."""
+    found = {"goal": goal, "wanted": wanted, "measured": float(f"{measured:.4g}"), "unit": unit}
+    return {**found, "met": measured >= wanted}
+
+
+def at_most(goal: str, wanted: float, measured: float, unit: str = "") -> Row:
+    """A goal, as a row of its own, that is met up to `wanted`."""
+    return {**at_least(goal, wanted, measured, unit), "at_most": True, "met": measured <= wanted}
+
+
+def goal_lines(found: Iterable[Row]) -> Iterator[str]:
+    """Return one line for each goal."""
+    for one in found:
+        wanted = f"{'at most ' if one.get('at_most') else ''}{one['wanted']}{one['unit']}"
+        if one["measured"] is None:
+            yield f"  not measured  {one['goal']} (wanted {wanted}): {one['why']}"
+            continue
+        verdict = "met   " if one["met"] else "missed"
+        more = [f"by {one['by']}"] if "by" in one else []
+        if "rounds" in one:
+            rounds, clock = "/".join(map(str, one["rounds"])), "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
+            more.append(f"rounds {rounds}, spread {100 * one['spread']:.1f} %, SM {clock} MHz")
+        yield f"  {verdict} {one['measured']:>7.4g}{one['unit']}  {', '.join([one['goal'], f'wanted {wanted}', *more])}"
+
+
+def table(rows: Sequence[Row]) -> Iterator[str]:
+    """Lines: one block for each shape and batch, fastest first, with the speed over the best peer."""
+    timed = [row for row in rows if "candidate" in row and "us" in row]
+    for (section, what, batch), group in groupby(timed, key=lambda row: (row["section"], row["what"], row["batch"])):
+        members = list(group)
+        peer = fastest(row for row in members if not row["ours"])
+        clock = next((f", SM {row['sm_mhz']:.0f} MHz" for row in members if row.get("sm_mhz")), "")
+        yield f"{section} {what}, batch {batch}, round {members[0]['round']}{clock}"
+        yield f"  {'candidate':34} {'warm us':>9} {'+-':>7} {'cold us':>9} {'floor':>7} {'over peer':>9} {'error':>8}"
+        for row in sorted(members, key=lambda row: row["us"] or float("inf")):
+            yield _line(row, peer)
+
+
+def _line(row: Row, peer: Row | None) -> str:
+    if not row["us"]:
+        return f"  {row['candidate']:34} {'-':>9}  {row['note']}"
+    over = f"{peer['us'] / row['us']:8.2f}x" if peer is not None else " " * 9
+    cold = f"{row['cold_us']:9.1f}" if row["cold_us"] else f"{'-':>9}"
+    error = f"{row['error']:.1e}" if isinstance(row["error"], float) else "-"
+    share = f"{100 * row['floor_us'] / row['us']:6.0f}%" if row["floor_us"] else f"{'-':>7}"
+    mark = "*" if row["ours"] else " "
+    return f"{mark} {row['candidate']:34} {row['us']:9.1f} {row['iqr_us'] or 0:7.1f} {cold} {share} {over} {error:>8}"
