@@ -10,6 +10,8 @@ import torch
 from ...inference.backend import refusal
 from ...inference.device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
 from ...inference.forward import plan_lanes
+from ...kernels.impls.all import all_impls
+from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
 from ...models.accounting import macs
 from ...models.bundle.bundle import load_bundle
@@ -65,6 +67,18 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         return
     yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
     yield from _engine(settings, origins, devices[0], model)
+    if quarantined():
+        yield _quarantine(devices[0])
+
+
+def _quarantine(device: torch.device) -> Finding:
+    """Name the kernels that may not run; a name that none has fails a start on a GPU."""
+    try:
+        all_impls()
+    except ValueError as error:
+        return _row("quarantine", "broken" if device.type == "cuda" else "warning", str(error), f"unset {VARIABLE}")
+    text = f"{', '.join(quarantined())}: {VARIABLE} keeps these kernels of a GPU from running"
+    return _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
 def _engine(

@@ -38,6 +38,7 @@ REPORT = FusionReport(
     ),
     (Fallback("library", "not built: run `make kernels`"), Fallback("block", "Odd: no rule")),
     2.5,
+    ("native_mlp:3", "triton"),
 )
 
 
@@ -141,7 +142,8 @@ async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> 
     assert plans.cuda_graphs.batch_sizes == ([] if graphs_failed else [1, 2, 4, 8])
     assert (plans.cuda_graphs.reason is not None) == graphs_failed
     line = listing.models[0].kernels
-    assert line.startswith("fused: mlp dense+torch; 2 fallbacks; ")
+    assert plans.fusion.quarantined == ["native_mlp:3", "triton"]
+    assert line.startswith("fused: mlp dense+torch; quarantined native_mlp:3, triton; 2 fallbacks; ")
     assert ("no CUDA graphs (batch 8: capture is not permitted)" in line) == graphs_failed
 
     def fallbacks(kind: str) -> float | None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
+from ....kernels.impls.quarantine import REASON, quarantine_refusal
 from ....kernels.tuning.timing import Timed, timer_for
 from ....kernels.tuning.tuner import bucket_of
 from ....kernels.tuning.verify import TOLERANCE, failure, relative_error
@@ -97,7 +98,13 @@ class Part(ABC):
     def ways(self, problem: Problem) -> list[Alternative]:
         """The ways, preferred ones first; the last is plain PyTorch, the reference."""
         native = [] if self.refusal(problem) is not None else self.native_ways(problem)
-        return [*native, Alternative("torch", self.plain, tensors_of(self.plain))]
+        allowed = [way for way in native if quarantine_refusal(way.name) is None]
+        return [*allowed, Alternative("torch", self.plain, tensors_of(self.plain))]
+
+    def refused(self, problem: Problem) -> dict[str, str]:
+        """Why the compiled kernels run nothing of it, by their family's name; empty where one may."""
+        reason = self.refusal(problem) or (REASON if len(self.ways(problem)) == 1 else None)
+        return {} if reason is None else {f"native_{self.kind}": reason}
 
     def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
         """Random inputs, and the part's output for them, computed in float32."""

@@ -11,6 +11,7 @@ from milkweed.cli.doctor import plan as planned
 from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
+from milkweed.cli.serving.config import unknown_variables
 from milkweed.inference import backend as engine_choice
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
@@ -95,3 +96,20 @@ def test_a_bundle_and_a_repository_that_cannot_be(tmp_path: Path) -> None:
     assert plan(repository=str(tmp_path / "none"))["repository"].status == "broken"
     (tmp_path / "empty").mkdir()
     assert plan(repository=str(tmp_path / "empty"))["repository"].status == "warning"
+
+
+def test_quarantined_kernels_are_a_warning_and_unknown_names_a_broken_start_on_a_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "quarantine" not in plan(device="cpu")
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mlp:3,triton")
+    found = plan(device="cpu")["quarantine"]
+    assert (found.status, found.fix) == ("warning", "unset MILKWEED_QUARANTINE")
+    assert found.text == "native_mlp:3, triton: MILKWEED_QUARANTINE keeps these kernels of a GPU from running"
+    assert not [line for line in unknown_variables() if "QUARANTINE" in line]
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
+    found = plan(device="cpu")["quarantine"]
+    assert found.status == "warning"
+    assert found.text.startswith(
+        "MILKWEED_QUARANTINE = 'native_mpl': there is no such kernel, there are native_mlp:2, "
+    )
