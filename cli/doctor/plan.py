@@ -10,6 +10,7 @@ import torch
 from ...inference.backend import refusal
 from ...inference.device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
 from ...inference.forward import plan_lanes
+from ...inference.open import NO_FUSED_KERNEL
 from ...kernels.impls.all import all_impls
 from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
@@ -86,7 +87,11 @@ def _engine(
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
     dtype = resolve_dtype(settings.dtype, device)
-    yield _row("numbers", "ok", f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}")
+    numbers = f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}"
+    if device.type == "cuda" and dtype is torch.float32:
+        yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype device")
+    else:
+        yield _row("numbers", "ok", numbers)
     refused = refusal(device, dtype)
     given = f"engine = {_given('engine', settings, origins)}"
     if settings.engine == "onnxruntime" and refused is not None:
