@@ -180,7 +180,13 @@ def test_what_triton_needs_is_looked_for(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(triton_module, "find_spec", lambda name: object())
     monkeypatch.setenv("CC", "/usr/bin/cc")
-    monkeypatch.setattr(triton_module.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    (tmp_path / "Python.h").touch()
+    schemes = {"posix_prefix": {"include": str(tmp_path)}, "posix_local": {"include": str(tmp_path / "local")}}
+    monkeypatch.setattr(triton_module.sysconfig, "get_paths", lambda scheme="posix_local": schemes[scheme])
+    monkeypatch.setattr(triton_module.sysconfig, "get_default_scheme", lambda: "posix_local")  # Debian's own Python
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert refusal() is None
+    (tmp_path / "Python.h").unlink()
     assert refusal() == "no Python.h: triton needs the headers of this Python"
     monkeypatch.delenv("CC")
     monkeypatch.setattr(triton_module.shutil, "which", lambda name: None)
