@@ -41,7 +41,7 @@ class Triton:
         refusal = next((reason for reason in refusals if reason), None)
         if refusal:
             return refusal
-        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device), problem.dtype)
+        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
 
 
 class TritonLinear(Triton):

@@ -28,10 +28,10 @@ SOURCES = Path(__file__).parent
 
 def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run a layer there; None if they can. Launches nothing."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype}: bfloat16, float16 or float32 is needed"
     if device.type != "cuda":
         return f"device is {device.type}: these Triton kernels are CUDA's"
+    if dtype not in DTYPES:
+        return f"dtype {dtype}: bfloat16 or float16 is needed"
     if torch.version.hip is not None:
         return "these Triton kernels are CUDA's, this PyTorch is of ROCm"
     missing = missing_for_triton()
