@@ -63,7 +63,7 @@ def block_product(
     first_row = program // (TILES * BLOCKS) * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _after_the_launch_before(PDL)
+    _wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
@@ -137,7 +137,7 @@ def interleaved_product(
     first_row = program // TILES * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
-    _after_the_launch_before(PDL)
+    _wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
@@ -175,11 +175,11 @@ def interleaved_product(
 
 
 @triton.jit
-def _after_the_launch_before(PDL: tl.constexpr):
+def _wait_for_previous_launch(PDL: tl.constexpr):
     """Wait until the launch before has written everything, then let the one behind be set up.
 
-    Weights are loaded after it too: the launch before may be the one that packed them. It stands before the loop, since
-    Triton's pipeliner moves loads over a wait inside of one (triton-lang/triton#11905).
+    Weights too are loaded after the wait: the launch before may be the one that packed them. The wait is not in a loop,
+    since Triton's pipeliner would move loads over it (triton-lang/triton#11905).
     """
     if PDL:
         gdc_wait()
