@@ -34,7 +34,7 @@ class Alternative:
         name: for a chain its plan; else a lower-case word, which for a tile variant ends in its number.
         call: computes the part from its inputs.
         tensors: tensors that it keeps on the device.
-        build_id: build of the compiled code that it calls.
+        build_id: hash of the sources of the compiled code that it calls.
     """
 
     name: str
@@ -143,9 +143,8 @@ def _timed(part: Part, way: Alternative, inputs: Sequence[Tensor]) -> Timed:
 
 
 def _key(text: str, problem: Problem, ways: Sequence[Alternative]) -> str:
-    """Key of a measurement in the cache: everything it depends on."""
-    names = ",".join(f"{way.name}={way.build_id}" for way in ways)
-    return ";".join((text, problem.describe(), names, f"torch={torch.__version__}", f"cuda={torch.version.cuda}"))
+    """Return the key of a measurement in the cache: shapes and sources without versions, as `tuning_key` says."""
+    return ";".join((text, problem.describe(), ",".join(f"{way.name}={way.build_id}" for way in ways)))
 
 
 def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem: Problem, discarded: list[str]) -> bool:
