@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
+from ....kernels.impls.quarantine import VARIABLE, quarantined
 from ....kernels.tuning.chain import Chain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
@@ -72,7 +74,15 @@ def fuse(
     logger.info("%s", report.summary, extra={"event": report.as_json()})
     for fallback in report.fallbacks:
         logger.warning("%s falls back: %s", fallback.kind, fallback.reason)
+    if report.quarantined:
+        _tell_quarantine(report.quarantined)
     return report
+
+
+@cache
+def _tell_quarantine(names: tuple[str, ...]) -> None:
+    """Log it once a process, not for each model and device."""
+    logger.warning("quarantined (%s): %s", VARIABLE, ", ".join(names))
 
 
 def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
@@ -119,7 +129,7 @@ class _Fusing:
             fallbacks.insert(0, Fallback("library", self.kernels.refusal))
         if not self.parts:
             fallbacks.append(Fallback("block", "the model has no block that there is a rule for"))
-        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds)
+        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds, quarantined())
 
     def _block(self, chains: BlockChains, tokens: int) -> FusedBlock:
         attention = self._chain("attention", chains.attention, tokens)
@@ -149,9 +159,7 @@ class _Fusing:
     def _part(self, part: Part, tokens: int) -> Bucketed:
         def run_at(problem: Problem) -> Run:
             chosen = choose(part, problem, self.tuning)
-            refusal = part.refusal(problem)
-            refused = {} if refusal is None else {f"native_{part.kind}": refusal}
-            return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), refused
+            return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), part.refused(problem)
 
         return self._bucketed(part.kind, part.describe(), tokens, run_at)
 
