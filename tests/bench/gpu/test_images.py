@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from milkweed.bench.bodies import BAD_KINDS, arrays, jpegs, pictures
+from milkweed.bench.decode.methods import SPEC
 from milkweed.bench.gpu import image_checks as checks
 from milkweed.bench.gpu.image_checks import Subject
 from milkweed.bench.gpu.images import ENGINE, EXACT, FUSED, STRICT, image_rows
@@ -82,7 +83,7 @@ def test_what_is_missing_is_a_row(photos: Path, monkeypatch: pytest.MonkeyPatch)
     def loader(_: Subject, name: str) -> CpuLoader:
         if name != "cpu":
             raise LoaderError("loader dali needs nvidia-dali")
-        return CpuLoader(checks.SPEC)
+        return CpuLoader(SPEC)
 
     monkeypatch.setattr(Subject, "loader", loader)
     rows = rows_of(photos)
@@ -127,8 +128,9 @@ class Spoiling:
     """The CPU loader with one thing wrong."""
 
     def __init__(self, how: str) -> None:
-        self._loader, self._how = CpuLoader(checks.SPEC), how
-        self._calls, self._earlier, self._kept = 0, torch.empty(0), []
+        self._loader, self._how = CpuLoader(SPEC), how
+        self._calls, self._earlier = 0, torch.empty(0)
+        self._kept: list[torch.Tensor] = []
 
     def load(self, items: Sequence[bytes]) -> LoadResult:
         found = self._loader.load(items)
