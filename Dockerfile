@@ -26,13 +26,16 @@ RUN mkdir /native
 # nvcc of PyTorch's own CUDA, for every architecture or for those in ARCH. Of the sources only what it takes: this is slow.
 FROM packages AS kernels-cuda
 ARG ARCH=
+# Python's headers are for bases that have none.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends g++ \
+    && apt-get install --yes --no-install-recommends g++ libpython3-dev \
     && rm -rf /var/lib/apt/lists/*
 RUN pip install --require-hashes --requirement /locks/nvcc.txt
 WORKDIR /src
 COPY kernels milkweed/kernels
-RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}} && mv milkweed/kernels/_native /native
+RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}}
+# The one C file that Triton would compile at its first launch: with it, nothing is compiled for the CPU at run time.
+RUN PYTHONPATH=/src python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native
 
 FROM kernels-${VARIANT} AS kernels
 
@@ -50,14 +53,23 @@ COPY server server
 COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
-# Left out: what only compilers read, what nothing here links to, modules for other Pythons.
+# Left out: what only compilers read, what nothing here links to, modules for other Pythons; of Triton its profiler, what
+# is for AMD's GPUs, and what only a debugger reads.
 FROM packages AS installed
+ARG VARIANT
 COPY --from=wheel /wheels /wheels
 RUN pip install /wheels/*.whl && pip uninstall --yes pip \
     && suffix=$(python -c 'import sysconfig; print(sysconfig.get_config_var("EXT_SUFFIX"))') \
     && cd /opt/milkweed/lib/python3*/site-packages \
     && rm -rf torch/include torch/share nvidia/*/include nvidia/cu*/lib/libcusolverMg* nvidia/libnvcomp/bin \
-    && find . \( -name '*.a' -o -name '*.bc' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
+        triton/_C/libproton.so triton/FileCheck triton/include triton/instrumentation triton/plugins \
+        triton/backends/amd/lib triton/backends/*/include triton/backends/nvidia/lib/cupti* \
+        triton/backends/nvidia/bin/cuobjdump triton/backends/nvidia/bin/nvdisasm \
+    && find . \( -name '*.a' -o -name '*.bc' ! -path './triton/*' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
+RUN if [ "${VARIANT}" = cuda ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends binutils \
+        && strip /opt/milkweed/lib/python3*/site-packages/triton/_C/libtriton.so; \
+    fi
 
 # What is in the image, for whoever has to know: `--target sbom`. Python's packages, not Debian's.
 FROM installed AS bill
@@ -80,9 +92,12 @@ LABEL org.opencontainers.image.title="milkweed" \
 # The base's own; the packages below have none.
 RUN if python -m pip --version; then python -m pip uninstall --yes pip setuptools wheel; fi
 COPY --from=installed /opt/milkweed /opt/milkweed
-# Nothing is written but what a mounted folder is for: the root may be read-only.
+# Nothing is written but what a mounted folder is for: the root may be read-only. Triton's cache is below HOME and holds
+# code for GPUs alone: its module for the driver is in /opt/milkweed, and ldconfig need not be asked where the driver is.
 ENV PATH=/opt/milkweed/bin:$PATH PYTHONSAFEPATH=1 PYTHONDONTWRITEBYTECODE=1 HOME=/tmp MILKWEED_HOST=0.0.0.0 \
-    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
+    NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility \
+    TRITON_CACHE_MANAGER=milkweed.kernels.triton.cache:DriverModuleCache TRITON_STORE_BINARY_ONLY=1 \
+    TRITON_LIBCUDA_PATH=/usr/lib/x86_64-linux-gnu
 USER 65532:65532
 EXPOSE 8000 8001
 # Kubernetes has probes of its own.

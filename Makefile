@@ -66,9 +66,8 @@ image:
 	touch $@
 
 # What the image installs: the versions of constraints.txt, with hashes.
-# Triton compiles C at its first launch, and the image has no compiler.
 COMPILE := $(BIN)/uv pip compile --quiet --upgrade --constraint constraints.txt --generate-hashes --no-emit-index-url \
-	--no-header --no-annotate --no-emit-package triton --python-version 3.11 --python-platform x86_64-manylinux_2_28
+	--no-header --no-annotate --python-version 3.11 --python-platform x86_64-manylinux_2_28
 
 # Take the installed versions as the new constraints.
 lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
@@ -76,7 +75,7 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
 	$(COMPILE) pyproject.toml --extra dali --extra grpc --extra otel --extra nvml --output-file deploy/image/cuda.txt
 	$(COMPILE) pyproject.toml --extra grpc --extra otel --output-file deploy/image/cpu.txt \
-		$$(grep -oE '^(nvidia|cuda)[a-z0-9-]*|^torch(vision)?' deploy/image/cuda.txt | sed 's/^/--no-emit-package /')
+		$$(grep -oE '^(nvidia|cuda)[a-z0-9-]*|^torch(vision)?|^triton' deploy/image/cuda.txt | sed 's/^/--no-emit-package /')
 	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 
 clean:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from io import BytesIO
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -46,14 +46,14 @@ def our_loaders(threads: int) -> tuple[dict[str, Loader], dict[str, str]]:
     )
 
 
-def dali(resample: Any, num_threads: int = 1, **options: Any) -> Loader:
-    """The loader of DALI on the CPU; raises one of MISSING where it is not installed."""
+def dali(resample: Any, num_threads: int = 1, device: Literal["cpu", "gpu"] = "cpu", **options: Any) -> Loader:
+    """The loader of DALI, on the current GPU or on the CPU; raises one of MISSING where it is not installed."""
     from ...loaders.decode.dali import DaliLoader
     from ...loaders.decode.dali_graph import DaliOptions
 
-    return DaliLoader(
-        SPEC, num_threads=num_threads, options=DaliOptions(resample=resample, max_batch=MAX_BATCH, **options)
-    )
+    chosen = DaliOptions(resample=resample, **{"max_batch": MAX_BATCH, **options})
+    index = torch.cuda.current_device() if device == "gpu" else 0
+    return DaliLoader(SPEC, num_threads=num_threads, options=chosen, device=device, device_id=index)
 
 
 def methods() -> tuple[dict[str, Load], dict[str, str]]:

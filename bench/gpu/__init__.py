@@ -1,1 +1,1 @@
-"""The benchmark of the GPU: `python -m milkweed.bench.gpu`; `main` of driver.py says what it does."""
+"""The GPU benchmark: checks, times and ratios of kernels, models and image decoding."""

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..blocked import Activation
 from ..shapes import MonarchShape
+from .driver_module import takes_driver_module
 from .launch import linear_launches, mlp_launches
 from .layout import DTYPES, SortedMonarch, sorted_mlp_reference, sorted_reference
 from .tiles import VARIANTS, device_of
@@ -46,9 +47,11 @@ def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device
 
 
 def missing_for_triton() -> str | None:
-    """Return what triton lacks here, or None: it compiles a C module for each kernel, on the first launch."""
+    """Return what triton lacks here, or None: it compiles a C module before its first launch, or has it already."""
     if find_spec("triton") is None:
         return "the package triton is not installed"
+    if takes_driver_module():
+        return None
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler: triton needs gcc, clang or $CC"
     # Debian's own Python names a folder without headers first; triton passes over it in this way.

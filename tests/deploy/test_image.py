@@ -1,6 +1,7 @@
 """The image: what is installed is locked and complete, what is copied is there, and nobody runs as root."""
 
 import fnmatch
+import importlib
 import re
 import tomllib
 from itertools import chain
@@ -8,6 +9,8 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+
+from milkweed.kernels.triton.driver_module import CACHE_MANAGER
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = ROOT / "deploy" / "image"
@@ -71,9 +74,32 @@ def test_the_base_is_all_that_a_tag_decides_on() -> None:
     assert "# syntax=" not in DOCKERFILE  # a frontend by a tag would be a program that builds what it likes
 
 
-def test_nothing_is_installed_that_needs_a_compiler_or_on_a_cpu_cuda() -> None:
-    assert "triton" not in pins((LOCKS / "cuda.txt").read_text())
+def test_nothing_is_installed_on_a_cpu_that_only_a_gpu_needs() -> None:
     assert not [name for name in pins((LOCKS / "cpu.txt").read_text()) if re.match("nvidia|cuda|triton|torch", name)]
+
+
+def test_triton_gets_the_module_that_is_compiled_where_a_compiler_is() -> None:
+    stages = dict(
+        zip(re.findall(r"^FROM .*?(\S+)$", DOCKERFILE, re.MULTILINE), DOCKERFILE.split("\nFROM ")[1:], strict=True)
+    )
+    last = stages["${BASE}"]
+    assert "triton" in pins((LOCKS / "cuda.txt").read_text())
+    assert (
+        "python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native"
+        in stages["kernels-cuda"]
+    )
+    assert f"TRITON_CACHE_MANAGER={CACHE_MANAGER}" in last
+    assert "apt-get" not in last  # no compiler
+    # Triton's cache is below HOME, which can be written, also where a deployment says so.
+    assert "HOME=/tmp" in last
+    assert "TRITON_CACHE_DIR" not in DOCKERFILE
+
+
+def test_the_class_that_the_environment_names_is_there() -> None:
+    pytest.importorskip("triton", reason="triton is not installed")
+    module, _, name = CACHE_MANAGER.partition(":")
+    found = getattr(importlib.import_module(module), name)
+    assert "CacheManager" in {each.__name__ for each in found.mro()}  # which is what Triton asks for
 
 
 def test_the_compiler_is_of_the_cuda_that_pytorch_has() -> None:

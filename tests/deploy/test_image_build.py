@@ -14,15 +14,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 import pytest
 from PIL import Image
 
+from ..support.empty_driver import PROGRAM, build_empty_driver
 from ..support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,7 +33,7 @@ VARIANT = os.environ.get("MILKWEED_IMAGE_VARIANT", "cuda")
 UID = 65532
 END_SECONDS = 60.0
 # These are the packages whose size docs/image.md says.
-PARTS = (".", "torch", "nvidia", "nvidia/dali", "nvidia/cudnn", "milkweed", "milkweed/kernels/_native")
+PARTS = (".", "torch", "triton", "nvidia", "nvidia/dali", "nvidia/cudnn", "milkweed", "milkweed/kernels/_native")
 
 pytestmark = [
     pytest.mark.skipif("MILKWEED_TEST_DEPLOY" not in os.environ, reason="slow: MILKWEED_TEST_DEPLOY=1"),
@@ -86,14 +89,23 @@ def files(image: str) -> Iterator[Path]:
 class Container:
     """Commands as nobody, without capabilities, on a root that is read-only but for /tmp, in the host's network."""
 
-    def __init__(self, files: Path, config: dict[str, Any], **settings: object) -> None:
+    def __init__(
+        self,
+        files: Path,
+        config: dict[str, Any],
+        tmp: Path | None = None,
+        binds: Mapping[Path, str] = MappingProxyType({}),
+        **settings: object,
+    ) -> None:
         self.environment = dict(each.split("=", 1) for each in config["Env"])
         self.environment |= {f"MILKWEED_{name.upper()}": str(value) for name, value in settings.items()}
         mounts = ["--ro-bind", files, "/", "--proc", "/proc", "--dev", "/dev", "--ro-bind", "/sys", "/sys"]
         user = ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID", "--cap-add", "CAP_SETPCAP", "setpriv"]
         user += ["--reuid", UID, "--regid", UID, "--clear-groups", "--bounding-set=-all", "--no-new-privs"]
         apart = ["--unshare-pid", "--unshare-ipc", "--unshare-uts", "--as-pid-1", "--die-with-parent"]
-        self.command = [shutil.which("bwrap"), *mounts, "--tmpfs", "/tmp", *apart, *user]
+        mounts += ["--tmpfs", "/tmp"] if tmp is None else ["--bind", tmp, "/tmp"]
+        mounts += chain.from_iterable(("--ro-bind", source, target) for source, target in binds.items())
+        self.command = [shutil.which("bwrap"), *mounts, *apart, *user]
 
     @contextmanager
     def run(self, *command: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
@@ -145,14 +157,33 @@ def test_nothing_builds_in_it(files: Path) -> None:
     tools = re.compile(r"(.*-)?(gcc|g\+\+|cc|c\+\+|clang|ld|make|nvcc|ptxas|pip)[\d.-]*")
     assert not {name for name in names if tools.fullmatch(name)}
     packages = {path for path in files.glob("**/*-packages/*") if path.parent.is_dir()}
-    assert not {path for path in packages if path.name in ("pip", "triton")}
+    assert not {path for path in packages if path.name == "pip"}
     assert not list((files / "opt").glob("**/*.a"))
     assert not list(files.glob("root/.cache")) + list(files.glob("tmp/*")) + list(files.glob("wheels"))
     here = next(files.glob("opt/milkweed/lib/python3*/site-packages"))
-    assert (here / "nvidia" / "dali").is_dir() == (VARIANT == "cuda")
-    assert bool(list((here / "milkweed" / "kernels" / "_native").glob("*.so"))) == (VARIANT == "cuda")
+    assert (here / "nvidia" / "dali").is_dir() == (here / "triton").is_dir() == (VARIANT == "cuda")
+    native = {path.name.partition(".")[0] for path in (here / "milkweed" / "kernels" / "_native").glob("*.so")}
+    assert native == ({"libmilkweed_kernels", "cuda_utils"} if VARIANT == "cuda" else set())
     for part in (".", "usr", *(f"{here.relative_to(files)}/{each}" for each in PARTS)):
         print(f"{bytes_of(files / part) / 1e6:8.0f} MB {part}")
+
+
+@pytest.mark.skipif(VARIANT != "cuda", reason="Triton is in the image for GPUs")
+def test_triton_launches_without_a_compiler(files: Path, config: dict[str, Any], tmp_path: Path) -> None:
+    """On a driver that is none, and with a /tmp from which nothing may be executed, as Docker mounts it."""
+    [module] = files.glob("opt/milkweed/lib/python3*/site-packages/milkweed/kernels/_native/cuda_utils*.so")
+    driver, scratch = tmp_path / "driver", tmp_path / "scratch"
+    driver.mkdir(mode=0o755)
+    scratch.mkdir()
+    (build_empty_driver(driver, module) / "program.py").write_text(PROGRAM)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,mode=1777", "tmpfs", scratch], check=True)
+    try:
+        container = Container(files, config, tmp=scratch, binds={driver: "/tmp/driver"})
+        container.environment["LD_LIBRARY_PATH"] = "/tmp/driver"
+        code, said = container.output("python", "/tmp/driver/program.py")
+    finally:
+        subprocess.run(["umount", scratch], check=True)
+    assert (code, said.splitlines()[0]) == (0, "cuda_utils 2"), said
 
 
 def bytes_of(path: Path) -> int:

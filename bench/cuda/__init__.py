@@ -1,1 +1,0 @@
-"""The parts of `bench/gpu.py`: ceilings, timers, rows, decoding and the report."""
