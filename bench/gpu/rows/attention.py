@@ -7,62 +7,50 @@ from torch import Tensor
 
 from ....kernels.attention import sdpa_attention
 from ....kernels.chain_ir import Attention, Problem, evaluate
-from ..child import Measure, Task
-from ..journal import Writer
-from .bench import Bench, bench_of, write_rows
-from .row import Candidate, Row, Work, measure
-from .shapes import AttentionShape, attention_shape
+from ....kernels.tuning.chain import Chain
+from ....kernels.tuning.plan import Plan
+from ....kernels.tuning.report import Row as Measured
+from ....kernels.tuning.report import doubts
+from ..journal import Record
+from .bench import Bench, family
+from .measure import Candidate, Subject, Work, measure
+from .shapes import AttentionShape
 
-PEERS = {"SDPA cuDNN": "cudnn", "SDPA flash": "flash", "SDPA efficient": "efficient", "SDPA math": "math"}
+PEERS = {"SDPA cuDNN": "cudnn", "SDPA flash": "flash", "SDPA efficient": "efficient"}
 """Names of rows, and of backends as `sdpa_attention` has them."""
 
 
-def attention(task: Task, writer: Writer) -> Measure:
-    """Return what measures the attention of a shape and batch."""
-    bench = bench_of(task, writer)
-
-    @torch.inference_mode()
-    def measure_unit(unit: str) -> None:
-        _, name, batch, _ = unit.split("/")
-        write_rows(writer, unit, attention_rows(attention_shape(name), int(batch), bench))
-
-    return measure_unit
-
-
-def attention_rows(shape: AttentionShape, batch: int, bench: Bench) -> list[Row]:
+def attention_rows(shape: AttentionShape, batch: int, bench: Bench) -> list[Record]:
     """Make all rows of one shape and batch; every candidate takes packed qkv and gives (B, N, H*D)."""
     operator = Attention(shape.heads, shape.head_dim, shape.head_dim**-0.5)
     problem = Problem(bench.device, bench.dtype, batch, shape.tokens)
     work = Work(shape.flops(batch), shape.moved_bytes(batch))
-    floor = bench.ceilings.floor_us(*work)
 
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, 3 * shape.heads * shape.head_dim, device=bench.device).to(bench.dtype)
 
-    candidates = [
-        Candidate(name, False, partial(_pinned, operator, backend), floor, work=work) for name, backend in PEERS.items()
-    ]
+    candidates = [Candidate(name, False, partial(_pinned, operator, peer), work) for name, peer in PEERS.items()]
     skipped: dict[str, str] = {}
-    for impl in bench.impls():
-        if not impl.name.startswith("native"):
-            continue
-        reason = impl.refuses((operator,), problem)
-        if reason is None:
-            candidates.append(Candidate(impl.name, True, impl.build((operator,), problem), floor, work=work))
-        elif "attention" in impl.name:
-            skipped[impl.name] = reason
-    return measure(
-        "attention",
-        shape.name,
-        batch,
-        candidates,
-        make_input,
-        lambda x: evaluate((operator,), x.double()),
-        timer=bench.timer,
-        ceilings=bench.ceilings,
-        skipped=skipped,
-    )
+    for impl in bench.impls:
+        if family(impl.name) == "native_attention":
+            if reason := impl.refuses((operator,), problem):
+                skipped[impl.name] = reason
+            else:
+                candidates.append(Candidate(impl.name, True, impl.build((operator,), problem), work))
+    subject = Subject("attention", shape.name, batch, make_input, lambda x: evaluate((operator,), x.double()))
+    rows = measure(subject, candidates, bench, skipped=skipped)
+    timed = {_impl(row["candidate"]): row["us"] for row in rows if row["us"]}
+    if timed:
+        plan = Plan(1, 0, (min(timed, key=lambda name: timed[name]),))
+        found = [Measured((0, 1), "attention", name, us) for name, us in timed.items()]
+        rows[0]["doubts"] = doubts(Chain((operator,)), problem, found, plan)
+    return rows
 
 
 def _pinned(operator: Attention, backend: str, qkv: Tensor) -> Tensor:
     return sdpa_attention(qkv, operator.num_heads, operator.scale, backend)
+
+
+def _impl(candidate: str) -> str:
+    """The name of the impl that a candidate is."""
+    return f"sdpa_{PEERS[candidate]}" if candidate in PEERS else candidate

@@ -1,7 +1,6 @@
-"""What all rows of a process are measured with: device, dtype, timer, ceilings and impls."""
+"""What all rows of a process are measured with: device, dtype, impls, timer, ceilings."""
 
-import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +8,11 @@ import torch
 from ....kernels.impls.all import all_impls
 from ....kernels.impls.base import Impl
 from ....kernels.impls.native import native_impls
+from ....kernels.impls.quarantine import with_quarantine
 from ....models.serving.fused.device_kernels import DeviceKernels, device_kernels
 from ..child import Task
-from ..journal import Writer, rows
-from .device import Ceilings, cache_bytes, device_for, timer_of
-from .row import Row
+from ..journal import Record, Writer, rows
+from .device import Ceilings, device_for, timer_of
 from .timing import Timer
 
 SHARED_LIMIT = 227 * 1024
@@ -27,23 +26,21 @@ class Bench:
     device: torch.device
     dtype: torch.dtype
     nblocks: int
+    impls: Sequence[Impl]
     timer: Timer
     ceilings: Ceilings
     dry: bool = False
 
-    def impls(self) -> list[Impl]:
-        """All impls of this device; in a dry run the kernels' CPU implementations stand for the native ones."""
-        found = all_impls()
-        if not self.dry:
-            return found
-        # What the product does not list it does not quarantine either.
-        barred = set(os.environ.get("MILKWEED_QUARANTINE", "").split(","))
-        on_cpu = [impl for impl in native_impls(on_cpu=True) if not barred & {impl.name, family(impl.name)}]
-        return [*on_cpu, *(impl for impl in found if not impl.name.startswith("native"))]
-
     def kernels(self) -> DeviceKernels:
         """The compiled kernels that are no impls."""
         return DeviceKernels("dry run", None, SHARED_LIMIT) if self.dry else device_kernels(self.device)
+
+
+def impls_for(dry: bool) -> list[Impl]:
+    """Return all impls; in a dry run the kernels' CPU implementations stand for the native ones."""
+    found = all_impls()
+    others = [impl for impl in found if not impl.name.startswith("native")]
+    return with_quarantine([*native_impls(on_cpu=True), *others]) if dry else found
 
 
 def family(name: str) -> str:
@@ -56,13 +53,13 @@ def bench_of(task: Task, writer: Writer) -> Bench:
     torch.manual_seed(0)
     device = device_for(task)
     found = [row for row in rows(writer.journal.read()) if row["section"] == "ceilings"]
-    copy, product = (found[-1]["bytes_per_second"], found[-1]["flops_per_second"]) if found else (0.0, 0.0)
-    limits = Ceilings(copy, product, cache_bytes(device))
-    return Bench(device, getattr(torch, task.dtype), task.nblocks, timer_of(device), limits, task.dry)
+    limits = Ceilings(found[-1]["bytes_per_second"], found[-1]["flops_per_second"]) if found else Ceilings()
+    dtype = getattr(torch, task.dtype)
+    return Bench(device, dtype, task.nblocks, impls_for(task.dry), timer_of(device), limits, task.dry)
 
 
-def write_rows(writer: Writer, unit: str, found: Iterable[Row]) -> None:
-    """Write rows of a unit, whose last part is its round."""
-    turn = int(unit.rpartition("/r")[2])
-    for row in found:
-        writer({**row.as_json(), "unit": unit, "round": turn})
+def best_names(found: Sequence[Record]) -> set[str]:
+    """Return the names of impls that rows of MLPs and attention have timed, each the best of its family."""
+    timed = [row for row in found if row["section"] in ("mlp", "attention") and row["us"]]
+    # A note is a plan: its cuts, then impls with bars between.
+    return {name.strip() for row in timed for name in [row["candidate"], *row["note"].partition(" ")[2].split("|")]}

@@ -23,15 +23,14 @@ SM_CLOCK = 1
 class Ceilings:
     """Bytes a second that a copy moves (read plus written) and dense operations a second of a matrix product."""
 
-    bytes_per_second: float
-    flops_per_second: float
-    cache_bytes: int
+    bytes_per_second: float = 0.0
+    flops_per_second: float = 0.0
 
-    def floor_us(self, flops: float, moved_bytes: float) -> float:
-        """Return the least microseconds that a kernel with this work takes; 0 if the ceilings were not measured."""
+    def floor_us(self, work: tuple[float, float]) -> float:
+        """Return the least microseconds for operations and bytes; 0 if the ceilings were not measured."""
         if not self.flops_per_second:
             return 0.0
-        return 1e6 * max(flops / self.flops_per_second, moved_bytes / self.bytes_per_second)
+        return 1e6 * max(work[0] / self.flops_per_second, work[1] / self.bytes_per_second)
 
 
 def ceilings(task: Task, writer: Writer) -> Measure:
@@ -40,8 +39,6 @@ def ceilings(task: Task, writer: Writer) -> Measure:
 
     def measure(unit: str) -> None:
         found = measure_ceilings(device, getattr(torch, task.dtype), timer_of(device), TINY if task.dry else LARGE)
-        copy, product = found.bytes_per_second / 1e12, found.flops_per_second / 1e12
-        print(f"copy {copy:.2f} TB/s, {task.dtype} product {product:.0f} TFLOP/s")
         writer({"unit": unit, "what": "ceilings", **asdict(found)})
 
     return measure
@@ -53,16 +50,11 @@ def measure_ceilings(device: torch.device, dtype: torch.dtype, timer: Timer, siz
     source = torch.randn(min(numbers, 1 << 24), device=device).repeat(max(1, numbers >> 24))
     target = torch.empty_like(source)
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
-    timings = timer({"copy": [lambda: target.copy_(source)], "product": [lambda: a @ b]})
+    timings = timer({"copy": lambda: target.copy_(source), "product": lambda: a @ b})
     copy, product = timings["copy"], timings["product"]
     if not isinstance(copy, Timing) or not isinstance(product, Timing):
         raise RuntimeError(f"the ceilings could not be measured: copy {copy}, product {product}")
-    return Ceilings(2e6 * source.nbytes / copy.us, 2e6 * side**3 / product.us, cache_bytes(device))
-
-
-def cache_bytes(device: torch.device) -> int:
-    """Return the size of the level-2 cache; on a CPU, for dry runs, one that all inputs fit in."""
-    return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 1 << 62
+    return Ceilings(2e6 * source.nbytes / copy.us, 2e6 * side**3 / product.us)
 
 
 def device_for(task: Task) -> torch.device:
@@ -75,7 +67,7 @@ def device_for(task: Task) -> torch.device:
 
 def timer_of(device: torch.device) -> Timer:
     """Return what times candidates on a device."""
-    return CudaTimer(device, clock=sm_clock(device)) if device.type == "cuda" else HostTimer(samples=1)
+    return CudaTimer(device, sm_clock(device)) if device.type == "cuda" else HostTimer()
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -83,17 +75,9 @@ def device_facts(device: torch.device) -> dict[str, Any]:
     versions = {"torch": torch.__version__, "cuda": torch.version.cuda}
     if device.type != "cuda":
         return {"device": str(device), **versions}
-    properties = torch.cuda.get_device_properties(device)
-    return {
-        "device": properties.name,
-        "capability": f"{properties.major}.{properties.minor}",
-        "multiprocessors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "l2_bytes": properties.L2_cache_size,
-        "cudnn": torch.backends.cudnn.version(),
-        "sm_mhz_now": sm_clock(device)(),
-        **versions,
-    }
+    found = torch.cuda.get_device_properties(device)
+    sizes = {"multiprocessors": found.multi_processor_count, "memory_bytes": found.total_memory}
+    return {"device": found.name, "capability": f"{found.major}.{found.minor}", **sizes, **versions}
 
 
 def sm_clock(device: torch.device) -> Callable[[], float | None]:
