@@ -14,14 +14,15 @@ from ....kernels.tuning.report import doubts
 from ..journal import Record
 from .bench import Bench, family
 from .measure import Candidate, Subject, Work, measure
-from .shapes import AttentionShape
+from .shapes import attention_shape
 
 PEERS = {"SDPA cuDNN": "cudnn", "SDPA flash": "flash", "SDPA efficient": "efficient"}
 """Names of rows, and of backends as `sdpa_attention` has them."""
 
 
-def attention_rows(shape: AttentionShape, batch: int, bench: Bench) -> list[Record]:
+def attention_rows(name: str, batch: int, bench: Bench) -> list[Record]:
     """Make all rows of one shape and batch; every candidate takes packed qkv and gives (B, N, H*D)."""
+    shape = attention_shape(name)
     operator = Attention(shape.heads, shape.head_dim, shape.head_dim**-0.5)
     problem = Problem(bench.device, bench.dtype, batch, shape.tokens)
     work = Work(shape.flops(batch), shape.moved_bytes(batch))
@@ -29,7 +30,7 @@ def attention_rows(shape: AttentionShape, batch: int, bench: Bench) -> list[Reco
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, 3 * shape.heads * shape.head_dim, device=bench.device).to(bench.dtype)
 
-    candidates = [Candidate(name, False, partial(_pinned, operator, peer), work) for name, peer in PEERS.items()]
+    candidates = [Candidate(peer, False, partial(_pinned, operator, PEERS[peer]), work) for peer in PEERS]
     skipped: dict[str, str] = {}
     for impl in bench.impls:
         if family(impl.name) == "native_attention":

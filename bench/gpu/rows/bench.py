@@ -1,5 +1,6 @@
 """What all rows of a process are measured with: device, dtype, impls, timer, ceilings."""
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ from ....kernels.impls.base import Impl
 from ....kernels.impls.native import native_impls
 from ....kernels.impls.quarantine import with_quarantine
 from ....models.serving.fused.device_kernels import DeviceKernels, device_kernels
-from ..child import Task
+from ..child import Measure, Task
 from ..journal import Record, Writer, rows
 from .device import Ceilings, device_for, timer_of
 from .timing import Timer
@@ -21,7 +22,11 @@ SHARED_LIMIT = 227 * 1024
 
 @dataclass(frozen=True)
 class Bench:
-    """What rows are measured with."""
+    """What rows are measured with.
+
+    Args:
+        earlier: the rows that there were before this process.
+    """
 
     device: torch.device
     dtype: torch.dtype
@@ -29,6 +34,7 @@ class Bench:
     impls: Sequence[Impl]
     timer: Timer
     ceilings: Ceilings
+    earlier: Sequence[Record] = ()
     dry: bool = False
 
     def kernels(self) -> DeviceKernels:
@@ -48,14 +54,28 @@ def family(name: str) -> str:
     return name.partition(":")[0]
 
 
+def timed(task: Task, writer: Writer) -> Measure:
+    """Return what measures a unit `section/name/batch/r1` of one of the modules beside this one, and writes its rows."""
+    make = getattr(importlib.import_module(f"{__package__}.{task.section}"), f"{task.section}_rows")
+    bench = bench_of(task, writer)
+
+    @torch.inference_mode()
+    def measure_unit(unit: str) -> None:
+        _, name, batch, turn = unit.split("/")
+        for row in make(name, int(batch), bench):
+            writer({**row, "unit": unit, "round": int(turn.removeprefix("r"))})
+
+    return measure_unit
+
+
 def bench_of(task: Task, writer: Writer) -> Bench:
     """Make what a task measures with; its ceilings are those that an earlier process wrote."""
     torch.manual_seed(0)
-    device = device_for(task)
-    found = [row for row in rows(writer.journal.read()) if row["section"] == "ceilings"]
+    device, earlier = device_for(task), rows(writer.journal.read())
+    found = [row for row in earlier if row["section"] == "ceilings"]
     limits = Ceilings(found[-1]["bytes_per_second"], found[-1]["flops_per_second"]) if found else Ceilings()
     dtype = getattr(torch, task.dtype)
-    return Bench(device, dtype, task.nblocks, impls_for(task.dry), timer_of(device), limits, task.dry)
+    return Bench(device, dtype, task.nblocks, impls_for(task.dry), timer_of(device), limits, earlier, task.dry)
 
 
 def best_names(found: Sequence[Record]) -> set[str]:

@@ -1,6 +1,6 @@
 """Rows of ViTAE's cells: the performer attention of the reduction cells, the convolution branch of the normal ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
@@ -15,10 +15,9 @@ from ....models.serving.fused.alternatives import Alternative, Part, exact_copy
 from ....models.serving.fused.branch import BranchPart, BranchResidual
 from ....models.serving.fused.reduction import PerformerPart
 from ....models.serving.prepare import fold_batch_norms
-from ..child import Measure, Task
-from ..journal import Writer
-from .bench import Bench, bench_of, write_rows
-from .row import Candidate, Row, measure
+from ..journal import Record
+from .bench import Bench
+from .measure import Candidate, Subject, Work, measure
 from .shapes import BRANCHES, PERFORMERS
 
 SIDE = 14
@@ -48,43 +47,27 @@ class Cell:
     width: int
     beside: int
     plain: nn.Module
-    work: tuple[float, float]
+    work: Work
 
 
-def cells(task: Task, writer: Writer) -> Measure:
-    """Return what measures the cells of a batch."""
-    bench = bench_of(task, writer)
-
-    @torch.inference_mode()
-    def measure_unit(unit: str) -> None:
-        for cell in [*performers(bench), *branches(bench)]:
-            write_rows(writer, unit, cell_rows(cell, int(unit.split("/")[1]), bench))
-
-    return measure_unit
-
-
-def performers(bench: Bench) -> Iterator[Cell]:
-    """Make the performer attention of each reduction cell; one, with few tokens, in a dry run."""
-    for name, (width, dim, tokens) in list(PERFORMERS.items())[: 1 if bench.dry else None]:
+def cell_of(name: str, bench: Bench) -> Cell:
+    """Make the performer attention of a reduction cell, or the convolution branch of a normal one."""
+    if name in PERFORMERS:
+        width, dim, tokens = PERFORMERS[name]
         cell = PerformerAttention(width, dim)
         nn.init.normal_(cell.w, std=0.5)
         placed = place(cell, bench)
         placed.w.data = cell.w.data.float().to(bench.device)
         # Each token: k, q and v read, the branch read, the result written; features and products of two passes.
-        work = (8.0 * dim * dim / 2, 2.0 * 5 * dim)
-        part = PerformerPart(placed, bench.kernels())
-        yield Cell(name, part, 49 if bench.dry else tokens, width, dim, placed, work)
-
-
-def branches(bench: Bench) -> Iterator[Cell]:
-    """Make the convolution branch of each normal cell; one in a dry run."""
-    for name, (width, heads, ratio, groups, shallow) in list(BRANCHES.items())[: 1 if bench.dry else None]:
-        normal = NormalCell(width, heads, ratio, groups, shallow=shallow, class_token=shallow).eval()
-        fold_batch_norms(normal)
-        plain = BranchResidual(place(normal.PCM, bench), shallow)
-        convs = [module for module in plain.branch if isinstance(module, nn.Conv2d)]
-        work = (2.0 * sum(conv.weight.numel() for conv in convs), 2.0 * 2 * width)
-        yield Cell(name, BranchPart(plain, bench.kernels()), SIDE * SIDE + shallow, width, 0, plain, work)
+        work = Work(8.0 * dim * dim / 2, 2.0 * 5 * dim)
+        return Cell(name, PerformerPart(placed, bench.kernels()), 49 if bench.dry else tokens, width, dim, placed, work)
+    width, heads, ratio, groups, shallow = BRANCHES[name]
+    normal = NormalCell(width, heads, ratio, groups, shallow=shallow, class_token=shallow).eval()
+    fold_batch_norms(normal)
+    plain = BranchResidual(place(normal.PCM, bench), shallow)
+    convs = [module for module in plain.branch if isinstance(module, nn.Conv2d)]
+    work = Work(2.0 * sum(conv.weight.numel() for conv in convs), 2.0 * 2 * width)
+    return Cell(name, BranchPart(plain, bench.kernels()), SIDE * SIDE + shallow, width, 0, plain, work)
 
 
 def place(module: Placed, bench: Bench) -> Placed:
@@ -92,29 +75,20 @@ def place(module: Placed, bench: Bench) -> Placed:
     return module.eval().requires_grad_(False).to(bench.device, bench.dtype).to(memory_format=torch.channels_last)
 
 
-def cell_rows(cell: Cell, batch: int, bench: Bench) -> list[Row]:
+def cells_rows(name: str, batch: int, bench: Bench) -> list[Record]:
     """Make all rows of one cell and batch."""
-    problem = Problem(bench.device, bench.dtype, batch, cell.tokens)
+    cell = cell_of(name, bench)
+    part, problem = cell.part, Problem(bench.device, bench.dtype, batch, cell.tokens)
 
     def tokens(width: int) -> Tensor:
         return torch.randn(batch, cell.tokens, width, device=bench.device).to(bench.dtype)
 
     more = (tokens(cell.beside),) if cell.beside else ()
-    part, floor = cell.part, bench.ceilings.floor_us(*(problem.rows * each for each in cell.work))
-    candidates = [Candidate(way.name, way.name != "torch", on(way, more), floor) for way in part.ways(problem)]
-    reason = part.refusal(problem)
-    return measure(
-        part.kind,
-        f"{cell.name} N={cell.tokens}",
-        batch,
-        candidates,
-        lambda: tokens(cell.width),
-        partial(exact, exact_copy(cell.plain), more),
-        timer=bench.timer,
-        ceilings=bench.ceilings,
-        skipped={} if reason is None else {f"native_{part.kind}": reason},
-        tolerance=CELL_TOLERANCE,
-    )
+    work = Work(*(problem.rows * each for each in cell.work))
+    candidates = [Candidate(way.name, way.name != "torch", on(way, more), work) for way in part.ways(problem)]
+    truth = partial(exact, exact_copy(cell.plain), more)
+    subject = Subject(part.kind, name, batch, lambda: tokens(cell.width), truth)
+    return measure(subject, candidates, bench, skipped=part.refused(problem), tolerance=CELL_TOLERANCE)
 
 
 def on(way: Alternative, more: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:

@@ -15,12 +15,11 @@ from ....models.layers.monarch import MonarchLinear
 from ....models.serving.fused.fuse import fuse
 from ....models.serving.fused.tuning import Tuning
 from ....models.serving.prepare import prepare_for_inference
-from ..child import Measure, Task
 from ..goals import TWIN_COMPILED, TWIN_EAGER
-from ..journal import Record, Writer, rows
-from .bench import Bench, bench_of, write_rows
+from ..journal import Record
+from .bench import Bench, best_names
+from .measure import Candidate, Subject, Work, measure
 from .mlp import compile_forward
-from .row import Candidate, Row, measure
 from .shapes import FORWARDS
 
 TOLERANCE = 3e-2
@@ -30,34 +29,14 @@ ALWAYS = ("torch", "dense", "batched", "sdpa")
 """Families that a forward may use whatever the rows of its parts say."""
 
 
-def forward(task: Task, writer: Writer) -> Measure:
-    """Return what measures an architecture and batch: the dense model once, beside each way to have Monarch layers."""
-    bench = bench_of(task, writer)
-
-    @torch.inference_mode()
-    def measure_unit(unit: str) -> None:
-        _, arch, batch, _ = unit.split("/")
-        impls = proven(bench.impls(), rows(writer.journal.read()))
-        write_rows(writer, unit, forward_rows(arch, int(batch), bench, impls))
-
-    return measure_unit
-
-
-def proven(impls: Sequence[Impl], found: Sequence[Record]) -> list[Impl]:
+def proven(bench: Bench) -> list[Impl]:
     """Return the impls that were the best of their family in the rows of MLPs and attention; all if there are no rows.
 
     So fusing uses the plans that were found there, and times few candidates.
     """
-    best = best_kernels(found)
-    kept = [impl for impl in impls if impl.name in best or impl.name.startswith(ALWAYS)]
-    return kept if any(not impl.name.startswith(ALWAYS) for impl in kept) else list(impls)
-
-
-def best_kernels(found: Sequence[Record]) -> set[str]:
-    """Return the impls that the timed rows of MLPs and attention are made of; an MLP's row has its plan as the note."""
-    timed = [row for row in found if row["section"] in ("mlp", "attention") and row["us"]]
-    plans = [row["note"].partition(" ")[2].split(" | ") for row in timed]
-    return {name for plan in plans for name in plan} | {row["candidate"] for row in timed}
+    best = best_names(bench.earlier)
+    kept = [impl for impl in bench.impls if impl.name in best or impl.name.startswith(ALWAYS)]
+    return kept if any(not impl.name.startswith(ALWAYS) for impl in kept) else list(bench.impls)
 
 
 @dataclass(frozen=True)
@@ -70,8 +49,8 @@ class Twins:
     size: int
 
 
-def forward_rows(arch: str, batch: int, bench: Bench, impls: Sequence[Impl]) -> list[Row]:
-    """Make all rows of one architecture and batch."""
+def forward_rows(arch: str, batch: int, bench: Bench) -> list[Record]:
+    """Make all rows of one architecture and batch: the dense model, beside each way to have Monarch layers."""
     size = int(default_preprocess(arch)["size"])
 
     def make_input() -> Tensor:
@@ -83,19 +62,9 @@ def forward_rows(arch: str, batch: int, bench: Bench, impls: Sequence[Impl]) -> 
         twins = make_twins(arch, layers, size, bench)
         if not candidates:  # the dense models of all sets of layers cost the same: one is compiled and timed
             candidates += _dense(twins, batch, bench, make_input(), skipped)
-        candidates += _monarch(twins, "+".join(layers), batch, bench, impls)
-    return measure(
-        "forward",
-        arch,
-        batch,
-        candidates,
-        make_input,
-        twins.truth,
-        timer=bench.timer,
-        ceilings=bench.ceilings,
-        skipped=skipped,
-        tolerance=TOLERANCE,
-    )
+        candidates += _monarch(twins, "+".join(layers), batch, bench)
+    subject = Subject("forward", arch, batch, make_input, twins.truth)
+    return measure(subject, candidates, bench, skipped=skipped, tolerance=TOLERANCE)
 
 
 def make_twins(arch: str, layers: Sequence[str], size: int, bench: Bench) -> Twins:
@@ -106,21 +75,21 @@ def make_twins(arch: str, layers: Sequence[str], size: int, bench: Bench) -> Twi
 
 
 def _dense(twins: Twins, batch: int, bench: Bench, x: Tensor, skipped: dict[str, str]) -> list[Candidate]:
-    floor = bench.ceilings.floor_us(2.0 * batch * macs(twins.dense, twins.size).total, 0)
+    work = Work(2.0 * batch * macs(twins.dense, twins.size).total, 0)
     dense = prepare_for_inference(twins.dense, dtype=bench.dtype).to(bench.device)
     found = [
-        Candidate("dense twin", False, dense, floor, truth=twins.truth),
-        Candidate(TWIN_EAGER, False, dense, floor, eager=True, truth=twins.truth),
+        Candidate("dense twin", False, dense, work, truth=twins.truth),
+        Candidate(TWIN_EAGER, False, dense, work, eager=True, truth=twins.truth),
     ]
     compiled = compile_forward(dense, x)
     if isinstance(compiled, str):
         skipped[TWIN_COMPILED] = compiled
         return found
-    return [*found, Candidate(TWIN_COMPILED, False, compiled, floor, truth=twins.truth)]
+    return [*found, Candidate(TWIN_COMPILED, False, compiled, work, truth=twins.truth)]
 
 
-def _monarch(twins: Twins, layers: str, batch: int, bench: Bench, impls: Sequence[Impl]) -> list[Candidate]:
-    floor = bench.ceilings.floor_us(2.0 * batch * macs(twins.monarch, twins.size).total, 0)
+def _monarch(twins: Twins, layers: str, batch: int, bench: Bench) -> list[Candidate]:
+    work = Work(2.0 * batch * macs(twins.monarch, twins.size).total, 0)
     plain = prepare_for_inference(copy.deepcopy(twins.monarch), dtype=bench.dtype).to(bench.device)
     report = fuse(
         twins.monarch,
@@ -128,12 +97,12 @@ def _monarch(twins: Twins, layers: str, batch: int, bench: Bench, impls: Sequenc
         dtype=bench.dtype,
         image_size=twins.size,
         batch_sizes=[batch],
-        tuning=Tuning("off" if bench.dry else "auto", impls=impls),
+        tuning=Tuning("off" if bench.dry else "auto", impls=proven(bench)),
         kernels=bench.kernels(),
     )
     return [
-        Candidate(f"Monarch {layers}, plain PyTorch", False, plain, floor, truth=twins.truth),
-        Candidate(f"fused {layers}", True, twins.monarch, floor, report.summary, truth=twins.truth),
+        Candidate(f"Monarch {layers}, plain PyTorch", False, plain, work, truth=twins.truth),
+        Candidate(f"fused {layers}", True, twins.monarch, work, report.summary, truth=twins.truth),
     ]
 
 

@@ -13,12 +13,14 @@ from ....kernels.reference import monarch_to_dense
 from ....kernels.tuning.chain import Chain, compile_plan
 from ....kernels.tuning.plan import Plan, Span, cuts_of, spans_of
 from ....kernels.tuning.report import Row as Measured
+from ....kernels.tuning.report import doubts
 from ....kernels.tuning.tuner import tune_chain
-from ..child import Measure, Task
-from ..journal import Writer
-from .bench import Bench, bench_of, family, write_rows
-from .row import Candidate, Row, Work, measure
-from .shapes import GOAL_BATCHES, SHAPE_ITEMSIZE, MlpShape, mlp_shape
+from ..goals import BMM, DENSE_COMPILED, DENSE_EAGER
+from ..journal import Record
+from .bench import Bench, family
+from .measure import Candidate, Subject, Work, measure
+from .shapes import SHAPE_ITEMSIZE, MlpShape, mlp_shape
+from .timing import one_line
 
 WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
@@ -41,60 +43,41 @@ def layers(shape: MlpShape, nblocks: int, problem: Problem) -> tuple[Monarch, Mo
     return layer(shape.width, shape.hidden), layer(shape.hidden, shape.width)
 
 
-def mlp(task: Task, writer: Writer) -> Measure:
-    """Return what measures the MLP of a shape and batch."""
-    bench = bench_of(task, writer)
-
-    @torch.inference_mode()
-    def measure_unit(unit: str) -> None:
-        _, name, batch, _ = unit.split("/")
-        write_rows(writer, unit, mlp_rows(mlp_shape(name), int(batch), bench, bench.impls()))
-
-    return measure_unit
-
-
-def mlp_rows(shape: MlpShape, batch: int, bench: Bench, impls: Sequence[Impl]) -> list[Row]:
+def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
     """Make all rows of one shape and batch; the product's own tuner finds each family's best tiles, without a cache."""
+    shape = mlp_shape(name)
     problem = Problem(bench.device, bench.dtype, batch, shape.tokens)
     fc1, fc2 = layers(shape, bench.nblocks, problem)
     chain = Chain((fc1, Gelu(), fc2))
     monarch, dense = mlp_work(shape, problem.rows, bench.nblocks, bench.dtype)
-    floors = {work: bench.ceilings.floor_us(*work) for work in (monarch, dense)}
 
     def make_input() -> Tensor:
         return torch.randn(batch, shape.tokens, shape.width, device=bench.device).to(bench.dtype)
 
     eager = dense_eager(fc1, fc2, problem)
     candidates = [
-        Candidate("dense eager", False, eager, floors[dense], work=dense),
-        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), floors[monarch], work=monarch),
+        Candidate(DENSE_EAGER, False, eager, dense),
+        Candidate(BMM, False, bmm_eager(fc1, fc2), monarch),
     ]
     skipped: dict[str, str] = {}
-    compiled = compile_forward(eager, make_input()) if batch in GOAL_BATCHES else "compiled at batches of goals alone"
+    compiled = compile_forward(eager, make_input())
     if isinstance(compiled, str):
-        skipped["dense, torch.compile"] = compiled
+        skipped[DENSE_COMPILED] = compiled
     else:
-        candidates.append(Candidate("dense, torch.compile", False, compiled, floors[dense], work=dense))
-    tuned = tune_chain(chain, problem, impls)
-    for name, members in families(impls).items():
+        candidates.append(Candidate(DENSE_COMPILED, False, compiled, dense))
+    tuned = tune_chain(chain, problem, bench.impls)
+    for kind, members in families(bench.impls).items():
         plan = best_plan(chain, members, tuned.rows)
         if isinstance(plan, str):
-            skipped[name] = plan
+            skipped[kind] = plan
         elif plan is not None:
-            forward, work = compile_plan(chain, plan, problem, members), dense if name == "dense" else monarch
-            candidates.append(Candidate(name, name not in PEERS, forward, floors[work], str(plan), work))
-    candidates.append(Candidate("tuned", True, tuned.chain, floors[monarch], str(tuned.plan), monarch))
-    return measure(
-        "mlp",
-        shape.name,
-        batch,
-        candidates,
-        make_input,
-        lambda x: evaluate(chain.operators, x.double()),
-        timer=bench.timer,
-        ceilings=bench.ceilings,
-        skipped=skipped,
-    )
+            forward, work = compile_plan(chain, plan, problem, members), dense if kind == "dense" else monarch
+            candidates.append(Candidate(kind, kind not in PEERS, forward, work, str(plan)))
+    candidates.append(Candidate("tuned", True, tuned.chain, monarch, str(tuned.plan)))
+    subject = Subject("mlp", name, batch, make_input, lambda x: evaluate(chain.operators, x.double()))
+    rows = measure(subject, candidates, bench, skipped=skipped)
+    rows[0]["doubts"] = doubts(chain, problem, tuned.rows, tuned.plan)
+    return rows
 
 
 def mlp_work(shape: MlpShape, rows: int, nblocks: int, dtype: torch.dtype) -> tuple[Work, Work]:
@@ -149,7 +132,7 @@ def compile_forward(forward: Callable[[Tensor], Tensor], x: Tensor) -> Callable[
     try:
         compiled(x)
     except Exception as error:  # a peer that does not compile is a row that says so
-        return f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        return one_line(error)
     return compiled
 
 
@@ -174,8 +157,8 @@ def best_plan(chain: Chain, impls: Sequence[Impl], measured: Sequence[Measured])
         fastest = [min(timed, default=None) for timed in (_timed(rows, span) for span in path)]
         picked = [one for one in fastest if one is not None]
         if len(picked) == len(path):
-            engines_of = tuple(name for _, name in picked)
-            ways.append((sum(seconds for seconds, _ in picked), Plan(len(chain), cuts_of(path), engines_of)))
+            plan = Plan(len(chain), cuts_of(path), tuple(name for _, name in picked))
+            ways.append((sum(seconds for seconds, _ in picked), plan))
     if ways:
         return min(ways, key=lambda way: way[0])[1]
     return "; ".join(dict.fromkeys(row.refused for row in rows if row.refused))[:300] or None
