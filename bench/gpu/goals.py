@@ -9,15 +9,13 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from .rows.shapes import ALL, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES, MLPS
+from .rows.shapes import ALL, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES, MLPS, ROUNDS
 
 Row = dict[str, Any]
 
 DENSE_COMPILED, DENSE_EAGER, BMM = "dense, torch.compile", "dense eager", "Monarch bmm eager"
 TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
 """Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
-
-ROUNDS = (1, 2)
 
 
 @dataclass(frozen=True)
@@ -75,14 +73,13 @@ def _forward_goals() -> Iterator[Goal]:
                 yield Goal(f"{arch} {ours} batch {batch}: over {peer}", times, "forward", arch, batch, (peer,), ours)
 
 
-def judge(rows: Sequence[Row], goals: Sequence[Goal] | None = None) -> list[Row]:
-    """Each goal with `measured` (None, with a reason in `why`) and `met`; rows that are goals themselves come last."""
-    found = [_judged(goal, rows) for goal in (all_goals() if goals is None else goals)]
-    return [*found, *(row for row in rows if "goal" in row)]
+def judge(rows: Sequence[Row]) -> list[Row]:
+    """Return each goal with `measured` (None, with a reason in `why`) and `met`."""
+    return [_judged(goal, rows) for goal in all_goals()]
 
 
 def _judged(goal: Goal, rows: Sequence[Row]) -> Row:
-    said: Row = {"goal": goal.name, "wanted": goal.wanted, "unit": "x", "measured": None, "met": None}
+    said: Row = {"goal": goal.name, "wanted": goal.wanted, "measured": None, "met": None}
     here = [r for r in rows if (r["section"], r.get("what"), r.get("batch")) == (goal.section, goal.what, goal.batch)]
     ratios, clocks, by = [], list[float](), ""
     for turn in ROUNDS:
@@ -121,34 +118,30 @@ def _is_stronger(goal: Goal, row: Row) -> bool:
 
 
 def fastest(rows: Iterable[Row]) -> Row | None:
-    """Return the fastest warm row; None if none ran."""
+    """Return the fastest row; None if none ran."""
     return min((row for row in rows if row.get("us")), key=lambda row: float(row["us"]), default=None)
-
-
-def at_least(goal: str, wanted: float, measured: float, unit: str = "") -> Row:
-    """A goal, as a row of its own, that is met from `wanted` on."""
-    found = {"goal": goal, "wanted": wanted, "measured": float(f"{measured:.4g}"), "unit": unit}
-    return {**found, "met": measured >= wanted}
-
-
-def at_most(goal: str, wanted: float, measured: float, unit: str = "") -> Row:
-    """A goal, as a row of its own, that is met up to `wanted`."""
-    return {**at_least(goal, wanted, measured, unit), "at_most": True, "met": measured <= wanted}
 
 
 def goal_lines(found: Iterable[Row]) -> Iterator[str]:
     """Return one line for each goal."""
     for one in found:
-        wanted = f"{'at most ' if one.get('at_most') else ''}{one['wanted']}{one['unit']}"
         if one["measured"] is None:
-            yield f"  not measured  {one['goal']} (wanted {wanted}): {one['why']}"
+            yield f"  not measured  {one['goal']} (wanted {one['wanted']}x): {one['why']}"
             continue
         verdict = "met   " if one["met"] else "missed"
-        more = [f"by {one['by']}"] if "by" in one else []
-        if "rounds" in one:
-            rounds, clock = "/".join(map(str, one["rounds"])), "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
-            more.append(f"rounds {rounds}, spread {100 * one['spread']:.1f} %, SM {clock} MHz")
-        yield f"  {verdict} {one['measured']:>7.4g}{one['unit']}  {', '.join([one['goal'], f'wanted {wanted}', *more])}"
+        rounds, clock = "/".join(map(str, one["rounds"])), "-".join(f"{mhz:.0f}" for mhz in one["sm_mhz"])
+        more = f"by {one['by']}, rounds {rounds}, spread {100 * one['spread']:.1f} %, SM {clock} MHz"
+        yield f"  {verdict} {one['measured']:>6.4g}x  {one['goal']}, wanted {one['wanted']}x, {more}"
+
+
+def doubt_lines(rows: Iterable[Row]) -> Iterator[str]:
+    """Return one line for each doubt about impls that tuning was to settle: how often it chose them."""
+    found: dict[str, list[bool]] = {}
+    for row in rows:
+        for what, chosen in row.get("doubts", {}).items():
+            found.setdefault(what, []).append(chosen)
+    for what, chosen in sorted(found.items()):
+        yield f"  {f'chosen in {sum(chosen)} of' if any(chosen) else 'never chosen in'} {len(chosen)} chains: {what}"
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
@@ -159,7 +152,7 @@ def table(rows: Sequence[Row]) -> Iterator[str]:
         peer = fastest(row for row in members if not row["ours"])
         clock = next((f", SM {row['sm_mhz']:.0f} MHz" for row in members if row.get("sm_mhz")), "")
         yield f"{section} {what}, batch {batch}, round {members[0]['round']}{clock}"
-        yield f"  {'candidate':34} {'warm us':>9} {'+-':>7} {'cold us':>9} {'floor':>7} {'over peer':>9} {'error':>8}"
+        yield f"  {'candidate':34} {'us':>9} {'+-':>7} {'floor':>7} {'over peer':>9} {'error':>8}"
         for row in sorted(members, key=lambda row: row["us"] or float("inf")):
             yield _line(row, peer)
 
@@ -168,8 +161,7 @@ def _line(row: Row, peer: Row | None) -> str:
     if not row["us"]:
         return f"  {row['candidate']:34} {'-':>9}  {row['note']}"
     over = f"{peer['us'] / row['us']:8.2f}x" if peer is not None else " " * 9
-    cold = f"{row['cold_us']:9.1f}" if row["cold_us"] else f"{'-':>9}"
     error = f"{row['error']:.1e}" if isinstance(row["error"], float) else "-"
     share = f"{100 * row['floor_us'] / row['us']:6.0f}%" if row["floor_us"] else f"{'-':>7}"
     mark = "*" if row["ours"] else " "
-    return f"{mark} {row['candidate']:34} {row['us']:9.1f} {row['iqr_us'] or 0:7.1f} {cold} {share} {over} {error:>8}"
+    return f"{mark} {row['candidate']:34} {row['us']:9.1f} {row['iqr_us']:7.1f} {share} {over} {error:>8}"
