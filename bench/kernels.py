@@ -1,24 +1,22 @@
 """Kernels alone on the CPU: MLPs of published shapes, dense and Monarch, in each way there is, checked and timed.
 
-What the GPU's kernels do needs one: `bench/gpu.py`, which `milkweed bench kernels` calls where there is a CUDA device.
+What the GPU's kernels do needs one: `bench/gpu/`, which `milkweed bench kernels` calls where there is a CUDA device.
 """
 
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..kernels.impls.all import all_impls
-from ..kernels.tuning.tuner import tune_chain
-from .cuda.ceilings import SMALL, Ceilings, measure_ceilings
-from .cuda.mlp import mlp_rows
-from .cuda.rows import Row
-from .cuda.shapes import MLP_SHAPES, MlpShape
-from .cuda.timing import HostTimer
+from .gpu.rows.bench import Bench
+from .gpu.rows.device import SMALL, Ceilings, measure_ceilings
+from .gpu.rows.mlp import mlp_rows
+from .gpu.rows.row import Row
+from .gpu.rows.shapes import MLP_SHAPES, MlpShape
+from .gpu.rows.timing import HostTimer
 from .machine import about, torch_threads
 
 DEFAULT_OUT = Path("bench/results/kernels.json")
@@ -73,24 +71,14 @@ def _measured(
 ) -> tuple[list[Row], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
-    impls = [impl for impl in all_impls() if not impl.name.startswith(("native", "triton"))]
     device, timer, rows = torch.device("cpu"), HostTimer(samples=rounds, fastest=True), list[Row]()
-    ceilings = measure_ceilings(device, dtype, timer, sizes=SMALL)
+    ceilings = measure_ceilings(device, dtype, timer, SMALL)
+    bench = Bench(device, dtype, nblocks, timer, replace(ceilings, cache_bytes=WARM_CACHE))
+    impls = [impl for impl in bench.impls() if not impl.name.startswith(("native", "triton"))]
     for done, (shape, batch) in enumerate(cells, 1):
-        rows += mlp_rows(
-            shape,
-            batch,
-            nblocks=nblocks,
-            device=device,
-            dtype=dtype,
-            impls=impls,
-            timer=timer,
-            ceilings=replace(ceilings, cache_bytes=WARM_CACHE),
-            tune=partial(tune_chain, impls=impls),
-            compile_seconds_left=lambda: -1.0,
-        )
+        rows += mlp_rows(shape, batch, bench, impls)
         # Others may have had the cores before: what was reached once is what there is.
-        now = measure_ceilings(device, dtype, timer, sizes=SMALL)
+        now = measure_ceilings(device, dtype, timer, SMALL)
         ceilings = replace(
             ceilings,
             bytes_per_second=max(ceilings.bytes_per_second, now.bytes_per_second),

@@ -120,16 +120,24 @@ def kernels(
 
 
 def _gpu_kernels(nblocks: int, files: Files) -> None:
-    """The benchmark of the GPU, which prints its own tables and writes its own JSON."""
-    from ..gpu import main as run_gpu
+    """The benchmark of the GPU, which prints its own tables; its journal stays beside the JSON."""
+    from ..gpu import command
 
+    journal = files.document.with_suffix(".jsonl")
+    journal.unlink(missing_ok=True)  # this command measures anew each time; `python -m milkweed.bench.gpu` goes on
     with redirect_stdout(sys.stderr if files.json else sys.stdout):
-        code = run_gpu(["--out", str(files.document), "--nblocks", str(nblocks)])
-    document = json_format.loads(files.document.read_text())
+        code = command.main(["--out", str(journal), "--nblocks", str(nblocks)])
+    if code == command.NOTHING:
+        raise CommandError("nothing was measured: see above", FAILED)
+    try:
+        document = command.document(journal)
+    except ValueError as error:
+        raise CommandError(f"{error}; what was found is in {journal}", FAILED) from error
+    files.document.write_text(json_format.dumps(document, indent=1) + "\n")
     files.picture(document)
     if files.json:
         print_json(document)
-    if code:
+    if code == command.FAILED:
         raise CommandError("a check of a kernel failed: see above", FAILED)
 
 

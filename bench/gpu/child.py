@@ -10,8 +10,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import ModuleType
 
 from .journal import ABSENT, COMPLETE, ERROR, WRONG, Absent, Journal, Writer
 
@@ -25,8 +27,8 @@ SECTIONS = {
     "forward": "rows.forward:forward",
     "cells": "rows.cells:cells",
     "counters": "tools:counters",
-    "racecheck": "tools:racecheck",
-    "memcheck": "tools:memcheck",
+    "racecheck": "tools:sanitizer",
+    "memcheck": "tools:sanitizer",
     "tests": "tools:tests",
     "images": "child:images",
 }
@@ -108,7 +110,7 @@ def attempt(writer: Writer, unit: str, limit: float, measure: Callable[[], None]
     Raises:
         SystemExit: the device no longer works, so nothing more can be measured by this process.
     """
-    writer.journal.begin(unit)
+    writer.journal.begin(unit, limit)
     began, failed_before = time.monotonic(), len(writer.failed)
     faulthandler.dump_traceback_later(limit, exit=True)
     state, why = COMPLETE, ""
@@ -135,13 +137,28 @@ def images(task: Task, writer: Writer) -> Measure:
     """Return what measures decoding on the GPU."""
     found = importlib.import_module(f"{__package__}.images")
     photos, bad = (Path(folder) if folder else None for folder in (task.photos, task.bad))
-    return lambda unit: found.image_rows(writer, photos, bad, task.dry)
+
+    def measure(unit: str) -> None:
+        found.image_rows(lambda row: writer({**row, "kind": "row", "unit": unit}), photos, bad, task.dry)
+
+    return measure
 
 
 def _section(name: str) -> Section:
+    _stand_in_for_filelock()
     module, _, function = SECTIONS[name].partition(":")
     section: Section = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     return section
+
+
+def _stand_in_for_filelock() -> None:
+    """Let the tuner be imported where filelock is missing: here it has no file that it could share with others."""
+    try:
+        importlib.import_module("filelock")
+    except ImportError:
+        made = ModuleType("filelock")
+        vars(made).update(FileLock=lambda *_, **__: nullcontext(), Timeout=TimeoutError)
+        sys.modules["filelock"] = made
 
 
 def _line(error: Exception) -> str:

@@ -13,7 +13,6 @@ is missing and named.
 """
 
 import argparse
-import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from .child import Task
-from .driver import Driver, end_on_signals
+from .driver import Driver, ended_by_signals
 from .goals import goal_lines, judge
 from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
 from .plan import Plan, all_units, parse_plan, section_names
@@ -39,8 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if options.plot:
             from .. import plots
 
-            print(f"written: {plots.kernels(document(records), options.plot)}")
-        return conclude(records, Plan(minutes=None), options.report)
+            print(f"written: {plots.kernels(document(options.report), options.plot)}")
+        return conclude(records, options.plan, options.report)
     settings = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run")}
     try:
         _continue(options.out, options.continue_from, settings)
@@ -64,8 +63,8 @@ def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
         bad=bad,
     )
     driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
-    end_on_signals(driver)
-    driver.run()
+    with ended_by_signals(driver):
+        driver.run()
     if (refusal := driver.cannot_go_on()) is not None:
         print(refusal, file=sys.stderr)
         return NOTHING
@@ -130,12 +129,13 @@ def unmeasured(records: Sequence[Record], plan: Plan, *, dry: bool) -> dict[str,
     return found
 
 
-def document(records: Sequence[Record]) -> dict[str, Any]:
+def document(journal: Path) -> dict[str, Any]:
     """Return what the roofline is drawn from: the newest device, settings and ceilings, and the rows with a time.
 
     Raises:
         ValueError: there are none.
     """
+    records = read(journal)
     found = rows(records)
     ceilings = next((row for row in found if row["section"] == "ceilings"), None)
     device = next((record for record in reversed(records) if record.get("kind") == "device"), None)
@@ -183,8 +183,3 @@ def _plan(text: str) -> Plan:
         return parse_plan(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def as_json(path: Path) -> str:
-    """Return the `document` of a journal as text."""
-    return json.dumps(document(read(path)), indent=1) + "\n"

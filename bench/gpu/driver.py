@@ -9,9 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
@@ -108,7 +108,7 @@ class Driver:
     def _run_process(self, step: Step, units: Sequence[str]) -> str:
         """Run a process to its end; why it died, or an empty text if it did not."""
         limit = min(self.seconds_left(), step.start_seconds + step.unit_limit * len(units))
-        times = {"seconds": limit, "unit_seconds": step.unit_seconds, "unit_limit": step.unit_limit}
+        times = {"seconds": self.seconds_left(), "unit_seconds": step.unit_seconds, "unit_limit": step.unit_limit}
         task = Task(**{**vars(self.task), **times, "section": step.section, "units": tuple(units)})
         since, began = len(self.journal.read()), time.monotonic()
         with self.log.open("ab") as log:
@@ -130,7 +130,8 @@ class Driver:
 
     def _begin_process(self, task: Task, log: int) -> subprocess.Popen[bytes]:
         set_here = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        names = dict.fromkeys([*os.environ.get(VARIABLE, "").split(","), *quarantine(self.journal.read())])
+        found = quarantine(self.journal.read()) if task.section != "memcheck" else ()  # which looks for what is wrong
+        names = dict.fromkeys([*os.environ.get(VARIABLE, "").split(","), *found])
         environment = {**os.environ, **set_here, VARIABLE: ",".join(filter(None, names))}
         command = [sys.executable, "-m", f"{__package__}.child", task.as_json()]
         return subprocess.Popen(
@@ -142,9 +143,8 @@ class Driver:
         records = [record for record in self.journal.read()[since:] if record["pid"] == pid]
         where = (in_flight(records) or task.units)[-1]
         begin = next((r for r in reversed(records) if r["kind"] == "begin" and r["unit"] == where), None)
-        seconds = time.time() - begin["at"] if begin else 0.0
-        if seconds >= task.unit_limit:
-            why = f"took longer than {task.unit_limit:g} s"
+        if begin and time.time() - begin["at"] >= begin["limit"]:
+            why = f"took longer than {begin['limit']:g} s"
         last = next((r for r in reversed(records) if r["kind"] == "case" and r["unit"] == where), None)
         self.journal.end(where, DIED, f"{why}, at {last['what']}" if last else why)
 
@@ -193,11 +193,16 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
         process.stdin.close()
 
 
-def end_on_signals(driver: Driver) -> None:
-    """Let SIGTERM and SIGINT end the processes, so that `run` returns and the goals are printed."""
+@contextmanager
+def ended_by_signals(driver: Driver) -> Iterator[None]:
+    """Let SIGTERM and SIGINT end the processes in this context, so that `run` returns and the goals are printed."""
 
     def end(number: int, frame: FrameType | None) -> None:
         driver.end_processes()
 
-    signal.signal(signal.SIGTERM, end)
-    signal.signal(signal.SIGINT, end)
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -9,10 +9,16 @@ from dataclasses import dataclass, replace
 
 from .rows.shapes import DRY, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES
 
-OPERATORS = ("native_linear", "native_mlp", "native_attention", "native_performer", "native_branch")
+OPERATORS = (
+    *("native_linear", "native_mlp", "native_attention"),
+    *("native_performer", "native_branch", "native_add_layernorm"),
+)
 TRITON = ("triton", "triton_mlp")
 COUNTED = ("native_mlp", "native_linear", "native_attention", "triton_mlp")
 """The kernels whose hardware counters are read."""
+
+ON_REQUEST = ("memcheck", "images")
+"""Sections that are only run when they are named: for an operator that failed its smoke test, and for decoding."""
 
 SHORTEST_SECONDS = 5.0
 """With less left than this, no process is begun."""
@@ -55,7 +61,7 @@ class Plan:
 
     Args:
         minutes: its time; None for as long as everything takes.
-        sections: those that are asked for; None for all but `images`.
+        sections: those that are asked for; None for all but ON_REQUEST.
     """
 
     minutes: float | None = 9.0
@@ -64,7 +70,7 @@ class Plan:
     def asks_for(self, step: Step) -> bool:
         """`library` is always asked for: it tells what the figures belong to."""
         if self.sections is None:
-            return step.section != "images"
+            return step.section not in ON_REQUEST
         return step.section == "library" or step.section in self.sections
 
 
@@ -126,6 +132,7 @@ def _stages(dry: bool) -> list[Stage]:
         *([] if dry else [(Step("mlp, other shapes", "mlp", _other_mlps(), 25, 90),)]),
         *([] if dry else _forwards([a for a in FORWARDS if a not in (*archs, "vitae_basic_tiny")], 1, dry)),
         (Step("tests", "tests", ("tests",), 240, 500, 2),),
+        (Step("memcheck", "memcheck", _units("memcheck", OPERATORS), 20, 120, 2),),
         (Step("images", "images", ("images",), 300, 560),),
     ]
 

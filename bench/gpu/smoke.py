@@ -11,10 +11,11 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds
+from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds, needed
 from ...kernels.impls.base import OTHER_KIND, Impl
-from ...kernels.impls.triton import triton_impls
+from ...kernels.tuning.chain import Chain
 from ...kernels.tuning.verify import relative_error
 from ...models.serving.fused.alternatives import exact_copy
 from .child import Measure, Task, attempt
@@ -47,6 +48,7 @@ class Case:
     Args:
         make: builds what is checked, so that a failed packing is that of its tile.
         truth: the right answer for x and the residual, in a wider type.
+        adds: width of the residual that it adds; 0 for none.
         mixes_rows: rows of an image depend on each other.
     """
 
@@ -56,7 +58,7 @@ class Case:
     make: Callable[[], Call]
     truth: Call
     tolerance: float
-    adds: bool = False
+    adds: int = 0
     mixes_rows: bool = False
 
 
@@ -100,9 +102,9 @@ def cases(operator: str, bench: Bench, rows: Sequence[int] = ROWS) -> Iterator[C
         for cell in performers(bench) if operator == "native_performer" else branches(bench):
             yield from _cell_cases(cell, bench)
         return
-    impls = [*bench.impls(), *triton_impls(on_cpu=True)] if bench.dry else bench.impls()
-    impls = [impl for impl in impls if family(impl.name) == operator]
-    for impl in {impl.name: impl for impl in impls}.values():
+    if operator == "native_add_layernorm" and (bench.dry or not bench.kernels().refusal):
+        yield from _norm_cases(bench, rows)
+    for impl in (impl for impl in bench.impls() if family(impl.name) == operator):
         for segment, problem, shape in _segments(bench, rows):
             if impl.refuses(segment, problem) is None:
                 yield _segment_case(impl, segment, problem, shape)
@@ -136,7 +138,7 @@ def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[Operato
 
 
 def _segment_case(impl: Impl, segment: Sequence[Operator], problem: Problem, shape: str) -> Case:
-    adds = isinstance(segment[-1], Add)
+    adds = Chain(segment).residual_width
     what = f"{shape} {'+'.join(kinds(segment))}, {problem.batch}x{problem.tokens}"
     size = (problem.batch, problem.tokens, _width(segment))
 
@@ -145,6 +147,28 @@ def _segment_case(impl: Impl, segment: Sequence[Operator], problem: Problem, sha
 
     make, mixes = partial(impl.build, segment, problem), isinstance(segment[0], Attention)
     return Case(impl.name, what, size, make, truth, TOLERANCE[problem.dtype], adds, mixes)
+
+
+def _norm_cases(bench: Bench, rows: Sequence[int]) -> Iterator[Case]:
+    """The addition and the norm behind it give sums and norms: here they are a row's first and second half."""
+    if not hasattr(torch.ops.milkweed, "add_layernorm"):
+        return
+    for shape in [DRY_MLP] if bench.dry else [mlp_shape(name) for name in GOAL_SHAPES]:
+        weight, bias = (torch.randn(shape.width, device=bench.device) for _ in range(2))
+
+        def truth(x: Tensor, y: Tensor | None, weight: Tensor = weight, bias: Tensor = bias) -> Tensor:
+            sums = x.double() if y is None else x.double() + y.double()
+            return torch.cat((sums, F.layer_norm(sums, weight.shape, weight.double(), bias.double(), 1e-6)), -1)
+
+        def call(x: Tensor, y: Tensor | None, weight: Tensor = weight, bias: Tensor = bias) -> Tensor:
+            both = torch.ops.milkweed.add_layernorm(x[0], needed(y)[0], weight, bias, 1e-6)
+            return torch.cat((both[0], both[1]), -1)[None]
+
+        for count in rows[:2] if bench.dry else rows:
+            size, what = (1, count, shape.width), f"{shape.name} add+norm, 1x{count}"
+            yield Case(
+                "native_add_layernorm", what, size, lambda: call, truth, TOLERANCE[bench.dtype], adds=shape.width
+            )
 
 
 def _cell_cases(cell: Cell, bench: Bench) -> Iterator[Case]:
@@ -174,10 +198,8 @@ def check(case: Case, bench: Bench) -> dict[str, object] | None:
         RuntimeError: the launch failed.
     """
     x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
-    residual = None
-    if case.adds:
-        plain = case.truth(x, torch.zeros((), device=bench.device))
-        residual = torch.randn_like(plain, dtype=torch.float32).to(bench.dtype)
+    added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)
+    residual = added if case.adds else None
     right = case.truth(x, residual)
     try:
         call = case.make()

@@ -4,7 +4,6 @@
 """
 
 import csv
-import os
 import shutil
 import subprocess
 import sys
@@ -17,14 +16,11 @@ from xml.etree import ElementTree
 
 import torch
 
-from ...kernels.chain_ir import Attention, Gelu, Problem
-from ...kernels.tuning.chain import Chain
 from .child import Measure, Task, task_of
-from .journal import Absent, Journal, Writer, rows
-from .rows.bench import Bench, bench_of, family
-from .rows.mlp import HALVES, WHOLE, layers
-from .rows.shapes import attention_shape, mlp_shape
-from .smoke import cases, check
+from .journal import Absent, Journal, Record, Writer, rows
+from .rows.bench import Bench, bench_of
+from .rows.forward import best_kernels
+from .smoke import cases, check, why_absent
 
 METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor_pipe_percent",
@@ -37,8 +33,7 @@ METRICS = {
 }
 """Counters that tell which wall is real: the tensor pipe, shared memory, L2. A device gives those that it has."""
 
-BATCH = 128
-FEW_ROWS = (1, 17)
+FEW_ROWS, MANY_ROWS = (1, 17), (128 * 197,)
 TESTS = ("tests/kernels", "tests/models")
 
 
@@ -53,7 +48,7 @@ def counters(task: Task, writer: Writer) -> Measure:
         if not found:
             raise Absent(f"ncu read no counters: {last_line(done)}")
         for index, values in enumerate(found):
-            writer({"unit": unit, "what": operator, "batch": BATCH, "candidate": f"launch {index}", **values})
+            writer({"unit": unit, "what": operator, "candidate": f"launch {index}", **values})
 
     return measure
 
@@ -73,24 +68,19 @@ def launches(text: str) -> list[dict[str, object]]:
     return list(found.values())
 
 
-def racecheck(task: Task, writer: Writer) -> Measure:
-    """Return what looks for races in an operator's shared memory."""
-    return partial(_sanitized, "racecheck", task, writer)
+def sanitizer(task: Task, writer: Writer) -> Measure:
+    """Return what lets compute-sanitizer watch an operator on few rows; the section is named after its checker."""
 
+    def measure(unit: str) -> None:
+        tool, operator = unit.split("/")
+        done = watched("compute-sanitizer", ("--tool", tool, "--error-exitcode", "9"), "all", operator, task)
+        print(done.stdout)
+        if done.returncode not in (0, 9):
+            raise Absent(f"compute-sanitizer: {last_line(done)}")
+        passed = done.returncode == 0
+        writer({"unit": unit, "what": f"{operator} under {tool}", "passed": passed, "note": last_line(done)})
 
-def memcheck(task: Task, writer: Writer) -> Measure:
-    """Return what looks for bad memory accesses of an operator."""
-    return partial(_sanitized, "memcheck", task, writer)
-
-
-def _sanitized(tool: str, task: Task, writer: Writer, unit: str) -> None:
-    operator = unit.partition("/")[2]
-    done = watched("compute-sanitizer", ("--tool", tool, "--error-exitcode", "9"), "all", operator, task)
-    print(done.stdout)
-    if done.returncode not in (0, 9):
-        raise Absent(f"compute-sanitizer: {last_line(done)}")
-    passed = done.returncode == 0
-    writer({"unit": unit, "what": f"{operator} under {tool}", "passed": passed, "note": last_line(done)})
+    return measure
 
 
 def watched(
@@ -148,19 +138,20 @@ def outcomes(report: Path) -> tuple[dict[str, int], list[str]]:
     return counts, [f"{case.get('classname')}::{case.get('name')}" for case in bad]
 
 
-def run_all(operator: str, bench: Bench) -> None:
-    """Run every case of an operator on few rows; the tool that watches finds what is wrong."""
-    for case in cases(operator, bench, FEW_ROWS):
-        if case.shape[1] in (*FEW_ROWS, 196, 197):
-            check(case, bench)
-
-
-def run_once(operator: str, bench: Bench, best: set[str]) -> None:
-    """Launch an operator once between the profiler's start and stop, in the tile that was the best of those timed."""
-    call = launch_of(operator, bench, best)
-    for _ in range(3):
-        call()
-    if bench.device.type == "cuda":
+def main(what: str, operator: str, text: str) -> None:
+    """Do what a tool watches: every case on few rows, or one launch between the profiler's start and stop."""
+    task = task_of(text)
+    writer = Writer(Journal(Path(task.out)), task.section)
+    bench = bench_of(task, writer)
+    with torch.inference_mode():
+        if what == "all":
+            for case in cases(operator, bench, FEW_ROWS):
+                if case.shape[0] * case.shape[1] < 512:
+                    check(case, bench)
+            return
+        call = launch_of(operator, bench, writer.journal.read())
+        for _ in range(3):
+            call()
         torch.cuda.synchronize()
         torch.cuda.profiler.start()
         call()
@@ -168,39 +159,17 @@ def run_once(operator: str, bench: Bench, best: set[str]) -> None:
         torch.cuda.profiler.stop()
 
 
-def launch_of(operator: str, bench: Bench, best: set[str]) -> Callable[[], object]:
-    """Return a call of an operator on a goal's shape: of ViT-B, or of ViT-S where that is too wide for it."""
-    impls = [impl for impl in bench.impls() if family(impl.name) == operator]
-    impls.sort(key=lambda impl: impl.name not in best)
-    for name in ("ViT-B", "ViT-S"):
-        attention, mlp = attention_shape(name), mlp_shape(name)
-        problem = Problem(bench.device, bench.dtype, BATCH, mlp.tokens)
-        fc1, fc2 = layers(mlp, bench.nblocks, problem)
-        chain = Chain((fc1, Gelu(), fc2))
-        chains = [chain.segment(WHOLE[0]), chain.segment(HALVES[0])]
-        heads = Attention(attention.heads, attention.head_dim, attention.head_dim**-0.5)
-        for segment, width in ((chains[0], mlp.width), (chains[1], mlp.width), ((heads,), 3 * mlp.width)):
-            for impl in impls:
-                if impl.refuses(segment, problem) is None:
-                    x = torch.randn(BATCH, mlp.tokens, width, device=bench.device).to(bench.dtype)
-                    return partial(impl.build(segment, problem), x)
-    raise SystemExit(f"{operator} takes none of the goals' shapes here")
-
-
-def main(what: str, operator: str, text: str) -> None:
-    """Do what a tool watches."""
-    task = task_of(text)
-    writer = Writer(Journal(Path(task.out)), "")
-    bench = bench_of(task, writer)
-    with torch.inference_mode():
-        if what == "all":
-            run_all(operator, bench)
-            return
-        notes = [row["note"] for row in rows(writer.journal.read()) if row["section"] == "mlp" and row.get("us")]
-        notes += [row["candidate"] for row in rows(writer.journal.read()) if row["section"] == "attention"]
-        run_once(operator, bench, {name.strip() for note in notes for name in note.partition(" ")[2].split("|")})
+def launch_of(operator: str, bench: Bench, records: Sequence[Record]) -> Callable[[], object]:
+    """Return a call of an operator on many rows of a goal's shape, in the tile that was the best of those timed."""
+    found = list(cases(operator, bench, MANY_ROWS))
+    if not found:
+        raise SystemExit(why_absent(operator, bench))
+    best = best_kernels(rows(records))
+    case = max(found, key=lambda case: (case.tile in best, case.shape[0] * case.shape[1], "gelu" in case.what))
+    x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
+    added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)
+    return partial(case.make(), x, added if case.adds else None)
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("PYTHONSAFEPATH", "1")
     main(*sys.argv[1:])

@@ -1,6 +1,5 @@
 """What all rows of a process are measured with: device, dtype, timer, ceilings and impls."""
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,6 +8,8 @@ import torch
 from ....kernels.impls.all import all_impls
 from ....kernels.impls.base import Impl
 from ....kernels.impls.native import native_impls
+from ....kernels.impls.quarantine import with_quarantine
+from ....kernels.impls.triton import triton_impls
 from ....models.serving.fused.device_kernels import DeviceKernels, device_kernels
 from ..child import Task
 from ..journal import Writer, rows
@@ -32,14 +33,12 @@ class Bench:
     dry: bool = False
 
     def impls(self) -> list[Impl]:
-        """All impls of this device; in a dry run the kernels' CPU implementations stand for the native ones."""
+        """All impls of this device; in a dry run the operators' CPU implementations stand for the kernels."""
         found = all_impls()
         if not self.dry:
             return found
-        # What the product does not list it does not quarantine either.
-        barred = set(os.environ.get("MILKWEED_QUARANTINE", "").split(","))
-        on_cpu = [impl for impl in native_impls(on_cpu=True) if not barred & {impl.name, family(impl.name)}]
-        return [*on_cpu, *(impl for impl in found if not impl.name.startswith("native"))]
+        others = (impl for impl in found if not impl.name.startswith(("native", "triton")))
+        return with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), *others])
 
     def kernels(self) -> DeviceKernels:
         """The compiled kernels that are no impls."""

@@ -48,14 +48,16 @@ def proven(impls: Sequence[Impl], found: Sequence[Record]) -> list[Impl]:
 
     So fusing uses the plans that were found there, and times few candidates.
     """
-    best = {
-        name.strip()
-        for row in found
-        if row["section"] in ("mlp", "attention") and row["us"]
-        for name in [*row["note"].partition(" ")[2].split("|"), row["candidate"]]
-    }
+    best = best_kernels(found)
     kept = [impl for impl in impls if impl.name in best or impl.name.startswith(ALWAYS)]
     return kept if any(not impl.name.startswith(ALWAYS) for impl in kept) else list(impls)
+
+
+def best_kernels(found: Sequence[Record]) -> set[str]:
+    """Return the impls that the timed rows of MLPs and attention are made of; an MLP's row has its plan as the note."""
+    timed = [row for row in found if row["section"] in ("mlp", "attention") and row["us"]]
+    plans = [row["note"].partition(" ")[2].split(" | ") for row in timed]
+    return {name for plan in plans for name in plan} | {row["candidate"] for row in timed}
 
 
 @dataclass(frozen=True)

@@ -48,16 +48,16 @@ def mlp(task: Task, writer: Writer) -> Measure:
     @torch.inference_mode()
     def measure_unit(unit: str) -> None:
         _, name, batch, _ = unit.split("/")
-        write_rows(writer, unit, mlp_rows(mlp_shape(name), int(batch), bench))
+        write_rows(writer, unit, mlp_rows(mlp_shape(name), int(batch), bench, bench.impls()))
 
     return measure_unit
 
 
-def mlp_rows(shape: MlpShape, batch: int, bench: Bench) -> list[Row]:
+def mlp_rows(shape: MlpShape, batch: int, bench: Bench, impls: Sequence[Impl]) -> list[Row]:
     """Make all rows of one shape and batch; the product's own tuner finds each family's best tiles, without a cache."""
     problem = Problem(bench.device, bench.dtype, batch, shape.tokens)
     fc1, fc2 = layers(shape, bench.nblocks, problem)
-    chain, impls = Chain((fc1, Gelu(), fc2)), bench.impls()
+    chain = Chain((fc1, Gelu(), fc2))
     monarch, dense = mlp_work(shape, problem.rows, bench.nblocks, bench.dtype)
     floors = {work: bench.ceilings.floor_us(*work) for work in (monarch, dense)}
 

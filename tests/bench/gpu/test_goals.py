@@ -1,0 +1,113 @@
+"""Goals are judged by the peers that they name, in two rounds, at a known clock; else they read "not measured"."""
+
+from typing import Any
+
+import pytest
+
+from milkweed.bench.gpu.goals import BMM, DENSE_COMPILED, DENSE_EAGER, at_least, at_most, goal_lines, judge, table
+from milkweed.bench.gpu.plan import Plan, Step, all_units, parse_plan, section_names, stages
+
+GOAL = "MLP ViT-B batch 32: over dense"
+
+
+def row(candidate: str, us: float | None, *, turn: int = 1, **more: Any) -> dict[str, Any]:
+    ours = candidate.startswith(("native", "tuned", "triton"))
+    found = {"section": "mlp", "what": "ViT-B", "batch": 32, "candidate": candidate, "round": turn, "us": us}
+    timed = {"iqr_us": 0.1, "cold_us": None, "floor_us": 1.0, "error": 1e-3, "note": "", "sm_mhz": 1755.0}
+    return {**found, **timed, "ours": ours, **more}
+
+
+def two_rounds(*, second: float = 10.0, **more: Any) -> list[dict[str, Any]]:
+    peers = [(DENSE_COMPILED, 22.0), (DENSE_EAGER, 30.0), ("dense", 20.0), (BMM, 36.0)]
+    return [
+        each
+        for turn, ours in ((1, 10.0), (2, second))
+        for each in [*(row(name, us, turn=turn) for name, us in peers), row("native_mlp", ours, turn=turn, **more)]
+    ]
+
+
+def said(rows: list[dict[str, Any]], goal: str = GOAL) -> dict[str, Any]:
+    return next(one for one in judge(rows) if one["goal"] == goal)
+
+
+def test_over_dense_means_over_the_best_dense_row() -> None:
+    found = said(two_rounds())
+    assert (found["measured"], found["wanted"], found["met"], found["by"]) == (2.0, 2.0, True, "native_mlp")
+    assert said(two_rounds(), "MLP ViT-B batch 32: over Monarch bmm")["measured"] == 3.6
+
+
+def test_the_worse_round_counts_and_both_are_told() -> None:
+    found = said(two_rounds(second=12.5))
+    assert (found["measured"], found["met"], found["rounds"]) == (1.6, False, [2.0, 1.6])
+    assert found["spread"] == pytest.approx(0.25)
+    (line,) = goal_lines([found])
+    assert "missed" in line
+    assert "rounds 2.0/1.6, spread 25.0 %, SM 1755-1755 MHz" in line
+
+
+def test_without_the_named_peer_nothing_is_met() -> None:
+    weaker = [each for each in two_rounds() if each["candidate"] != DENSE_COMPILED]
+    found = said(weaker)
+    assert (found["measured"], found["met"], found["why"]) == (None, None, f"round 1: no row of {DENSE_COMPILED}")
+    refused = [*weaker, row(DENSE_COMPILED, None, note="RuntimeError: no")]
+    assert said(refused)["why"] == f"round 1: {DENSE_COMPILED}: RuntimeError: no"
+    assert "  not measured  " + GOAL in next(goal_lines([found]))
+
+
+def test_one_round_or_no_clock_or_no_own_row_is_not_measured() -> None:
+    assert said([each for each in two_rounds() if each["round"] == 1])["why"].startswith("round 2: no row of")
+    assert said(two_rounds(sm_mhz=None))["why"] == "round 1: the SM clock is unknown"
+    peers = [each for each in two_rounds() if not each["ours"]]
+    assert said([*peers, row("native_mlp", None)])["why"] == "round 1: none of ours was timed"
+    assert said([])["met"] is None
+
+
+def test_rows_that_are_goals_are_listed_with_the_others() -> None:
+    made = [at_least("rate", 100, 150, " images/s"), at_most("weights", 0.45, 0.5)]
+    found = judge([{"section": "images", **each} for each in made], goals=[])
+    lines = list(goal_lines(found))
+    assert "met" in lines[0]
+    assert "wanted 100 images/s" in lines[0]
+    assert "missed" in lines[1]
+    assert "at most 0.45" in lines[1]
+
+
+def test_tables_have_the_fastest_first_and_say_why_one_did_not_run() -> None:
+    lines = list(table([row(DENSE_EAGER, 30.0), row("native_mlp", 10.0), row("triton", None, note="no compiler")]))
+    assert lines[0] == "mlp ViT-B, batch 32, round 1, SM 1755 MHz"
+    assert lines[2].startswith("* native_mlp")
+    assert "3.00x" in lines[2]
+    assert "no compiler" in lines[4]
+
+
+def test_a_plan_has_minutes_and_sections() -> None:
+    assert parse_plan("") == Plan()
+    assert parse_plan("minutes=3") == Plan(3.0)
+    assert parse_plan("minutes=all,sections=mlp+attention") == Plan(None, frozenset({"mlp", "attention"}))
+    for wrong in ("minutes=x", "hours=12", "sections=mpl"):
+        with pytest.raises(ValueError, match=wrong.partition("=")[2]):
+            parse_plan(wrong)
+    units = all_units(Plan(sections=frozenset({"cells"})), dry=False)
+    assert units == ["library", "cells/32/r1", "cells/1/r1"]
+
+
+def test_a_step_takes_the_units_that_fit() -> None:
+    step = Step("mlp", "mlp", ("a", "b", "c"), unit_seconds=50, unit_limit=150, start_seconds=6)
+    assert step.within(156).units == ("a", "b", "c")
+    assert step.within(120).units == ("a", "b")
+    assert step.within(40).units == ()
+
+
+def test_the_order_is_that_of_value() -> None:
+    order = [step for stage in stages(dry=False) for step in stage]
+    names = [step.name for step in order]
+    by_value = ["library", "smoke native_linear", "precompile", "smoke triton", "ceilings", "mlp, round 1", "counters"]
+    assert sorted(by_value, key=names.index) == by_value
+    assert names.index("vit_base_patch16_224, round 1") < names.index("mlp, round 2") < names.index("tests")
+    units = [unit for step in order for unit in step.units]
+    assert len(units) == len(set(units))
+    assert names[-2:] == ["memcheck", "images"]
+    # What times something is alone in its stage; compiling has ended before.
+    timing = {"ceilings", "mlp", "attention", "forward", "cells", "counters"}
+    assert all(len(stage) == 1 for stage in stages(dry=False) if stage[0].section in timing)
+    assert {step.section for stage in stages(dry=True) for step in stage} == set(section_names())
