@@ -157,7 +157,8 @@ class Driver:
             print(f"{VARIABLE}={','.join(quarantine(self.journal.read()))}", flush=True)
 
     def _say_step(self, step: Step, records: Sequence[Record], seconds: float) -> None:
-        ended = [end for unit, end in ends(records).items() if unit.startswith(step.units)]
+        mine = tuple(f"{unit}/" for unit in step.units)  # tiles are units within their operator's
+        ended = [end for unit, end in ends(records).items() if f"{unit}/".startswith(mine)]
         good = sum(end["state"] == COMPLETE for end in ended)
         other = [f"{end['unit']} {end['state']}: {end['why']}" for end in ended if end["state"] != COMPLETE]
         said = "; ".join([f"{good} of {len(ended)} complete", *other])
