@@ -110,7 +110,7 @@ def attempt(writer: Writer, unit: str, limit: float, measure: Callable[[], None]
     Raises:
         SystemExit: the device no longer works, so nothing more can be measured by this process.
     """
-    writer.journal.begin(unit)
+    writer.journal.begin(unit, limit)
     began, failed_before = time.monotonic(), len(writer.failed)
     faulthandler.dump_traceback_later(limit, exit=True)
     state, why = COMPLETE, ""

@@ -143,9 +143,8 @@ class Driver:
         records = [record for record in self.journal.read()[since:] if record["pid"] == pid]
         where = (in_flight(records) or task.units)[-1]
         begin = next((r for r in reversed(records) if r["kind"] == "begin" and r["unit"] == where), None)
-        seconds = time.time() - begin["at"] if begin else 0.0
-        if seconds >= task.unit_limit:
-            why = f"took longer than {task.unit_limit:g} s"
+        if begin and time.time() - begin["at"] >= begin["limit"]:
+            why = f"took longer than {begin['limit']:g} s"
         last = next((r for r in reversed(records) if r["kind"] == "case" and r["unit"] == where), None)
         self.journal.end(where, DIED, f"{why}, at {last['what']}" if last else why)
 
@@ -158,7 +157,8 @@ class Driver:
             print(f"{VARIABLE}={','.join(quarantine(self.journal.read()))}", flush=True)
 
     def _say_step(self, step: Step, records: Sequence[Record], seconds: float) -> None:
-        ended = [end for unit, end in ends(records).items() if unit.startswith(step.units)]
+        mine = tuple(f"{unit}/" for unit in step.units)  # tiles are units within their operator's
+        ended = [end for unit, end in ends(records).items() if f"{unit}/".startswith(mine)]
         good = sum(end["state"] == COMPLETE for end in ended)
         other = [f"{end['unit']} {end['state']}: {end['why']}" for end in ended if end["state"] != COMPLETE]
         said = "; ".join([f"{good} of {len(ended)} complete", *other])

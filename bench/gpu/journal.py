@@ -50,9 +50,9 @@ class Journal:
         if sync:
             os.fsync(self._file)
 
-    def begin(self, unit: str) -> None:
-        """A unit begins; if its process dies, this record says where."""
-        self.write({"kind": "begin", "unit": unit}, sync=False)
+    def begin(self, unit: str, limit: float = 0.0) -> None:
+        """A unit begins that may take so many seconds; if its process dies, this record says where."""
+        self.write({"kind": "begin", "unit": unit, "limit": limit}, sync=False)
 
     def case(self, unit: str, what: str) -> None:
         """Something within a unit begins, such as one check of a tile."""

@@ -67,6 +67,7 @@ def _stages(dry: bool) -> list[Stage]:
         *((_mlps(VITAE_SHAPES, GOAL_BATCHES, turn),) for turn in (() if dry else ROUNDS)),
         (Step("racecheck", "racecheck", _units("racecheck", OPERATORS), 20, 120, 2),),
         (Step("tests", "tests", ("tests",), 240, 500, 2),),
+        (Step("memcheck", "memcheck", _units("memcheck", OPERATORS), 20, 120, 2),),
         (Step("images", "images", ("images",), 300, 560),),
     ]
 

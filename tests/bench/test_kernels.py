@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from milkweed.bench.cuda.mlp import mlp_work
-from milkweed.bench.cuda.shapes import DRY_MLP, MLP_SHAPES
+from milkweed.bench.gpu.rows.mlp import mlp_work
+from milkweed.bench.gpu.rows.shapes import DRY_MLP, MLP_SHAPES
 from milkweed.bench.kernels import run
 from milkweed.cli import main
 
@@ -57,26 +57,32 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeyp
 def test_on_a_gpu_the_command_is_the_gpus_benchmark(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row = {"section": "mlp", "what": "ViT-B 768-3072", "batch": 32, "candidate": "native_mlp", "us": 50.0}
-    document = {
-        "rows": [{**row, "flops": 1e9, "moved_bytes": 1e7}],
-        "ceilings": {"bytes_per_second": 4e12, "flops_per_second": 7e14},
-        "device": {"device": "H200"},
-        "settings": {"dtype": "bfloat16", "nblocks": 2},
-    }
+    row = {"section": "mlp", "what": "ViT-B", "batch": 32, "candidate": "native_mlp", "round": 1, "us": 50.0}
+    ceilings = {"section": "ceilings", "what": "ceilings", "bytes_per_second": 4e12, "flops_per_second": 7e14}
+    records = [
+        {"kind": "start", "date": "2026-01-01", "settings": {"dtype": "bfloat16", "nblocks": 2, "dry_run": False}},
+        {"kind": "device", "device": "H200", "sources": "s"},
+        {"kind": "row", **ceilings},
+        {"kind": "row", **row, "ours": True, "flops": 1e9, "moved_bytes": 1e7},
+    ]
+    plot = tmp_path / "gpu.svg"
+    (tmp_path / "gpu.jsonl").write_text("what an earlier call left")
 
     def measured(arguments: list[str]) -> int:
-        assert arguments[2:] == ["--nblocks", "2"]
-        Path(arguments[1]).write_text(json.dumps(document))
+        assert arguments == ["--out", str(tmp_path / "gpu.jsonl"), "--nblocks", "2"]
+        assert not Path(arguments[1]).exists()
+        Path(arguments[1]).write_text("".join(f"{json.dumps(record)}\n" for record in records))
         print("its own tables")
         return 1
 
     monkeypatch.setattr("milkweed.inference.device.resolve_device", lambda name: torch.device("cuda", 0))
-    monkeypatch.setattr("milkweed.bench.gpu.main", measured)
-    plot = tmp_path / "gpu.svg"
+    monkeypatch.setattr("milkweed.bench.gpu.command.main", measured)
     assert main(["bench", "kernels", "--nblocks", "2", "--plot", str(plot), "--json"]) == 1
     out, err = capsys.readouterr()
-    assert json.loads(out) == document
+    document = json.loads(out)
+    assert document == json.loads((tmp_path / "gpu.json").read_text())
+    assert [row["us"] for row in document["rows"]] == [50.0]
+    assert document["device"]["device"] == "H200"
     assert "its own tables" in err
     assert err.endswith("milkweed: error: a check of a kernel failed: see above\n")
     assert "H200, bfloat16, nblocks 2" in plot.read_text()

@@ -1,0 +1,277 @@
+"""Rows are right before they are timed; what a bare machine lacks is named; tools' output is read."""
+
+import ctypes
+import json
+import multiprocessing
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.bench.gpu import prepare, tools
+from milkweed.bench.gpu.child import Task
+from milkweed.bench.gpu.journal import Journal, Writer, read, rows
+from milkweed.bench.gpu.plan import all_units, parse_plan
+from milkweed.bench.gpu.prepare import Launch, launch_all, launch_once
+from milkweed.bench.gpu.rows.device import Ceilings, nvml_clock
+from milkweed.bench.gpu.rows.forward import proven
+from milkweed.bench.gpu.rows.row import Candidate, Work, measure
+from milkweed.bench.gpu.rows.shapes import DRY, MLP_SHAPES
+from milkweed.bench.gpu.rows.timing import HostTimer, Timing, input_sets
+from milkweed.kernels.impls.all import all_impls
+from milkweed.kernels.native.library import NativeStatus
+
+CPU = torch.device("cpu")
+
+# Everything that a machine with torch, Triton and nvcc alone may lack.
+BARE = """
+import sys
+MISSING = ("fastapi", "pydantic", "pydantic_settings", "simplejpeg", "timm", "rich", "matplotlib", "filelock")
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in MISSING:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+from milkweed.bench.gpu import command  # the driver's side
+from milkweed.bench.gpu.child import Task, run
+from milkweed.bench.gpu.plan import stages
+
+for stage in stages(dry=True):
+    for step in stage:
+        if step.section not in ("precompile", "tests", "images", "memcheck") and not step.name.endswith("round 2"):
+            run(Task(step.section, step.units, sys.argv[1], 1e6, dry=True))
+"""
+
+
+def test_on_a_bare_machine_a_dry_run_walks_every_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "day.jsonl"
+    done = subprocess.run([sys.executable, "-c", BARE, str(out)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    records = read(out)
+    found = rows(records)
+    timed = {(row["section"], row["candidate"]) for row in found if row.get("us")}
+    native = {("mlp", "native_mlp"), ("mlp", "native_linear"), ("mlp", "triton"), ("attention", "native_attention:0")}
+    cells = {("performer", "native_performer"), ("branch", "native_branch:0")}
+    peers = {("mlp", "dense"), ("mlp", "dense eager"), ("mlp", "Monarch bmm eager"), ("attention", "SDPA flash")}
+    assert native | cells | peers | {("mlp", "tuned")} <= timed
+    assert not [record for record in records if record.get("passed") is False]
+    ended = {record["unit"]: record for record in records if record["kind"] == "end"}
+    without_timm = ended["forward/deit_tiny_patch16_224/1/r1"]
+    assert without_timm["state"] == "absent"
+    assert "needs the package timm" in without_timm["why"]
+    assert {end["state"] for unit, end in ended.items() if not unit.startswith(("forward", "counters", "race"))} <= {
+        "complete",
+        "absent",  # an operator that this build does not have
+    }
+    units = all_units(parse_plan("minutes=all"), dry=True)
+    assert {unit for unit in units if not unit.startswith(("precompile", "tests")) and "/r2" not in unit} <= set(ended)
+
+
+def test_wrong_and_failing_candidates_are_rows_without_a_time() -> None:
+    def fails(x: Tensor) -> Tensor:
+        raise RuntimeError("too large a tile")
+
+    candidates = [
+        Candidate("right", True, lambda x: x.float().mul(2).to(x.dtype), 1.0, work=Work(4.0, 2.0)),
+        Candidate("wrong", True, lambda x: x * 3, 1.0),
+        Candidate("other truth", True, lambda x: x * 3, 1.0, truth=lambda x: x.double() * 3),
+        Candidate("fails", False, fails, 1.0),
+    ]
+    found = measure(
+        "mlp",
+        "x",
+        1,
+        candidates,
+        lambda: torch.randn(8, 8).to(torch.bfloat16),
+        lambda x: x.double() * 2,
+        timer=HostTimer(),
+        ceilings=Ceilings(1e12, 1e14, 1 << 20),
+        skipped={"absent": "no nvcc"},
+    )
+    notes = {row.candidate: (row.us is not None, row.passed, row.note) for row in found}
+    assert notes["right"] == (True, True, "")
+    assert (notes["wrong"][:2], "wrong, not timed" in notes["wrong"][2]) == ((False, False), True)
+    assert notes["other truth"][:2] == (True, True)
+    assert notes["fails"] == (False, None, "RuntimeError: too large a tile")
+    assert notes["absent"] == (False, None, "no nvcc")
+
+
+def test_inputs_rotate_through_twice_the_cache() -> None:
+    sets = input_sets(lambda: torch.randn(1 << 16), 1 << 20)
+    assert sets is not None
+    assert sum(x.nbytes for x in sets) >= 2 << 20
+    assert input_sets(lambda: torch.randn(8), 1 << 20) is None
+
+
+def test_the_work_of_a_shape_is_counted_from_its_factors() -> None:
+    for shape in MLP_SHAPES:
+        weights = 4 * (shape.width // 4) * (shape.width // 4) * 2 + 2 * 4 * (shape.hidden // 4) * (shape.width // 4)
+        assert shape.monarch_flops(1, 4) == 2 * weights
+        assert shape.monarch_weight_bytes(4) == 2 * weights
+
+
+def test_ceilings_that_were_not_measured_give_no_floor() -> None:
+    assert Ceilings(0.0, 0.0, 1).floor_us(1e9, 1e6) == 0.0
+    assert Ceilings(1e12, 1e15, 1).floor_us(1e9, 1e7) == 10.0
+
+
+def test_host_timer_says_why_a_call_has_no_time() -> None:
+    def fails() -> None:
+        raise ValueError("no such tile")
+
+    timings = HostTimer()({"good": [lambda: None], "bad": [fails]})
+    assert isinstance(timings["good"], Timing)
+    assert timings["bad"] == "ValueError: no such tile"
+
+
+class Nvml:
+    """NVML with one device at 1755 MHz."""
+
+    def __init__(self, *, fails: str = "") -> None:
+        self.fails = fails
+
+    def __getattr__(self, name: str) -> Any:
+        def call(*arguments: Any) -> int:
+            if name == "nvmlDeviceGetHandleByUUID":
+                assert arguments[0] == b"GPU-1"
+            if name == "nvmlDeviceGetClockInfo":
+                assert arguments[1] == 1  # of the multiprocessors
+                ctypes.cast(arguments[2], ctypes.POINTER(ctypes.c_uint))[0] = 1755
+            return int(name == self.fails)
+
+        return call
+
+
+def test_the_clock_is_that_of_the_multiprocessors_or_unknown() -> None:
+    assert nvml_clock(Nvml(), "GPU-1")() == 1755.0
+    for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetClockInfo"):
+        assert nvml_clock(Nvml(fails=name), "GPU-1")() is None
+
+
+def test_compiling_ahead_runs_each_impl_on_what_it_takes_and_is_killed_when_it_is_late() -> None:
+    launch = Launch(DRY, 1, "dense", 4, CPU, torch.bfloat16)
+    assert launch_once(launch) == 3  # fc1 with GELU, fc2, fc1 alone; the whole MLP is not for it
+    done, failed = launch_all([launch._replace(impl="none such")], 60)
+    assert (done, len(failed)) == (1, 1)
+    began = time.monotonic()
+    assert launch_all([launch] * 3, 0.2)[0] == 0
+    assert time.monotonic() - began < 5
+    assert multiprocessing.active_children() == []
+
+
+def test_a_library_that_loads_is_taken_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[list[str]] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(prepare, "device_for", lambda task: CPU)
+    monkeypatch.setattr(prepare.build, "main", lambda arguments: built.append(arguments) or 0)
+    status = NativeStatus(True, "brought along")
+    monkeypatch.setattr(prepare, "native_status", lambda device: status)
+    writer = Writer(Journal(tmp_path / "day.jsonl"), "library")
+    prepare.library(Task("library", (), str(writer.journal.path), 1), writer)("library")
+    assert built == []
+    status = NativeStatus(False, "not built")
+    with pytest.raises(Exception, match="not built"):
+        prepare.library(Task("library", (), str(writer.journal.path), 1), writer)("library")
+    assert built == [["--arch", "native"]]
+    with pytest.raises(Exception, match="not built"):
+        prepare.library(Task("library", (), str(writer.journal.path), 1, build=False), writer)("library")
+    assert len(built) == 1
+
+
+def test_forwards_use_the_plans_of_the_rows_before_them() -> None:
+    impls = all_impls()
+    assert proven(impls, []) == impls
+    row = {
+        "section": "mlp",
+        "batch": 32,
+        "us": 1.0,
+        "candidate": "native_linear",
+        "note": "0b10 native_linear:1 | triton:2",
+    }
+    attention = {"section": "attention", "batch": 32, "us": 1.0, "candidate": "native_attention:3", "note": ""}
+    failed = {**row, "us": None, "note": "0b00 native_mlp:1"}
+    kept = {impl.name for impl in proven(impls, [row, attention, failed])}
+    assert {"native_linear:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
+    assert not {"native_linear:0", "native_mlp:1", "triton:1"} & kept
+
+
+NCU = """==PROF== Connected to process 1
+a line of the program
+"ID","Process ID","Kernel Name","Metric Name","Metric Unit","Metric Value"
+"0","1","monarch_mlp","lts__t_bytes.sum","byte","145,000,000"
+"0","1","monarch_mlp","sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active","%","47.5"
+"0","1","monarch_mlp","sm__pipe_tensor_op_hmma_cycles_active.avg.pct_of_peak_sustained_active","","n/a"
+"1","1","second","lts__t_bytes.sum","byte","7"
+"""
+
+
+def test_counters_are_read_by_launch_and_what_the_device_lacks_is_left_out() -> None:
+    assert tools.launches(NCU) == [
+        {"kernel": "monarch_mlp", "l2_bytes": 145e6, "tensor_pipe_percent": 47.5},
+        {"kernel": "second", "l2_bytes": 7.0},
+    ]
+    assert tools.launches("==ERROR== no permission") == []
+
+
+@pytest.fixture
+def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on PATH for commands that stand for CUDA's tools."""
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+    return folder
+
+
+def watch(section: str, unit: str, path: Path) -> list[dict[str, Any]]:
+    writer = Writer(Journal(path), section)
+    measure_unit = tools.counters if section == "counters" else tools.sanitizer
+    measure_unit(Task(section, (unit,), str(path), 1, dry=True), writer)(unit)
+    return rows(writer.journal.read())
+
+
+def test_tools_are_called_as_documented_and_their_absence_is_named(tmp_path: Path, tool: Path) -> None:
+    out = tmp_path / "day.jsonl"
+    for section, named in (("counters", "ncu"), ("racecheck", "compute-sanitizer")):
+        with pytest.raises(Exception, match=f"{named} is not on this machine"):
+            watch(section, f"{section}/native_mlp", out)
+    (tool / "ncu").write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/called\ncat <<'EOF'\n{NCU}EOF\n")
+    (tool / "compute-sanitizer").write_text('#!/bin/sh\necho "========= RACECHECK SUMMARY: 1 hazard"\nexit 9\n')
+    for path in tool.iterdir():
+        path.chmod(0o755)
+    found = watch("counters", "counters/native_mlp", out)
+    assert [row["l2_bytes"] for row in found] == [145e6, 7.0]
+    called = (tmp_path / "called").read_text()
+    assert "--clock-control none --profile-from-start off" in called
+    assert "milkweed.bench.gpu.tools once native_mlp" in called
+    (row,) = (r for r in watch("racecheck", "racecheck/native_mlp", out) if r["section"] == "racecheck")
+    assert (row["passed"], row["note"]) == (False, "========= RACECHECK SUMMARY: 1 hazard")
+
+
+JUNIT = """<testsuites><testsuite tests="3" failures="1" errors="1" skipped="1">
+<testcase classname="a" name="good"/><testcase classname="a" name="bad"><failure/></testcase>
+<testcase classname="b" name="broken"><error/></testcase></testsuite></testsuites>"""
+
+
+def test_tests_that_need_a_gpu_go_on_after_an_error_and_the_failed_ones_are_named(tmp_path: Path) -> None:
+    report = tmp_path / "tests.xml"
+    command = tools.pytest_command(report, Task("tests", (), "", 1))
+    assert {"-v", "--continue-on-collection-errors", f"--junitxml={report}"} <= set(command)
+    report.write_text(JUNIT)
+    counts, failed = tools.outcomes(report)
+    assert counts == {"tests": 3, "failures": 1, "errors": 1, "skipped": 1}
+    assert failed == ["a::bad", "b::broken"]
+
+
+def test_a_task_survives_the_command_line() -> None:
+    task = Task("mlp", ("mlp/ViTAE-S, T2T-14/32/r1",), "day.jsonl", 5.5, dry=True, photos="p")
+    assert json.loads(task.as_json())["units"] == ["mlp/ViTAE-S, T2T-14/32/r1"]
+    from milkweed.bench.gpu.child import task_of
+
+    assert task_of(task.as_json()) == task
