@@ -5,16 +5,17 @@ What the GPU's kernels do needs one: `bench/gpu/`, which `milkweed bench kernels
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..kernels.impls.all import all_impls
+from .gpu.journal import Record
 from .gpu.rows.bench import Bench
 from .gpu.rows.device import SMALL, Ceilings, measure_ceilings
 from .gpu.rows.mlp import mlp_rows
-from .gpu.rows.row import Row
 from .gpu.rows.shapes import MLP_SHAPES, MlpShape
 from .gpu.rows.timing import HostTimer
 from .machine import about, torch_threads
@@ -32,7 +33,6 @@ NEEDS_GPU = (
 )
 
 Progress = Callable[[int, int], None]
-WARM_CACHE = 1 << 62  # bytes of a cache that all inputs fit in: rows are of warm inputs alone
 
 
 def run(
@@ -54,35 +54,33 @@ def run(
     cells = [(shape, batch) for batch in batches for shape in SHAPES]
     with torch_threads(threads), torch.inference_mode():
         rows, ceilings = _measured(cells, nblocks, getattr(torch, dtype), rounds, progress)
-    rows = [replace(row, floor_us=ceilings.floor_us(row.flops, row.moved_bytes)) for row in rows]
+    rows = [row for row in rows if row["us"] is not None or row["error"] is not None]
     settings = {"dtype": dtype, "nblocks": nblocks, "threads": threads, "batches": list(batches), "rounds": rounds}
     return {
         **about("kernels", load_before),
         "device": {"device": None},
         "settings": settings,
         "ceilings": asdict(ceilings),
-        "rows": [row.as_json() for row in rows if row.us is not None or row.error is not None],
+        "rows": [{**row, "floor_us": ceilings.floor_us((row["flops"], row["moved_bytes"]))} for row in rows],
         "skipped": [NEEDS_GPU],
     }
 
 
 def _measured(
     cells: Sequence[tuple[MlpShape, int]], nblocks: int, dtype: torch.dtype, rounds: int, progress: Progress | None
-) -> tuple[list[Row], Ceilings]:
+) -> tuple[list[Record], Ceilings]:
     """The rows of all shapes and batches, and the highest that copies and products reached beside them."""
     torch.manual_seed(0)
-    device, timer, rows = torch.device("cpu"), HostTimer(samples=rounds, fastest=True), list[Row]()
+    device, timer, rows = torch.device("cpu"), HostTimer(rounds), list[Record]()
     ceilings = measure_ceilings(device, dtype, timer, SMALL)
-    bench = Bench(device, dtype, nblocks, timer, replace(ceilings, cache_bytes=WARM_CACHE))
-    impls = [impl for impl in bench.impls() if not impl.name.startswith(("native", "triton"))]
+    impls = [impl for impl in all_impls() if not impl.name.startswith(("native", "triton"))]
+    bench = Bench(device, dtype, nblocks, impls, timer, ceilings)
     for done, (shape, batch) in enumerate(cells, 1):
-        rows += mlp_rows(shape, batch, bench, impls)
+        rows += mlp_rows(shape.name, batch, bench)
         # Others may have had the cores before: what was reached once is what there is.
         now = measure_ceilings(device, dtype, timer, SMALL)
-        ceilings = replace(
-            ceilings,
-            bytes_per_second=max(ceilings.bytes_per_second, now.bytes_per_second),
-            flops_per_second=max(ceilings.flops_per_second, now.flops_per_second),
+        ceilings = Ceilings(
+            max(ceilings.bytes_per_second, now.bytes_per_second), max(ceilings.flops_per_second, now.flops_per_second)
         )
         if progress:
             progress(done, len(cells))

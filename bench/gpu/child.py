@@ -22,13 +22,12 @@ SECTIONS = {
     "precompile": "prepare:precompile",
     "smoke": "smoke:smoke",
     "ceilings": "rows.device:ceilings",
-    "mlp": "rows.mlp:mlp",
-    "attention": "rows.attention:attention",
-    "forward": "rows.forward:forward",
-    "cells": "rows.cells:cells",
+    "mlp": "rows.bench:timed",
+    "attention": "rows.bench:timed",
+    "forward": "rows.bench:timed",
+    "cells": "rows.bench:timed",
     "counters": "tools:counters",
     "racecheck": "tools:sanitizer",
-    "memcheck": "tools:sanitizer",
     "tests": "tools:tests",
     "images": "child:images",
 }
@@ -43,7 +42,6 @@ class Task:
         out: the journal.
         seconds: after these, no further unit is begun.
         unit_seconds, unit_limit: of a `Step`.
-        build: build the kernel library where it does not load.
         photos, bad: folders for the section `images`.
     """
 
@@ -56,7 +54,6 @@ class Task:
     dtype: str = "bfloat16"
     nblocks: int = 4
     dry: bool = False
-    build: bool = True
     photos: str | None = None
     bad: str | None = None
 

@@ -1,7 +1,7 @@
 """Builds, checks and times the GPU kernels; whatever breaks half-way, what was measured before is kept.
 
     python -m milkweed.bench.gpu --out day.jsonl [--plan minutes=9,sections=mlp+attention]
-    python -m milkweed.bench.gpu --report day.jsonl [--plot roofline.svg]
+    python -m milkweed.bench.gpu --report day.jsonl
 
 Needs a CUDA device, PyTorch from 2.11 on and nvcc; what needs Triton, timm or a profiler says so where it is not there.
 `--dry-run` walks every row on a CPU with tiny shapes: it proves the script, and its figures are none.
@@ -13,7 +13,6 @@ is missing and named.
 """
 
 import argparse
-import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,7 +21,7 @@ from typing import Any
 
 from .child import Task
 from .driver import Driver, ended_by_signals
-from .goals import goal_lines, judge
+from .goals import doubt_lines, goal_lines, judge
 from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
 from .plan import Plan, all_units, parse_plan, section_names
 
@@ -35,17 +34,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     if options.report:
         records = read(options.report)
-        if options.plot:
-            from .. import plots
-
-            print(f"written: {plots.kernels(document(options.report), options.plot)}")
         return conclude(records, options.plan, options.report)
     settings = {name: getattr(options, name) for name in ("dtype", "nblocks", "dry_run")}
-    try:
-        _continue(options.out, options.continue_from, settings)
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return NOTHING
+    for start in (record for record in read(options.out) if record.get("kind") == "start"):
+        if start["settings"] != settings:
+            print(f"{options.out} has figures of {start['settings']}: give another --out", file=sys.stderr)
+            return NOTHING
     return _measure(options, settings)
 
 
@@ -53,15 +47,8 @@ def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     journal = Journal(options.out)
     journal.write({"kind": "start", "date": datetime.now(UTC).isoformat(timespec="seconds"), "settings": settings})
     photos, bad = (str(path) if path else None for path in (options.photos, options.bad))
-    task = Task(
-        *("", (), str(options.out), 0),
-        dtype=options.dtype,
-        nblocks=options.nblocks,
-        dry=options.dry_run,
-        build=not options.no_build,
-        photos=photos,
-        bad=bad,
-    )
+    more = {"dtype": options.dtype, "nblocks": options.nblocks, "dry": options.dry_run, "photos": photos, "bad": bad}
+    task = Task("", (), str(options.out), 0, **more)
     driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
     with ended_by_signals(driver):
         driver.run()
@@ -69,22 +56,6 @@ def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
         print(refusal, file=sys.stderr)
         return NOTHING
     return conclude(journal.read(), options.plan, options.out)
-
-
-def _continue(out: Path, earlier: Path | None, settings: dict[str, Any]) -> None:
-    """Copy an earlier file to `out`, and see that its figures are of the same settings.
-
-    Raises:
-        ValueError: they are not, or both files exist.
-    """
-    if earlier is not None and earlier.resolve() != out.resolve():
-        if out.exists():
-            raise ValueError(f"--continue-from {earlier}: {out} exists already")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(earlier, out)
-    for start in (record for record in read(out) if record.get("kind") == "start"):
-        if start["settings"] != settings:
-            raise ValueError(f"{out} has figures of {start['settings']}, not {settings}: give another --out")
 
 
 def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
@@ -98,6 +69,8 @@ def conclude(records: Sequence[Record], plan: Plan, path: Path) -> int:
             print(f"  {unit}: {why}")
     if names := quarantine(records):
         print(f"\nMILKWEED_QUARANTINE={','.join(names)}")
+    if settled := list(doubt_lines(rows(records))):
+        print("\nkernels in doubt:", *settled, sep="\n")
     print("\ngoals (a dry run: none of these is a figure):" if dry else "\ngoals:")
     for line in goal_lines(judge(rows(records))):
         print(line)
@@ -159,9 +132,6 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m milkweed.bench.gpu", description=__doc__, formatter_class=about)
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help="the journal; what it has is not measured again")
     parser.add_argument(
-        "--continue-from", type=Path, metavar="FILE", help="an earlier journal, which --out begins with"
-    )
-    parser.add_argument(
         "--plan",
         type=_plan,
         default=Plan(),
@@ -169,12 +139,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
     parser.add_argument("--nblocks", type=int, choices=(2, 4, 8), default=4, help="blocks of each Monarch factor")
-    parser.add_argument("--no-build", action="store_true", help="take the kernel library as it is")
     parser.add_argument("--photos", type=Path, help="for images: folder of JPEGs; made ones if not given")
     parser.add_argument("--bad", type=Path, help="for images: folder of bad files")
     parser.add_argument("--dry-run", action="store_true", help="walk the script on a CPU; its figures are none")
     parser.add_argument("--report", type=Path, metavar="FILE", help="measure nothing: print what a journal has")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="with --report: draw the roofline, .svg or .png")
     return parser
 
 

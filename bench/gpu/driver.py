@@ -130,7 +130,7 @@ class Driver:
 
     def _begin_process(self, task: Task, log: int) -> subprocess.Popen[bytes]:
         set_here = {"PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-        found = quarantine(self.journal.read()) if task.section != "memcheck" else ()  # which looks for what is wrong
+        found = quarantine(self.journal.read())
         names = dict.fromkeys([*os.environ.get(VARIABLE, "").split(","), *found])
         environment = {**os.environ, **set_here, VARIABLE: ",".join(filter(None, names))}
         command = [sys.executable, "-m", f"{__package__}.child", task.as_json()]

@@ -38,7 +38,7 @@ def image_rows(write: Callable[[dict[str, Any]], None], photos: Path | None, bad
     # Loaders write from threads of their own, which are in no inference mode.
     with torch_threads(1), torch.inference_mode(False):
         for what, candidate, measure in _measures(photos, bad, dry):
-            row = {"kind": "images", "what": what, "candidate": candidate, "passed": None, "note": ""}
+            row = {"section": "images", "what": what, "candidate": candidate, "passed": None, "note": ""}
             try:
                 found = measure()
             except Exception as error:  # the other rows must not miss their figures

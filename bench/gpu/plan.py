@@ -17,8 +17,8 @@ TRITON = ("triton", "triton_mlp")
 COUNTED = ("native_mlp", "native_linear", "native_attention", "triton_mlp")
 """The kernels whose hardware counters are read."""
 
-ON_REQUEST = ("memcheck", "images")
-"""Sections that are only run when they are named: for an operator that failed its smoke test, and for decoding."""
+ON_REQUEST = ("images",)
+"""Sections that are only run when they are named."""
 
 DRY_ARCH = "deit_tiny_patch16_224"
 VITAES = ("vitae_basic_tiny", "vitae_basic_small")
@@ -46,6 +46,72 @@ class Step:
     start_seconds: float = 6.0
 
     @property
+    def seconds(self) -> float:
+        """Expected for all of it."""
+        return self.start_seconds + self.unit_seconds * len(self.units)
+
+    def within(self, seconds: float) -> "Step":
+        """The step with as many of its units as are expected to fit."""
+        fitting = int((seconds - self.start_seconds) / self.unit_seconds)
+        return replace(self, units=self.units[: max(0, fitting)])
+
+
+Stage = tuple[Step, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a start may do.
+
+    Args:
+        minutes: its time; None for as long as everything takes.
+        sections: those that are asked for; None for all but ON_REQUEST.
+    """
+
+    minutes: float | None = 9.0
+    sections: frozenset[str] | None = None
+
+    def asks_for(self, step: Step) -> bool:
+        """`library` is always asked for: it tells what the figures belong to."""
+        if self.sections is None:
+            return step.section not in ON_REQUEST
+        return step.section == "library" or step.section in self.sections
+
+
+def parse_plan(text: str) -> Plan:
+    """Read `minutes=9`, `sections=mlp+attention`, or both with a comma between; `minutes=all` is without a limit.
+
+    Raises:
+        ValueError: it says something else.
+    """
+    minutes, sections = Plan().minutes, None
+    for part in filter(None, text.split(",")):
+        name, _, value = part.partition("=")
+        if name == "minutes":
+            minutes = None if value == "all" else float(value)
+        elif name == "sections":
+            sections = frozenset(value.split("+"))
+            if unknown := sections - set(section_names()):
+                raise ValueError(f"section {sorted(unknown)[0]!r}: expected some of {', '.join(section_names())}")
+        else:
+            raise ValueError(f"{part!r}: expected minutes=N or sections=NAME+NAME")
+    return Plan(minutes, sections)
+
+
+def section_names() -> list[str]:
+    """All sections, in the order of the stages."""
+    return list(dict.fromkeys(step.section for stage in stages(dry=False) for step in stage))
+
+
+def all_units(plan: Plan, *, dry: bool) -> list[str]:
+    """Every unit that the plan's sections ask for, whether or not there is time for it."""
+    return [unit for stage in stages(dry=dry) for step in stage if plan.asks_for(step) for unit in step.units]
+
+
+def stages(*, dry: bool) -> list[Stage]:
+    """Everything there is to measure; a dry run walks the same path with tiny shapes, and expects little time."""
+    found = _stages(dry)
+    return [tuple(replace(step, unit_seconds=1.0) for step in stage) for stage in found] if dry else found
 
 
 def _stages(dry: bool) -> list[Stage]:
@@ -67,7 +133,6 @@ def _stages(dry: bool) -> list[Stage]:
         *((_mlps(VITAE_SHAPES, GOAL_BATCHES, turn),) for turn in (() if dry else ROUNDS)),
         (Step("racecheck", "racecheck", _units("racecheck", OPERATORS), 20, 120, 2),),
         (Step("tests", "tests", ("tests",), 240, 500, 2),),
-        (Step("memcheck", "memcheck", _units("memcheck", OPERATORS), 20, 120, 2),),
         (Step("images", "images", ("images",), 300, 560),),
     ]
 

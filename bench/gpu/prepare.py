@@ -1,5 +1,6 @@
 """Gets ready what rows need: the kernel library, and Triton's kernels, compiled on all cores before any timing."""
 
+import hashlib
 import multiprocessing
 import os
 import time
@@ -14,7 +15,6 @@ from ...kernels.chain_ir import Gelu, Problem
 from ...kernels.impls.all import all_impls
 from ...kernels.native import build
 from ...kernels.native.library import native_status
-from ...kernels.native.stamp import source_hash
 from ...kernels.tuning.chain import Chain
 from .child import Measure, Task
 from .journal import Absent, Writer
@@ -25,7 +25,7 @@ from .rows.shapes import DRY, GOAL_BATCHES, GOAL_SHAPES, mlp_shape
 
 WORKERS = 12
 PRECOMPILE_SECONDS = 50.0
-SUFFIXES = (".py", ".cu", ".cuh", ".h", ".cpp")
+SUFFIXES = {".py", ".cu", ".cuh", ".h"}
 
 
 def library(task: Task, writer: Writer) -> Measure:
@@ -39,7 +39,7 @@ def library(task: Task, writer: Writer) -> Measure:
         if task.dry:
             return
         status = native_status(device)
-        if not status.loaded:
+        if not status.loaded and task.build:
             print(f"{status}: building")
             if build.main(["--arch", "native"]) == 0:
                 status = native_status(device)
@@ -51,7 +51,9 @@ def library(task: Task, writer: Writer) -> Measure:
 
 def sources_hash() -> str:
     """Return the hash of the kernels' sources; figures of other sources are not gone on with."""
-    return source_hash(Path(kernels.__file__).resolve().parent, SUFFIXES)[:16]
+    root = Path(kernels.__file__).resolve().parent
+    paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES)
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
 
 
 class Launch(NamedTuple):
@@ -116,7 +118,7 @@ def launch_once(one: Launch) -> int:
     (impl,) = (impl for impl in all_impls() if impl.name == one.impl)
     ran = 0
     with torch.inference_mode():
-        for span in (*WHOLE, *HALVES):
+        for span in (*WHOLE, *HALVES, (0, 1)):
             segment = chain.segment(span)
             if impl.refuses(segment, problem) is None:
                 x = torch.randn(one.batch, shape.tokens, chain.widths[span[0]], device=one.device)

@@ -18,8 +18,7 @@ import torch
 
 from .child import Measure, Task, task_of
 from .journal import Absent, Journal, Record, Writer, rows
-from .rows.bench import Bench, bench_of
-from .rows.forward import best_kernels
+from .rows.bench import Bench, bench_of, best_names
 from .smoke import cases, check, why_absent
 
 METRICS = {
@@ -164,7 +163,7 @@ def launch_of(operator: str, bench: Bench, records: Sequence[Record]) -> Callabl
     found = list(cases(operator, bench, MANY_ROWS))
     if not found:
         raise SystemExit(why_absent(operator, bench))
-    best = best_kernels(rows(records))
+    best = best_names(rows(records))
     case = max(found, key=lambda case: (case.tile in best, case.shape[0] * case.shape[1], "gelu" in case.what))
     x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
     added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)

@@ -1,4 +1,4 @@
-"""Whatever ends a process of the GPU benchmark: what was measured is kept, the rest is named, the next start goes on."""
+"""Whatever ends a process of the GPU benchmark: what was measured is kept, the rest is named, a next start goes on."""
 
 import os
 import random

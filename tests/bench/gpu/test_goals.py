@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.gpu.goals import BMM, DENSE_COMPILED, DENSE_EAGER, at_least, at_most, goal_lines, judge, table
+from milkweed.bench.gpu.goals import BMM, DENSE_COMPILED, DENSE_EAGER, goal_lines, judge, table
 from milkweed.bench.gpu.plan import Plan, Step, all_units, parse_plan, section_names, stages
 
 GOAL = "MLP ViT-B batch 32: over dense"
@@ -13,7 +13,7 @@ GOAL = "MLP ViT-B batch 32: over dense"
 def row(candidate: str, us: float | None, *, turn: int = 1, **more: Any) -> dict[str, Any]:
     ours = candidate.startswith(("native", "tuned", "triton"))
     found = {"section": "mlp", "what": "ViT-B", "batch": 32, "candidate": candidate, "round": turn, "us": us}
-    timed = {"iqr_us": 0.1, "cold_us": None, "floor_us": 1.0, "error": 1e-3, "note": "", "sm_mhz": 1755.0}
+    timed = {"iqr_us": 0.1, "floor_us": 1.0, "error": 1e-3, "note": "", "sm_mhz": 1755.0}
     return {**found, **timed, "ours": ours, **more}
 
 
@@ -62,14 +62,10 @@ def test_one_round_or_no_clock_or_no_own_row_is_not_measured() -> None:
     assert said([])["met"] is None
 
 
-def test_rows_that_are_goals_are_listed_with_the_others() -> None:
-    made = [at_least("rate", 100, 150, " images/s"), at_most("weights", 0.45, 0.5)]
-    found = judge([{"section": "images", **each} for each in made], goals=[])
-    lines = list(goal_lines(found))
-    assert "met" in lines[0]
-    assert "wanted 100 images/s" in lines[0]
-    assert "missed" in lines[1]
-    assert "at most 0.45" in lines[1]
+def test_what_is_in_doubt_is_counted_over_all_chains() -> None:
+    rows = [row("tuned", 1.0, doubts={"wide tiles": chosen, "old tiles": False}) for chosen in (True, False, False)]
+    assert list(doubt_lines(rows)) == ["  never chosen in 3 chains: old tiles", "  chosen in 1 of 3 chains: wide tiles"]
+    assert list(doubt_lines([row("tuned", 1.0)])) == []
 
 
 def test_tables_have_the_fastest_first_and_say_why_one_did_not_run() -> None:
@@ -84,11 +80,11 @@ def test_a_plan_has_minutes_and_sections() -> None:
     assert parse_plan("") == Plan()
     assert parse_plan("minutes=3") == Plan(3.0)
     assert parse_plan("minutes=all,sections=mlp+attention") == Plan(None, frozenset({"mlp", "attention"}))
-    for wrong in ("minutes=x", "hours=1", "sections=mpl"):
-        with pytest.raises(ValueError, match="x|hours|mpl"):
+    for wrong in ("minutes=x", "hours=12", "sections=mpl"):
+        with pytest.raises(ValueError, match=wrong.partition("=")[2]):
             parse_plan(wrong)
     units = all_units(Plan(sections=frozenset({"cells"})), dry=False)
-    assert units == ["library", "cells/32/r1", "cells/1/r1"]
+    assert units[:2] == ["library", "cells/ViTAE-T cell 1/32/r1"]
 
 
 def test_a_step_takes_the_units_that_fit() -> None:
@@ -101,12 +97,24 @@ def test_a_step_takes_the_units_that_fit() -> None:
 def test_the_order_is_that_of_value() -> None:
     order = [step for stage in stages(dry=False) for step in stage]
     names = [step.name for step in order]
-    by_value = ["library", "smoke native_linear", "precompile", "smoke triton", "ceilings", "mlp, round 1", "counters"]
+    by_value = [
+        "library",
+        "smoke native_linear",
+        "precompile",
+        "smoke triton",
+        "ceilings",
+        "mlp of ViT-B and ViT-S, round 1",
+        "counters",
+    ]
     assert sorted(by_value, key=names.index) == by_value
-    assert names.index("vit_base_patch16_224, round 1") < names.index("mlp, round 2") < names.index("tests")
+    assert (
+        names.index("vit_base_patch16_224, round 1")
+        < names.index("mlp of ViT-B and ViT-S, round 2")
+        < names.index("tests")
+    )
     units = [unit for step in order for unit in step.units]
     assert len(units) == len(set(units))
-    assert names[-2:] == ["memcheck", "images"]
+    assert names[-2:] == ["tests", "images"]
     # What times something is alone in its stage; compiling has ended before.
     timing = {"ceilings", "mlp", "attention", "forward", "cells", "counters"}
     assert all(len(stage) == 1 for stage in stages(dry=False) if stage[0].section in timing)

@@ -55,7 +55,7 @@ def test_a_dry_run_walks_every_row(photos: Path, bad: Path) -> None:
     pytest.importorskip("nvidia.dali", reason="the extra `dali` is not installed")
     rows = rows_of(photos, bad)
     assert {(row["what"], row["candidate"]) for row in rows} == NAMES
-    assert {row["kind"] for row in rows} == {"images"}
+    assert {row["section"] for row in rows} == {"images"}
     assert not [row for row in rows if row["note"] or row["passed"] is False]
     found = {(row["what"], row["candidate"]): row for row in rows}
     assert found["equality with PillowLoader", EXACT]["images"] == 5
