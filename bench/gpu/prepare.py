@@ -1,6 +1,5 @@
 """Gets ready what rows need: the kernel library, and Triton's kernels, compiled on all cores before any timing."""
 
-import hashlib
 import multiprocessing
 import os
 import time
@@ -15,6 +14,7 @@ from ...kernels.chain_ir import Gelu, Problem
 from ...kernels.impls.all import all_impls
 from ...kernels.native import build
 from ...kernels.native.library import native_status
+from ...kernels.native.stamp import source_hash
 from ...kernels.tuning.chain import Chain
 from .child import Measure, Task
 from .journal import Absent, Writer
@@ -39,7 +39,7 @@ def library(task: Task, writer: Writer) -> Measure:
         if task.dry:
             return
         status = native_status(device)
-        if not status.loaded and task.build:
+        if not status.loaded:
             print(f"{status}: building")
             if build.main(["--arch", "native"]) == 0:
                 status = native_status(device)
@@ -52,8 +52,7 @@ def library(task: Task, writer: Writer) -> Measure:
 def sources_hash() -> str:
     """Return the hash of the kernels' sources; figures of other sources are not gone on with."""
     root = Path(kernels.__file__).resolve().parent
-    paths = sorted(path for path in root.rglob("*") if path.suffix in SUFFIXES)
-    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]
+    return source_hash(root, SUFFIXES)[:16]
 
 
 class Launch(NamedTuple):
@@ -118,7 +117,7 @@ def launch_once(one: Launch) -> int:
     (impl,) = (impl for impl in all_impls() if impl.name == one.impl)
     ran = 0
     with torch.inference_mode():
-        for span in (*WHOLE, *HALVES, (0, 1)):
+        for span in (*WHOLE, *HALVES):
             segment = chain.segment(span)
             if impl.refuses(segment, problem) is None:
                 x = torch.randn(one.batch, shape.tokens, chain.widths[span[0]], device=one.device)

@@ -114,7 +114,7 @@ def cases(operator: str, bench: Bench, rows: Sequence[int] = ROWS) -> Iterator[C
 
 
 def impls_of(operator: str, bench: Bench) -> list[Impl]:
-    """Return the tiles of an operator, also those in quarantine: a kernel that was mended is checked like all others."""
+    """Return the tiles of an operator, also those in quarantine: a mended kernel is checked like all others."""
     found: list[Impl] = [*native_impls(on_cpu=bench.dry), *triton_impls(on_cpu=bench.dry)]
     return [impl for impl in found if family(impl.name) == operator]
 

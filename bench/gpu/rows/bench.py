@@ -10,6 +10,7 @@ from ....kernels.impls.all import all_impls
 from ....kernels.impls.base import Impl
 from ....kernels.impls.native import native_impls
 from ....kernels.impls.quarantine import with_quarantine
+from ....kernels.impls.triton import triton_impls
 from ....models.serving.fused.device_kernels import DeviceKernels, device_kernels
 from ..child import Measure, Task
 from ..journal import Record, Writer, rows
@@ -43,10 +44,10 @@ class Bench:
 
 
 def impls_for(dry: bool) -> list[Impl]:
-    """Return all impls; in a dry run the kernels' CPU implementations stand for the native ones."""
+    """Return all impls; in a dry run the kernels' CPU implementations stand for them."""
     found = all_impls()
-    others = [impl for impl in found if not impl.name.startswith("native")]
-    return with_quarantine([*native_impls(on_cpu=True), *others]) if dry else found
+    others = [impl for impl in found if not impl.name.startswith(("native", "triton"))]
+    return with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), *others]) if dry else found
 
 
 def family(name: str) -> str:
@@ -55,7 +56,7 @@ def family(name: str) -> str:
 
 
 def timed(task: Task, writer: Writer) -> Measure:
-    """Return what measures a unit `section/name/batch/r1` of one of the modules beside this one, and writes its rows."""
+    """Return what measures a unit `section/name/batch/r1` of a module beside this one, and writes its rows."""
     make = getattr(importlib.import_module(f"{__package__}.{task.section}"), f"{task.section}_rows")
     bench = bench_of(task, writer)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from milkweed.bench.gpu.goals import BMM, DENSE_COMPILED, DENSE_EAGER, goal_lines, judge, table
+from milkweed.bench.gpu.goals import BMM, DENSE_COMPILED, DENSE_EAGER, doubt_lines, goal_lines, judge, table
 from milkweed.bench.gpu.plan import Plan, Step, all_units, parse_plan, section_names, stages
 
 GOAL = "MLP ViT-B batch 32: over dense"

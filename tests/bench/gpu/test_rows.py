@@ -52,7 +52,7 @@ from milkweed.bench.gpu.plan import stages
 
 for stage in stages(dry=True):
     for step in stage:
-        if step.section not in ("precompile", "tests", "images", "memcheck") and not step.name.endswith("round 2"):
+        if step.section not in ("precompile", "tests", "images") and not step.name.endswith("round 2"):
             run(Task(step.section, step.units, sys.argv[1], 1e6, dry=True))
 """
 
@@ -175,8 +175,7 @@ def test_a_library_that_loads_is_taken_as_it_is(tmp_path: Path, monkeypatch: pyt
 
 
 def test_forwards_use_the_plans_of_the_rows_before_them() -> None:
-    impls = all_impls()
-    assert proven(bench()) == impls
+    assert [impl.name for impl in proven(bench())] == [impl.name for impl in all_impls()]
     row = {
         "section": "mlp",
         "batch": 32,

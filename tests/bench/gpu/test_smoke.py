@@ -20,6 +20,7 @@ from milkweed.bench.gpu.rows.timing import HostTimer
 from milkweed.bench.gpu.smoke import ROWS, Case, cases, check
 from milkweed.kernels.chain_ir import Monarch, Operator, Problem, evaluate
 from milkweed.kernels.impls.base import Impl, Runner
+from milkweed.kernels.impls.torch_ops import EagerImpl
 
 from .conftest import Plant
 
@@ -91,7 +92,7 @@ def test_a_tile_that_the_device_refuses_is_no_failure_and_a_failed_launch_is(mon
         check(twisted(monkeypatch, "cuda")[0], BENCH)
 
 
-def test_every_operator_has_cases_on_few_and_many_rows() -> None:
+def test_every_operator_has_cases_on_few_and_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     for operator in (*OPERATORS, *TRITON):
         if operator == "native_add_layernorm" and not hasattr(torch.ops.milkweed, "add_layernorm"):
             continue
@@ -99,8 +100,16 @@ def test_every_operator_has_cases_on_few_and_many_rows() -> None:
         assert found, operator
         assert {case.tile.partition(":")[0] for case in found} == {operator}
     wet = replace(BENCH, dry=False)
+    monkeypatch.setattr(smoke, "impls_of", lambda operator, bench: [EagerImpl()])
     sizes = {case.shape[1] for case in cases("torch", wet)}
     assert set(ROWS) <= sizes
+
+
+def test_what_is_in_quarantine_is_checked_like_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {name: len(list(cases(name, BENCH))) for name in ("native_mlp", "native_performer", "triton")}
+    monkeypatch.setenv("MILKWEED_QUARANTINE", ",".join(wanted))
+    assert {name: len(list(cases(name, BENCH))) for name in wanted} == wanted
+    assert all(wanted.values())
 
 
 def test_unfit_is_a_tile_that_was_wrong_or_died_and_an_operator_that_did_not_get_through(tmp_path: Path) -> None:
@@ -143,7 +152,7 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     tmp_path: Path, plant: Plant, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """An operator that aborts the process, one that hangs, one wrong by 1 %; then rows without them."""
-    chosen = ("library", "smoke native_linear", "smoke native_attention", "mlp, round 1")
+    chosen = ("library", "smoke native_linear", "smoke native_attention", "mlp of dry run, round 1")
 
     def few(*, dry: bool) -> list[Stage]:
         kept = [tuple(step for step in stage if step.name in chosen) for stage in stages(dry=dry)]
