@@ -208,8 +208,6 @@ def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
     """Apply a `blocked.Activation`, as exactly as dtype can hold it."""
     if ACT == 1:
         return _gelu(x, dtype)
-    elif ACT == 2:
-        return x / (1.0 + tl.exp2(-1.4426950408889634 * x))
     else:
         return x
 

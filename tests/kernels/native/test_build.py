@@ -211,7 +211,7 @@ def test_what_is_built_loads_and_is_called(tmp_path: Path) -> None:
         pytest.skip("this PyTorch is built without CUDA: it cannot load the library")
     sources = tmp_path / "csrc"
     sources.mkdir()
-    for name in ("primitives.cuh", "tensor_checks.h"):
+    for name in ("primitives.cuh", "launch.cuh", "tensor_checks.h"):
         shutil.copy(SOURCES / name, sources)
     (sources / "toy.cu").write_text(TOY)
     job = Build(tools, ("90a",), tmp_path / "libtoy.so", tmp_path / "objects", 1, sources)
