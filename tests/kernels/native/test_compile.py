@@ -24,6 +24,7 @@ HEADERS = (
     "attention/short_attention.cuh",
     "performer/performer.cuh",
     "conv/conv_branch.cuh",
+    "norm/add_layernorm.cuh",
 )
 
 # The registers are counted for the compiler that builds the library; NVRTC is of another version and may miss by a few.
