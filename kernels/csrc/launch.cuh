@@ -49,13 +49,14 @@ inline const char* explain(const void* kernel, cudaError_t error) {
   return text;
 }
 
-// Allows a kernel all shared memory that the device gives a block; kernels have none but what the launch asks for. The
-// values are the same for all launches: two threads may set them at once, and no launch lowers what another one needs.
+// Allows a kernel all shared memory that the device gives a block, less what its code has already. The values are the
+// same for all launches: two threads may set them at once, and no launch lowers what another one needs.
 inline cudaError_t set_up(const void* kernel, int device, Start& start) {
   cudaFuncAttributes code{};
   cudaError_t error = cudaFuncGetAttributes(&code, kernel);
   int most = 0;
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  most -= static_cast<int>(code.sharedSizeBytes);
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
   if (error == cudaSuccess)
     error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);

@@ -35,6 +35,7 @@ constexpr int cudaSharedmemCarveoutMaxShared = 100;
 using cudaStream_t = struct CUstream_st*;
 
 struct cudaFuncAttributes {
+  size_t sharedSizeBytes;
   int ptxVersion;
 };
 struct cudaLaunchAttribute {
@@ -61,6 +62,7 @@ using Function = std::pair<const void*, int>;  // a kernel on a device
 inline std::mutex lock;
 inline std::map<Function, size_t> limit;  // of dynamic shared memory
 inline std::map<Function, int> carveout;
+inline size_t static_bytes = 0;           // of shared memory that a kernel's code has
 inline int ptx_version = 90, settings = 0, launches = 0, lowered = 0;
 inline bool overlapped = false;               // the last launch
 inline cudaError_t sticky = cudaSuccess;      // of a lost context
@@ -96,7 +98,7 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) {
   return fake::result(cudaSuccess);
 }
 inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
-  *attributes = {fake::ptx_version};
+  *attributes = {fake::static_bytes, fake::ptx_version};
   return fake::result(cudaSuccess);
 }
 inline cudaError_t cudaFuncGetName(const char** name, const void*) {
@@ -110,7 +112,7 @@ inline cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute at
     fake::carveout[{kernel, fake::device}] = value;
     return fake::result(cudaSuccess);
   }
-  if (value > fake::kOptin) return fake::result(cudaErrorInvalidValue);
+  if (static_cast<size_t>(value) + fake::static_bytes > fake::kOptin) return fake::result(cudaErrorInvalidValue);
   size_t& limit = fake::limit[{kernel, fake::device}];
   if (static_cast<size_t>(value) < limit) fake::lowered++;
   limit = static_cast<size_t>(value);

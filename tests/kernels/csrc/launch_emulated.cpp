@@ -37,6 +37,7 @@ int mw_launches() { return fake::launches; }
 int mw_lowered() { return fake::lowered; }
 int mw_overlapped() { return fake::overlapped; }
 int mw_last_error() { return fake::last; }
+void mw_with_static_memory(int bytes) { fake::static_bytes = static_cast<size_t>(bytes); }
 void mw_compiled_for(int ptx_version) { fake::ptx_version = ptx_version; }
 // An error that someone else's call has left, and one that has lost the context.
 void mw_leave_error(int error) { fake::last = static_cast<cudaError_t>(error); }

@@ -47,6 +47,12 @@ def test_a_device_past_those_remembered_is_set_up_each_time(cuda: ctypes.CDLL) -
     assert (cuda.mw_limit(64), cuda.mw_settings()) == (MOST, 2 * 2)
 
 
+def test_what_the_code_has_of_shared_memory_is_left_to_it(cuda: ctypes.CDLL) -> None:
+    cuda.mw_with_static_memory(KIB)
+    assert cuda.mw_launch(0, 0, MOST - KIB) is None
+    assert cuda.mw_limit(0) == MOST - KIB
+
+
 def test_threads_with_launches_of_different_sizes_do_not_disturb_each_other(cuda: ctypes.CDLL) -> None:
     def launches(shared: int) -> list[bytes | None]:
         return [cuda.mw_launch(0, device, shared) for device in range(60)]
