@@ -63,12 +63,15 @@ def use_device(device: torch.device) -> None:
 
 
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type that `float32`, `bfloat16` or `auto` means on `device`."""
+    """The number type that `float32`, `bfloat16`, `device` or `auto` means on `device`.
+
+    On a GPU both of the latter are two bytes wide, since the fused kernels take no other; on a CPU only `auto` may be.
+    """
     if name == "float32":
         return torch.float32
-    if name == "bfloat16" or _computes_in_bfloat16(device):
+    if name == "bfloat16" or ((name == "auto" or device.type == "cuda") and _computes_in_bfloat16(device)):
         return torch.bfloat16
-    return torch.float32
+    return torch.float16 if device.type == "cuda" else torch.float32
 
 
 def autocast_dtype(device: torch.device) -> str:

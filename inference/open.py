@@ -3,6 +3,7 @@
 Everything that takes long happens here, so that no request ever waits for a measurement or a capture.
 """
 
+import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -29,12 +30,15 @@ from .forward import Forward, LanePlan, plan_lanes
 from .memory import trim_heap
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 
+logger = logging.getLogger("milkweed.opening")
+
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
     """How a bundle is opened: the settings of the same names (`backend` is the setting `engine`).
 
     Args:
+        dtype: as `resolve_dtype` takes it.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
         lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
         fusion, tuning, tuning_cache, cuda_graphs: for a GPU.
@@ -43,7 +47,7 @@ class InferenceOptions:
     """
 
     device: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "device"
     backend: Backend = "torch"
     loader: str = "auto"
     decode_threads: int = 0
@@ -86,6 +90,9 @@ class ServingForm:
 
 
 DEFAULT_OPTIONS = InferenceOptions()
+
+NO_FUSED_KERNEL = "none of our fused kernels runs, since they take two-byte numbers"
+"""What float32 means on a GPU."""
 
 
 def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> OpenedModel:
@@ -163,6 +170,8 @@ def prepare_model(
     graphs = batch_sizes if options.cuda_graphs else ()
     if options.fusion == "off":
         return ServingForm(prepare_for_inference(model, dtype=dtype), None, graphs)
+    if dtype is torch.float32:
+        logger.warning("dtype float32 on %s: %s", device, NO_FUSED_KERNEL)
     folder = None if options.tuning_cache == "auto" else Path(options.tuning_cache)
     tuning = Tuning(options.tuning, open_cache(device, options.tuning, folder))
     report = fuse(model, device=device, dtype=dtype, image_size=size, batch_sizes=batch_sizes, tuning=tuning)

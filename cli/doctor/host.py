@@ -48,9 +48,9 @@ def _numbers(facts: SystemInfo, settings: Settings) -> Finding:
     if not facts.bfloat16:
         return _row(name, "ok", f"{facts.cpu_capability}, no bfloat16 instructions: float32 is quickest here")
     text = f"{facts.cpu_capability}, computes in bfloat16{matrix}"
-    if facts.gpus or settings.dtype != "float32":
+    if facts.gpus or settings.dtype not in ("float32", "device"):
         return _row(name, "ok", text)
-    text += "; dtype = float32, the default, makes no use of that"
+    text += f"; dtype = {settings.dtype} makes no use of that"
     return _row(name, "ok", text, "milkweed serve --dtype auto")
 
 

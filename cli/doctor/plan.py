@@ -10,6 +10,9 @@ import torch
 from ...inference.backend import refusal
 from ...inference.device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
 from ...inference.forward import plan_lanes
+from ...inference.open import NO_FUSED_KERNEL
+from ...kernels.impls.all import all_impls
+from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
 from ...models.accounting import macs
 from ...models.bundle.bundle import load_bundle
@@ -65,6 +68,18 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         return
     yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
     yield from _engine(settings, origins, devices[0], model)
+    if quarantined():
+        yield _quarantine(devices[0])
+
+
+def _quarantine(device: torch.device) -> Finding:
+    """Name the kernels that may not run; a name that none has fails a start on a GPU."""
+    try:
+        all_impls()
+    except ValueError as error:
+        return _row("quarantine", "broken" if device.type == "cuda" else "warning", str(error), f"unset {VARIABLE}")
+    text = f"{', '.join(quarantined())}: {VARIABLE} keeps these kernels of a GPU from running"
+    return _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
 def _engine(
@@ -72,7 +87,11 @@ def _engine(
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
     dtype = resolve_dtype(settings.dtype, device)
-    yield _row("numbers", "ok", f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}")
+    numbers = f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}"
+    if device.type == "cuda" and dtype is torch.float32:
+        yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype device")
+    else:
+        yield _row("numbers", "ok", numbers)
     refused = refusal(device, dtype)
     given = f"engine = {_given('engine', settings, origins)}"
     if settings.engine == "onnxruntime" and refused is not None:

@@ -38,7 +38,7 @@ class Runner:
 class Impl(Protocol):
     """One way to run segments of some kinds.
 
-    If its code is built separately from the package, it also has a `build_id`: cached measurements are of one build.
+    If it has kernels of its own, it also has a `build_id`, a hash of their sources: cached measurements are of those.
     """
 
     @property

@@ -8,19 +8,22 @@ from ..chain_ir import Monarch, Operator, Packed, Problem, kinds
 from ..feature_major import feature_major_linear, feature_major_mlp
 from ..packing import PackedMonarch, pack_monarch
 from .base import OTHER_KIND, Runner, packed
-from .torch_ops import finish
+from .torch_ops import cuda_refusal, finish
 
 LAYER = {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
 MLP = {("monarch", "gelu", "monarch"), ("monarch", "gelu", "monarch", "add")}
 
 
 class FeatureMajorImpl:
-    """Runs a Monarch layer or a whole MLP of two, and the residual's addition after it."""
+    """Runs a Monarch layer or a whole MLP of two, and the residual's addition after it; not on CUDA.
+
+    There GELU would be a launch of its own, and the bias that is stored beside w2 takes the rows of w2 off 16 bytes.
+    """
 
     name = "feature_major"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        return None if kinds(segment) in LAYER | MLP else OTHER_KIND
+        return cuda_refusal(problem) if kinds(segment) in LAYER | MLP else OTHER_KIND
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         mlp = kinds(segment) in MLP

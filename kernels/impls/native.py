@@ -31,7 +31,8 @@ class Native:
     Args:
         tile: the variant. If it does not exist for a shape, or needs more shared memory than the device has, a call
             fails before it launches anything.
-        build_id: identifies the build of the library.
+        build_id: hash of the sources of the library, `none` where there is no library: equal sources compute and cost
+            the same, whatever machine they were compiled on.
         on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
             same packed tensors.
     """
@@ -140,7 +141,7 @@ class NativeAttention(Native):
 def native_impls(*, on_cpu: bool = False) -> list[Impl]:
     """Return every kernel in every tile variant."""
     try:
-        build_id = read_stamp(library_path()).build_key
+        build_id = read_stamp(library_path()).source_hash
     except ValueError:
         build_id = "none"
     return [

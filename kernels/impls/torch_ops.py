@@ -19,7 +19,7 @@ class EagerImpl:
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
         if len(segment) == 1 and isinstance(segment[0], Dense | Monarch):
-            return OTHER_KIND  # the dense and batched impls do just that
+            return OTHER_KIND  # the dense impl does just that
         return None
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
@@ -65,16 +65,22 @@ def plain_tensors(layer: LayerNorm | Dense | Monarch, problem: Problem) -> Packe
     return packed(layer, "plain", problem, lambda: [t.to(problem.device, problem.dtype).contiguous() for t in given])
 
 
+def cuda_refusal(problem: Problem) -> str | None:
+    """Return the refusal of CUDA by an impl that is made for other devices; None on those."""
+    return "not for CUDA: dense and the kernels take its place" if problem.device.type == "cuda" else None
+
+
 class BatchedImpl:
     """Runs a Monarch layer as two batched products with two permutation copies, then GELU or the residual's addition.
 
-    Every device can run it.
+    CUDA leaves it out: by the roofline, its products and copies are slower than dense.
     """
 
     name = "batched"
 
     def refuses(self, segment: Sequence[Operator], problem: Problem) -> str | None:
-        return None if kinds(segment) in {("monarch",), ("monarch", "gelu"), ("monarch", "add")} else OTHER_KIND
+        taken = kinds(segment) in {("monarch",), ("monarch", "gelu"), ("monarch", "add")}
+        return cuda_refusal(problem) if taken else OTHER_KIND
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         layer, *after = segment

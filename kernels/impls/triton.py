@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ..blocked import Activation
 from ..chain_ir import Monarch, Operator, Problem, kinds
+from ..native.stamp import source_hash
 from ..triton.layout import SortedMonarch, sort_layer, sort_mlp
-from ..triton.linear import triton_linear, triton_mlp, triton_refusal
+from ..triton.linear import SOURCES, missing_for_triton, triton_linear, triton_mlp, triton_refusal
 from ..triton.tiles import VARIANTS, tile_refusal
 from .base import OTHER_KIND, Impl, Runner, on_rows, packed
 
@@ -23,11 +24,13 @@ class Triton:
 
     Args:
         tile: the variant.
+        build_id: hash of the kernels' sources, `none` where triton cannot run.
         on_cpu: take problems on the CPU too, for tests: the operators' CPU implementations compute the same from the
             same packed tensors.
     """
 
     tile: int
+    build_id: str = ""
     on_cpu: bool = False
 
     def unusable(self, layers: Sequence[Monarch], problem: Problem) -> str | None:
@@ -38,7 +41,7 @@ class Triton:
         refusal = next((reason for reason in refusals if reason), None)
         if refusal:
             return refusal
-        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device), problem.dtype)
+        return tile_refusal(self.tile, problem.rows, torch.cuda.get_device_capability(problem.device))
 
 
 class TritonLinear(Triton):
@@ -93,9 +96,9 @@ class TritonMlp(Triton):
 
 
 def triton_impls(*, on_cpu: bool = False) -> list[Impl]:
-    """Return both in every tile variant; those that choose their tile by the number of rows come first."""
-    tiles = range(len(VARIANTS))
-    return [*(TritonMlp(tile, on_cpu) for tile in tiles), *(TritonLinear(tile, on_cpu) for tile in tiles)]
+    """Return both in every tile variant."""
+    build_id = "none" if missing_for_triton() else source_hash(SOURCES, (".py",))
+    return [kind(tile, build_id, on_cpu) for kind in (TritonMlp, TritonLinear) for tile in range(len(VARIANTS))]
 
 
 def _layers(segment: Sequence[Operator]) -> tuple[Monarch, Monarch]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
@@ -84,16 +84,16 @@ def read_stamp(library: Path) -> LibraryStamp:
     return LibraryStamp(**{**values, "archs": tuple(values["archs"])})
 
 
-def source_files(folder: Path = SOURCES) -> list[Path]:
-    """Return every file that the library is built from."""
-    return sorted(path for path in folder.rglob("*") if path.suffix in SOURCE_SUFFIXES)
+def source_files(folder: Path = SOURCES, suffixes: Collection[str] = SOURCE_SUFFIXES) -> list[Path]:
+    """Return every source file in a folder: by default those that the library is built from."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
 
 
-def source_hash(folder: Path = SOURCES) -> str:
-    """Hash the names and contents of every file that the library is built from."""
+def source_hash(folder: Path = SOURCES, suffixes: Collection[str] = SOURCE_SUFFIXES) -> str:
+    """Hash the names and contents of every source file in a folder: by default those of the library."""
     return hash_of(
         part
-        for path in source_files(folder)
+        for path in source_files(folder, suffixes)
         for part in (path.relative_to(folder).as_posix().encode(), path.read_bytes())
     )
 

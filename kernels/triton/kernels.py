@@ -11,6 +11,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 __all__ = ["block_product", "descriptor", "interleaved_product"]
@@ -47,7 +48,7 @@ def block_product(
     PARTS: tl.constexpr,
     BK: tl.constexpr,
     TMA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Multiply row n of block b of w by block b of x; the result goes to the column that `_column` returns.
 
@@ -62,6 +63,7 @@ def block_product(
     first_row = program // (TILES * BLOCKS) * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
+    _wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * IN + (row[:, None] * IN + (block * P + k)[None, :])
@@ -88,7 +90,7 @@ def block_product(
                 if P % BK != 0:
                     there = there & (start + k < P)[:, None]
                 b = tl.load(w_tile + i * BN * DEPTH + start, mask=there, other=0.0)
-            added = added + (tl.dot(a, b, sums[i], input_precision=PRECISION),)
+            added = added + (tl.dot(a, b, sums[i]),)
         sums = added
 
     in_tile = first_row.to(tl.int64) * OUT
@@ -123,7 +125,7 @@ def interleaved_product(
     BN: tl.constexpr,
     BK: tl.constexpr,
     TMA: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PDL: tl.constexpr,
 ):
     """Multiply row n of block b of w by block b of x; the result goes to column n*BLOCKS + b.
 
@@ -135,6 +137,7 @@ def interleaved_product(
     first_row = program // TILES * BM
     row, n, k = tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
     row_exists = first_row + row < rows
+    _wait_for_previous_launch(PDL)
 
     if not TMA:
         x_tile = x + first_row.to(tl.int64) * (BLOCKS * P) + (row[:, None] * (BLOCKS * P) + k[None, :])
@@ -155,7 +158,7 @@ def interleaved_product(
                     there_w = there_w & (start + k < P)[:, None]
                 a = tl.load(x_tile + block * P + start, mask=there_x, other=0.0)
                 b = tl.load(w_tile + block * N * P + start, mask=there_w, other=0.0)
-            added = added + (tl.dot(a, b, sums[block], input_precision=PRECISION),)
+            added = added + (tl.dot(a, b, sums[block]),)
         sums = added
 
     parts = ()
@@ -169,6 +172,18 @@ def interleaved_product(
     if HAS_RESIDUAL:
         value += tl.load(residual + at, mask=there, other=0.0).to(tl.float32)
     tl.store(y + at, value.to(y.dtype.element_ty), mask=there)
+
+
+@triton.jit
+def _wait_for_previous_launch(PDL: tl.constexpr):
+    """Wait until the launch before has written everything, then let the one behind be set up.
+
+    Weights too are loaded after the wait: the launch before may be the one that packed them. The wait is not in a loop,
+    since Triton's pipeliner would move loads over it (triton-lang/triton#11905).
+    """
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
@@ -206,6 +221,7 @@ def _interleave(parts, COUNT: tl.constexpr):
 @triton.jit
 def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
     """Apply a `blocked.Activation`, as exactly as dtype can hold it."""
+    tl.static_assert(ACT == 0 or ACT == 1)
     if ACT == 1:
         return _gelu(x, dtype)
     else:
@@ -214,9 +230,7 @@ def _activate(x, ACT: tl.constexpr, dtype: tl.constexpr):
 
 @triton.jit
 def _gelu(x, dtype: tl.constexpr):
-    """Multiply x by the normal distribution's CDF; 16-bit numbers use the polynomial of csrc/primitives.cuh."""
-    if dtype == tl.float32:
-        return 0.5 * x * (1.0 + tl.erf(0.7071067811865476 * x))
+    """Multiply x by the normal distribution's CDF: the polynomial of csrc/primitives.cuh."""
     square = tl.minimum(x * x, 49.0)
     logit = x * (1.59501577 + square * (7.40112921e-2 + square * -7.03033584e-4))
     if dtype == tl.bfloat16:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..blocked import Activation
@@ -43,14 +42,15 @@ class Launch:
     @property
     def constants(self) -> dict[str, Any]:
         """The kernel's compile-time arguments."""
-        flags = {"HAS_BIAS": self.bias is not None, "HAS_RESIDUAL": self.residual is not None, "TMA": self.tile.tma}
-        tile = {"BM": self.tile.BM, "BN": self.tile.BN, "BK": self.tile.BK}
-        return self.shape | flags | tile | {"PRECISION": "ieee" if self.x.dtype == torch.float32 else None}
+        flags = {"HAS_BIAS": self.bias is not None, "HAS_RESIDUAL": self.residual is not None}
+        tile = {"BM": self.tile.BM, "BN": self.tile.BN, "BK": self.tile.BK, "TMA": self.tile.tma, "PDL": self.tile.pdl}
+        return self.shape | flags | tile
 
     @property
     def options(self) -> dict[str, Any]:
         """The compiler's options."""
-        return {"num_warps": self.tile.warps, "num_stages": self.tile.stages, "enable_fp_fusion": True}
+        pdl = {"launch_pdl": True} if self.tile.pdl else {}
+        return {"num_warps": self.tile.warps, "num_stages": self.tile.stages, "enable_fp_fusion": True} | pdl
 
     def run(self) -> None:
         """Launch it on the current CUDA device, or interpret it (TRITON_INTERPRET=1) on a CPU; no rows, no launch.
@@ -86,7 +86,7 @@ def linear_launches(
     residual: Tensor | None,
     act: int,
     y: Tensor,
-    variant: Variant | None,
+    variant: Variant,
     device: Device,
 ) -> Iterator[Launch]:
     """Yield the launches of y = act(M x + bias) + residual, in order; `triton_linear` has checked the tensors."""
@@ -102,7 +102,7 @@ def mlp_launches(
     fc2: SortedMonarch,
     residual: Tensor | None,
     y: Tensor,
-    variant: Variant | None,
+    variant: Variant,
     device: Device,
 ) -> Iterator[Launch]:
     """Yield the launches of y = fc2(gelu(fc1(x))) + residual, in order, for layers of `sort_mlp`."""
@@ -169,4 +169,4 @@ def _columns(segment: int, between_segments: int, between_blocks: int, step: int
 
 def _product(x: Tensor, w: Tensor, p: int, *, interleaved: bool) -> Product:
     tma = x.shape[1] * x.element_size() % 16 == 0 and p % SMALLEST_DEPTH == 0
-    return Product(len(x), len(w), w.shape[1], p, x.element_size(), interleaved, tma)
+    return Product(len(x), len(w), w.shape[1], p, interleaved, tma)

@@ -22,7 +22,7 @@ from ..shapes import MonarchShape
 VECTOR = 8
 """Numbers in a 16-byte access."""
 
-DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+DTYPES = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)

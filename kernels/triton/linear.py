@@ -22,13 +22,16 @@ from .launch import linear_launches, mlp_launches
 from .layout import DTYPES, SortedMonarch, sorted_mlp_reference, sorted_reference
 from .tiles import VARIANTS, device_of
 
+SOURCES = Path(__file__).parent
+"""The folder of these kernels' sources."""
+
 
 def triton_refusal(shape: MonarchShape, dtype: torch.dtype, device: torch.device) -> str | None:
     """Return why Triton's kernels cannot run a layer there; None if they can. Launches nothing."""
-    if dtype not in DTYPES:
-        return f"dtype {dtype}: bfloat16, float16 or float32 is needed"
     if device.type != "cuda":
         return f"device is {device.type}: these Triton kernels are CUDA's"
+    if dtype not in DTYPES:
+        return f"dtype {dtype}: bfloat16 or float16 is needed"
     if torch.version.hip is not None:
         return "these Triton kernels are CUDA's, this PyTorch is of ROCm"
     missing = missing_for_triton()
@@ -48,7 +51,9 @@ def missing_for_triton() -> str | None:
         return "the package triton is not installed"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler: triton needs gcc, clang or $CC"
-    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").is_file():
+    # Debian's own Python names a folder without headers first; triton passes over it in this way.
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")
+    if not (Path(sysconfig.get_paths(scheme)["include"]) / "Python.h").is_file():
         return "no Python.h: triton needs the headers of this Python"
     return None
 

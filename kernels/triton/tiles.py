@@ -4,10 +4,14 @@ By the roofline, reads from the second-level cache limit a launch, so wide tiles
 columns reads BM + n numbers for every BM * n multiplications.
 """
 
+import os
 from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
+
+ITEM_BYTES = 2
+"""Bytes of a number of the dtypes that the kernels take."""
 
 SMALLEST_DEPTH = 16
 DEPTHS = (64, 32, SMALLEST_DEPTH)
@@ -22,12 +26,13 @@ class Device:
     Args:
         capability: (major, minor).
         shared_bytes: shared memory that a program may have.
-        multiprocessors: their number.
+        pdl: launches are programmatic dependent: the next one is set up while this one ends. Hopper and later do so,
+            unless MILKWEED_PDL=0 says otherwise.
     """
 
     capability: tuple[int, int]
     shared_bytes: int
-    multiprocessors: int
+    pdl: bool = False
 
     @property
     def accumulates_apart(self) -> bool:
@@ -58,10 +63,9 @@ WIDE = Variant(128, 256, 8, 1)
 SQUARE = Variant(128, 128, 4, 2)
 LOW = Variant(64, 128, 4, 2)
 SMALL = Variant(32, 64, 4, 3)
-BY_ROWS = (WIDE, SQUARE, LOW, SMALL)
 
-VARIANTS = (None, *BY_ROWS, replace(WIDE, tma=True), replace(SQUARE, tma=True))
-"""The variant of each tile number; None, the first one, chooses a plain one by the number of rows."""
+VARIANTS = (LOW, WIDE, SQUARE, SMALL, replace(WIDE, tma=True), replace(SQUARE, tma=True))
+"""The variant of each tile number. Where nothing is measured, the first that does not refuse the rows is taken."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +76,6 @@ class Product:
     blocks: int
     n: int
     p: int
-    itemsize: int
     interleaved: bool
     """A program computes all blocks, instead of one."""
     tma: bool
@@ -90,6 +93,8 @@ class Tile:
     warps: int
     stages: int
     tma: bool
+    pdl: bool
+    """It is launched while the launch before it ends."""
 
     def programs(self, product: Product) -> int:
         """Return the number of programs of the launch."""
@@ -101,56 +106,38 @@ class Tile:
 def device_of(device: torch.device) -> Device:
     """Read a CUDA device's properties."""
     properties = torch.cuda.get_device_properties(device)
-    return Device(
-        (properties.major, properties.minor),
-        properties.shared_memory_per_block_optin,
-        properties.multi_processor_count,
-    )
+    pdl = properties.major >= 9 and os.environ.get("MILKWEED_PDL") != "0"
+    return Device((properties.major, properties.minor), properties.shared_memory_per_block_optin, pdl)
 
 
-def tile_refusal(tile: int, rows: int, capability: tuple[int, int], dtype: torch.dtype) -> str | None:
+def tile_refusal(tile: int, rows: int, capability: tuple[int, int]) -> str | None:
     """Return why a variant does not suit so many rows there, whatever the layer; None if it does."""
     if not 0 <= tile < len(VARIANTS):
         return f"tile {tile}: there are {len(VARIANTS)}"
     variant = VARIANTS[tile]
-    if variant is None:
-        return None
-    if dtype == torch.float32:
-        return "float32 has one tile"
     if variant.tma and capability[0] < 9:
         return f"compute capability {capability[0]}.{capability[1]} has no tensor memory accelerator"
-    if rows > ROWS_OF_LOW_TILES and variant.rows < WIDE.rows:
-        return f"tiles of {variant.rows} rows are not for {rows} rows"
-    if rows < variant.rows:
+    too_low = rows > ROWS_OF_LOW_TILES and variant.rows < WIDE.rows
+    if too_low or rows < variant.rows > SMALL.rows:
         return f"tiles of {variant.rows} rows are not for {rows} rows"
     return None
 
 
-def choose_tile(variant: Variant | None, product: Product, device: Device) -> Tile:
-    """Return the variant's tile for a product; for None, the widest that gives every multiprocessor a program."""
-    if product.itemsize == 4:
-        return _float32_tile(product)
-    if variant is not None:
-        return _fit(variant, product, device)
-    tiles = [_fit(each, product, device) for each in BY_ROWS if each.rows <= max(product.rows, SMALL.rows)]
-    busy = (tile for tile in tiles if tile.programs(product) >= device.multiprocessors)
-    return next(busy, tiles[-1])
-
-
-def _fit(variant: Variant, product: Product, device: Device) -> Tile:
+def choose_tile(variant: Variant, product: Product, device: Device) -> Tile:
+    """Return the variant's tile for a product: the columns of least cost, and the depth that fits shared memory."""
     tma = variant.tma and product.tma
     warps, BN, parts = _columns(variant, product, device)
     across = product.blocks if product.interleaved else 1
     operands = across * variant.rows + across * BN * parts  # rows of x and w that a step multiplies
     budget = device.shared_bytes // variant.resident - 1024
     depths = [BK for BK in DEPTHS if not tma or product.p % BK == 0]
-    fitting = [BK for BK in depths if 2 * operands * BK * product.itemsize <= budget]
+    fitting = [BK for BK in depths if 2 * operands * BK * ITEM_BYTES <= budget]
     # A last step that is partly beyond p costs as much as a whole one, and each step has a small cost of its own.
     BK = min(fitting or depths[-1:], key=lambda BK: (-(-product.p // BK) * (BK + 8), -BK))
     steps = -(-product.p // BK)
-    buffers = max(2, min(4, steps, budget // (operands * BK * product.itemsize)))
+    buffers = max(2, min(4, steps, budget // (operands * BK * ITEM_BYTES)))
     # Without wgmma, one of the steps that num_stages counts is in registers.
-    return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma)
+    return Tile(variant.rows, BN, parts, BK, warps, buffers + (not device.accumulates_apart), tma, device.pdl)
 
 
 def _columns(variant: Variant, product: Product, device: Device) -> tuple[int, int, int]:
@@ -180,10 +167,3 @@ def _accumulators(product: Product, device: Device) -> int:
     if product.interleaved:
         return 64
     return 128 if device.capability[0] == 10 else 96
-
-
-def _float32_tile(product: Product) -> Tile:
-    """Return the tile for exact float32: without tensor cores, operands pass through registers, so tiles are small."""
-    if product.interleaved:
-        return Tile(32, 16, 1, 16, 4, 2, False)
-    return Tile(32, 32, 1, 32, 4, 2, False)

@@ -101,13 +101,30 @@ def warm_up(call: Callable[[], object]) -> float:
 
 
 def capture(call: Callable[[], object], calls: int) -> torch.cuda.CUDAGraph:
-    """Capture a graph of so many calls on the current device, and replay it once."""
+    """Capture a graph of so many calls on the current device, and replay it once.
+
+    Args:
+        call: if it returns a tensor of floats, each call must compute all of it anew.
+
+    Raises:
+        RuntimeError: the call cannot be captured, or a replay does not compute its result, as when the call runs on
+            another stream than the captured one.
+    """
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    # PyTorch's own stream for captures belongs to the device that captured first. The outer context goes back to the
+    # caller's stream even if ending the capture fails, and thread_local lets other threads ask CUDA for their memory.
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         for _ in range(calls):
-            call()
+            result = call()
+    floats = result if isinstance(result, Tensor) and result.is_floating_point() else None
+    if floats is not None:
+        with torch.inference_mode():
+            floats.fill_(float("nan"))
     graph.replay()
     torch.cuda.synchronize()
+    if floats is not None and bool(floats.isnan().all()):
+        raise RuntimeError("the graph is empty: a replay does not compute the result")
     return graph
 
 

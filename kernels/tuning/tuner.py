@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import torch
 
-from ..chain_ir import Problem, adds_residual, kinds
+from ..chain_ir import Add, Gelu, Problem, adds_residual, kinds
 from ..impls.base import OTHER_KIND, Impl
 from .cache import TuningCache
 from .cache_key import tuning_key
@@ -166,7 +166,7 @@ class _Tuning:
         segment, oracle, rows = self.chain.segment(span), None, []
         for impl in self.impls:
             reason = impl.refuses(segment, self.problem)
-            if reason == OTHER_KIND:
+            if reason == OTHER_KIND or (reason is None and fuses_next(impl, self.chain, span, self.problem)):
                 continue
             row = Row(span, "+".join(kinds(segment)), impl.name, refused=reason)
             if reason is None:
@@ -256,6 +256,18 @@ class _Tuning:
         except Exception as error:
             self.rows.append(self._refused(replace(row, refused=failure(row.impl, error, self.problem))))
         return None
+
+
+def fuses_next(impl: Impl, chain: Chain, span: Span, problem: Problem) -> bool:
+    """Return whether an impl also takes the GELU or the addition behind a segment: the shorter segment is not measured.
+
+    Nothing is gained by leaving it to another impl, which would read and write the whole tensor once more.
+    """
+    start, end = span
+    behind = chain.operators[end : end + 1]
+    return any(isinstance(operator, Gelu | Add) for operator in behind) and (
+        impl.refuses(chain.segment((start, end + 1)), problem) is None
+    )
 
 
 def lightest_of_fastest(choices: Sequence[Choice]) -> Choice:

@@ -105,6 +105,7 @@ class Fusion(BaseModel):
     parts: list[KernelPart]
     fallbacks: list[KernelFallback]
     seconds: float = Field(description="that it took at start, measuring included")
+    quarantined: list[str] = Field(description="kernels that MILKWEED_QUARANTINE keeps from running")
 
 
 class CudaGraphs(BaseModel):

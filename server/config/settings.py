@@ -62,8 +62,10 @@ class Settings(BaseSettings):
         pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
         description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
-    dtype: Literal["float32", "bfloat16", "auto"] = Field(
-        default="float32", description="numbers of the forward; auto = bfloat16 where the device computes in it"
+    dtype: Literal["float32", "bfloat16", "device", "auto"] = Field(
+        default="device",
+        description="numbers of the forward; device = float32 on a CPU, bfloat16 on a GPU (float16 before Ampere); "
+        "auto = bfloat16 on a CPU too where it computes in it",
     )
     engine: Literal["torch", "onnxruntime", "auto"] = Field(
         default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"

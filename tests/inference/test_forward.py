@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from milkweed.inference.forward import Forward, LanePlan
-from milkweed.inference.open import InferenceOptions, prepare_model
+from milkweed.inference.open import NO_FUSED_KERNEL, InferenceOptions, prepare_model
 from milkweed.inference.pipeline import Pipeline
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.serving.cuda_graph import Captured, ForwardFunction
@@ -38,6 +39,7 @@ REPORT = FusionReport(
     ),
     (Fallback("library", "not built: run `make kernels`"), Fallback("block", "Odd: no rule")),
     2.5,
+    ("native_mlp:3", "triton"),
 )
 
 
@@ -70,6 +72,34 @@ def test_without_a_gpu_the_form_is_what_it_was_to_the_bit() -> None:
     x = torch.randn(3, 3, 32, 32)
     with torch.inference_mode():
         assert torch.equal(form.model(x), prepare_for_inference(small_vit())(x))
+
+
+@pytest.fixture
+def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    """A device that is called a GPU's, where fusing does nothing."""
+    properties = SimpleNamespace(name="NVIDIA H100", major=9, minor=0)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr("milkweed.models.serving.fused.fuse.fuse", lambda *given, **more: REPORT)
+    return torch.device("cuda:0")
+
+
+def test_a_gpus_forward_in_float32_is_warned_of(fake_gpu: torch.device, caplog: pytest.LogCaptureFixture) -> None:
+    for dtype, told in (
+        (torch.bfloat16, []),
+        (torch.float16, []),
+        (torch.float32, ["dtype float32 on cuda:0: " + NO_FUSED_KERNEL]),
+    ):
+        caplog.clear()
+        assert prepare_model(small_vit(), make_config(), fake_gpu, dtype, 32, InferenceOptions()).fusion is REPORT
+        assert [record.getMessage() for record in caplog.records if record.name == "milkweed.opening"] == told
+
+
+def test_an_unknown_quarantined_kernel_fails_the_start_on_a_gpu(
+    fake_gpu: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
+    with pytest.raises(ValueError, match="MILKWEED_QUARANTINE = 'native_mpl': there is no such kernel"):
+        prepare_model(small_vit(), make_config(), fake_gpu, torch.bfloat16, 32, InferenceOptions())
 
 
 SERVE_ON_A_CPU = """
@@ -141,7 +171,8 @@ async def test_models_listing_and_metrics_tell_plans_and_fallbacks(how: Any) -> 
     assert plans.cuda_graphs.batch_sizes == ([] if graphs_failed else [1, 2, 4, 8])
     assert (plans.cuda_graphs.reason is not None) == graphs_failed
     line = listing.models[0].kernels
-    assert line.startswith("fused: mlp dense+torch; 2 fallbacks; ")
+    assert plans.fusion.quarantined == ["native_mlp:3", "triton"]
+    assert line.startswith("fused: mlp dense+torch; quarantined native_mlp:3, triton; 2 fallbacks; ")
     assert ("no CUDA graphs (batch 8: capture is not permitted)" in line) == graphs_failed
 
     def fallbacks(kind: str) -> float | None:

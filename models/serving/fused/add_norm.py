@@ -14,8 +14,8 @@ from .alternatives import Alternative, Part
 from .chains import BlockChains
 from .device_kernels import DeviceKernels
 
-ADDING_AFTERWARDS = ("dense", "batched", "feature_major", "torch")
-"""The impls that add the residual with a launch of its own; in the others' launches it costs next to nothing."""
+ADDING_AFTERWARDS = ("dense", "torch")
+"""The impls on CUDA whose addition of the residual is a launch; in those of the others it costs next to nothing."""
 
 
 class AddNorm(nn.Module):

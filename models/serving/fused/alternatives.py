@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import Problem
+from ....kernels.impls.quarantine import REASON, quarantine_refusal
 from ....kernels.tuning.timing import Timed, timer_for
 from ....kernels.tuning.tuner import bucket_of
 from ....kernels.tuning.verify import TOLERANCE, failure, relative_error
@@ -33,7 +34,7 @@ class Alternative:
         name: for a chain its plan; else a lower-case word, which for a tile variant ends in its number.
         call: computes the part from its inputs.
         tensors: tensors that it keeps on the device.
-        build_id: build of the compiled code that it calls.
+        build_id: hash of the sources of the compiled code that it calls.
     """
 
     name: str
@@ -97,7 +98,13 @@ class Part(ABC):
     def ways(self, problem: Problem) -> list[Alternative]:
         """The ways, preferred ones first; the last is plain PyTorch, the reference."""
         native = [] if self.refusal(problem) is not None else self.native_ways(problem)
-        return [*native, Alternative("torch", self.plain, tensors_of(self.plain))]
+        allowed = [way for way in native if quarantine_refusal(way.name) is None]
+        return [*allowed, Alternative("torch", self.plain, tensors_of(self.plain))]
+
+    def refused(self, problem: Problem) -> dict[str, str]:
+        """Why the compiled kernels run nothing of it, by their family's name; empty where one may."""
+        reason = self.refusal(problem) or (REASON if len(self.ways(problem)) == 1 else None)
+        return {} if reason is None else {f"native_{self.kind}": reason}
 
     def truth(self, problem: Problem) -> tuple[tuple[Tensor, ...], Tensor]:
         """Random inputs, and the part's output for them, computed in float32."""
@@ -136,9 +143,8 @@ def _timed(part: Part, way: Alternative, inputs: Sequence[Tensor]) -> Timed:
 
 
 def _key(text: str, problem: Problem, ways: Sequence[Alternative]) -> str:
-    """Key of a measurement in the cache: everything it depends on."""
-    names = ",".join(f"{way.name}={way.build_id}" for way in ways)
-    return ";".join((text, problem.describe(), names, f"torch={torch.__version__}", f"cuda={torch.version.cuda}"))
+    """Return the key of a measurement in the cache: shapes and sources without versions, as `tuning_key` says."""
+    return ";".join((text, problem.describe(), ",".join(f"{way.name}={way.build_id}" for way in ways)))
 
 
 def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem: Problem, discarded: list[str]) -> bool:

@@ -18,7 +18,7 @@ class DeviceKernels:
         status: the state in one line.
         refusal: why the kernels cannot be used; None when they can.
         shared_limit: the most bytes of shared memory a thread block.
-        build_id: build of the library.
+        build_id: hash of the sources of the library.
     """
 
     status: str
@@ -33,7 +33,7 @@ def device_kernels(device: torch.device) -> DeviceKernels:
     if not status.loaded:
         return DeviceKernels(str(status), str(status))
     properties = torch.cuda.get_device_properties(device)
-    build_id = read_stamp(library_path()).build_key
+    build_id = read_stamp(library_path()).source_hash
     return DeviceKernels(str(status), None, properties.shared_memory_per_block_optin, build_id)
 
 

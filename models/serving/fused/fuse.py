@@ -7,12 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ....kernels.chain_ir import LayerNorm, Problem
+from ....kernels.impls.quarantine import VARIABLE, quarantined
 from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
@@ -73,7 +75,15 @@ def fuse(
     logger.info("%s", report.summary, extra={"event": report.as_json()})
     for fallback in report.fallbacks:
         logger.warning("%s falls back: %s", fallback.kind, fallback.reason)
+    if report.quarantined:
+        _tell_quarantine(report.quarantined)
     return report
+
+
+@cache
+def _tell_quarantine(names: tuple[str, ...]) -> None:
+    """Log it once a process, not for each model and device."""
+    logger.warning("quarantined (%s): %s", VARIABLE, ", ".join(names))
 
 
 def _replace(parent: nn.Module, tokens: Mapping[nn.Module, int], work: "_Fusing") -> None:
@@ -120,7 +130,7 @@ class _Fusing:
             fallbacks.insert(0, Fallback("library", self.kernels.refusal))
         if not self.parts:
             fallbacks.append(Fallback("block", "the model has no block that there is a rule for"))
-        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds)
+        return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds, quarantined())
 
     def _block(self, chains: BlockChains, tokens: int) -> FusedBlock:
         halves = self._chain("attention", chains.attention, tokens), self._chain("mlp", chains.mlp, tokens)
@@ -137,8 +147,7 @@ class _Fusing:
         norm = chains.mlp.operators[0]
         assert isinstance(norm, LayerNorm)
         part = AddNormPart(self._placed(AddNorm(norm)), self.kernels)
-        plans: list[PlanReport] = []
-        refused: dict[str, str] = {}
+        runs: list[Run] = []
         for batch in () if self.kernels.refusal else self.batch_sizes:
             before, after = attention.ways[batch].call, mlp.ways[batch].call
             assert isinstance(before, CompiledChain)
@@ -146,12 +155,12 @@ class _Fusing:
             apart = split_halves(chains, before, after, self.tuning.impls)
             if apart is None:
                 continue
-            way, plan, refused = self._choose(part, before.problem)
-            plans.append(plan)
-            if way.name != "torch":
-                first[batch], second[batch] = join_halves(*apart, way)
-        if plans:
-            self._count(PartReport(part.kind, part.describe(), tokens, 1, tuple(plans), refused))
+            runs.append(self._choose(part, before.problem))
+            if runs[-1][0].name != "torch":
+                first[batch], second[batch] = join_halves(*apart, runs[-1][0])
+        if runs:
+            _, plans, refused = zip(*runs, strict=True)
+            self._count(PartReport(part.kind, part.describe(), tokens, 1, plans, _by_all(refused)))
         return Bucketed(first), Bucketed(second)
 
     def _reduction(self, cell: PerformerReduction, tokens: int) -> FusedReduction:
@@ -175,9 +184,7 @@ class _Fusing:
 
     def _choose(self, part: Part, problem: Problem) -> Run:
         chosen = choose(part, problem, self.tuning)
-        refusal = part.refusal(problem)
-        refused = {} if refusal is None else {f"native_{part.kind}": refusal}
-        return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), refused
+        return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), part.refused(problem)
 
     def _bucketed(self, kind: str, shapes: str, tokens: int, run_at: Callable[[Problem], Run]) -> Bucketed:
         problems = [Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes]

@@ -66,19 +66,23 @@ class FusionReport:
         parts: the fused parts.
         fallbacks: what was not fused, or not as meant.
         seconds: time that fusing took, with its measurements.
+        quarantined: kernels and families of them that MILKWEED_QUARANTINE keeps from running.
     """
 
     native: str
     parts: tuple[PartReport, ...]
     fallbacks: tuple[Fallback, ...]
     seconds: float
+    quarantined: tuple[str, ...] = ()
 
     @property
     def summary(self) -> str:
-        """One line: the impls of each kind of part at the largest batch, and how many fallbacks there are."""
+        """One line: the impls of each kind of part at the largest batch, what is quarantined, how many fallbacks."""
         kinds = dict.fromkeys(part.kind for part in self.parts)
         words = [f"{kind} {_engines(part for part in self.parts if part.kind == kind)}" for kind in kinds]
         words = words or ["nothing"]
+        if self.quarantined:
+            words.append(f"quarantined {', '.join(self.quarantined)}")
         if self.fallbacks:
             words.append(f"{len(self.fallbacks)} fallback{'s' * (len(self.fallbacks) > 1)}")
         return "fused: " + "; ".join(words)

@@ -11,6 +11,7 @@ from milkweed.cli.doctor import plan as planned
 from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
+from milkweed.cli.serving.config import unknown_variables
 from milkweed.inference import backend as engine_choice
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
@@ -95,3 +96,47 @@ def test_a_bundle_and_a_repository_that_cannot_be(tmp_path: Path) -> None:
     assert plan(repository=str(tmp_path / "none"))["repository"].status == "broken"
     (tmp_path / "empty").mkdir()
     assert plan(repository=str(tmp_path / "empty"))["repository"].status == "warning"
+
+
+@pytest.fixture
+def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch says that it has an H100."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: (9, 0))
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_a_gpu_computes_in_two_bytes_unless_told_otherwise() -> None:
+    for given, text in (
+        ({}, "bfloat16: dtype = device (default)"),
+        ({"dtype": "auto"}, "bfloat16: dtype = auto (--dtype)"),
+    ):
+        found = plan(device="cuda", **given)["numbers"]
+        assert (found.status, found.text) == ("ok", text)
+    found = plan(device="cuda", dtype="float32")["numbers"]
+    assert (found.status, found.fix) == ("warning", "milkweed serve --dtype device")
+    assert found.text == (
+        "float32: dtype = float32 (--dtype); none of our fused kernels runs, since they take two-byte numbers"
+    )
+
+
+@pytest.mark.usefixtures("one_gpu")
+def test_an_unknown_quarantined_kernel_breaks_a_start_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
+    assert plan(device="cuda")["quarantine"].status == "broken"
+    assert plan(device="cpu")["quarantine"].status == "warning"
+
+
+def test_quarantined_kernels_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "quarantine" not in plan(device="cpu")
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mlp:3,triton")
+    found = plan(device="cpu")["quarantine"]
+    assert (found.status, found.fix) == ("warning", "unset MILKWEED_QUARANTINE")
+    assert found.text == "native_mlp:3, triton: MILKWEED_QUARANTINE keeps these kernels of a GPU from running"
+    assert not [line for line in unknown_variables() if "QUARANTINE" in line]
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_mpl")
+    found = plan(device="cpu")["quarantine"]
+    assert found.text.startswith(
+        "MILKWEED_QUARANTINE = 'native_mpl': there is no such kernel, there are native_mlp:2, "
+    )

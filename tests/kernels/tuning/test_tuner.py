@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.feature_major import FeatureMajorImpl
 from milkweed.kernels.impls.torch_ops import EagerImpl
+from milkweed.kernels.native.library import VARIABLE
+from milkweed.kernels.native.stamp import LibraryStamp, source_files, stamp_path, write_stamp
+from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.cache_key import tuning_key
 from milkweed.kernels.tuning.chain import Chain
@@ -50,7 +54,10 @@ def test_every_candidate_is_measured_once_and_the_finalists_as_a_whole() -> None
 
     tuned = tune([], measure)
     segments = [call for call in calls if not call.startswith("plan")]
-    assert len(segments) == len(set(segments)) == 13 + 4 + 6  # torch on all but single layers, dense, feature-major
+    assert len(segments) == len(set(segments)) == 9 + 2 + 3  # torch on all but single layers, dense, feature-major
+    assert not any(
+        call.startswith(("0:2", "1:2", "3:4", "1:4")) for call in segments
+    )  # all of them fuse what is behind
     assert {row.impl for row in tuned.rows} == {"torch", "dense", "feature_major"}
     plans = [call for call in calls if call.startswith("plan")]
     assert plans[: len(plans) // 2] == plans[: len(plans) // 2 - 1 : -1]  # in turns, forth and back
@@ -211,26 +218,29 @@ def test_the_cache_saves_measuring_again(tmp_path: Path) -> None:
         ({"cuts": "0b0000", "engines": ["torch"]}, "seconds"),
         ("nonsense", "not a plan"),
         ({"cuts": "0b0001", "engines": ["torch", "wrong"], "seconds": 1.0}, "relative error"),
+        ({"cuts": "0b0001", "engines": ["torch", "absent"], "seconds": 1.0}, "no C compiler"),
     ],
 )
+@pytest.mark.parametrize("preset", [False, True])
 def test_a_cached_plan_that_cannot_be_used_is_measured_again(
-    entry: object, complaint: str, caplog: pytest.LogCaptureFixture
+    entry: object, complaint: str, preset: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cache = TuningCache()
-    impls = [Planted("wrong", spoil=spoilers()["one row"]), DenseImpl(), FeatureMajorImpl(), EagerImpl()]
+    planted = [Planted("wrong", spoil=spoilers()["one row"]), Planted("absent", reason="no C compiler")]
+    impls = [*planted, DenseImpl(), FeatureMajorImpl(), EagerImpl()]
     key = tuning_key(mlp(), PROBLEM, impls)
-    cache.put(key, entry)
+    file = tmp_path / "plans.json"
+    TuningCache(file).put(key, entry)
+    cache = TuningCache(None, [file]) if preset else TuningCache(file)
     tuned = tune_chain(mlp(), PROBLEM, impls, cache, prices(feature_major=0.1))
     assert not tuned.cached
     assert complaint in caplog.records[0].getMessage()
     assert cache.get(key)["engines"] == ["torch", "feature_major"]
 
 
-def test_the_key_is_shapes_versions_and_impls(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_key_is_shapes_and_impls() -> None:
     impls = [DenseImpl(), EagerImpl()]
     key = tuning_key(mlp(), PROBLEM, impls)
     assert key == tuning_key(mlp(scale=2), PROBLEM, impls[::-1])
-    assert torch.__version__ in key
     other = [
         tuning_key(Chain(mlp().operators[1:]), PROBLEM, impls),
         tuning_key(mlp(), Problem(CPU, torch.float32, 4, 5), impls),
@@ -238,9 +248,35 @@ def test_the_key_is_shapes_versions_and_impls(monkeypatch: pytest.MonkeyPatch) -
         tuning_key(mlp(), PROBLEM, impls[:1]),
         tuning_key(mlp(), PROBLEM, [*impls, Planted("x")]),
     ]
-    monkeypatch.setattr("milkweed.kernels.tuning.cache_key._versions", lambda: ("torch=9",))
-    other.append(tuning_key(mlp(), PROBLEM, impls))
     assert len({key, *other}) == 1 + len(other)
+
+
+def test_another_machine_finds_the_key_and_other_sources_do_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A preset is measured where PyTorch, the compiler and the architectures of the library may be others."""
+    library = tmp_path / "kernels.so"
+    monkeypatch.setenv(VARIABLE, str(library))
+
+    def key(torch_version: str, csrc: str = "csrc", triton: str = "triton", **stamp: Any) -> str:
+        whole = {"archs": ("90a",), "nvcc": "12.8", "torch_headers": torch_version, "build_key": "one"} | stamp
+        write_stamp(library, LibraryStamp("sha", csrc, **whole))
+        monkeypatch.setattr(torch, "__version__", torch_version)
+        monkeypatch.setattr("milkweed.kernels.impls.triton.source_hash", lambda *_: triton)
+        monkeypatch.setattr("milkweed.kernels.impls.triton.missing_for_triton", lambda: None if triton else "gone")
+        return tuning_key(mlp(), PROBLEM, all_impls())
+
+    here = key("2.11.0")
+    assert here == key("2.15.0", archs=("80", "90a", "compute_90"), nvcc="13.2", build_key="other")
+    others = [key("2.11.0", csrc="changed"), key("2.11.0", triton="changed"), key("2.11.0", triton="")]
+    stamp_path(library).unlink()
+    others.append(tuning_key(mlp(), PROBLEM, all_impls()))
+    assert len({here, *others}) == 1 + len(others)
+
+
+def test_the_sources_of_the_triton_kernels_are_those_of_their_folder() -> None:
+    found = {path.name for path in source_files(SOURCES, (".py",))}
+    assert {"kernels.py", "launch.py", "layout.py", "linear.py", "tiles.py"} <= found
 
 
 def test_an_untuned_chain_does_without_an_impl_that_is_wrong(caplog: pytest.LogCaptureFixture) -> None:

@@ -125,3 +125,15 @@ def test_a_type_that_the_kernel_does_not_take_is_refused_with_the_reason() -> No
     assert part is not None
     assert part.refused == {JOINT: "dtype torch.float32: bfloat16 or float16 is needed"}
     assert {plan.engines for plan in part.plans} == {("torch",)}
+
+
+def test_a_quarantined_kernel_is_not_called(monkeypatch: pytest.MonkeyPatch, calls: list[torch.Size]) -> None:
+    monkeypatch.setenv("MILKWEED_QUARANTINE", JOINT)
+    copied, report = joined("vit", "dense", Tuning(impls=impls(), measure=Preferring("native")))
+    part = row(report)
+    assert part is not None
+    assert part.refused == {JOINT: "quarantined (MILKWEED_QUARANTINE)"}
+    assert {plan.engines for plan in part.plans} == {("torch",)}
+    with torch.inference_mode():
+        copied(images(2).bfloat16())
+    assert calls == []

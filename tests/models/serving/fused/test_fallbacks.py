@@ -88,3 +88,26 @@ def test_a_block_that_nothing_runs_rightly_keeps_its_own_forward() -> None:
     assert report.fallback_counts["block"] == 1
     with torch.inference_mode():
         assert copied(images(1)).isnan().all()  # as the model's own
+
+
+def test_quarantined_kernels_run_nothing_and_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_performer,native_branch:0")
+    model = build("vitae")
+    reports = [fused(model, dtype=torch.bfloat16, kernels=NATIVE)[1] for _ in range(2)]
+    plans = {part.kind: {impl for plan in part.plans for impl in plan.engines} for part in reports[0].parts}
+    assert (plans["performer"], plans["branch"]) == ({"torch"}, {"native_branch:1"})
+    refused = {part.kind: part.refused for part in reports[0].parts}
+    assert refused["performer"] == {"native_performer": "quarantined (MILKWEED_QUARANTINE)"}
+    assert refused["branch"] == {}
+    assert reports[0].quarantined == ("native_performer", "native_branch:0")
+    assert "; quarantined native_performer, native_branch:0" in reports[0].summary
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert told.count("quarantined (MILKWEED_QUARANTINE): native_performer, native_branch:0") == 1
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_branch")
+    _, report = fused(model, dtype=torch.bfloat16, kernels=NATIVE)
+    plans = {part.kind: {impl for plan in part.plans for impl in plan.engines} for part in report.parts}
+    assert (plans["performer"], plans["branch"]) == ({"native_performer"}, {"torch"})
+    [branch] = [part for part in report.parts if part.kind == "branch"]
+    assert branch.refused == {"native_branch": "quarantined (MILKWEED_QUARANTINE)"}

@@ -1,0 +1,119 @@
+"""How much the tuner does for one MLP on a GPU that is not there, and which of its candidates are in doubt.
+
+`pytest tests/kernels/impls/test_candidates.py -s` prints the counts.
+"""
+
+from collections import Counter
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from milkweed.kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Monarch, Operator, Problem, kinds
+from milkweed.kernels.impls.all import all_impls
+from milkweed.kernels.impls.on_trial import ON_TRIAL, on_trial
+from milkweed.kernels.triton.launch import linear_launches, mlp_launches
+from milkweed.kernels.triton.layout import SortedMonarch, sort_layer, sort_mlp
+from milkweed.kernels.triton.tiles import VARIANTS, device_of
+from milkweed.kernels.tuning.chain import Chain
+from milkweed.kernels.tuning.plan import every_span
+from milkweed.kernels.tuning.report import doubts
+from milkweed.kernels.tuning.tuner import fuses_next
+
+from .. import layers
+from ..tuning.planted import PROBLEM, Planted, mlp, prices, tune
+
+CUDA = torch.device("cuda")
+BATCHES = (1, 8, 32, 128)
+
+monarch = partial(layers.monarch, nblocks=4)
+
+
+@pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An H100, as far as impls ask about it before they launch anything."""
+    properties = SimpleNamespace(major=9, minor=0, shared_memory_per_block_optin=232448)
+    loaded = SimpleNamespace(loaded=True, reason="loaded")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr("milkweed.kernels.impls.native.native_status", lambda device: loaded)
+    monkeypatch.setattr("milkweed.kernels.triton.linear.missing_for_triton", lambda: None)
+
+
+class TritonKernels:
+    """Finds the kernels that Triton compiles for the segments of an MLP, on tensors without memory."""
+
+    def __init__(self, fc1: Monarch, fc2: Monarch) -> None:
+        one, two = (sort_layer(fc.w1, fc.w2, fc.bias, fc.out_features, torch.bfloat16) for fc in (fc1, fc2))
+        self.layers = {fc1: without_memory(one), fc2: without_memory(two)}
+        self.mlp = tuple(map(without_memory, sort_mlp(one, two, fc1.out_features)))
+
+    def __call__(self, segment: tuple[Operator, ...], tile: int, rows: int) -> set[str]:
+        own = [operator for operator in segment if isinstance(operator, Monarch)]
+        x, y = (torch.empty(rows, width, dtype=torch.bfloat16, device="meta") for width in widths(own))
+        residual = y if kinds(segment)[-1] == "add" else None
+        more = (y, VARIANTS[tile], device_of.__wrapped__(CUDA))
+        if len(own) == 2:
+            launches = mlp_launches(x, *self.mlp, residual, *more)
+        else:
+            launches = linear_launches(x, self.layers[own[0]], residual, int("gelu" in kinds(segment)), *more)
+        return {f"{launch.kernel} {launch.constants} {launch.options}" for launch in launches}
+
+
+def widths(own: list[Monarch]) -> tuple[int, int]:
+    return own[0].in_features, own[-1].out_features
+
+
+def without_memory(layer: SortedMonarch) -> SortedMonarch:
+    assert layer.bias is not None
+    return SortedMonarch(*(t.to("meta") for t in (layer.w1, layer.w2, layer.bias)), layer.p, layer.out_features)
+
+
+def test_work_of_the_tuner_for_an_mlp_of_vit_b(hopper: None) -> None:
+    fc1, fc2 = monarch(768, 3072), monarch(3072, 768)
+    chain = Chain([LayerNorm(torch.ones(768), torch.zeros(768), 1e-6), fc1, Gelu(), fc2, Add()])
+    timed: Counter[str] = Counter()
+    kernels_of, compiled = TritonKernels(fc1, fc2), set[str]()
+    for batch in BATCHES:
+        problem = Problem(CUDA, torch.bfloat16, batch, 197)
+        for span in every_span(len(chain)):
+            segment = chain.segment(span)
+            for impl in all_impls():
+                if impl.refuses(segment, problem) is None and not fuses_next(impl, chain, span, problem):
+                    family, _, tile = impl.name.partition(":")
+                    timed[family] += 1
+                    if family.startswith("triton"):
+                        compiled |= kernels_of(segment, int(tile), problem.rows)
+    print(f"\n{len(compiled)} Triton kernels compiled, {timed.total()} candidates timed: {dict(timed)}")
+    assert len(compiled) == 30
+    assert timed == {"native_linear": 32, "triton": 40, "triton_mlp": 20, "dense": 8, "torch": 36}
+
+
+def test_what_is_in_doubt_exists(hopper: None) -> None:
+    names = {impl.name for impl in all_impls()}
+    assert all(name in names for one in ON_TRIAL for name in one.impls)
+
+
+def test_doubts_are_about_some_shapes_only(hopper: None) -> None:
+    def doubted(name: str, segment: list[Operator], device: str = "cuda") -> bool:
+        return on_trial(name, segment, Problem(torch.device(device), torch.bfloat16, 1, 197)) is not None
+
+    wide, narrow = [monarch(768, 3072)], [monarch(384, 1536)]
+    assert doubted("native_linear:2", wide)
+    assert not doubted("native_linear:2", narrow)
+    assert not doubted("native_linear:1", wide)
+    assert doubted("native_mlp:0", [layers.monarch(64, 64)])
+    assert not doubted("native_mlp:0", narrow)
+    assert doubted("triton:1", wide)
+    assert not doubted("triton:1", wide, "cpu")
+    assert not doubted("triton:4", wide)
+    assert doubted("sdpa_efficient", [Attention(2, 32, 0.2)])
+    assert not doubted("sdpa_flash", [Attention(2, 32, 0.2)])
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.1, True), (100.0, False)])
+def test_a_measurement_says_whether_what_is_in_doubt_was_chosen(seconds: float, chosen: bool) -> None:
+    tuned = tune([Planted("native_mlp:2")], prices(**{"native_mlp:2": seconds}))
+    (said,) = doubts(mlp(), PROBLEM, tuned.rows, tuned.plan).items()
+    assert said == ("monarch_mlp with nblocks 2 or 8, which monarch_linear could carry", chosen)
