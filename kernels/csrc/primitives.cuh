@@ -18,7 +18,7 @@ using uint64_t = unsigned long long;
 namespace mw {
 
 enum class DType : int { bf16 = 0, fp16 = 1 };
-enum class Activation : int { none = 0, gelu = 1, silu = 2 };
+enum class Activation : int { none = 0, gelu = 1 };
 
 // A cudaStream_t, or anything where there is no GPU.
 using Stream = void*;
@@ -114,6 +114,23 @@ MW_DEVICE uint32_t shuffle_xor(uint32_t value, int lane_mask) { return __shfl_xo
 MW_DEVICE float shuffle(float value, int source_lane) { return __shfl_sync(0xffffffffu, value, source_lane); }
 MW_DEVICE uint32_t shuffle(uint32_t value, int source_lane) { return __shfl_sync(0xffffffffu, value, source_lane); }
 
+// ---- the order of kernels ----
+
+// Waits until all earlier kernels have ended and what they wrote can be seen. From sm_90 on, a kernel may start before
+// that, so every thread calls this before it reads what an earlier kernel wrote or writes what one may still read.
+MW_DEVICE void wait_for_earlier_kernels() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Allows the next kernel to start once all blocks have come here or ended; it then waits as above. After the own wait,
+// so that no more than two kernels are under way.
+MW_DEVICE void let_next_kernel_start() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 // ---- memory, 16 bytes at a time ----
 
 MW_DEVICE void load_16(uint32_t (&value)[4], const void* global) {
@@ -199,24 +216,7 @@ MW_DEVICE float reciprocal_approx(float x) {
 }  // namespace mw
 
 #ifndef __CUDACC_RTC__
-#include <cuda_runtime.h>
-
-namespace mw {
-
-// Launches a kernel that takes one struct by value; returns nullptr, or a text that says what CUDA refused.
-template <auto kernel, class Args>
-const char* launch(dim3 grid, int threads, size_t shared_bytes, Stream stream, const Args& args) {
-  if (shared_bytes > 48 * 1024) {
-    const cudaError_t error =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes));
-    if (error != cudaSuccess) return cudaGetErrorString(error);
-  }
-  kernel<<<grid, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(args);
-  const cudaError_t error = cudaGetLastError();
-  return error == cudaSuccess ? nullptr : cudaGetErrorString(error);
-}
-
-}  // namespace mw
+#include "launch.cuh"
 #endif
 
 #endif  // MILKWEED_EMULATE
@@ -247,12 +247,5 @@ MW_DEVICE float gelu<fp16>(float x) {
 }
 
 MW_DEVICE float silu(float x) { return x * reciprocal_approx(1.0f + exp2_approx(-kLog2E * x)); }
-
-template <class T>
-MW_DEVICE float activate(float x, Activation activation) {
-  if (activation == Activation::gelu) return gelu<T>(x);
-  if (activation == Activation::silu) return silu(x);
-  return x;
-}
 
 }  // namespace mw

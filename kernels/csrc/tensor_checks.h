@@ -159,6 +159,7 @@ class Call {
   int attribute(cudaDeviceAttr attribute) const {
     int value = 0;
     const cudaError_t error = cudaDeviceGetAttribute(&value, attribute, device_);
+    if (error != cudaSuccess) (void)cudaGetLastError();  // reported here, so nobody else is to find it
     require(error == cudaSuccess, "a device attribute cannot be read: ", cudaGetErrorString(error));
     return value;
   }

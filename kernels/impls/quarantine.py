@@ -12,7 +12,11 @@ from .base import OTHER_KIND, Impl, Runner
 VARIABLE = "MILKWEED_QUARANTINE"
 REASON = f"quarantined ({VARIABLE})"
 
-PARTS = ("native_performer", *(f"native_branch:{tile}" for tile in range(len(BLOCK_GROUPS))))
+PARTS = (
+    "native_performer",
+    *(f"native_branch:{tile}" for tile in range(len(BLOCK_GROUPS))),
+    "native_add_layernorm",
+)
 """The kernels that are no impls: a fused model calls them for a part that is no chain."""
 
 

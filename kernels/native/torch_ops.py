@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..add_layernorm import add_layernorm_reference
 from ..attention import attention_reference
 from ..blocked import BlockedMonarch, blocked_reference
 from ..blocked_mlp import BlockedMlp, mlp_reference
@@ -137,6 +138,19 @@ def conv_branch(
     return torch.ops.milkweed.conv_branch(tokens, *layers, residual, groups, class_token, tile)
 
 
+def add_layernorm(x: Tensor, residual: Tensor, weight: Tensor, bias: Tensor, eps: float = 1e-5) -> Tensor:
+    """Compute x + residual, and the LayerNorm of that.
+
+    Args:
+        x, residual: (M, width), bfloat16 or float16, contiguous.
+        weight, bias, eps: those of the LayerNorm, (width,) float32.
+
+    Returns:
+        (2, M, width): the sums, then their norms.
+    """
+    return torch.ops.milkweed.add_layernorm(x, residual, weight, bias, eps)
+
+
 def _without_tile(reference: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Make a CPU implementation of the same function without the last argument: a CPU has no tiles."""
     return lambda *arguments: reference(*arguments[:-1])
@@ -185,4 +199,9 @@ _define(
     "Tensor? bias3, Tensor? residual, int groups, bool class_token, int tile) -> Tensor",
     _without_tile(conv_branch_reference),
     lambda tokens, *_: tokens.new_empty(tokens.shape),
+)
+_define(
+    "add_layernorm(Tensor x, Tensor residual, Tensor weight, Tensor bias, float eps) -> Tensor",
+    add_layernorm_reference,
+    lambda x, *_: x.new_empty(2, *x.shape),
 )

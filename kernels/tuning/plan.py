@@ -52,6 +52,15 @@ class Plan:
     def __str__(self) -> str:
         return f"{self.bits} {' | '.join(self.impls)}"
 
+    def without_first(self) -> "Plan":
+        """Return the plan of the chain without its first operator."""
+        return Plan(self.length - 1, self.cuts >> 1, self.impls[self.cuts & 1 :])
+
+    def without_last(self) -> "Plan":
+        """Return the plan of the chain without its last operator."""
+        last = self.cuts >> (self.length - 2) & 1  # whether that is a segment of its own
+        return Plan(self.length - 1, self.cuts & ~(1 << (self.length - 2)), self.impls[: len(self.impls) - last])
+
     def as_json(self) -> dict[str, Any]:
         """Return what `from_json` reads."""
         return {"cuts": self.bits, "engines": list(self.impls)}

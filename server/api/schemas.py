@@ -83,7 +83,7 @@ class KernelPlan(BaseModel):
 class KernelPart(BaseModel):
     """Equal parts of the model, their plans, and the engines made for them that run nothing of them."""
 
-    kind: str = Field(examples=["attention", "mlp", "branch", "performer"])
+    kind: str = Field(examples=["attention", "mlp", "add_layernorm", "branch", "performer"])
     shapes: str
     tokens: int
     count: int

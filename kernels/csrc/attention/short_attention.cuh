@@ -185,6 +185,7 @@ MW_DEVICE void store_rows(typename C::T* first, int stride, int rows, const floa
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs args) {
   using T = typename C::T;
+  wait_for_earlier_kernels();
   T* keys = reinterpret_cast<T*>(shared_memory());
   T* values = keys + C::keys * C::pitch;
   T* queries = values + C::keys * C::pitch + warp() * kQueries * C::pitch;
@@ -230,6 +231,7 @@ MW_GLOBAL(C::threads, C::min_blocks) short_attention(const ShortAttentionArgs ar
     if (round == first_round) {
       copy_async_wait<1>();  // sync: values wait
       sync_block();          // sync: values barrier
+      let_next_kernel_start();
     }
     if (active) {
       float out[C::head_dim / 8][4] = {}, sum[2] = {};

@@ -121,6 +121,7 @@ MW_GLOBAL(C::threads, C::min_blocks) conv_branch(const ConvBranchArgs args) {
   using Expand = Product<C::width, C::hidden>;
   using Contract = Product<C::hidden, C::width>;
   using Refine = Product<C::width, C::width>;
+  wait_for_earlier_kernels();
   const Grid grid(args.side);
   T* input = reinterpret_cast<T*>(shared_memory());
   T* hidden = input + grid.cells() * C::pixel;
@@ -142,6 +143,7 @@ MW_GLOBAL(C::threads, C::min_blocks) conv_branch(const ConvBranchArgs args) {
   load_weights(expand, args.weight1, args.bias1, group);
   copy_async_wait<0>();  // sync: input wait
   sync_block();          // sync: input barrier
+  let_next_kernel_start();
 
   convolve<T>(my_input, C::pixel, expand, grid, part, C::warps_per_group,
               [&](int cell, int channel, float low, float high) {

@@ -28,13 +28,9 @@ MW_DEVICE void add_bias(float (&sum)[C::nblocks][2][2 * C::units2][4], const flo
 
 template <class C>
 MW_DEVICE void activate_run(float (&value)[C::run], Activation activation) {
-  if (activation == Activation::gelu) {
-    MW_UNROLL
-    for (int i = 0; i < C::run; i++) value[i] = gelu<typename C::T>(value[i]);
-  } else if (activation == Activation::silu) {
-    MW_UNROLL
-    for (int i = 0; i < C::run; i++) value[i] = silu(value[i]);
-  }
+  if (activation != Activation::gelu) return;
+  MW_UNROLL
+  for (int i = 0; i < C::run; i++) value[i] = gelu<typename C::T>(value[i]);
 }
 
 // A lane's run of adjacent outputs in one row: 2*nblocks of one mma tile, or, for 2 blocks, half of what two lanes

@@ -17,7 +17,7 @@ Tensor monarch_linear(const Tensor& x, const Tensor& w1, const Tensor& w2, const
   const int64_t rows = x.size(0), in_features = x.size(1), nblocks = w1.size(0), s = w2.size(1);
   call.require(nblocks > 0 && in_features % nblocks == 0 && w1.size(1) % nblocks == 0, "x is ", in_features,
                " wide and w1 has ", w1.size(1), " rows: multiples of its ", nblocks, " blocks are needed");
-  call.require(act >= 0 && act <= 2, "act is ", act, ": 0 (none), 1 (GELU) or 2 (SiLU) is needed");
+  call.require(act == 0 || act == 1, "act is ", act, ": 0 (none) or 1 (GELU) is needed");
   const int64_t p = in_features / nblocks, r = w1.size(1), out_features = nblocks * s;
   Tensor y = call.new_output({rows, out_features});
   mw::MonarchLinearArgs args{};

@@ -106,6 +106,7 @@ MW_DEVICE void store_intermediate(typename C::T* row, int pitch, const float (&s
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) monarch_linear(const Problem args) {
   using T = typename C::T;
+  wait_for_earlier_kernels();
   const int block_columns = C::nblocks * args.c, pitch = C::nblocks * block_columns + kPad;
   const int64_t first_row = static_cast<int64_t>(block_x()) * C::rows;
   const int rows = smaller(args.rows - first_row, C::rows);
@@ -132,6 +133,7 @@ MW_GLOBAL(C::threads, C::min_blocks) monarch_linear(const Problem args) {
     }
   }
 
+  let_next_kernel_start();
   for (int first = chunks.first_column; first < chunks.last_column; first += C::width2) {
     const Share share = share_of<C>(column_warp, smaller(C::width2, chunks.last_column - first), active);
     const int column = first + share.first;

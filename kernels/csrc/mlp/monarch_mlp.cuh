@@ -47,6 +47,7 @@ struct MonarchMlp {
   MW_DEVICE void run() {
     if (args.norm_weight != nullptr) normalise();
     first_factor();
+    let_next_kernel_start();
     sync_block();  // sync: t complete
     hidden();
     sync_block();  // sync: u complete
@@ -204,6 +205,7 @@ struct MonarchMlp {
 
 template <class C>
 MW_GLOBAL(C::threads, 1) monarch_mlp(const MonarchMlpArgs args) {
+  wait_for_earlier_kernels();
   MonarchMlp<C>(args).run();
 }
 

@@ -242,6 +242,7 @@ MW_DEVICE void transform_rows(const PerformerArgs& args, int first, const Weight
 // Grid (chunks, images): a block takes every chunks-th set of its warps' rows.
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) performer_output(const PerformerArgs args) {
+  wait_for_earlier_kernels();
   char* shared = shared_memory();
   uint32_t* summary = reinterpret_cast<uint32_t*>(shared + C::weight_bytes);
   float* biases = reinterpret_cast<float*>(shared + C::weight_bytes + C::summary_bytes);
@@ -251,6 +252,7 @@ MW_GLOBAL(C::threads, C::min_blocks) performer_output(const PerformerArgs args) 
   weights.start();
   build_summary<C>(summary, args.partial + image * args.splits * (C::dim + 1) * C::features, args.splits);
   if constexpr (C::stages == 0) weights.wait_for_all();
+  let_next_kernel_start();
   constexpr int block_rows = C::warps * C::warp_rows;
   const int stride = grid_x() * block_rows;
   MW_ROLLED

@@ -236,6 +236,7 @@ MW_DEVICE void store_sums(float* to, const float* from) {
 template <class C>
 MW_GLOBAL(C::threads, C::min_blocks) performer_summary(const PerformerArgs args) {
   using T = typename C::T;
+  wait_for_earlier_kernels();
   char* weight_copy = shared_memory();
   float* offsets = reinterpret_cast<float*>(weight_copy + C::weight_bytes);
   T* stages = reinterpret_cast<T*>(weight_copy + C::weight_bytes + C::offset_bytes);
@@ -270,6 +271,7 @@ MW_GLOBAL(C::threads, C::min_blocks) performer_summary(const PerformerArgs args)
     parity = 1 - parity;
   }
 
+  let_next_kernel_start();
   float* sums = reinterpret_cast<float*>(stages);
   sync_block();  // sync: stages are free
   put_sums<C>(sums + group * (C::dim + 1) * C::sum_pitch, sum, feature_tile);

@@ -112,7 +112,7 @@ class Part(ABC):
         shapes = [(problem.batch, problem.tokens, width) for width in self.input_widths()]
         made = [torch.randn(shape, generator=generator, device=problem.device) for shape in shapes]
         inputs = tuple(x.to(problem.dtype) for x in made)
-        return inputs, exact_copy(self.plain)(*(x.float() for x in inputs))
+        return inputs, joined(exact_copy(self.plain)(*(x.float() for x in inputs)))
 
 
 def choose(part: Part, problem: Problem, tuning: Tuning) -> Chosen[Alternative]:
@@ -154,7 +154,7 @@ def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem:
         TuningError: the device no longer works.
     """
     try:
-        error = relative_error(way.call(*inputs), want)
+        error = relative_error(joined(way.call(*inputs)), want)
         complaint = None if error <= TOLERANCE[problem.dtype] else f"relative error {error:.1e}"
     except Exception as exception:
         complaint = failure(way.name, exception, problem)
@@ -162,6 +162,11 @@ def _is_right(way: Alternative, inputs: Sequence[Tensor], want: Tensor, problem:
         logger.warning("%s is left out: %s", way.name, complaint)
         discarded.append(f"{way.name}: {complaint}")
     return complaint is None
+
+
+def joined(result: Tensor | tuple[Tensor, ...]) -> Tensor:
+    """Return a part's result in one tensor, also where plain PyTorch gives several."""
+    return result if isinstance(result, Tensor) else torch.stack(result)
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensor, ...]:

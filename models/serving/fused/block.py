@@ -9,7 +9,8 @@ class FusedBlock(nn.Module):
     """y = attention(x) + r, then y + mlp(y); r = x, or x + branch(x).
 
     Args:
-        attention, mlp: chains of the two halves.
+        attention: computes y from x and r, or y - r where the second half adds r.
+        mlp: computes the second half from what the first one gives, and r.
         residual: computes r from x; None where r = x.
     """
 
@@ -21,5 +22,5 @@ class FusedBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Tokens (B, N, C) -> (B, N, C)."""
-        x = self.attention(x, x if self.residual is None else self.residual(x))
-        return self.mlp(x, x)
+        residual = x if self.residual is None else self.residual(x)
+        return self.mlp(self.attention(x, residual), residual)

@@ -13,13 +13,14 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ....kernels.chain_ir import Problem
+from ....kernels.chain_ir import LayerNorm, Problem
 from ....kernels.impls.quarantine import VARIABLE, quarantined
-from ....kernels.tuning.chain import Chain
+from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.verify import TuningError
 from ...architectures.vitae.reduction import PerformerAttention, PerformerReduction, PyramidReduction
 from ...hooks import hooked
 from ..prepare import fold_batch_norms, prepare_for_inference
+from .add_norm import AddNorm, AddNormPart, join_halves, split_halves, unjoined
 from .alternatives import Alternative, Bucketed, Part, choose
 from .block import FusedBlock
 from .branch import BranchPart, BranchResidual
@@ -132,13 +133,35 @@ class _Fusing:
         return FusionReport(self.kernels.status, tuple(self.parts.values()), tuple(fallbacks), seconds, quarantined())
 
     def _block(self, chains: BlockChains, tokens: int) -> FusedBlock:
-        attention = self._chain("attention", chains.attention, tokens)
-        mlp = self._chain("mlp", chains.mlp, tokens)
+        halves = self._chain("attention", chains.attention, tokens), self._chain("mlp", chains.mlp, tokens)
+        attention, mlp = self._join(chains, *halves, tokens)
         cell = chains.cell
         if cell is None:
             return FusedBlock(attention, mlp)
         plain = BranchResidual(self._placed(cell.PCM), cell.class_token)
         return FusedBlock(attention, mlp, self._part(BranchPart(plain, self.kernels), tokens))
+
+    def _join(self, chains: BlockChains, attention: Bucketed, mlp: Bucketed, tokens: int) -> tuple[Bucketed, Bucketed]:
+        """Return the halves, with what is between them in one launch at the batch sizes where that is faster."""
+        first, second = dict(attention.ways), {batch: unjoined(way) for batch, way in mlp.ways.items()}
+        norm = chains.mlp.operators[0]
+        assert isinstance(norm, LayerNorm)
+        part = AddNormPart(self._placed(AddNorm(norm)), self.kernels)
+        runs: list[Run] = []
+        for batch in () if self.kernels.refusal else self.batch_sizes:
+            before, after = attention.ways[batch].call, mlp.ways[batch].call
+            assert isinstance(before, CompiledChain)
+            assert isinstance(after, CompiledChain)
+            apart = split_halves(chains, before, after, self.tuning.impls)
+            if apart is None:
+                continue
+            runs.append(self._choose(part, before.problem))
+            if runs[-1][0].name != "torch":
+                first[batch], second[batch] = join_halves(*apart, runs[-1][0])
+        if runs:
+            _, plans, refused = zip(*runs, strict=True)
+            self._count(PartReport(part.kind, part.describe(), tokens, 1, plans, _by_all(refused)))
+        return Bucketed(first), Bucketed(second)
 
     def _reduction(self, cell: PerformerReduction, tokens: int) -> FusedReduction:
         performer = self._part(PerformerPart(self._placed(cell.attn), self.kernels), tokens)
@@ -157,11 +180,11 @@ class _Fusing:
         return self._bucketed(kind, chain.describe(), tokens, run_at)
 
     def _part(self, part: Part, tokens: int) -> Bucketed:
-        def run_at(problem: Problem) -> Run:
-            chosen = choose(part, problem, self.tuning)
-            return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), part.refused(problem)
+        return self._bucketed(part.kind, part.describe(), tokens, lambda problem: self._choose(part, problem))
 
-        return self._bucketed(part.kind, part.describe(), tokens, run_at)
+    def _choose(self, part: Part, problem: Problem) -> Run:
+        chosen = choose(part, problem, self.tuning)
+        return chosen.way, self._plan(problem, "", (chosen.way.name,), chosen), part.refused(problem)
 
     def _bucketed(self, kind: str, shapes: str, tokens: int, run_at: Callable[[Problem], Run]) -> Bucketed:
         problems = [Problem(self.device, self.dtype, batch, tokens) for batch in self.batch_sizes]

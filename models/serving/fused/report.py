@@ -33,7 +33,7 @@ class PartReport:
     """Equal parts of a model and how they run.
 
     Args:
-        kind: attention, mlp, branch, performer.
+        kind: attention, mlp, add_layernorm (between these two, which then leave it out), branch, performer.
         shapes: shapes of its operators in words; parts of equal text share their plans.
         tokens: tokens of an image.
         count: number of such parts in the model.

@@ -34,6 +34,7 @@ struct Fiber {
   Context context;
   int thread = 0;
   bool done = false;
+  bool waited = false;  // for earlier kernels
   const unsigned* awaited = nullptr;  // a generation counter; the fiber waits while it equals `seen`
   unsigned seen = 0;
   std::vector<std::vector<Copy>> groups;  // committed copies, oldest first
@@ -85,6 +86,11 @@ inline void fail(const char* text) {
 
 inline bool aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
 
+// Until then earlier kernels may still write what is read, and read what is written.
+inline void check_waited() {
+  if (!block.current->waited) fail("global memory before wait_for_earlier_kernels");
+}
+
 inline void check_shared(const void* pointer, size_t bytes) {
   const auto* p = static_cast<const char*>(pointer);
   if (p < block.shared || p + bytes > block.shared + block.shared_bytes) fail("shared memory: address out of range");
@@ -93,6 +99,7 @@ inline void check_shared(const void* pointer, size_t bytes) {
 
 inline void fiber_main() {
   block.body();
+  check_waited();  // a kernel that ends early would free later ones from waiting for earlier ones
   block.current->done = true;
   while (true) yield();
 }

@@ -4,8 +4,8 @@
 // programming model allows (`eager`); warps advance either in turn, in shuffled order, or one runs ahead to its next
 // block barrier before any other moves (`run ahead`): the two switches make four modes, and a missing wait or
 // barrier shows as a wrong result in at least one. Misaligned or out-of-range accesses, barriers that not all threads
-// reach and warp operations that not all lanes reach end the launch with a text. Bank conflicts and time are not
-// emulated.
+// reach, warp operations that not all lanes reach and accesses before the wait for earlier kernels end the launch with a
+// text. Bank conflicts and time are not emulated.
 #pragma once
 
 #include <cmath>
@@ -63,11 +63,18 @@ inline uint32_t shuffle(uint32_t value, int source_lane) { return exchange(value
 inline float shuffle_xor(float value, int lane_mask) { return exchange(value, lane() ^ lane_mask); }
 inline uint32_t shuffle_xor(uint32_t value, int lane_mask) { return exchange(value, lane() ^ lane_mask); }
 
+inline void wait_for_earlier_kernels() { emulator::block.current->waited = true; }
+inline void let_next_kernel_start() {
+  if (!emulator::block.current->waited) emulator::fail("let_next_kernel_start before wait_for_earlier_kernels");
+}
+
 inline void load_16(uint32_t (&value)[4], const void* global) {
+  emulator::check_waited();
   if (!emulator::aligned(global)) emulator::fail("load_16: address is not 16-byte aligned");
   std::memcpy(value, global, 16);
 }
 inline void store_16(void* global, const uint32_t (&value)[4]) {
+  emulator::check_waited();
   if (!emulator::aligned(global)) emulator::fail("store_16: address is not 16-byte aligned");
   std::memcpy(global, value, 16);
 }
@@ -82,6 +89,7 @@ inline void perform(const Copy& copy) {
 }  // namespace emulator
 
 inline void copy_async_16(void* shared, const void* global, bool valid) {
+  emulator::check_waited();
   emulator::check_shared(shared, 16);
   if (valid && !emulator::aligned(global)) emulator::fail("copy_async_16: global address is not 16-byte aligned");
   const emulator::Copy copy{static_cast<char*>(shared), static_cast<const char*>(global), valid};

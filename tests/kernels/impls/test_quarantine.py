@@ -80,7 +80,7 @@ def test_a_name_that_no_kernel_has_is_an_error_that_lists_them(name: str, monkey
 
 
 def test_kernels_that_are_no_impls_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_performer,native_branch,native_branch:2")
+    monkeypatch.setenv("MILKWEED_QUARANTINE", "native_performer,native_branch,native_branch:2,native_add_layernorm")
     assert [impl.refuses(MLP, PROBLEM) for impl in all_impls()].count(REASON) == 0
 
 

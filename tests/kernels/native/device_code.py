@@ -1,4 +1,4 @@
-"""Reads compiled device code with cuobjdump: what every kernel spills and how it stores; kernels by mangled name."""
+"""Reads compiled device code with cuobjdump: what every kernel spills, how it stores, what it waits for; by name."""
 
 import re
 import shutil
@@ -28,10 +28,14 @@ def spilled_bytes(code: Path) -> dict[str, int]:
     return {kernel: int(stack) + int(local) for kernel, stack, local in rows}
 
 
-def global_stores(code: Path) -> dict[str, set[str]]:
-    """The instructions that write global memory: `STG.E.128` writes 128 bits, `STG.E` 32."""
+def memory_instructions(code: Path) -> dict[str, list[str]]:
+    """The instructions that use global memory or order kernels, in order.
+
+    `STG.E.128` writes 128 bits, `STG.E` 32; ACQBULK is griddepcontrol.wait, PREEXIT griddepcontrol.launch_dependents.
+    """
     _, *parts = re.split(r"Function : (\w+)", _dump(code, "-sass"))
-    return {kernel: set(re.findall(r"\bSTG[\w.]*", text)) for kernel, text in zip(parts[::2], parts[1::2], strict=True)}
+    wanted = r"\b(?:LDG|LDGSTS|STG|RED|ATOMG|ACQBULK|PREEXIT)\b[\w.]*"
+    return {kernel: re.findall(wanted, text) for kernel, text in zip(parts[::2], parts[1::2], strict=True)}
 
 
 def _dump(code: Path, option: str) -> str:

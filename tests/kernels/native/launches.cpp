@@ -34,6 +34,7 @@ const char* launch(dim3, int threads, size_t shared_bytes, Stream, const Args&) 
 #include "conv/conv_branch.cuh"
 #include "linear/monarch_linear.cuh"
 #include "mlp/monarch_mlp.cuh"
+#include "norm/add_layernorm.cuh"
 #include "performer/performer.cuh"
 #include "attention/short_attention.cuh"
 
@@ -128,6 +129,18 @@ void conv(Tiles tiles, int hidden_of_group) {
   ask("conv/conv_branch.cuh", tiles, args, mw::conv_branch_launch);
 }
 
+void add_norm(int width) {
+  mw::AddLayernormArgs args{};
+  args.x = args.residual = args.sums = args.norms = memory;
+  args.weight = args.bias = reinterpret_cast<const float*>(memory);
+  args.rows = 8 * 197;
+  args.width = width;
+  const auto launch = [](mw::DType dtype, int, const auto& given, mw::Stream stream) {
+    return mw::add_layernorm_launch(dtype, given, stream);
+  };
+  ask("norm/add_layernorm.cuh", {0}, args, launch);
+}
+
 }  // namespace
 
 // The tiles are those that serve these shapes on an H200.
@@ -141,4 +154,5 @@ int main() {
   performer_with_mlp({1}, 192);
   conv({0}, 8);
   conv({0}, 12);
+  for (const int width : {192, 384, 768, 1024}) add_norm(width);
 }

@@ -82,7 +82,7 @@ def test_every_architecture_has_its_flag() -> None:
 
 def test_the_library_is_built_from_every_source() -> None:
     names = {path.name for path in source_files()}
-    operators = {"monarch_linear", "monarch_mlp", "short_attention", "performer", "conv_branch"}
+    operators = {"monarch_linear", "monarch_mlp", "short_attention", "performer", "conv_branch", "add_layernorm"}
     assert {f"{name}.cu" for name in operators} | {f"{name}.cuh" for name in operators} <= names
     for source in SOURCES.rglob("*.cu"):
         found = {path.name for path in included(source, SOURCES)}
@@ -211,7 +211,7 @@ def test_what_is_built_loads_and_is_called(tmp_path: Path) -> None:
         pytest.skip("this PyTorch is built without CUDA: it cannot load the library")
     sources = tmp_path / "csrc"
     sources.mkdir()
-    for name in ("primitives.cuh", "tensor_checks.h"):
+    for name in ("primitives.cuh", "launch.cuh", "tensor_checks.h"):
         shutil.copy(SOURCES / name, sources)
     (sources / "toy.cu").write_text(TOY)
     job = Build(tools, ("90a",), tmp_path / "libtoy.so", tmp_path / "objects", 1, sources)

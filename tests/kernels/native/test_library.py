@@ -49,7 +49,7 @@ def test_the_built_library_loads_and_checks_its_tensors() -> None:
     done = subprocess.run(
         [sys.executable, "-c", LIBRARY_CHECK % (NAMES,)], capture_output=True, text=True, check=True, env=environment
     )
-    firsts = ("x", "x", "qkv", "kqv", "tokens")
+    firsts = ("x", "x", "qkv", "kqv", "tokens", "x")
     wanted = [f"{name}: {first} is not on a CUDA device" for name, first in zip(NAMES, firsts, strict=True)]
     assert done.stdout.splitlines() == wanted
 

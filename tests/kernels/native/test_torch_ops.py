@@ -19,7 +19,7 @@ from milkweed.kernels.native import library as native
 from milkweed.kernels.native import torch_ops
 from milkweed.kernels.performer import PerformerMlp, pack_performer, performer_reference
 
-NAMES = ("monarch_linear", "monarch_mlp", "short_attention", "performer_attention", "conv_branch")
+NAMES = ("monarch_linear", "monarch_mlp", "short_attention", "performer_attention", "conv_branch", "add_layernorm")
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,7 @@ def case(name: str, dtype: torch.dtype = torch.bfloat16) -> Case:
         "short_attention": _attention,
         "performer_attention": _performer,
         "conv_branch": _conv,
+        "add_layernorm": _add_norm,
     }[name](dtype)
 
 
@@ -98,6 +99,14 @@ def _conv(dtype: torch.dtype) -> Case:
     truth = residual.float() + F.pad(branch, (0, 0, 1, 0))
     layers = (packed.weight1, packed.bias1, packed.weight2, packed.bias2, packed.weight3, packed.bias3)
     return Case(torch_ops.conv_branch, (tokens, *layers, residual, packed.groups, True, 0), truth)
+
+
+def _add_norm(dtype: torch.dtype) -> Case:
+    x, residual = torch.randn(5, 200).to(dtype), torch.randn(5, 200).to(dtype)
+    weight, bias = torch.rand(200) + 0.5, torch.randn(200)
+    sums = x.float() + residual.float()
+    truth = torch.stack((sums, F.layer_norm(sums, (200,), weight, bias, 1e-6)))
+    return Case(torch_ops.add_layernorm, (x, residual, weight, bias, 1e-6), truth)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,7 +168,7 @@ def test_an_operator_is_exported(name: str) -> None:
     exported = torch.export.export(Program(), (first,), dynamic_shapes=({0: torch.export.Dim.AUTO},))
     assert any(node.target is call.op for node in exported.graph.nodes)
     several = torch.cat([first, first])
-    residual = {"monarch_linear", "monarch_mlp", "performer_attention", "conv_branch"}
+    residual = {"monarch_linear", "monarch_mlp", "performer_attention", "conv_branch", "add_layernorm"}
     if name not in residual:  # a captured residual is of one size
         assert torch.equal(exported.module()(several), call.function(several, *call.arguments[1:]))
     assert torch.equal(exported.module()(first), call.function(*call.arguments))

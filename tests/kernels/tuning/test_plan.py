@@ -32,6 +32,16 @@ def test_spans_and_json_give_the_plan_back(drawn: tuple[int, int]) -> None:
     assert Plan.from_json(plan.as_json()) == plan
 
 
+@given(st.integers(2, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, 2 ** (n - 1) - 1))))
+def test_a_plan_without_an_end_is_the_plan_of_the_others(drawn: tuple[int, int]) -> None:
+    length, cuts = drawn
+    plan = Plan(length, cuts, tuple(f"e{i}" for i in range(len(spans_of(cuts, length)))))
+    impl_of = [name for (start, end), name in zip(plan.spans, plan.impls, strict=True) for _ in range(start, end)]
+    for shorter, kept in ((plan.without_first(), slice(1, None)), (plan.without_last(), slice(None, -1))):
+        spans = zip(shorter.spans, shorter.impls, strict=True)
+        assert [name for (start, end), name in spans for _ in range(start, end)] == impl_of[kept]
+
+
 @pytest.mark.parametrize(("length", "cuts", "impls"), [(0, 0, ()), (3, 4, ("a",)), (3, -1, ("a",)), (3, 1, ("a",))])
 def test_plans_that_cannot_be_are_refused(length: int, cuts: int, impls: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match=r"places|segments"):

@@ -10,7 +10,7 @@ from milkweed.models.serving.fused.branch import BranchResidual
 
 
 @pytest.mark.parametrize("residual", [None, torch.nn.Hardtanh(-5, 5)])
-def test_the_halves_follow_each_other_and_the_first_adds_its_own_residual(residual: torch.nn.Module | None) -> None:
+def test_the_halves_follow_each_other_and_both_are_given_the_residual(residual: torch.nn.Module | None) -> None:
     class Half(torch.nn.Module):
         def __init__(self, factor: float) -> None:
             super().__init__()
@@ -20,9 +20,9 @@ def test_the_halves_follow_each_other_and_the_first_adds_its_own_residual(residu
             return self.factor * x + residual
 
     x = torch.randn(2, 3, 4) * 10
-    first = 2 * x + (x if residual is None else x.clamp(-5, 5))
+    between = x if residual is None else x.clamp(-5, 5)
     block = FusedBlock(Half(2), Half(3), residual)  # type: ignore[arg-type]
-    torch.testing.assert_close(block(x), 3 * first + first)
+    torch.testing.assert_close(block(x), 3 * (2 * x + between) + between)
 
 
 @pytest.mark.parametrize("class_token", [False, True])
