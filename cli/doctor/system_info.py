@@ -102,7 +102,7 @@ def gather() -> SystemInfo:
         gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
         gpus_on_bus=_gpus_on_bus(),
         kernels=kernel_tools(),
-        packages={each.name.lower().replace("_", "-"): each.version for each in reversed(list(distributions()))},
+        packages=_packages(),
     )
 
 
@@ -144,3 +144,10 @@ def _gpus_on_bus() -> int:
         )
     except OSError:
         return 0
+
+
+def _packages() -> dict[str, str]:
+    """Return the version of each installed package: of two with one name the first on the path, which is imported."""
+    found = reversed(list(distributions()))
+    # An interrupted pip leaves folders without a name behind.
+    return {each.name.lower().replace("_", "-"): each.version for each in found if each.name}

@@ -32,6 +32,17 @@ def test_gather_reads_the_containers_limit_and_the_drivers_version(
     assert gather().driver == "580.65.06"
 
 
+def test_packages_are_those_that_are_imported_and_leftovers_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder, text in (("torch-9.9", "Name: Torch\nVersion: 9.9\n"), ("~orch-1.0", None)):
+        (tmp_path / f"{folder}.dist-info").mkdir()
+        if text is not None:
+            (tmp_path / f"{folder}.dist-info" / "METADATA").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert gather().packages["torch"] == "9.9"
+
+
 def plan(bundle: Path | None = None, **given: Any) -> dict[str, Any]:
     settings = Settings(**{"port": 0, "metrics_port": 0, **given})
     return {finding.name: finding for finding in plan_findings(settings, origins(given), bundle)}

@@ -156,6 +156,7 @@ async def test_stages_add_up_with_overlap(running: Start) -> None:
         HeldLoader(app)
         first = await app.hold()
         second = post(app, 1)
+        await until(lambda: app.service.engines.decoded_images == 1)
         await asyncio.sleep(0.05)
         app.model.gate.set()
         for task in (first, second):
