@@ -65,7 +65,8 @@ def use_device(device: torch.device) -> None:
 def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     """The number type that `float32`, `bfloat16`, `device` or `auto` means on `device`.
 
-    On a GPU both of the latter are two bytes wide, since the fused kernels take no other; on a CPU only `auto` may be.
+    On a GPU `device` and `auto` mean bfloat16, or float16 where it does not compute in that: the fused kernels take
+    two-byte numbers alone. On a CPU `device` means float32, and `auto` bfloat16 where the CPU computes in it.
     """
     if name == "float32":
         return torch.float32

@@ -87,11 +87,7 @@ def _engine(
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
     dtype = resolve_dtype(settings.dtype, device)
-    numbers = f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}"
-    if device.type == "cuda" and dtype is torch.float32:
-        yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype device")
-    else:
-        yield _row("numbers", "ok", numbers)
+    yield _numbers(settings, origins, device, dtype)
     refused = refusal(device, dtype)
     given = f"engine = {_given('engine', settings, origins)}"
     if settings.engine == "onnxruntime" and refused is not None:
@@ -119,6 +115,14 @@ def _engine(
         return
     if model is not None:
         yield from _cpu_forward(settings, device, model)
+
+
+def _numbers(settings: Settings, origins: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Finding:
+    """Say what the forward computes in, and what that costs on a GPU."""
+    text = f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}"
+    if device.type == "cuda" and dtype is torch.float32:
+        return _row("numbers", "warning", f"{text}; {NO_FUSED_KERNEL}", "milkweed serve --dtype device")
+    return _row("numbers", "ok", text)
 
 
 def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:

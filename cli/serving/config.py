@@ -15,8 +15,8 @@ from .serve import ConfigFile, with_settings
 if TYPE_CHECKING:
     from ...server.config.settings import Settings
 
-OTHER_VARIABLES = frozenset(("api_key", "kernels", "quarantine", "shared"))
-"""Other variables named MILKWEED_...: the client's key, the kernel library and its quarantine, the tests' data."""
+OTHER_VARIABLES = frozenset(("api_key", "kernels", "pdl", "quarantine", "shared"))
+"""Other variables named MILKWEED_...: the client's key, those of the kernels (docs/kernels.md), the tests' data."""
 
 Toml = Annotated[bool, typer.Option("--toml", help="Print the settings as a file for --config.")]
 CheckedFile = Annotated[Path | None, typer.Argument(metavar="[FILE]", help="Settings as TOML.", show_default=False)]

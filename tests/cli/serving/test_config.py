@@ -89,6 +89,7 @@ def test_check_accepts_what_is_right(
     keys = tmp_path / "keys.toml"
     keys.write_text(key_block("a", "k"))
     monkeypatch.setenv("MILKWEED_TOPK", "3")
+    monkeypatch.setenv("MILKWEED_PDL", "0")  # no setting either, but the kernels read it
     ran = milkweed("config", "check", file, "--api-keys", keys)
     assert (ran.code, ran.out) == (0, "the settings are right\n")
     assert ran.err == "milkweed: warning: MILKWEED_TOPK: there is no such setting; it has no effect\n"
