@@ -6,11 +6,13 @@ from .driver_module import DRIVER_MODULE
 
 
 class DriverModuleCache(FileCacheManager):  # type: ignore[misc]
-    """Answers with the module of `driver_module`; all else is in TRITON_CACHE_DIR as usual.
+    """Answers with the module of `driver_module` where it was compiled; all else is in TRITON_CACHE_DIR as usual.
 
-    So no code for the CPU is written at run time, and that folder may be mounted `noexec`, as Docker mounts a tmpfs.
+    With it no code for the CPU is written at run time: that folder may be mounted `noexec`, as Docker mounts a tmpfs.
     """
 
     def get_file(self, filename: str) -> str | None:
-        found: str | None = str(DRIVER_MODULE) if filename == DRIVER_MODULE.name else super().get_file(filename)
+        if filename == DRIVER_MODULE.name and DRIVER_MODULE.is_file():
+            return str(DRIVER_MODULE)
+        found: str | None = super().get_file(filename)
         return found

@@ -57,6 +57,21 @@ def test_by_itself_triton_needs_one(module: Path, driver: Path, tmp_path: Path) 
     assert "Failed to find C compiler" in done.stderr
 
 
+def test_where_the_module_is_not_there_triton_is_left_to_compile_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from milkweed.kernels.triton import cache
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(cache, "DRIVER_MODULE", tmp_path / "cuda_utils.so")
+    manager = cache.DriverModuleCache("key")
+    assert manager.get_file("cuda_utils.so") is None
+    manager.put(b"compiled", "cuda_utils.so")
+    assert manager.get_file("cuda_utils.so") == str(tmp_path / "key" / "cuda_utils.so")
+    (tmp_path / "cuda_utils.so").write_bytes(b"ahead")
+    assert manager.get_file("cuda_utils.so") == str(tmp_path / "cuda_utils.so")
+
+
 def test_the_module_does_without_a_compiler_where_the_environment_names_it(
     module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
