@@ -114,7 +114,7 @@ def attempt(writer: Writer, unit: str, limit: float, measure: Callable[[], None]
     try:
         measure()
     except (Absent, ImportError) as error:
-        state, why = ABSENT, _line(error)
+        state, why = ABSENT, _line(error).partition(": ")[2]
     except Exception as error:  # the other units must not miss their figures
         traceback.print_exc()
         state, why = ERROR, _line(error)

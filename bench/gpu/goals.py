@@ -13,7 +13,7 @@ from .rows.shapes import ALL, FORWARDS, GOAL_BATCHES, GOAL_SHAPES, MLP_SHAPES, M
 
 Row = dict[str, Any]
 
-DENSE_COMPILED, DENSE_EAGER, BMM = "dense, torch.compile", "dense eager", "Monarch bmm eager"
+DENSE_COMPILED, DENSE_EAGER = "dense, torch.compile", "dense eager"
 TWIN_COMPILED, TWIN_EAGER = "dense twin, torch.compile", "dense twin, eager launches"
 """Candidates that goals name: PyTorch's strongest (max-autotune), and the way most people run a model."""
 
@@ -45,7 +45,6 @@ def all_goals() -> list[Goal]:
         for batch in GOAL_BATCHES if shape.goal else ():
             name, strongest = f"MLP {shape.name} batch {batch}", (DENSE_COMPILED, DENSE_EAGER)
             found.append(Goal(f"{name}: over dense", shape.goal or 0, "mlp", shape.name, batch, strongest))
-            found.append(Goal(f"{name}: over Monarch bmm", 3.0, "mlp", shape.name, batch, (BMM,)))
             # 2 %: two timings of the same code differ by that.
             no_loss = f"{name}: tuned is not slower than dense"
             found.append(Goal(no_loss, 0.98, "mlp", shape.name, batch, strongest, "tuned"))
@@ -60,9 +59,7 @@ def all_goals() -> list[Goal]:
 def _forward_goals() -> Iterator[Goal]:
     wanted = {
         ("vit_base_patch16_224", MLPS): {TWIN_COMPILED: 1.35},
-        ("vit_small_patch16_224", MLPS): {TWIN_COMPILED: 1.4},
         ("vit_base_patch16_224", ALL): {TWIN_COMPILED: 1.8},
-        ("vit_small_patch16_224", ALL): {TWIN_COMPILED: 1.8},
         ("vitae_basic_tiny", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
         ("vitae_basic_small", MLPS): {TWIN_EAGER: 3.0, TWIN_COMPILED: 1.5},
     }

@@ -39,13 +39,6 @@ def proven(bench: Bench) -> list[Impl]:
     return kept if any(not impl.name.startswith(ALWAYS) for impl in kept) else list(bench.impls)
 
 
-def best_kernels(found: Sequence[Record]) -> set[str]:
-    """Return the impls that the timed rows of MLPs and attention are made of; an MLP's row has its plan as the note."""
-    timed = [row for row in found if row["section"] in ("mlp", "attention") and row["us"]]
-    plans = [row["note"].partition(" ")[2].split(" | ") for row in timed]
-    return {name for plan in plans for name in plan} | {row["candidate"] for row in timed}
-
-
 @dataclass(frozen=True)
 class Twins:
     """A Monarch model and the dense one of the same function, in float32 on the CPU, and what gives right answers."""

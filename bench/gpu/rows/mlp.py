@@ -15,7 +15,7 @@ from ....kernels.tuning.plan import Plan, Span, cuts_of, spans_of
 from ....kernels.tuning.report import Row as Measured
 from ....kernels.tuning.report import doubts
 from ....kernels.tuning.tuner import tune_chain
-from ..goals import BMM, DENSE_COMPILED, DENSE_EAGER
+from ..goals import DENSE_COMPILED, DENSE_EAGER
 from ..journal import Record
 from .bench import Bench, family
 from .measure import Candidate, Subject, Work, measure
@@ -57,7 +57,7 @@ def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
     eager = dense_eager(fc1, fc2, problem)
     candidates = [
         Candidate(DENSE_EAGER, False, eager, dense),
-        Candidate(BMM, False, bmm_eager(fc1, fc2), monarch),
+        Candidate("Monarch bmm eager", False, bmm_eager(fc1, fc2), monarch),
     ]
     skipped: dict[str, str] = {}
     compiled = compile_forward(eager, make_input())

@@ -46,7 +46,7 @@ class MlpShape:
 MLP_SHAPES = (
     MlpShape("ViT-B", 768, 3072, 197, goal=2.0),
     MlpShape("ViT-S", 384, 1536, 197, goal=2.0),
-    MlpShape("ViTAE-S, T2T-14", 384, 1152, 196, goal=2.0),
+    MlpShape("ViTAE-S, T2T-14", 384, 1152, 196, goal=1.5),
     MlpShape("ViTAE-T, T2T-7", 256, 512, 196, goal=1.3),
     MlpShape("ViT-T, DeiT-T", 192, 768, 197),
 )

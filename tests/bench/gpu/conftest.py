@@ -19,5 +19,7 @@ def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Plant:
         (folder / "sitecustomize.py").write_text(code)
 
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(folder), os.environ.get("PYTHONPATH", "")]))
+    # Compiled code of another plant, written within the same second and of the same length, would pass for this one's.
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.delenv("MILKWEED_QUARANTINE", raising=False)
     return write

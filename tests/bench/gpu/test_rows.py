@@ -23,9 +23,11 @@ from milkweed.bench.gpu.rows.device import Ceilings, nvml_clock
 from milkweed.bench.gpu.rows.forward import proven
 from milkweed.bench.gpu.rows.measure import Candidate, Subject, Work, measure
 from milkweed.bench.gpu.rows.shapes import DRY, MLP_SHAPES
-from milkweed.bench.gpu.rows.timing import HostTimer, Timing
+from milkweed.bench.gpu.rows.timing import REPEATS, CudaTimer, HostTimer, Timing
 from milkweed.kernels.impls.all import all_impls
 from milkweed.kernels.native.library import NativeStatus
+
+from ...support.fake_cuda import FakeCuda
 
 CPU = torch.device("cpu")
 WORK = Work(1.0, 1.0)
@@ -145,6 +147,26 @@ def test_the_clock_is_that_of_the_multiprocessors_or_unknown() -> None:
     assert nvml_clock(Nvml(), "GPU-1")() == 1755.0
     for name in ("nvmlInit_v2", "nvmlDeviceGetHandleByUUID", "nvmlDeviceGetClockInfo"):
         assert nvml_clock(Nvml(fails=name), "GPU-1")() is None
+
+
+def test_the_clock_is_read_while_the_replays_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, events, mhz = FakeCuda(monkeypatch), list[tuple[str, float]](), iter((1700.0, 1500.0))
+
+    def clock() -> float:
+        events.append(("read", cuda.clock))
+        return next(mhz)
+
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: events.append(("wait", cuda.clock)))
+    result = torch.empty(1)
+    timer = CudaTimer(torch.device("cuda", 0), clock, samples=2)
+    timing = timer({"ours": lambda: cuda.launch(0, 2e-6, result)})["ours"]
+    assert isinstance(timing, Timing)
+    assert (timing.sm_mhz, timing.sm_mhz_least) == (1600.0, 1500.0)
+    assert timing.us == pytest.approx(2.0)
+    (first, waited, second, _) = events[-4:]
+    assert [what for what, _ in events[-4:]] == ["read", "wait"] * 2
+    assert second[1] - waited[1] == pytest.approx(REPEATS * 2e-6)  # a replay was launched since the last wait
+    assert first[1] == waited[1]
 
 
 def test_compiling_ahead_runs_each_impl_on_what_it_takes_and_is_killed_when_it_is_late() -> None:

@@ -7,7 +7,7 @@ import torch
 
 from milkweed.kernels.tuning.timing import CPU_ROUNDS, GRAPH_CALLS, Timed, host_seconds, timer_for
 
-from .fake_cuda import FakeCuda
+from ...support.fake_cuda import FakeCuda
 
 
 def test_a_call_is_timed_by_its_median() -> None:

@@ -50,7 +50,7 @@ class FakeCuda:
         self.modes: list[str] = []
         for name in ("device", "Stream", "current_stream", "stream", "graph", "CUDAGraph", "Event"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, f"_{name}"))
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
 
     def launch(self, device: int, seconds: float, result: Tensor) -> Tensor:
         """Launch a kernel that takes some seconds and fills `result` with ones."""
