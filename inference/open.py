@@ -92,7 +92,7 @@ class ServingForm:
 DEFAULT_OPTIONS = InferenceOptions()
 
 NO_FUSED_KERNEL = "none of our fused kernels runs, since they take two-byte numbers"
-"""What float32 means on a GPU."""
+"""What a forward in float32 loses on a GPU, in words for the log and the doctor."""
 
 
 def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> OpenedModel:

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <type_traits>
 
 namespace mw {
 
@@ -58,8 +59,8 @@ inline cudaError_t set_up(const void* kernel, int device, Start& start) {
   if (error == cudaSuccess) error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   most -= static_cast<int>(code.sharedSizeBytes);
   if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most);
-  if (error == cudaSuccess)
-    error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout, cudaSharedmemCarveoutMaxShared);
+  constexpr cudaFuncAttribute carveout = cudaFuncAttributePreferredSharedMemoryCarveout;
+  if (error == cudaSuccess) error = cudaFuncSetAttribute(kernel, carveout, cudaSharedmemCarveoutMaxShared);
   // Code for an older architecture, which a newer device may run by way of PTX, does not wait for earlier kernels.
   const char* wanted = std::getenv("MILKWEED_PDL");
   const bool overlaps = code.ptxVersion >= 90 && (wanted == nullptr || std::strcmp(wanted, "0") != 0);
@@ -86,6 +87,8 @@ cudaError_t set_up_once(int device, Start& start) {
 // is neither reported here nor cleared.
 template <auto kernel, class Args>
 const char* launch(dim3 grid, int threads, size_t shared_bytes, void* stream, const Args& args) {
+  // cudaLaunchKernelExC copies as many bytes as the kernel's parameter has, whatever it is given.
+  static_assert(std::is_same_v<decltype(kernel), void (*)(Args)>, "the argument is not of the kernel's type");
   const void* address = reinterpret_cast<const void*>(kernel);
   int device = 0;
   launching::Start start = launching::Start::unknown;

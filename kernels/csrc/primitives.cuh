@@ -123,8 +123,8 @@ MW_DEVICE void wait_for_earlier_kernels() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Allows the next kernel to start once all blocks have come here or ended; it then waits as above. After the own wait,
-// so that no more than two kernels are under way.
+// Allows the next kernel to start once all blocks have come here or ended; it then waits as above. A kernel calls this
+// after its own wait, so that no more than two kernels are under way.
 MW_DEVICE void let_next_kernel_start() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

@@ -1,4 +1,4 @@
-"""Lists the impls whose use is in doubt: they go where no tuner on a GPU ever chooses them."""
+"""Lists the impls whose use is in doubt: they are deleted if no tuner on a GPU chooses them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

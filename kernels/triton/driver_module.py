@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 DRIVER_MODULE = Path(__file__).resolve().parents[1] / "_native" / f"cuda_utils{sysconfig.get_config_var('EXT_SUFFIX')}"
-"""Beside the library of CUDA kernels, for this version of Python."""
+"""Where the module is: beside the library of CUDA kernels, named for this version of Python."""
 
 CACHE_MANAGER = "milkweed.kernels.triton.cache:DriverModuleCache"
 """The value of TRITON_CACHE_MANAGER with which Triton takes the module."""

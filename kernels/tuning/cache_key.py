@@ -2,8 +2,8 @@
 
 Versions of PyTorch, CUDA and Triton are left out, and so are the compiler and the architectures of the library: the
 plans that the package brings are measured on one machine and must be found on another. Values cannot suffer, since a
-plan from the cache is verified when it is loaded. Times may be stale after an upgrade, for which one key for both kinds
-of files was thought simpler than two: `MILKWEED_TUNING=force` measures again.
+plan from the cache is verified when it is loaded. Times may be stale after an upgrade: `MILKWEED_TUNING=force` measures
+again. The files that the tuner writes have the same key, since a second one with versions would only save that.
 """
 
 import hashlib

@@ -15,7 +15,7 @@ from .chains import BlockChains
 from .device_kernels import DeviceKernels
 
 ADDING_AFTERWARDS = ("dense", "torch")
-"""The impls on CUDA whose addition of the residual is a launch; in those of the others it costs next to nothing."""
+"""The impls that add the residual in a launch of its own on CUDA; the others add it while they store their result."""
 
 
 class AddNorm(nn.Module):

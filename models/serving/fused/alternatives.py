@@ -74,7 +74,7 @@ class Part(ABC):
     """
 
     kind: ClassVar[str]
-    """The kind in the report: branch, performer."""
+    """The kind in the report: add_layernorm, branch, performer."""
 
     def __init__(self, plain: nn.Module, kernels: DeviceKernels) -> None:
         self.plain, self.kernels = plain, kernels

@@ -82,7 +82,7 @@ def fuse(
 
 @cache
 def _tell_quarantine(names: tuple[str, ...]) -> None:
-    """Log it once a process, not for each model and device."""
+    """Log what is quarantined, once a process and not for each model and device."""
     logger.warning("quarantined (%s): %s", VARIABLE, ", ".join(names))
 
 

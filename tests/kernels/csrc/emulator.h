@@ -4,8 +4,8 @@
 // programming model allows (`eager`); warps advance either in turn, in shuffled order, or one runs ahead to its next
 // block barrier before any other moves (`run ahead`): the two switches make four modes, and a missing wait or
 // barrier shows as a wrong result in at least one. Misaligned or out-of-range accesses, barriers that not all threads
-// reach, warp operations that not all lanes reach and accesses before the wait for earlier kernels end the launch with a
-// text. Bank conflicts and time are not emulated.
+// reach, warp operations that not all lanes reach and accesses before the wait for earlier kernels end the launch with
+// a text. Bank conflicts and time are not emulated.
 #pragma once
 
 #include <cmath>
