@@ -120,8 +120,8 @@ def _stages(dry: bool) -> list[Stage]:
     cells = [*list(PERFORMERS)[:1], *list(BRANCHES)[:1]] if dry else [*PERFORMERS, *BRANCHES]
     return [
         (Step("library", "library", ("library",), 30, 300),),
-        (*_smoke(OPERATORS), Step("precompile", "precompile", ("precompile",), 45, 60)),
-        _smoke(TRITON),
+        (*_smoke(OPERATORS, 25, 30), Step("precompile", "precompile", ("precompile",), 45, 60)),
+        _smoke(TRITON, 35, 240),  # what was not compiled ahead is compiled here
         (Step("ceilings", "ceilings", ("ceilings",), 4, 30),),
         *_goal_rows(shapes, batches, 1),
         (Step("counters", "counters", _units("counters", COUNTED), 12, 60, 2),),
@@ -137,8 +137,8 @@ def _stages(dry: bool) -> list[Stage]:
     ]
 
 
-def _smoke(names: Sequence[str]) -> Stage:
-    return tuple(Step(f"smoke {name}", "smoke", (f"smoke/{name}",), 25, 30, 10) for name in names)
+def _smoke(names: Sequence[str], seconds: float, limit: float) -> Stage:
+    return tuple(Step(f"smoke {name}", "smoke", (f"smoke/{name}",), seconds, limit, 10) for name in names)
 
 
 def _mlps(shapes: Sequence[str], batches: Sequence[int], turn: int) -> Step:

@@ -10,18 +10,18 @@ from typing import NamedTuple
 import torch
 
 from ... import kernels
-from ...kernels.chain_ir import Gelu, Problem
 from ...kernels.impls.all import all_impls
 from ...kernels.native import build
 from ...kernels.native.library import native_status
 from ...kernels.native.stamp import source_hash
-from ...kernels.tuning.chain import Chain
 from .child import Measure, Task
 from .journal import Absent, Writer
 from .plan import TRITON
-from .rows.device import device_facts, device_for
-from .rows.mlp import HALVES, WHOLE, layers
-from .rows.shapes import DRY, GOAL_BATCHES, GOAL_SHAPES, mlp_shape
+from .rows.bench import Bench, family
+from .rows.device import Ceilings, device_facts, device_for
+from .rows.shapes import DRY, GOAL_SHAPES
+from .rows.timing import HostTimer
+from .smoke import MANY_ROWS, ROWS, cases, inputs
 
 WORKERS = 12
 PRECOMPILE_SECONDS = 50.0
@@ -56,10 +56,9 @@ def sources_hash() -> str:
 
 
 class Launch(NamedTuple):
-    """One impl on one problem."""
+    """One impl on one shape."""
 
     shape: str
-    batch: int
     impl: str
     nblocks: int
     device: torch.device
@@ -67,19 +66,15 @@ class Launch(NamedTuple):
 
 
 def precompile(task: Task, writer: Writer) -> Measure:
-    """Return what launches Triton's variants of the goals' MLPs once each, in processes that end with this one's time.
+    """Return what launches Triton's tiles on all that the smoke test and the goals' MLPs ask of them.
 
-    Triton keeps compiled kernels on disk, where later processes find them.
+    It does so in processes that end with this one's time. Triton keeps compiled kernels on disk, where later processes
+    find them.
     """
     device, dtype = device_for(task), getattr(torch, task.dtype)
-    names = [impl.name for impl in all_impls() if impl.name.partition(":")[0] in TRITON]
-    shapes, batches = ([DRY], [2]) if task.dry else (GOAL_SHAPES, GOAL_BATCHES)
-    wanted = [
-        Launch(shape, batch, name, task.nblocks, device, dtype)
-        for batch in batches
-        for shape in shapes
-        for name in (names[:1] if task.dry else names)
-    ]
+    names = [impl.name for impl in all_impls() if family(impl.name) in TRITON]
+    shapes, names = ([DRY], names[:1]) if task.dry else (GOAL_SHAPES, names)
+    wanted = [Launch(shape, name, task.nblocks, device, dtype) for shape in shapes for name in names]
 
     def measure(unit: str) -> None:
         done, failed = launch_all(wanted, PRECOMPILE_SECONDS)
@@ -109,19 +104,13 @@ def launch_all(wanted: list[Launch], seconds: float) -> tuple[int, list[str]]:
 
 
 def launch_once(one: Launch) -> int:
-    """Build and run whatever of the MLP the impl takes; return how many segments that were."""
-    shape = mlp_shape(one.shape)
-    problem = Problem(one.device, one.dtype, one.batch, shape.tokens)
-    fc1, fc2 = layers(shape, one.nblocks, problem)
-    chain = Chain((fc1, Gelu(), fc2))
-    (impl,) = (impl for impl in all_impls() if impl.name == one.impl)
+    """Run every case of the smoke test that an impl takes on a shape, unchecked; return how many those were."""
+    bench = Bench(one.device, one.dtype, one.nblocks, (), HostTimer(), Ceilings(), dry=one.shape == DRY)
     ran = 0
     with torch.inference_mode():
-        for span in (*WHOLE, *HALVES):
-            segment = chain.segment(span)
-            if impl.refuses(segment, problem) is None:
-                x = torch.randn(one.batch, shape.tokens, chain.widths[span[0]], device=one.device)
-                impl.build(segment, problem)(x.to(one.dtype))
+        for case in cases(family(one.impl), bench, (*ROWS, MANY_ROWS)):
+            if case.tile == one.impl and case.what.startswith(f"{one.shape} "):
+                case.make()(*inputs(case, bench))
                 ran += 1
         if one.device.type == "cuda":
             torch.cuda.synchronize(one.device)

@@ -22,6 +22,7 @@ from ...kernels.tuning.verify import relative_error
 from ...models.serving.fused.alternatives import exact_copy
 from .child import Measure, Task, attempt
 from .journal import Absent, Writer, ends
+from .plan import TRITON
 from .rows.bench import Bench, bench_of, family
 from .rows.cells import CELL_TOLERANCE, Cell, cell_of, exact, on
 from .rows.measure import TOLERANCE
@@ -31,11 +32,14 @@ from .rows.shapes import ATTENTION_SHAPES, BRANCHES, DRY, DRY_MLP, GOAL_SHAPES, 
 ROWS = (1, 17, 197, 6304)
 """Rows of products; an attention, which takes images of at most 256 tokens, has so many tokens in all."""
 
+MANY_ROWS = 128 * 197
+"""Rows of the goals' largest batch."""
+
 IMAGES = ((2, 1), (2, 17), (2, 197), (32, 197))
 CELL_BATCHES = (2, 32)
 
-TILE_SECONDS = 15.0
-"""A tile that takes longer hangs."""
+TILE_SECONDS, TRITON_TILE_SECONDS = 15.0, 60.0
+"""A tile that takes longer hangs; Triton may have to compile twenty kernels for one, a second each."""
 
 # A launch function's own refusal of a tile names its kernel; what CUDA says does not, and is a failure.
 REFUSED = re.compile(r"not launched: [a-z_ ]+: ")
@@ -83,7 +87,7 @@ def smoke(task: Task, writer: Writer) -> Measure:
         for tile, of_tile in found.items():
             name = f"{unit}/{tile}"
             if name not in ended:
-                limit = min(TILE_SECONDS, task.unit_limit)
+                limit = min(TRITON_TILE_SECONDS if operator in TRITON else TILE_SECONDS, task.unit_limit)
                 attempt(writer, name, limit, partial(check_all, of_tile, bench, writer, name))
 
     return measure
@@ -136,7 +140,14 @@ def _segments(bench: Bench, rows: Sequence[int]) -> Iterator[tuple[tuple[Operato
             fc1, fc2 = layers(shape, bench.nblocks, problem)
             weight, bias = (torch.randn(shape.width, device=bench.device) for _ in range(2))
             norm = LayerNorm(weight, bias, 1e-6)
-            for segment in ((fc1,), (fc1, Gelu()), (fc2, Add()), (fc1, Gelu(), fc2), (norm, fc1, Gelu(), fc2, Add())):
+            for segment in (
+                (fc1,),
+                (fc1, Gelu()),
+                (fc2,),
+                (fc2, Add()),
+                (fc1, Gelu(), fc2),
+                (norm, fc1, Gelu(), fc2, Add()),
+            ):
                 yield segment, problem, shape.name
     for attention in ATTENTION_SHAPES:
         if (attention.name == DRY) == bench.dry:
@@ -206,9 +217,7 @@ def check(case: Case, bench: Bench) -> dict[str, object] | None:
     Raises:
         RuntimeError: the launch failed.
     """
-    x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
-    added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)
-    residual = added if case.adds else None
+    x, residual = inputs(case, bench)
     right = case.truth(x, residual)
     try:
         call = case.make()
@@ -228,6 +237,13 @@ def check(case: Case, bench: Bench) -> dict[str, object] | None:
     }
     note = "; ".join(text for text, is_so in wrong.items() if is_so)
     return {"error": found, "repeatable": repeatable, "isolated": isolated, "passed": not note, "note": note}
+
+
+def inputs(case: Case, bench: Bench) -> tuple[Tensor, Tensor | None]:
+    """Return random x, and the residual where the case adds one."""
+    x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
+    added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)
+    return x, added if case.adds else None
 
 
 def _isolated(call: Call, x: Tensor, residual: Tensor | None, y: Tensor, mixes_rows: bool) -> bool:

@@ -19,7 +19,7 @@ import torch
 from .child import Measure, Task, task_of
 from .journal import Absent, Journal, Record, Writer, rows
 from .rows.bench import Bench, bench_of, best_names
-from .smoke import cases, check, why_absent
+from .smoke import MANY_ROWS, cases, check, inputs, why_absent
 
 METRICS = {
     "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": "tensor_pipe_percent",
@@ -32,7 +32,7 @@ METRICS = {
 }
 """Counters that tell which wall is real: the tensor pipe, shared memory, L2. A device gives those that it has."""
 
-FEW_ROWS, MANY_ROWS = (1, 17), (128 * 197,)
+FEW_ROWS = (1, 17)
 TESTS = ("tests/kernels", "tests/models")
 
 
@@ -160,14 +160,12 @@ def main(what: str, operator: str, text: str) -> None:
 
 def launch_of(operator: str, bench: Bench, records: Sequence[Record]) -> Callable[[], object]:
     """Return a call of an operator on many rows of a goal's shape, in the tile that was the best of those timed."""
-    found = list(cases(operator, bench, MANY_ROWS))
+    found = list(cases(operator, bench, (MANY_ROWS,)))
     if not found:
         raise SystemExit(why_absent(operator, bench))
     best = best_names(rows(records))
     case = max(found, key=lambda case: (case.tile in best, case.shape[0] * case.shape[1], "gelu" in case.what))
-    x = torch.randn(case.shape, device=bench.device).to(bench.dtype)
-    added = torch.randn((*case.shape[:2], case.adds), device=bench.device).to(bench.dtype)
-    return partial(case.make(), x, added if case.adds else None)
+    return partial(case.make(), *inputs(case, bench))
 
 
 if __name__ == "__main__":

@@ -170,9 +170,9 @@ def test_the_clock_is_read_while_the_replays_run(monkeypatch: pytest.MonkeyPatch
 
 
 def test_compiling_ahead_runs_each_impl_on_what_it_takes_and_is_killed_when_it_is_late() -> None:
-    launch = Launch(DRY, 1, "dense", 4, CPU, torch.bfloat16)
-    assert launch_once(launch) == 2  # fc1 with GELU, fc2; the whole MLP is not for it
-    done, failed = launch_all([launch._replace(impl="none such")], 60)
+    launch = Launch(DRY, "triton:1", 4, CPU, torch.bfloat16)
+    assert launch_once(launch) == 2 * 4  # rows; fc1, with GELU, fc2, with its addition
+    done, failed = launch_all([launch._replace(dtype="none such")], 60)  # type: ignore[arg-type]
     assert (done, len(failed)) == (1, 1)
     began = time.monotonic()
     assert launch_all([launch] * 3, 0.2)[0] == 0

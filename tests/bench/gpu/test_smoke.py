@@ -79,7 +79,7 @@ def twisted(monkeypatch: pytest.MonkeyPatch, twist: str) -> list[Case]:
 def test_a_check_notices(twist: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     found = [check(case, BENCH) for case in twisted(monkeypatch, twist)]
-    assert len(found) == 2  # 1 and 17 rows in a dry run
+    assert len(found) == 4  # fc1 and fc2, on 1 and 17 rows in a dry run
     many = found[-1]
     assert many is not None
     assert many["passed"] is (twist == "none")
@@ -87,7 +87,7 @@ def test_a_check_notices(twist: str, said: str, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_tile_that_the_device_refuses_is_no_failure_and_a_failed_launch_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [check(case, BENCH) for case in twisted(monkeypatch, "tile")] == [None, None]
+    assert [check(case, BENCH) for case in twisted(monkeypatch, "tile")] == [None] * 4
     with pytest.raises(RuntimeError, match="illegal memory access"):
         check(twisted(monkeypatch, "cuda")[0], BENCH)
 
@@ -175,7 +175,7 @@ def test_faults_are_named_and_quarantined_and_the_rest_goes_on(
     assert sorted(quarantine(records)) == sorted(bad)
     assert "MILKWEED_QUARANTINE=native_" in text
     checks = Counter(record["unit"] for record in records if record["kind"] == "check")
-    assert checks["smoke/native_linear/native_linear:3"] == 2 * 3  # rows, segments
+    assert checks["smoke/native_linear/native_linear:3"] == 2 * 4  # rows, segments
     (row,) = (row for row in rows(records) if row.get("candidate") == "native_linear")
     assert row["us"] > 0
     assert not set(bad) & set(row["note"].partition(" ")[2].split(" | "))
