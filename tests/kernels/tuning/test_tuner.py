@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,9 +14,6 @@ from milkweed.kernels.impls.base import OTHER_KIND
 from milkweed.kernels.impls.dense import DenseImpl
 from milkweed.kernels.impls.feature_major import FeatureMajorImpl
 from milkweed.kernels.impls.torch_ops import EagerImpl
-from milkweed.kernels.native.library import VARIABLE
-from milkweed.kernels.native.stamp import LibraryStamp, source_files, stamp_path, write_stamp
-from milkweed.kernels.triton.linear import SOURCES
 from milkweed.kernels.tuning.cache import TuningCache
 from milkweed.kernels.tuning.cache_key import tuning_key
 from milkweed.kernels.tuning.chain import Chain
@@ -27,7 +23,7 @@ from milkweed.kernels.tuning.tuner import TIE, batch_buckets, bucket_of, tune_ch
 from milkweed.kernels.tuning.verify import TOLERANCE, TuningError
 
 from ..layers import monarch, normal
-from .planted import CPU, PROBLEM, Planted, mlp, prices, tune
+from .planted import PROBLEM, Planted, mlp, prices, tune
 
 
 def test_the_planted_best_is_chosen_and_runs() -> None:
@@ -235,48 +231,6 @@ def test_a_cached_plan_that_cannot_be_used_is_measured_again(
     assert not tuned.cached
     assert complaint in caplog.records[0].getMessage()
     assert cache.get(key)["engines"] == ["torch", "feature_major"]
-
-
-def test_the_key_is_shapes_and_impls() -> None:
-    impls = [DenseImpl(), EagerImpl()]
-    key = tuning_key(mlp(), PROBLEM, impls)
-    assert key == tuning_key(mlp(scale=2), PROBLEM, impls[::-1])
-    other = [
-        tuning_key(Chain(mlp().operators[1:]), PROBLEM, impls),
-        tuning_key(mlp(), Problem(CPU, torch.float32, 4, 5), impls),
-        tuning_key(mlp(), Problem(CPU, torch.bfloat16, 3, 5), impls),
-        tuning_key(mlp(), PROBLEM, impls[:1]),
-        tuning_key(mlp(), PROBLEM, [*impls, Planted("x")]),
-    ]
-    assert len({key, *other}) == 1 + len(other)
-
-
-def test_another_machine_finds_the_key_and_other_sources_do_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A preset is measured where PyTorch, the compiler and the architectures of the library may be others."""
-    library = tmp_path / "kernels.so"
-    monkeypatch.setenv(VARIABLE, str(library))
-
-    def key(torch_version: str, csrc: str = "csrc", triton: str = "triton", **stamp: Any) -> str:
-        whole = {"archs": ("90a",), "nvcc": "12.8", "torch_headers": torch_version, "build_key": "one"} | stamp
-        write_stamp(library, LibraryStamp("sha", csrc, **whole))
-        monkeypatch.setattr(torch, "__version__", torch_version)
-        monkeypatch.setattr("milkweed.kernels.impls.triton.source_hash", lambda *_: triton)
-        monkeypatch.setattr("milkweed.kernels.impls.triton.missing_for_triton", lambda: None if triton else "gone")
-        return tuning_key(mlp(), PROBLEM, all_impls())
-
-    here = key("2.11.0")
-    assert here == key("2.15.0", archs=("80", "90a", "compute_90"), nvcc="13.2", build_key="other")
-    others = [key("2.11.0", csrc="changed"), key("2.11.0", triton="changed"), key("2.11.0", triton="")]
-    stamp_path(library).unlink()
-    others.append(tuning_key(mlp(), PROBLEM, all_impls()))
-    assert len({here, *others}) == 1 + len(others)
-
-
-def test_the_sources_of_the_triton_kernels_are_those_of_their_folder() -> None:
-    found = {path.name for path in source_files(SOURCES, (".py",))}
-    assert {"kernels.py", "launch.py", "layout.py", "linear.py", "tiles.py"} <= found
 
 
 def test_an_untuned_chain_does_without_an_impl_that_is_wrong(caplog: pytest.LogCaptureFixture) -> None:
