@@ -38,13 +38,14 @@ inline bool is_sticky(cudaError_t error) {
 }
 
 // Returns a text that is valid until this thread's next error, and takes the error off the runtime's record, so that
-// nobody else is blamed for it. A sticky error comes back with the next call, here or elsewhere.
+// nobody else is blamed for it. A sticky error comes back with the next call, here or elsewhere. The text has no colon,
+// since launch functions refuse a tile by `kernel: reason`, which is no failure.
 inline const char* explain(const void* kernel, cudaError_t error) {
   thread_local char text[512];
   const char* name = nullptr;
   if (cudaFuncGetName(&name, kernel) != cudaSuccess || name == nullptr) name = "unnamed kernel";
   (void)cudaGetLastError();
-  const char* whose = is_sticky(error) ? "earlier work on the device failed: " : "";
+  const char* whose = is_sticky(error) ? "earlier work on the device failed, " : "";
   std::snprintf(text, sizeof text, "%s%s (%s), launching %s", whose, cudaGetErrorString(error),
                 cudaGetErrorName(error), name);
   return text;
