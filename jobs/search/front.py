@@ -1,0 +1,144 @@
+"""Chooses among measured models: the front of what nothing beats, and the one that keeps a promise best."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from .quality import Quality
+
+
+class TargetError(ValueError):
+    """No model that was tried keeps the promise; the message says what can be had."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A model that was measured.
+
+    Args:
+        name: its levers in a few words.
+        quality: on the judging images.
+        ms: milliseconds an image by batch size, in the backend and precision that it is fastest in.
+        bytes: of its bundle.
+        how: backend and precision.
+    """
+
+    name: str
+    quality: Quality
+    ms: dict[int, float]
+    bytes: int
+    how: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A promise; one of the four, or none, which means MAX_DROP.
+
+    Args:
+        speedup: times as fast as the dense model in the backend and float32 that it is fastest in, at each batch size.
+        ms: milliseconds an image at most, at each batch size.
+        drop: points of top-1 that may be lost at most, by the lower end of the interval.
+        bytes: size of the bundle at most. It alone lets the result be slower than the dense model.
+
+    Raises:
+        ValueError: a value that cannot be, or more than one.
+    """
+
+    speedup: float | None = None
+    ms: float | None = None
+    drop: float | None = None
+    bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        given = {name: value for name, value in vars(self).items() if value is not None}
+        if len(given) > 1:
+            raise ValueError(f"targets {' and '.join(given)}: only one can be promised")
+        for name, value in given.items():
+            if not 0 < value < inf:
+                raise ValueError(f"target {name} {value} must be a number above 0")
+        if not given:
+            object.__setattr__(self, "drop", MAX_DROP)
+
+
+MAX_DROP = 1.0
+
+
+def front(models: Sequence[Measured], batch: int) -> list[Measured]:
+    """Return the models that no other one beats in both milliseconds and KL, the fastest first."""
+    kept: list[Measured] = []
+    for model in sorted(models, key=lambda one: (one.ms[batch], one.quality.kl.value)):
+        if not kept or model.quality.kl.value < kept[-1].quality.kl.value:
+            kept.append(model)
+    return kept
+
+
+def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measured:
+    """Return the model that keeps the promise: with the least KL, or for `drop` the fastest.
+
+    Raises:
+        TargetError: none does.
+    """
+    if target.bytes is not None:
+        kept = [one for one in models if one.bytes <= target.bytes]
+        return _nearest(kept) or _refuse(f"{target.bytes:,} bytes", models, lambda one: one.bytes, "bytes")
+    faster = [one for one in models if speedup(one, dense) >= 1]
+    if target.drop is not None:
+        kept = [one for one in faster if one.quality.change.low >= -target.drop]
+        if kept:
+            return max(kept, key=lambda one: speedup(one, dense))
+        best = max(faster, key=lambda one: one.quality.change.low, default=None)
+        raise TargetError(_no_drop(target.drop, best))
+    if target.speedup is not None:
+        kept = [one for one in faster if speedup(one, dense) >= target.speedup]
+        if not kept:
+            raise TargetError(_no_speed(f"{target.speedup:g} times as fast as dense", faster, dense))
+    else:
+        kept = [one for one in faster if max(one.ms.values()) <= (target.ms or 0)]
+        if not kept:
+            raise TargetError(_no_speed(f"{target.ms:g} ms an image", faster, dense))
+    found = _nearest(kept)
+    assert found is not None
+    return found
+
+
+def speedup(model: Measured, dense: Measured) -> float:
+    """How many times as fast as the dense model, at the batch size where that is least."""
+    return min(dense.ms[batch] / ms for batch, ms in model.ms.items())
+
+
+def _nearest(models: Sequence[Measured]) -> Measured | None:
+    return min(models, key=lambda one: one.quality.kl.value, default=None)
+
+
+def _refuse(wanted: str, models: Sequence[Measured], size: Callable[[Measured], Any], unit: str) -> Measured:
+    least = min(models, key=size)
+    raise TargetError(
+        f"{wanted} cannot be kept: the least of {len(models)} models has {size(least):,} {unit} ({_described(least)})"
+    )
+
+
+def _no_speed(wanted: str, models: Sequence[Measured], dense: Measured) -> str:
+    if not models:
+        return f"{wanted} cannot be kept: none of the models is faster than the dense one"
+    best = max(models, key=lambda one: speedup(one, dense))
+    slowest = max(best.ms.values())
+    return (
+        f"{wanted} cannot be kept: the fastest of {len(models)} models is {speedup(best, dense):.2f} times as fast as "
+        f"dense, {slowest:.2f} ms an image ({_described(best)})"
+    )
+
+
+def _no_drop(wanted: float, best: Measured | None) -> str:
+    if best is None:
+        return f"a loss of at most {wanted:g} points: none of the models is faster than the dense one"
+    found = best.quality.change
+    return (
+        f"a loss of at most {wanted:g} points cannot be promised by {best.quality.images} images: the surest model "
+        f"lost {-found.value:.2f} and, by the interval, up to {-found.low:.2f} points ({_described(best)}); "
+        "more images may tell"
+    )
+
+
+def _described(model: Measured) -> str:
+    return f"{model.name}, {model.how}, KL {model.quality.kl.value:.4f}"

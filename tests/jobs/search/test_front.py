@@ -1,0 +1,78 @@
+"""Promises are kept by what was measured, or refused with what can be had."""
+
+import pytest
+
+from milkweed.jobs.search.front import Measured, Target, TargetError, front, pick, speedup
+from milkweed.jobs.search.quality import Interval, Quality
+
+
+def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> Measured:
+    change = Interval(low / 2, low, 0.0)
+    quality = Quality(250, Interval(kl, kl, kl), Interval(99, 98, 100), change)
+    return Measured(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
+
+
+DENSE = model("dense", 24, 0.0, size=400)
+MODELS = [
+    DENSE,
+    model("bits", 12, 0.005, -0.5),
+    model("tokens", 8, 0.03, -1.5, alone=10),
+    model("more", 6, 0.08, -4, alone=9),
+    model("beaten", 13, 0.02, -1.2),
+    model("slow", 30, 0.001, size=20),
+]
+
+
+def test_the_front_has_what_nothing_beats() -> None:
+    assert [one.name for one in front(MODELS, 8)] == ["more", "tokens", "bits", "dense"]
+
+
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        (Target(speedup=2), "bits"),
+        (Target(speedup=2.3), "tokens"),  # at one image it is 2.4 times as fast, at eight three times
+        (Target(ms=9), "more"),
+        (Target(drop=1), "bits"),
+        (Target(drop=2), "tokens"),
+        (Target(drop=0.1), "dense"),
+        (Target(), "bits"),
+        (Target(bytes=100), "slow"),  # bytes alone may cost speed
+    ],
+)
+def test_a_promise_is_kept_with_the_least_divergence_or_fastest(target: Target, name: str) -> None:
+    assert pick(MODELS, DENSE, target).name == name
+
+
+def test_what_is_slower_than_the_dense_model_is_not_taken() -> None:
+    slow = [DENSE, model("slow", 30, 0.001)]
+    assert pick(slow, DENSE, Target(drop=50)).name == "dense"
+    assert speedup(slow[1], DENSE) == 0.8
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        (Target(speedup=3), "3 times as fast as dense cannot be kept: the fastest of 5 models is 2.67 times"),
+        (Target(ms=2), "2 ms an image cannot be kept: .* 9.00 ms an image .more, openvino int8, KL 0.0800."),
+        (Target(bytes=10), "10 bytes cannot be kept: the least of 6 models has 20 bytes .slow"),
+    ],
+)
+def test_a_promise_that_cannot_be_kept_says_what_can(target: Target, said: str) -> None:
+    with pytest.raises(TargetError, match=said):
+        pick(MODELS, DENSE, target)
+
+
+def test_a_loss_that_so_few_images_cannot_show_is_refused_with_what_they_show() -> None:
+    with pytest.raises(
+        TargetError, match=r"at most 0.1 points cannot be promised by 250 images.*up to 0.50 points .bits"
+    ):
+        pick(MODELS[1:3], DENSE, Target(drop=0.1))
+
+
+def test_a_target_is_one_number_above_nothing() -> None:
+    with pytest.raises(ValueError, match="speedup and bytes: only one"):
+        Target(speedup=2, bytes=5)
+    for wrong in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="must be a number above 0"):
+            Target(speedup=wrong)
