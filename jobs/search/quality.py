@@ -36,9 +36,6 @@ class Quality:
         images: their number.
         kl: KL(dense || model) in nats.
         agreement: percent of the images whose best class is the dense model's.
-        expected: change of top-1 in points, if classes came as often as the dense model says: for each image the
-            probability that it gives to the model's best class, less that of its own. It needs no labels and is never
-            above 0.
         top1: change of top-1 in points; None without labels.
         top1_of_dense: percent; None without labels.
     """
@@ -46,14 +43,15 @@ class Quality:
     images: int
     kl: Interval
     agreement: Interval
-    expected: Interval
     top1: Interval | None = None
     top1_of_dense: float | None = None
 
     @property
     def change(self) -> Interval:
-        """The change of top-1 by the labels, and without them the expected one."""
-        return self.expected if self.top1 is None else self.top1
+        """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
+        if self.top1 is not None:
+            return self.top1
+        return Interval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -82,12 +80,7 @@ def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Qu
         raise ValueError("answers are not finite numbers")
     wanted, found = dense.double(), answers.double()
     best, own = wanted.argmax(-1), found.argmax(-1)
-    given = wanted.exp()
-    rows = {
-        "kl": (given * (wanted - found)).sum(-1),
-        "agreement": 100.0 * (best == own),
-        "expected": 100.0 * (_picked(given, own) - _picked(given, best)),
-    }
+    rows = {"kl": (wanted.exp() * (wanted - found)).sum(-1), "agreement": 100.0 * (best == own)}
     if targets is not None:
         rows["top1"] = 100.0 * ((own == targets).double() - (best == targets).double())
     intervals = dict(zip(rows, bootstrap(torch.stack(list(rows.values()))), strict=True))
@@ -106,7 +99,3 @@ def bootstrap(samples: Tensor) -> list[Interval]:
     ends = torch.tensor([(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2], dtype=torch.float64)
     low, high = means.quantile(ends, dim=0)
     return [Interval(*map(float, found)) for found in zip(samples.double().mean(1), low, high, strict=True)]
-
-
-def _picked(probabilities: Tensor, classes: Tensor) -> Tensor:
-    return probabilities.gather(1, classes[:, None])[:, 0]

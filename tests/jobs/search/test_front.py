@@ -8,7 +8,7 @@ from milkweed.jobs.search.quality import Interval, Quality
 
 def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> Measured:
     change = Interval(low / 2, low, 0.0)
-    quality = Quality(250, Interval(kl, kl, kl), Interval(99, 98, 100), change)
+    quality = Quality(250, Interval(kl, kl, kl), Interval(99, 98, 100), change, 81.0)
     return Measured(name, quality, {8: ms, 1: ms if alone is None else alone}, size, "openvino int8")
 
 
