@@ -1,0 +1,55 @@
+"""SearchJob: what `milkweed compress --images` was asked for."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...models.errors import quoted
+from .front import Target
+
+MIN_IMAGES = 32
+"""Half of them fit and half of them judge; with fewer, intervals would say nothing."""
+
+MAX_IMAGES = 1000
+MAX_BATCH = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchJob:
+    """What to compress, by which images, and what the result has to keep.
+
+    Args:
+        source: the bundle of the dense model.
+        images: a folder of images, labelled or not; every second one fits, the others judge.
+        target: what is promised.
+        backends: those that may compute the result; empty for all that are installed.
+        batches: numbers of images at a time for which the promise of speed holds.
+        max_images: how many images are used at most, evenly spaced.
+        distil: train the chosen model to answer as the dense one, for some minutes.
+        command: the command line that does it again, for the report.
+
+    Raises:
+        ValueError: no batch, or one outside 1..MAX_BATCH; too few images allowed.
+    """
+
+    source: Path
+    out: Path
+    images: Path
+    target: Target = field(default_factory=Target)
+    backends: tuple[str, ...] = ()
+    batches: tuple[int, ...] = (1, 8)
+    max_images: int = MAX_IMAGES
+    distil: bool = True
+    overwrite: bool = False
+    command: str | None = None
+
+    def __post_init__(self) -> None:
+        odd = [batch for batch in self.batches if not 1 <= batch <= MAX_BATCH]
+        if odd or not self.batches:
+            raise ValueError(f"batch {quoted(odd[0] if odd else '')}: must be whole numbers from 1 to {MAX_BATCH}")
+        if self.max_images < MIN_IMAGES:
+            raise ValueError(f"images {self.max_images}: a search needs at least {MIN_IMAGES}")
+
+    @property
+    def work(self) -> Path:
+        """The folder of an unfinished search, beside the bundle that it will become."""
+        return self.out.parent / f".{self.out.name}.search"

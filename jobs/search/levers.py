@@ -1,0 +1,92 @@
+"""Levers: what a search may do to a model, and the names that a person reads."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from ...models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
+
+SHARES = (0.12, 0.16, 0.2, 0.24, 0.28, 0.32)
+EVERY = (1, 2, 3)
+PROTECT = (0.0, 0.1)
+
+ALPHAS: tuple[float | None, ...] = (None, 0.5)
+"""SmoothQuant's alphas that are tried: without it, which was best for DeiT-Tiny (KL .005 against .026), and half."""
+
+
+@dataclass(frozen=True)
+class Bits:
+    """8-bit weights and activations.
+
+    Args:
+        alpha: SmoothQuant's; None does without it.
+    """
+
+    alpha: float | None = None
+
+    def __str__(self) -> str:
+        return "int8" if self.alpha is None else f"int8, SmoothQuant {self.alpha:g}"
+
+
+@dataclass(frozen=True)
+class Levers:
+    """What is done to a model.
+
+    Args:
+        tokens: which tokens it computes.
+        bits: how it is quantised; None where it is not.
+        distilled: it was trained to answer as the dense model.
+    """
+
+    tokens: TokenPlan = ALL_TOKENS
+    bits: Bits | None = None
+    distilled: bool = False
+
+    def __str__(self) -> str:
+        parts = ["class token last"] if self.tokens.class_last else []
+        if (merging := self.tokens.merging) is not None:
+            parts.append(merging_name(merging))
+        parts += ["distilled"] if self.distilled else []
+        parts += [str(self.bits)] if self.bits else []
+        return ", ".join(parts) or "dense"
+
+    @property
+    def floating(self) -> "Levers":
+        """The same without the quantisation."""
+        return replace(self, bits=None)
+
+    @property
+    def file(self) -> str:
+        """A name for files that is different for different levers."""
+        merging = self.tokens.merging
+        parts = [f"m{merging.start}-{merging.every}-{merging.share:g}-{merging.protect:g}"] if merging else []
+        parts += ["last"] if self.tokens.class_last else []
+        parts += ["distilled"] if self.distilled else []
+        parts += [f"int8-{self.bits.alpha}"] if self.bits else []
+        return "_".join(parts) or "dense"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"tokens": self.tokens.to_dict(), "bits": asdict(self.bits) if self.bits else None, "distilled": self.distilled}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Levers":
+        """Read what `to_dict` wrote."""
+        bits = None if values["bits"] is None else Bits(**values["bits"])
+        return cls(TokenPlan.from_dict(values["tokens"]), bits, values["distilled"])
+
+
+def merging_name(merging: TokenMerging) -> str:
+    """Say in a few words which tokens merge."""
+    blocks = "every block" if merging.every == 1 else f"every {merging.every} blocks"
+    protect = f", class attention {merging.protect:g}" if merging.protect else ""
+    return f"merge {100 * merging.share:g} % {blocks} from {merging.start}{protect}"
+
+
+def mergings(depth: int, *, class_token: bool) -> Iterator[TokenMerging]:
+    """Yield the schedules that are tried: from a quarter and a third of the depth on, since early merges cost most."""
+    for start in sorted({max(1, depth // 4), max(1, depth // 3)}):
+        for every in EVERY:
+            for share in SHARES:
+                for protect in PROTECT if class_token else PROTECT[:1]:
+                    yield TokenMerging(start, every, share, protect)
