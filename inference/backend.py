@@ -17,7 +17,7 @@ from ..models.errors import ExportError, first_line
 from ..models.onnx.session import OnnxSession, runtime_version
 from .forward import Forward
 
-logger = logging.getLogger("milkweed.engine_choice")
+logger = logging.getLogger("milkweed.backend")
 
 Backend = Literal["torch", "onnxruntime", "auto"]
 
@@ -59,8 +59,8 @@ def choose_backend(forward: Forward, bundle: Path, version: str, wanted: Backend
         other = _onnx_forward(forward, bundle, version)
     except BackendError as error:
         if wanted == "onnxruntime":
-            raise BackendError(f"engine onnxruntime: {error}") from error
-        logger.warning("engine torch: %s", error)
+            raise BackendError(f"backend onnxruntime: {error}") from error
+        logger.warning("backend torch: %s", error)
         return forward, BackendChoice("torch", str(error))
     choice = BackendChoice("onnxruntime")
     if wanted == "auto":
@@ -69,7 +69,7 @@ def choose_backend(forward: Forward, bundle: Path, version: str, wanted: Backend
         except BaseException:
             other.close()
             raise
-        logger.info("engine %s: %s", choice.name, choice.reason, extra={"event": {"ratio": choice.ratio}})
+        logger.info("backend %s: %s", choice.name, choice.reason, extra={"event": {"ratio": choice.ratio}})
     chosen, rest = (other, forward) if choice.name == "onnxruntime" else (forward, other)
     rest.close()
     if chosen is other:

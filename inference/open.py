@@ -35,7 +35,7 @@ logger = logging.getLogger("milkweed.opening")
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
-    """How a bundle is opened: the settings of the same names (`backend` is the setting `engine`).
+    """How a bundle is opened: the settings of the same names.
 
     Args:
         dtype: as `resolve_dtype` takes it.

@@ -67,7 +67,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         yield _row("device", "broken", f"{error} ({origins['device']})", "milkweed serve --device auto")
         return
     yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
-    yield from _engine(settings, origins, devices[0], model)
+    yield from _backend(settings, origins, devices[0], model)
     if quarantined():
         yield _quarantine(devices[0])
 
@@ -82,7 +82,7 @@ def _quarantine(device: torch.device) -> Finding:
     return _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
-def _engine(
+def _backend(
     settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
@@ -93,15 +93,15 @@ def _engine(
     else:
         yield _row("numbers", "ok", numbers)
     refused = refusal(device, dtype)
-    given = f"engine = {_given('engine', settings, origins)}"
-    if settings.engine == "onnxruntime" and refused is not None:
-        yield _row("engine", "broken", f"{given}: {refused}", "milkweed serve --engine auto")
-    elif settings.engine == "auto":
+    given = f"backend = {_given('backend', settings, origins)}"
+    if settings.backend == "onnxruntime" and refused is not None:
+        yield _row("backend", "broken", f"{given}: {refused}", "milkweed serve --backend auto")
+    elif settings.backend == "auto":
         which = "PyTorch or ONNX Runtime, whichever is faster when the model loads" if refused is None else "PyTorch"
-        yield _row("engine", "ok", f"{which}: {given}" + (f"; {refused}" if refused else ""))
+        yield _row("backend", "ok", f"{which}: {given}" + (f"; {refused}" if refused else ""))
     else:
-        name = "PyTorch" if settings.engine == "torch" else f"ONNX Runtime {runtime_version()}"
-        yield _row("engine", "ok", f"{name}: {given}")
+        name = "PyTorch" if settings.backend == "torch" else f"ONNX Runtime {runtime_version()}"
+        yield _row("backend", "ok", f"{name}: {given}")
     threads = settings.decode_threads or usable_cores()
     if settings.loader == "auto":
         loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
@@ -123,7 +123,7 @@ def _engine(
 
 def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
     """Make the rows about the forward on a CPU."""
-    if settings.engine == "onnxruntime":
+    if settings.backend == "onnxruntime":
         yield _row("kernels", "ok", "ONNX Runtime's")
     elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
@@ -132,7 +132,7 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
     chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
     plan = plan_lanes(device, model.macs, **chosen)
     sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
-    if settings.engine != "onnxruntime":
+    if settings.backend != "onnxruntime":
         sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
     yield _row("forward", "ok", sizes)
 

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         description="numbers of the forward; device = float32 on a CPU, bfloat16 on a GPU (float16 before Ampere); "
         "auto = bfloat16 on a CPU too where it computes in it",
     )
-    engine: Literal["torch", "onnxruntime", "auto"] = Field(
+    backend: Literal["torch", "onnxruntime", "auto"] = Field(
         default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
     )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")

@@ -36,7 +36,7 @@ def open_on_all(
     try:
         for engine_id, own in settings.items():
             if opened:  # measured once: answers must not depend on who computed them
-                own = own.model_copy(update={"engine": next(iter(opened.values())).pipeline.backend.name})
+                own = own.model_copy(update={"backend": next(iter(opened.values())).pipeline.backend.name})
             where = f"device {devices[engine_id]}: " if len(settings) > 1 else ""
             opened[engine_id] = _open(open_model, name, path, own, where)
         model = next(iter(opened.values()))

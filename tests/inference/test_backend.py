@@ -57,10 +57,10 @@ def test_onnx_runtime_answers_as_torch_does(colour_bundle: Path) -> None:
     images = [encoded(seed=seed) for seed in range(11)] + [broken()]
     answers = {}
     for engine in ("torch", "onnxruntime"):
-        model = opened(colour_bundle, engine=engine)
+        model = opened(colour_bundle, backend=engine)
         answers[engine] = model.pipeline.classify(images, top_k=3)
         said = model.describe()
-        assert (said["engine"], said["engine_reason"]) == (engine, "as set")
+        assert (said["backend"], said["backend_reason"]) == (engine, "as set")
         assert ("ONNX Runtime" in said["kernels"]) == (engine == "onnxruntime")
         assert (said["parameter_bytes"]["resident"] == 12345) == (engine == "onnxruntime")
         assert set(model.pipeline.forward_stage.warm_seconds) == {1, model.max_batch_size}
@@ -106,7 +106,7 @@ def test_only_the_engine_that_was_chosen_stays(colour_bundle: Path, monkeypatch:
     for ratio, alive in ((1.3, [False, True]), (0.9, [True, False])):
         monkeypatch.setattr(backend, "_ratio", lambda *_, ratio=ratio: ratio)
         kept.clear()
-        model = opened(colour_bundle, engine="auto")
+        model = opened(colour_bundle, backend="auto")
         gc.collect()
         assert [each() is not None for each in kept] == alive
         model.pipeline.close()
@@ -133,18 +133,18 @@ def test_auto_takes_the_faster_one_and_says_so(
 ) -> None:
     measured = dict(zip((1, 8), ratios, strict=True))
     monkeypatch.setattr(backend, "_ratio", lambda _, __, size: measured[size])
-    with caplog.at_level(logging.INFO, "milkweed.engine_choice"):
-        model = opened(colour_bundle, engine="auto", lanes=1)
+    with caplog.at_level(logging.INFO, "milkweed.backend"):
+        model = opened(colour_bundle, backend="auto", lanes=1)
     assert model.pipeline.backend == choice
-    assert model.describe()["engine_reason"] == choice.reason
-    assert f"engine {choice.name}: {choice.reason}" in caplog.text
+    assert model.describe()["backend_reason"] == choice.reason
+    assert f"backend {choice.name}: {choice.reason}" in caplog.text
     model.pipeline.close()
 
 
 @pytest.mark.usefixtures("at_once")
 def test_auto_measures_both(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
-    model = opened(colour_bundle, engine="auto")
+    model = opened(colour_bundle, backend="auto")
     choice = model.pipeline.backend
     assert choice.ratio is not None
     assert choice.name == ("onnxruntime" if choice.ratio >= backend.MIN_SPEEDUP else "torch")
@@ -187,12 +187,12 @@ def test_several_devices_compute_with_one_engine() -> None:
     wanted = []
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
-        wanted.append(settings.engine)
+        wanted.append(settings.backend)
         pipeline = make_pipeline(HeldModel())
         pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast", 1.2)
         return served_model(name, pipeline, settings)
 
-    settings = dict.fromkeys((0, 1, 2), Settings(engine="auto"))
+    settings = dict.fromkeys((0, 1, 2), Settings(backend="auto"))
     open_on_all(open_held, "held", Path("x"), settings, {0: "cpu:0", 1: "cpu:1", 2: "cpu:2"})
     assert wanted == ["auto", "onnxruntime", "onnxruntime"]
 

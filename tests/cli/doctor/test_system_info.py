@@ -62,17 +62,17 @@ def test_the_engine_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(planned, "runtime_version", lambda: "1.2.3")
     monkeypatch.setattr(engine_choice, "runtime_version", lambda: "1.2.3")
-    found = plan(demo_bundle(), device="cpu", engine="onnxruntime")
-    assert found["engine"].text == "ONNX Runtime 1.2.3: engine = onnxruntime (--engine)"
+    found = plan(demo_bundle(), device="cpu", backend="onnxruntime")
+    assert found["backend"].text == "ONNX Runtime 1.2.3: backend = onnxruntime (--backend)"
     assert found["kernels"].text == "ONNX Runtime's"
     assert "recorded" not in found["forward"].text
-    assert "whichever is faster" in plan(device="cpu", engine="auto")["engine"].text
-    assert plan(device="cpu")["engine"].text == "PyTorch: engine = torch (default)"
+    assert "whichever is faster" in plan(device="cpu", backend="auto")["backend"].text
+    assert plan(device="cpu")["backend"].text == "PyTorch: backend = torch (default)"
     monkeypatch.setattr(engine_choice, "runtime_version", lambda: None)
-    missing = plan(device="cpu", engine="onnxruntime")["engine"]
+    missing = plan(device="cpu", backend="onnxruntime")["backend"]
     assert (missing.status, "is not installed" in missing.text) == ("broken", True)
-    assert plan(device="cpu", engine="auto")["engine"].text.startswith(
-        "PyTorch: engine = auto (--engine); ONNX Runtime"
+    assert plan(device="cpu", backend="auto")["backend"].text.startswith(
+        "PyTorch: backend = auto (--backend); ONNX Runtime"
     )
 
 

@@ -88,13 +88,13 @@ def test_what_onnx_runtime_cannot_do_fails_the_start_or_is_told(
     trouble: Trouble, words: str, colour_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     trouble(monkeypatch)
-    with pytest.raises(BackendError, match=f"^engine onnxruntime: .*{words}") as caught:
-        open_model("colours", colour_bundle, Settings(device="cpu", engine="onnxruntime"))
+    with pytest.raises(BackendError, match=f"^backend onnxruntime: .*{words}") as caught:
+        open_model("colours", colour_bundle, Settings(device="cpu", backend="onnxruntime"))
     assert "\n" not in str(caught.value)
     assert not caplog.records
-    model = open_model("colours", colour_bundle, Settings(device="cpu", engine="auto"))
+    model = open_model("colours", colour_bundle, Settings(device="cpu", backend="auto"))
     assert model.pipeline.backend.name == "torch"
-    [record] = [each for each in caplog.records if each.name == "milkweed.engine_choice"]
+    [record] = [each for each in caplog.records if each.name == "milkweed.backend"]
     assert record.levelno == logging.WARNING
     assert model.pipeline.backend.reason in record.message
     model.pipeline.close()
@@ -107,7 +107,7 @@ def test_what_torch_alone_computes() -> None:
         (torch.device("cpu"), torch.bfloat16, "bfloat16"),
     ):
         forward.device, forward.dtype = device, dtype
-        with pytest.raises(BackendError, match=f"engine onnxruntime: .*{words}"):
+        with pytest.raises(BackendError, match=f"backend onnxruntime: .*{words}"):
             choose_backend(forward, Path("x"), "", "onnxruntime")
         chosen, choice = choose_backend(forward, Path("x"), "", "auto")
         assert chosen is forward

@@ -62,4 +62,4 @@ def test_an_engine_that_cannot_be_measured_leaves_no_thread(
     monkeypatch.setattr(backend, "_onnx_forward", onnx_forward)
     monkeypatch.setattr(backend, "_faster", fail)
     with failing():
-        open_model("colours", colour_bundle, Settings(device="cpu", engine="auto", lanes=2))
+        open_model("colours", colour_bundle, Settings(device="cpu", backend="auto", lanes=2))

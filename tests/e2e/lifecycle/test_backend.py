@@ -17,11 +17,11 @@ def answers(url: str) -> list[dict[str, float]]:
 
 
 def test_a_server_computes_with_onnx_runtime(serving: Any, server: Any) -> None:
-    with serving(engine="onnxruntime") as other:
+    with serving(backend="onnxruntime") as other:
         url = other.wait_ready()
         [model] = httpx.get(f"{url}/v1/models").json()["models"]
-        assert (model["engine"], model["engine_reason"]) == ("onnxruntime", "as set")
-        assert 'engine="onnxruntime"' in httpx.get(f"{url}/metrics").text
+        assert (model["backend"], model["backend_reason"]) == ("onnxruntime", "as set")
+        assert 'backend="onnxruntime"' in httpx.get(f"{url}/metrics").text
         found, expected = answers(url), answers(server.url)
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours) == list(theirs)  # best first
