@@ -18,7 +18,7 @@ from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
-from ...support.server_parts import HeldModel, make_pipeline
+from ..support.server_parts import HeldModel, make_pipeline
 
 Trouble = Callable[[pytest.MonkeyPatch], None]
 
