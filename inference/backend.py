@@ -1,155 +1,204 @@
-"""The backend that computes a model's forward on a CPU: PyTorch or ONNX Runtime. `auto` measures both at the start."""
+"""Chooses what computes a model's forward, and in which number type: measured at the start where there is a choice."""
 
-import json
 import logging
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, get_args
 
 import torch
 
-from ..models.errors import ExportError, first_line
-from ..models.onnx.session import OnnxSession, runtime_version
+from ..models.errors import BundleError
+from ..models.onnx.session import runtime_version
+from .device import computes_in_bfloat16, dtype_name, resolve_dtypes
 from .forward import Forward
 
-logger = logging.getLogger("milkweed.engine_choice")
+logger = logging.getLogger("milkweed.backend")
 
-Backend = Literal["torch", "onnxruntime", "auto"]
+Backend = Literal["torch", "onnxruntime", "openvino"]
+BackendSetting = Literal["torch", "onnxruntime", "openvino", "auto"]
+
+RUNTIMES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
 
 MIN_SPEEDUP = 1.05
-"""`auto` takes ONNX Runtime where it is at least so many times as fast: below, noise would decide."""
+"""A candidate is taken in place of one before it where it is so many times as fast: below, noise would decide."""
 
-MIN_ROUNDS, MEASURE_SECONDS = 3, 1.0
-EXPORT_SECONDS = 900.0
+MIN_ROUNDS, MAX_ROUNDS, MEASURE_SECONDS = 3, 50, 1.0
 
 
 class BackendError(ValueError):
-    """ONNX Runtime is asked for and cannot compute a model; the message is one line."""
+    """A backend cannot compute a model; the message is one line."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A backend, and the number type that it would compute in."""
+
+    backend: Backend = "torch"
+    dtype: torch.dtype = torch.float32
+
+    def __str__(self) -> str:
+        return f"{self.backend} {dtype_name(self.dtype)}"
 
 
 @dataclass(frozen=True)
 class BackendChoice:
-    """The backend of a model, why it was chosen, and torch's time over ONNX Runtime's where both were measured."""
-
-    name: Literal["torch", "onnxruntime"] = "torch"
-    reason: str = "as set"
-    ratio: float | None = None
-
-
-def choose_backend(forward: Forward, bundle: Path, version: str, wanted: Backend) -> tuple[Forward, BackendChoice]:
-    """Choose what computes a model: `forward`, which is torch's and warm, or ONNX Runtime.
-
-    ONNX Runtime computes what `milkweed export` makes of the bundle, which compares it with torch's logits. The
-    forward that is not chosen is closed.
+    """The backend of a model and why it was chosen.
 
     Args:
-        version: version of the bundle that `forward` was made of; another one may lie in its place by now.
+        speeds: how many times as fast as torch in float32 each candidate is, by name; empty where nothing was measured.
+    """
+
+    name: Backend = "torch"
+    reason: str = "as set"
+    speeds: Mapping[str, float] = field(default_factory=dict)
+
+
+def find_candidates(
+    backend: BackendSetting, dtype: str, device: torch.device
+) -> tuple[tuple[Candidate, ...], dict[str, str]]:
+    """What the settings allow on a device, and why it is not more.
+
+    Returns:
+        The candidates in the order in which they are preferred where they are as fast: torch first, and of each backend
+        bfloat16 before float32. And for each backend that computes nothing here the reason.
 
     Raises:
-        BackendError: ONNX Runtime alone is wanted, and it cannot compute the model.
+        BackendError: nothing can compute as it is asked for.
     """
-    if wanted == "torch":
-        return forward, BackendChoice()
-    try:
-        other = _onnx_forward(forward, bundle, version)
-    except BackendError as error:
-        if wanted == "onnxruntime":
-            raise BackendError(f"engine onnxruntime: {error}") from error
-        logger.warning("engine torch: %s", error)
-        return forward, BackendChoice("torch", str(error))
-    choice = BackendChoice("onnxruntime")
-    if wanted == "auto":
-        try:
-            choice = _faster(forward, other)
-        except BaseException:
-            other.close()
-            raise
-        logger.info("engine %s: %s", choice.name, choice.reason, extra={"event": {"ratio": choice.ratio}})
-    chosen, rest = (other, forward) if choice.name == "onnxruntime" else (forward, other)
-    rest.close()
-    if chosen is other:
-        other.warm_up(forward.warm_seconds)
-    return chosen, choice
+    dtypes = resolve_dtypes(dtype, device)
+    backends: Sequence[Backend] = get_args(Backend) if backend == "auto" else (backend,)
+    refused: dict[str, str] = {name: why for name in backends if (why := _refusal(name, device, dtypes)) is not None}
+    usable = [name for name in backends if name not in refused]
+    found = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
+    if not found:
+        raise BackendError(f"backend {backend}: {refused[backend]}")
+    return found, refused
 
 
-def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
-    """Why ONNX Runtime computes nothing here, before a model is tried; None where it may."""
+def choose_forward(
+    candidates: Sequence[Candidate],
+    refused: Mapping[str, str],
+    make: Callable[[Candidate], Forward],
+    check: Callable[[Forward], None],
+    batch_sizes: Sequence[int],
+) -> tuple[Forward, BackendChoice]:
+    """Make the forward of each candidate, measure those that answer rightly in turns, and keep one, which is warm.
+
+    Args:
+        candidates, refused: as `find_candidates` returns them.
+        make: makes a candidate's forward; raises BackendError where it cannot.
+        check: raises BundleError where a forward's answers are wrong.
+        batch_sizes: of the batches that count.
+
+    Raises:
+        BackendError, BundleError: why the first one is not possible, where none is.
+    """
+    left_out: dict[str, str] = dict(refused)
+    errors: list[ValueError] = []
+    with ExitStack() as made:
+        forwards: dict[Candidate, Forward] = {}
+        for candidate in candidates:
+            try:
+                forward = make(candidate)
+                made.callback(forward.close)
+                forward.warm_up(batch_sizes)
+                check(forward)
+                forwards[candidate] = forward
+            except (BackendError, BundleError) as error:
+                left_out[str(candidate)] = str(error)
+                errors.append(_named(error, candidate))
+        if not forwards:
+            raise errors[0]
+        speeds = _speeds(forwards, batch_sizes) if len(forwards) > 1 else {}
+        chosen = _fastest(speeds) if speeds else next(iter(forwards))
+        for candidate, forward in forwards.items():
+            if candidate != chosen:
+                forward.close()
+        made.pop_all()
+    choice = BackendChoice(
+        chosen.backend, _reason(speeds, batch_sizes, left_out), {str(each): speed for each, speed in speeds.items()}
+    )
+    if speeds or left_out:
+        level = logging.WARNING if left_out else logging.INFO
+        logger.log(level, "backend %s: %s", chosen, choice.reason, extra={"event": {"speeds": choice.speeds}})
+    return forwards[chosen], choice
+
+
+def _refusal(backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype]) -> str | None:
+    """Why a backend computes nothing here, before a model is tried; None where it may."""
+    if backend == "torch":
+        return None
+    runtime = RUNTIMES[backend]
     if device.type != "cpu":
         return f"the model is on {device}, where torch computes it"
-    if dtype is not torch.float32:
-        return "the model computes in bfloat16, which ONNX Runtime does not on a CPU"
-    if runtime_version() is None:
-        return "ONNX Runtime is not installed: pip install 'milkweed[onnx]'"
+    if not set(dtypes) & set(_dtypes(backend, device)):
+        where = "a CPU" if backend == "onnxruntime" else "this CPU"
+        return f"the model computes in {dtype_name(dtypes[0])}, which {runtime} does not on {where}"
+    if runtime_version(backend) is None:
+        return f"{runtime} is not installed: pip install 'milkweed[{EXTRAS[backend]}]'"
     return None
 
 
-def _onnx_forward(forward: Forward, bundle: Path, version: str) -> Forward:
-    """The same model computed by ONNX Runtime, which has computed once.
-
-    Raises:
-        BackendError: why that is not possible.
-    """
-    refused = refusal(forward.device, forward.dtype)
-    if refused is not None:
-        raise BackendError(refused)
-    plan = forward.plan
-    try:
-        with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
-            file = Path(folder) / "model.onnx"
-            weight_bytes = _export(bundle, version, file)
-            # The lanes call from threads of their own; the threads that their forwards need beside them are shared.
-            session = OnnxSession(file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
-        session(forward.blank(plan.micro_batch))
-    except (ExportError, ImportError, OSError) as error:  # a package that cannot be loaded, no room for the file
-        raise BackendError(first_line(error)) from error
-    return Forward(
-        session, plan, device=forward.device, dtype=forward.dtype, size=forward.size, weight_bytes=weight_bytes
-    )
+def _dtypes(backend: Backend, device: torch.device) -> Sequence[torch.dtype]:
+    """The number types that a backend computes in."""
+    if backend == "torch":
+        return (torch.float32, torch.bfloat16, torch.float16)
+    if backend == "openvino" and computes_in_bfloat16(device):
+        return (torch.float32, torch.bfloat16)
+    return (torch.float32,)
 
 
-def _export(bundle: Path, version: str, file: Path) -> int:
-    """Export in a process of its own; the bytes of the weights.
-
-    PyTorch's exporter puts other functions in the place of torch's while it records, which models that serve meanwhile
-    must not meet; it takes seconds of Python, and leaves 100 MB behind.
-    """
-    command = [sys.executable, "-P", "-m", "milkweed.models.onnx.export_process", str(bundle), str(file)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise BackendError(f"bundle {bundle}: not exported as ONNX within {EXPORT_SECONDS:.0f} s") from None
-    if done.returncode:
-        said = (done.stderr.strip() or f"ended with code {done.returncode}").splitlines()[-1]
-        raise BackendError(said)
-    report = json.loads(done.stdout)
-    if report["version"] != version:
-        raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {report['version']}")
-    return int(report["weight_bytes"])
+def _named(error: ValueError, candidate: Candidate) -> ValueError:
+    return BackendError(f"backend {candidate.backend}: {error}") if isinstance(error, BackendError) else error
 
 
-def _faster(forward: Forward, other: Forward) -> BackendChoice:
-    """The faster backend for whole batches of the sizes that `forward` was warmed up with."""
-    sizes = sorted(forward.warm_seconds)
-    ratio = round(statistics.geometric_mean([_ratio(forward, other, size) for size in sizes]), 3)
-    reason = f"ONNX Runtime is {ratio:.2f} times as fast as torch, batches of {' and '.join(map(str, sizes))}"
-    return BackendChoice("onnxruntime" if ratio >= MIN_SPEEDUP else "torch", reason, ratio)
+def _reason(speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_out: Mapping[str, str]) -> str:
+    """Why a candidate was chosen, in a line."""
+    parts = [f"not {name}: {why}" for name, why in left_out.items()]
+    if speeds:
+        reference = _reference(speeds)
+        ranked = sorted(speeds.keys() - {reference}, key=lambda each: -speeds[each])
+        sizes = " and ".join(map(str, sorted(set(batch_sizes))))
+        times = ", ".join(f"{each} {speeds[each]:.2f}" for each in ranked)
+        parts.insert(0, f"times as fast as {reference}, batches of {sizes}: {times}")
+    return "; ".join(parts) or "as set"
 
 
-def _ratio(forward: Forward, other: Forward, batch_size: int) -> float:
-    """torch's time over ONNX Runtime's: medians of runs in turns."""
-    images = forward.blank(batch_size)
-    spent: dict[Forward, list[float]] = {forward: [], other: []}
-    for each in spent:
-        each.run(images)
+def _fastest(speeds: Mapping[Candidate, float]) -> Candidate:
+    """The fastest candidate; one before it stays where it is hardly slower."""
+    best, *others = speeds
+    for each in others:
+        if speeds[each] >= MIN_SPEEDUP * speeds[best]:
+            best = each
+    return best
+
+
+def _speeds(forwards: Mapping[Candidate, Forward], batch_sizes: Sequence[int]) -> dict[Candidate, float]:
+    """How many times as fast as the reference each forward is, over whole batches of these sizes."""
+    by_size = [_medians(list(forwards.values()), size) for size in sorted(set(batch_sizes))]
+    seconds = dict(zip(forwards, map(statistics.geometric_mean, zip(*by_size, strict=True)), strict=True))
+    reference = seconds[_reference(seconds)]
+    return {candidate: round(reference / each, 3) for candidate, each in seconds.items()}
+
+
+def _reference(candidates: Iterable[Candidate]) -> Candidate:
+    """What the others are compared with: the first in float32, or the first."""
+    found = list(candidates)
+    return next((each for each in found if each.dtype is torch.float32), found[0])
+
+
+def _medians(forwards: Sequence[Forward], batch_size: int) -> list[float]:
+    """The seconds that each forward takes for a batch: medians of runs in turns."""
+    images = forwards[0].blank(batch_size)
+    spent: list[list[float]] = [[] for _ in forwards]
     end = time.perf_counter() + MEASURE_SECONDS
-    while len(spent[other]) < MIN_ROUNDS or time.perf_counter() < end:
-        for each, seconds in spent.items():
+    while len(spent[0]) < MIN_ROUNDS or (len(spent[0]) < MAX_ROUNDS and time.perf_counter() < end):
+        for forward, seconds in zip(forwards, spent, strict=True):
             started = time.perf_counter()
-            each.run(images)
+            forward.run(images)
             seconds.append(time.perf_counter() - started)
-    return statistics.median(spent[forward]) / statistics.median(spent[other])
+    return [statistics.median(seconds) for seconds in spent]

@@ -62,25 +62,32 @@ def use_device(device: torch.device) -> None:
         torch.cuda.set_device(device)
 
 
-def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
-    """The number type that `float32`, `bfloat16`, `device` or `auto` means on `device`.
+def resolve_dtypes(name: str, device: torch.device) -> tuple[torch.dtype, ...]:
+    """The number types that `float32`, `bfloat16` or `auto` may mean on `device`, the preferred one first.
 
-    On a GPU `device` and `auto` mean bfloat16, or float16 where it does not compute in that: the fused kernels take
-    two-byte numbers alone. On a CPU `device` means float32, and `auto` bfloat16 where the CPU computes in it.
+    On a GPU `auto` means bfloat16, or float16 where it does not compute in that: the fused kernels take two-byte
+    numbers alone. On a CPU that computes in bfloat16 it means that, or float32 for a model that is faster in it or
+    misses its golden answers in bfloat16.
     """
-    if name == "float32":
-        return torch.float32
-    if name == "bfloat16" or ((name == "auto" or device.type == "cuda") and _computes_in_bfloat16(device)):
-        return torch.bfloat16
-    return torch.float16 if device.type == "cuda" else torch.float32
+    if name != "auto":
+        return (getattr(torch, name),)
+    if device.type == "cuda":
+        return (torch.bfloat16 if computes_in_bfloat16(device) else torch.float16,)
+    return (torch.bfloat16, torch.float32) if computes_in_bfloat16(device) else (torch.float32,)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """What a number type is called in settings and answers."""
+    return str(dtype).removeprefix("torch.")
 
 
 def autocast_dtype(device: torch.device) -> str:
     """What training is worth casting to on `device`: `bfloat16` where it computes in that, else `none`."""
-    return "bfloat16" if _computes_in_bfloat16(device) else "none"
+    return "bfloat16" if computes_in_bfloat16(device) else "none"
 
 
-def _computes_in_bfloat16(device: torch.device) -> bool:
+def computes_in_bfloat16(device: torch.device) -> bool:
+    """Whether the device has instructions for bfloat16: a GPU since Ampere, a CPU with AVX-512 BF16 or AMX."""
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

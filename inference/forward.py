@@ -9,15 +9,17 @@ batch goes at once, by a captured graph where there is one.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ..models.accounting import resident_bytes
+from ..models.bundle.golden import check_golden, golden_images
+from ..models.onnx.session import GraphSession
 from .device import usable_cores
 
 if TYPE_CHECKING:
@@ -84,7 +86,7 @@ class Forward:
     It is called by one thread at a time.
 
     Args:
-        model: takes normalised images of `dtype`, returns logits.
+        model: takes normalised images, of `dtype` unless it is a session on a graph, and returns logits.
         plan: how batches are cut.
         size: side of the model's input, px.
         graph_batch_sizes: batch sizes to capture CUDA graphs for; none on a CPU.
@@ -112,6 +114,10 @@ class Forward:
         """Time of a forward by its number of images, as `warm_up` measured it."""
         self.cuda_graphs: CudaGraphForward | None = None
         self.traced: TorchScriptForward | None = None
+        graph = isinstance(model, GraphSession)
+        self._input_dtype = torch.float32 if graph else dtype
+        # Where a lane waits for a runtime's own threads, its wall time has to stand for their CPU time.
+        self._clock = time.perf_counter if graph and model.computes_elsewhere else time.thread_time
         self._probabilities = _Probabilities(model.to(device))
         self._compute: Callable[[Tensor], Tensor] = self._probabilities
         # The calling thread is a lane itself: a single image changes no thread.
@@ -159,6 +165,11 @@ class Forward:
         probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
         return ForwardResult(probabilities, len(chunks) * self.plan.micro_batch - len(pixels), cpu_seconds)
 
+    def check_golden(self, record: Mapping[str, Any]) -> None:
+        """Compare the answers with those that a bundle recorded for its golden images; raises BundleError."""
+        if record:
+            check_golden(record, self.run(golden_images(self.size)).probabilities.float().cpu(), self.dtype)
+
     def close(self) -> None:
         """End the helper threads."""
         self._helpers.shutdown(wait=True)
@@ -194,15 +205,15 @@ class Forward:
 
     def _run_lane(self, chunks: tuple[Tensor, ...], results: list[Tensor | None], turns: Iterator[int]) -> float:
         """Be one lane: run chunks until none is left; the CPU seconds this thread used."""
-        started = time.thread_time()
+        started = self._clock()
         if torch.get_num_threads() != self.plan.threads:
             torch.set_num_threads(self.plan.threads)  # a property of the calling thread
         with torch.inference_mode():
             for turn in turns:
                 chunk = chunks[turn]
-                images = _filled_up(chunk, self.plan.micro_batch).to(self.dtype)
+                images = _filled_up(chunk, self.plan.micro_batch).to(self._input_dtype)
                 results[turn] = self._compute(images)[: len(chunk)]
-        return time.thread_time() - started
+        return self._clock() - started
 
 
 class _Probabilities(nn.Module):

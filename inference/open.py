@@ -24,9 +24,10 @@ from ..models.bundle.config import BundleConfig
 from ..models.errors import BundleError
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
-from .backend import Backend, choose_backend
-from .device import resolve_device, resolve_dtype, usable_cores, use_device
+from .backend import BackendSetting, Candidate, choose_forward, find_candidates
+from .device import resolve_device, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
+from .graph import BundleGraph, check_version
 from .memory import trim_heap
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 
@@ -35,10 +36,10 @@ logger = logging.getLogger("milkweed.opening")
 
 @dataclass(frozen=True, kw_only=True)
 class InferenceOptions:
-    """How a bundle is opened: the settings of the same names (`backend` is the setting `engine`).
+    """How a bundle is opened: the settings of the same names.
 
     Args:
-        dtype: as `resolve_dtype` takes it.
+        dtype: as `resolve_dtypes` takes it.
         max_batch_size: images of one forward at most; 0 = as many as keep the device busy.
         lanes, threads_per_lane, micro_batch, decode_threads: 0 = chosen for the model and the machine.
         fusion, tuning, tuning_cache, cuda_graphs: for a GPU.
@@ -47,8 +48,8 @@ class InferenceOptions:
     """
 
     device: str = "auto"
-    dtype: str = "device"
-    backend: Backend = "torch"
+    dtype: str = "auto"
+    backend: BackendSetting = "torch"
     loader: str = "auto"
     decode_threads: int = 0
     lanes: int = 0
@@ -105,43 +106,75 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
     started = time.perf_counter()
     device = resolve_device(options.device)
     use_device(device)
-    dtype = resolve_dtype(options.dtype, device)
-    with ExitStack() as opened:
-        model, config = load_bundle(bundle)
-        spec = PreprocessSpec.from_dict(config.preprocess)
-        dense_bytes = dense_equivalent_bytes(model) * dtype.itemsize // torch.float32.itemsize
-        plan = _plan(options, device, macs(model, spec.size).total)
-        form = prepare_model(model, config, device, dtype, spec.size, options)
-        del model  # it would stay until the end of this function, beside what takes its place
-        loader = _loader(options, device, dtype, spec)
+    candidates, refused = find_candidates(options.backend, options.dtype, device)
+    with ExitStack() as opened, ExitStack() as folder:
+        forwards = _Forwards(bundle, options, device, folder)
+        config, spec = forwards.config, forwards.spec
+        max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
+        loader = _loader(options, device, candidates[0].dtype, spec)
         opened.callback(loader.close)
-        forward = _forward(form, plan, device, dtype, spec.size, options)
-        opened.callback(forward.close)
-        fusion = form.fusion
-        del form
         loaded = time.perf_counter()
-        max_batch_size = options.max_batch_size or default_batch_size(device, plan)
         loader.warm_up(max_batch_size)
-        forward.warm_up((1, max_batch_size))
-        forward, choice = choose_backend(forward, bundle, config.version, options.backend)
+        try:
+            forward, choice = choose_forward(
+                candidates, refused, forwards.make, lambda made: made.check_golden(config.golden), (1, max_batch_size)
+            )
+        except BundleError as error:
+            raise BundleError(f"bundle {bundle}: {error}") from None
         opened.callback(forward.close)
         pipeline = Pipeline(
             loader,
             forward,
             num_classes=config.num_classes,
             backend=choice,
-            dense_bytes=dense_bytes,
-            fusion=fusion,
+            dense_bytes=forwards.dense_values * forward.dtype.itemsize,
+            fusion=forwards.fusion,
             max_batch_size=max_batch_size,
         )
-        try:
-            pipeline.check_golden(config.golden)
-        except BundleError as error:
-            raise BundleError(f"bundle {bundle}: {error}") from None
+        del forwards
         trim_heap()  # the weights as they were read, before they were packed, take as much as the model again
         opened.pop_all()
     seconds = {"load_seconds": loaded - started, "warmup_seconds": time.perf_counter() - loaded}
     return OpenedModel(config=config, pipeline=pipeline, **seconds)
+
+
+class _Forwards:
+    """Makes the forwards of a bundle by which it may be computed; it is read here for the first of torch's."""
+
+    def __init__(self, bundle: Path, options: InferenceOptions, device: torch.device, folder: ExitStack) -> None:
+        model, self.config = load_bundle(bundle)
+        self._model: nn.Module | None = model
+        self._bundle, self._options, self._device = bundle, options, device
+        self._graph = BundleGraph(bundle, self.config.version, folder)
+        self.spec = PreprocessSpec.from_dict(self.config.preprocess)
+        self.dense_values = dense_equivalent_bytes(model) // torch.float32.itemsize
+        self.plan = _plan(options, device, macs(model, self.spec.size).total)
+        self.fusion: FusionReport | None = None
+
+    def make(self, candidate: Candidate) -> Forward:
+        """The forward of a candidate, cold; raises BackendError, BundleError."""
+        if candidate.backend != "torch":
+            return self._graph.forward(candidate, self.plan, self.spec.size)
+        size, options = self.spec.size, self._options
+        form = prepare_model(self._taken(), self.config, self._device, candidate.dtype, size, options)
+        self.fusion = form.fusion
+        return Forward(
+            form.model,
+            self.plan,
+            device=self._device,
+            dtype=candidate.dtype,
+            size=size,
+            graph_batch_sizes=form.graph_batch_sizes,
+            cpu_graphs=options.cpu_graphs,
+        )
+
+    def _taken(self) -> nn.Module:
+        """The model as it was read, and from then on as it is read again: a serving form uses it up."""
+        model, self._model = self._model, None
+        if model is None:
+            model, config = load_bundle(self._bundle)
+            check_version(self._bundle, self.config.version, config.version)
+        return model
 
 
 def prepare_model(
@@ -193,19 +226,10 @@ def _loader(options: InferenceOptions, device: torch.device, dtype: torch.dtype,
         num_threads=options.decode_threads or usable_cores(),
         device="gpu" if device.type == "cuda" else "cpu",
         device_id=device.index or 0,
-        dali=replace(options.dali, dtype=dtype, max_batch=options.max_batch_size or GPU_BATCH_SIZE),
-    )
-
-
-def _forward(
-    form: ServingForm, plan: LanePlan, device: torch.device, dtype: torch.dtype, size: int, options: InferenceOptions
-) -> Forward:
-    return Forward(
-        form.model,
-        plan,
-        device=device,
-        dtype=dtype,
-        size=size,
-        graph_batch_sizes=form.graph_batch_sizes,
-        cpu_graphs=options.cpu_graphs,
+        # On a CPU it is the forward that rounds: by then it is chosen what to.
+        dali=replace(
+            options.dali,
+            dtype=dtype if device.type == "cuda" else torch.float32,
+            max_batch=options.max_batch_size or GPU_BATCH_SIZE,
+        ),
     )

@@ -3,8 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -12,7 +11,6 @@ from torch import Tensor
 
 from ..loaders.base import Loader
 from ..loaders.headers.info import ImageInfo
-from ..models.bundle.golden import check_golden, golden_images
 from ..models.serving.fused.report import FusionReport
 from .backend import BackendChoice
 from .decode_stage import DecodedBatch, DecodeStage
@@ -64,12 +62,6 @@ class Pipeline:
         self.device, self.dtype, self.plan = forward.device, forward.dtype, forward.plan
         self.default_batch_size = default_batch_size(forward.device, forward.plan)
         self.max_batch_size = max_batch_size or self.default_batch_size
-
-    def check_golden(self, record: Mapping[str, Any]) -> None:
-        """Compare the forward with the answers that the bundle recorded for its golden images; raises BundleError."""
-        if record:
-            answers = self.forward_stage.run(golden_images(self.forward_stage.size)).probabilities.float().cpu()
-            check_golden(record, answers, self.dtype)
 
     def classify(self, images: Sequence[bytes], top_k: int = 5) -> list[ImageResult]:
         """Predictions or an error for each image, in order.

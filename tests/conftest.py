@@ -8,7 +8,9 @@ import psutil
 import pytest
 import torch
 
+from milkweed.inference import backend, device
 from milkweed.inference.device import usable_cores
+from milkweed.models.onnx import openvino_session
 from milkweed.server.telemetry.system_metrics import container_memory
 
 from .support.colours import colour_bundle, colour_photos, loose_photos
@@ -47,6 +49,25 @@ def shared() -> Path:
     if not path.is_dir():
         pytest.skip(f"no reference data at {path}: set MILKWEED_SHARED")
     return path
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cpu_of_float32() -> Iterator[None]:
+    """The CPU computes in float32 alone, as far as our code can tell: so `auto` is the same wherever it is tested."""
+    real = device.computes_in_bfloat16
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (device, backend):
+            patch.setattr(module, "computes_in_bfloat16", lambda where: where.type == "cuda" and real(where))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def openvino_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Compiled models are kept here, not in the folder of whoever tests."""
+    folder = tmp_path_factory.mktemp("openvino")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(openvino_session, "user_cache", lambda: folder)
+        yield folder
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ def _numbers(facts: SystemInfo, settings: Settings) -> Finding:
     if not facts.bfloat16:
         return _row(name, "ok", f"{facts.cpu_capability}, no bfloat16 instructions: float32 is quickest here")
     text = f"{facts.cpu_capability}, computes in bfloat16{matrix}"
-    if facts.gpus or settings.dtype not in ("float32", "device"):
+    if facts.gpus or settings.dtype != "float32":
         return _row(name, "ok", text)
     text += f"; dtype = {settings.dtype} makes no use of that"
     return _row(name, "ok", text, "milkweed serve --dtype auto")

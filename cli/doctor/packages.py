@@ -32,7 +32,8 @@ EXTRAS = (
     Extra("nvml", ("nvidia-ml-py",), "tells who holds GPU memory, in the metrics", gpu_only=True),
     Extra("grpc", ("grpcio", "protobuf"), "Open Inference Protocol over gRPC (--grpc-port)"),
     Extra("otel", ("opentelemetry-sdk", "opentelemetry-exporter-otlp-proto-http"), "traces (--otlp-endpoint)"),
-    Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --engine onnxruntime or auto"),
+    Extra("onnx", ("onnx", "onnxruntime", "onnxscript"), "`milkweed export --onnx`, and --backend other than torch"),
+    Extra("openvino", ("openvino",), "--backend openvino or auto, together with onnx"),
     Extra("train", ("matplotlib", "jinja2"), "`milkweed train`, reports of `compress`, and all plots"),
 )
 
@@ -43,7 +44,8 @@ def package_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]
         "grpc": settings.grpc_port and f"grpc_port = {settings.grpc_port}",
         "otel": settings.otlp_endpoint != OFF and f"otlp_endpoint = {settings.otlp_endpoint}",
         "dali": settings.loader == "dali" and "loader = dali",
-        "onnx": settings.engine == "onnxruntime" and "engine = onnxruntime",
+        "onnx": settings.backend in ("onnxruntime", "openvino") and f"backend = {settings.backend}",
+        "openvino": settings.backend == "openvino" and "backend = openvino",
     }
     for extra in EXTRAS:
         yield _extra(extra, facts, str(asked.get(extra.name) or ""))

@@ -7,8 +7,15 @@ from pathlib import Path
 
 import torch
 
-from ...inference.backend import refusal
-from ...inference.device import DeviceError, device_names, resolve_devices, resolve_dtype, usable_cores
+from ...inference.backend import RUNTIMES, Backend, BackendError, find_candidates
+from ...inference.device import (
+    DeviceError,
+    device_names,
+    dtype_name,
+    resolve_devices,
+    resolve_dtypes,
+    usable_cores,
+)
 from ...inference.forward import plan_lanes
 from ...inference.open import NO_FUSED_KERNEL
 from ...kernels.impls.all import all_impls
@@ -67,7 +74,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         yield _row("device", "broken", f"{error} ({origins['device']})", "milkweed serve --device auto")
         return
     yield _row("device", "ok", f"{', '.join(device_names(devices))}: device = {_given('device', settings, origins)}")
-    yield from _engine(settings, origins, devices[0], model)
+    yield from _backend(settings, origins, devices[0], model)
     if quarantined():
         yield _quarantine(devices[0])
 
@@ -82,22 +89,11 @@ def _quarantine(device: torch.device) -> Finding:
     return _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
-def _engine(
+def _backend(
     settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
-    dtype = resolve_dtype(settings.dtype, device)
-    yield _numbers(settings, origins, device, dtype)
-    refused = refusal(device, dtype)
-    given = f"engine = {_given('engine', settings, origins)}"
-    if settings.engine == "onnxruntime" and refused is not None:
-        yield _row("engine", "broken", f"{given}: {refused}", "milkweed serve --engine auto")
-    elif settings.engine == "auto":
-        which = "PyTorch or ONNX Runtime, whichever is faster when the model loads" if refused is None else "PyTorch"
-        yield _row("engine", "ok", f"{which}: {given}" + (f"; {refused}" if refused else ""))
-    else:
-        name = "PyTorch" if settings.engine == "torch" else f"ONNX Runtime {runtime_version()}"
-        yield _row("engine", "ok", f"{name}: {given}")
+    yield from _numbers(settings, origins, device)
     threads = settings.decode_threads or usable_cores()
     if settings.loader == "auto":
         loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
@@ -117,18 +113,37 @@ def _engine(
         yield from _cpu_forward(settings, device, model)
 
 
-def _numbers(settings: Settings, origins: Mapping[str, str], device: torch.device, dtype: torch.dtype) -> Finding:
-    """Say what the forward computes in, and what that costs on a GPU."""
-    text = f"{str(dtype).removeprefix('torch.')}: dtype = {_given('dtype', settings, origins)}"
-    if device.type == "cuda" and dtype is torch.float32:
-        return _row("numbers", "warning", f"{text}; {NO_FUSED_KERNEL}", "milkweed serve --dtype device")
-    return _row("numbers", "ok", text)
+def _numbers(settings: Settings, origins: Mapping[str, str], device: torch.device) -> Iterator[Finding]:
+    """Make the rows about the number type and the backend."""
+    dtypes = resolve_dtypes(settings.dtype, device)
+    numbers = f"{' or '.join(map(dtype_name, dtypes))}: dtype = {_given('dtype', settings, origins)}"
+    if len(dtypes) > 1:
+        numbers += "; measured when the model loads, and held against its golden answers"
+    if device.type == "cuda" and torch.float32 in dtypes:
+        yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
+    else:
+        yield _row("numbers", "ok", numbers)
+    given = f"backend = {_given('backend', settings, origins)}"
+    try:
+        candidates, refused = find_candidates(settings.backend, settings.dtype, device)
+    except BackendError as error:
+        yield _row("backend", "broken", f"{error}: {given}", "milkweed serve --backend auto")
+        return
+    names = list(dict.fromkeys(_runtime(each.backend) for each in candidates))
+    which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
+    yield _row("backend", "ok", "; ".join([f"{which}: {given}", *refused.values()]))
+
+
+def _runtime(backend: Backend) -> str:
+    """Name a backend's library, with its version where it is not torch."""
+    return RUNTIMES[backend] if backend == "torch" else f"{RUNTIMES[backend]} {runtime_version(backend)}"
 
 
 def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
     """Make the rows about the forward on a CPU."""
-    if settings.engine == "onnxruntime":
-        yield _row("kernels", "ok", "ONNX Runtime's")
+    graph = settings.backend in ("onnxruntime", "openvino")
+    if graph:
+        yield _row("kernels", "ok", f"{RUNTIMES[settings.backend]}'s")
     elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
     else:
@@ -136,7 +151,7 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
     chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
     plan = plan_lanes(device, model.macs, **chosen)
     sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
-    if settings.engine != "onnxruntime":
+    if not graph:
         sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
     yield _row("forward", "ok", sizes)
 

@@ -1,9 +1,11 @@
-"""Runs an exported model in ONNX Runtime on the CPU; no other file imports onnxruntime."""
+"""Runs an exported graph on the CPU: what all runtimes share, and ONNX Runtime; no other file imports onnxruntime."""
 
+from abc import ABC, abstractmethod
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,10 +16,32 @@ from .file import BATCH, INPUT
 _ERRORS_ONLY = 3
 
 
-class OnnxSession(nn.Module):
+class GraphSession(nn.Module, ABC):
     """Float32 images (B, 3, H, W) on the CPU -> logits (B, num_classes). Several threads may call it at a time.
 
     It releases Python's lock while it computes. The file is read in the constructor and not needed afterwards.
+    """
+
+    runtime: str
+    """The name of the library that computes."""
+
+    computes_elsewhere = False
+    """Whether threads of the runtime compute while the one that calls waits."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        try:
+            logits = self._compute(images.contiguous().numpy())
+        except Exception as error:  # each runtime has classes of its own, and no common one
+            raise ExportError(f"{self.runtime} cannot compute the model: {first_line(error)}") from error
+        return torch.from_numpy(logits)
+
+    @abstractmethod
+    def _compute(self, images: Any) -> Any:
+        """Arrays in, arrays out."""
+
+
+class OnnxSession(GraphSession):
+    """A graph in ONNX Runtime.
 
     Args:
         path: a file that `write_onnx` wrote.
@@ -28,6 +52,8 @@ class OnnxSession(nn.Module):
         ExportError: ONNX Runtime cannot run the file.
         ImportError: onnxruntime is missing.
     """
+
+    runtime = "ONNX Runtime"
 
     def __init__(self, path: Path, *, threads: int = 1, batch: int | None = None) -> None:
         super().__init__()
@@ -45,21 +71,18 @@ class OnnxSession(nn.Module):
         except Exception as error:  # onnxruntime has a class for each error code, and no common one
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
-    def forward(self, images: Tensor) -> Tensor:
-        try:
-            [logits] = self._session.run(None, {INPUT: images.contiguous().numpy()})
-        except Exception as error:  # as above
-            raise ExportError(f"ONNX Runtime cannot compute the model: {first_line(error)}") from error
-        return torch.from_numpy(logits)
+    def _compute(self, images: Any) -> Any:
+        [logits] = self._session.run(None, {INPUT: images})
+        return logits
 
 
-def runtime_version() -> str | None:
-    """Version of ONNX Runtime; None where it is not installed. Nothing is imported."""
-    if find_spec("onnxruntime") is None:
+def runtime_version(package: str = "onnxruntime") -> str | None:
+    """Version of a runtime; None where it is not installed. Nothing is imported."""
+    if find_spec(package) is None:
         return None
     try:
-        return version("onnxruntime")
-    except PackageNotFoundError:  # it has several package names
+        return version(package)
+    except PackageNotFoundError:  # ONNX Runtime has several package names
         return "unknown"
 
 

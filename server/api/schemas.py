@@ -154,8 +154,10 @@ class Model(BaseModel):
     metrics: dict[str, Any] = Field(description="what was measured, as the bundle records it")
     device: str
     dtype: str
-    engine: Literal["torch", "onnxruntime"] = Field(description="what computes the forward")
-    engine_reason: str = Field(examples=["ONNX Runtime is 1.21 times as fast as torch, batches of 1 and 8"])
+    backend: Literal["torch", "onnxruntime", "openvino"] = Field(description="what computes the forward")
+    backend_reason: str = Field(
+        examples=["times as fast as torch float32, batches of 1 and 8: torch bfloat16 1.61, onnxruntime float32 1.21"]
+    )
     loader: str
     kernels: str = Field(description="what the layers run on, in a line")
     kernel_plans: KernelPlans | None = Field(description="of a GPU's forward; null on a CPU")

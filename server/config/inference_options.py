@@ -6,7 +6,17 @@ from .settings import Settings, image_limits
 
 # Settings and options of one name.
 _SAME_NAMES = (
-    *("device", "dtype", "loader", "decode_threads", "lanes", "threads_per_lane", "micro_batch", "max_batch_size"),
+    *(
+        "device",
+        "dtype",
+        "backend",
+        "loader",
+        "decode_threads",
+        "lanes",
+        "threads_per_lane",
+        "micro_batch",
+        "max_batch_size",
+    ),
     *("fusion", "tuning", "tuning_cache", "cuda_graphs", "cpu_graphs"),
 )
 
@@ -15,7 +25,6 @@ def inference_options(settings: Settings) -> InferenceOptions:
     """The options of `inference.open.open_model` that these settings mean."""
     return InferenceOptions(
         **{name: getattr(settings, name) for name in _SAME_NAMES},
-        backend=settings.engine,
         dali=DaliOptions(
             hw_decoder_load=settings.hw_decoder_load,
             resample=settings.resample,

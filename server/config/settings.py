@@ -62,13 +62,13 @@ class Settings(BaseSettings):
         pattern=r"^(auto|cuda|cuda:all|(cpu|cuda:\d{1,3})(,(cpu|cuda:\d{1,3})){0,63})$",
         description="auto, cpu, cuda, cuda:N, cuda:all, or several: cuda:0,cuda:1; auto = cuda if there",
     )
-    dtype: Literal["float32", "bfloat16", "device", "auto"] = Field(
-        default="device",
-        description="numbers of the forward; device = float32 on a CPU, bfloat16 on a GPU (float16 before Ampere); "
-        "auto = bfloat16 on a CPU too where it computes in it",
+    dtype: Literal["float32", "bfloat16", "auto"] = Field(
+        default="auto",
+        description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that computes "
+        "in it, unless there float32 is measured faster or the golden answers are missed; else float32",
     )
-    engine: Literal["torch", "onnxruntime", "auto"] = Field(
-        default="torch", description="CPU: what computes the forward; auto = the faster one, measured at start"
+    backend: Literal["torch", "onnxruntime", "openvino", "auto"] = Field(
+        default="torch", description="CPU: what computes the forward; auto = the fastest one, measured at start"
     )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
     hw_decoder_load: float = _number(0.0, 0, 1, "DALI on a GPU: share of its JPEGs for the GPU's JPEG engine")

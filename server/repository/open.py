@@ -36,7 +36,7 @@ def open_on_all(
     try:
         for engine_id, own in settings.items():
             if opened:  # measured once: answers must not depend on who computed them
-                own = own.model_copy(update={"engine": next(iter(opened.values())).pipeline.backend.name})
+                own = own.model_copy(update=_chosen(next(iter(opened.values()))))
             where = f"device {devices[engine_id]}: " if len(settings) > 1 else ""
             opened[engine_id] = _open(open_model, name, path, own, where)
         model = next(iter(opened.values()))
@@ -57,6 +57,12 @@ def open_on_all(
         load_seconds=sum(each.load_seconds for each in opened.values()),
         warmup_seconds=sum(each.warmup_seconds for each in opened.values()),
     )
+
+
+def _chosen(first: ServedModel) -> dict[str, str]:
+    """The settings that the first device's measurement decides for the others; a GPU decides for itself alone."""
+    chosen = {"backend": first.pipeline.backend.name}
+    return chosen | ({"dtype": first.dtype} if first.pipeline.device.type == "cpu" else {})
 
 
 def _open(open_model: OpenModel, name: str, path: Path, settings: Settings, where: str) -> ServedModel:

@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ...inference.backend import RUNTIMES
+from ...inference.device import dtype_name
 from ...inference.open import open_model as open_bundle
 from ...inference.pipeline import Pipeline
 from ...inference.results import ImageResult, Predictions
@@ -116,8 +118,8 @@ class ServedModel:
         return "; ".join(f"{device}: {what}" for device, what in zip(self.devices, found, strict=True))
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
-        if pipeline.backend.name == "onnxruntime":
-            return f"ONNX Runtime {runtime_version()}"
+        if pipeline.backend.name != "torch":
+            return f"{RUNTIMES[pipeline.backend.name]} {runtime_version(pipeline.backend.name)}"
         if pipeline.fusion is not None:
             what = pipeline.fusion.summary
         elif self.config.structure:
@@ -168,7 +170,7 @@ class ServedModel:
     @property
     def dtype(self) -> str:
         """The number type of the forward, as settings spell it."""
-        return str(self.pipeline.dtype).removeprefix("torch.")
+        return dtype_name(self.pipeline.dtype)
 
     @property
     def loader(self) -> str:
@@ -193,8 +195,8 @@ class ServedModel:
             "metrics": dict(config.metrics),
             "device": self.device,
             "dtype": self.dtype,
-            "engine": pipeline.backend.name,
-            "engine_reason": pipeline.backend.reason,
+            "backend": pipeline.backend.name,
+            "backend_reason": pipeline.backend.reason,
             "loader": self.loader,
             "kernels": self.kernels,
             "kernel_plans": self.kernel_plans,

@@ -151,7 +151,7 @@ class Metrics:
         self.model_info = self._gauge(
             "model_info",
             "Always 1: what is served.",
-            (*model, "arch", "dtype", "device", "engine", "loader", "monarch_blocks", "sha256_12"),
+            (*model, "arch", "dtype", "device", "backend", "loader", "monarch_blocks", "sha256_12"),
         )
         self.load_seconds = self._gauge("model_load_duration_seconds", "Time to read the bundle.", model)
         self.warmup_seconds = self._gauge("model_warmup_duration_seconds", "Time of the first forwards.", model)

@@ -24,7 +24,7 @@ NOT_RUN = (
 # What is run with MILKWEED_TEST_DEPLOY=1 alone, and otherwise looked at as those are.
 SLOW = (
     (r".*milkweed export ", "ten seconds; tests/cli/modelling/test_export.py"),
-    (r".*milkweed serve .*--engine", "exports first"),
+    (r".*milkweed serve .*--backend", "exports first"),
     (r".*milkweed compress .*--storage", "as the one on the same page, then tests/cli/modelling/test_convert.py"),
 )
 

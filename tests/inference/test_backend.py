@@ -1,22 +1,28 @@
-"""ONNX Runtime as what computes the forward: torch's answers, chosen by measurement, never silently another."""
+"""The backends and number types of a forward: torch's answers, chosen by measurement, never silently another."""
 
 import gc
+import itertools
 import logging
 import weakref
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.inference import backend
+from milkweed.inference import backend, graph
+from milkweed.inference import device as devices
 from milkweed.inference import open as opening
-from milkweed.inference.backend import BackendChoice
+from milkweed.inference.backend import RUNTIMES, Backend, BackendChoice, Candidate
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.pipeline import Pipeline
 from milkweed.models import export_bundle, import_checkpoint
-from milkweed.models.onnx.session import OnnxSession
+from milkweed.models.bundle.golden import TOLERANCES
+from milkweed.models.errors import BundleError
+from milkweed.models.onnx.openvino_session import OpenVinoSession
+from milkweed.models.onnx.session import GraphSession, OnnxSession
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all
 from milkweed.server.repository.served_model import ServedModel, open_model
@@ -24,6 +30,7 @@ from milkweed.server.repository.served_model import ServedModel, open_model
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline, served_model
 
 CPU = torch.device("cpu")
+BFLOAT16 = devices.computes_in_bfloat16(CPU)  # a fixture says otherwise while tests run
 
 
 @pytest.fixture(scope="session")
@@ -41,7 +48,7 @@ def at_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         file.write_bytes(exported.read_bytes())
         return 12345
 
-    monkeypatch.setattr(backend, "_export", given)
+    monkeypatch.setattr(graph, "export", given)
 
 
 def opened(bundle: Path, **settings: Any) -> ServedModel:
@@ -53,107 +60,192 @@ def pixels(count: int) -> Tensor:
 
 
 @pytest.mark.usefixtures("at_once")
-def test_onnx_runtime_answers_as_torch_does(colour_bundle: Path) -> None:
+def test_every_backend_answers_as_torch_does(colour_bundle: Path) -> None:
     images = [encoded(seed=seed) for seed in range(11)] + [broken()]
-    answers = {}
-    for engine in ("torch", "onnxruntime"):
-        model = opened(colour_bundle, engine=engine)
-        answers[engine] = model.pipeline.classify(images, top_k=3)
+    expected = None
+    for name in get_args(Backend):
+        model = opened(colour_bundle, backend=name)
+        answers = model.pipeline.classify(images, top_k=3)
         said = model.describe()
-        assert (said["engine"], said["engine_reason"]) == (engine, "as set")
-        assert ("ONNX Runtime" in said["kernels"]) == (engine == "onnxruntime")
-        assert (said["parameter_bytes"]["resident"] == 12345) == (engine == "onnxruntime")
+        assert (said["backend"], said["backend_reason"], said["dtype"]) == (name, "as set", "float32")
+        assert (RUNTIMES[name] in said["kernels"]) == (name != "torch")
+        assert (said["parameter_bytes"]["resident"] == 12345) == (name != "torch")
         assert set(model.pipeline.forward_stage.warm_seconds) == {1, model.max_batch_size}
         model.pipeline.close()
-    for ours, theirs in zip(answers["torch"][:-1], answers["onnxruntime"][:-1], strict=True):
-        assert ours.index == theirs.index
-        assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-    assert answers["onnxruntime"][-1].code == "undecodable"
+        assert answers[-1].code == "undecodable"
+        expected = expected or answers
+        for ours, theirs in zip(expected[:-1], answers[:-1], strict=True):
+            assert ours.index == theirs.index
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
 
 
+SESSIONS = {
+    "onnxruntime": lambda file, plan: OnnxSession(
+        file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch
+    ),
+    "openvino": lambda file, plan: OpenVinoSession(
+        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch
+    ),
+    "openvino bfloat16": lambda file, plan: OpenVinoSession(
+        file, lanes=plan.lanes, threads=plan.threads, batch=plan.micro_batch, dtype=torch.bfloat16
+    ),
+}
+
+
+@pytest.mark.parametrize("session", SESSIONS.values(), ids=SESSIONS)
 @pytest.mark.parametrize("plan", [LanePlan(1, 2, 1), LanePlan(8, 2, 1), LanePlan(8, 1, 2), LanePlan(3, 3, 1)])
-def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(plan: LanePlan, exported: Path) -> None:
-    alone = OnnxSession(exported, batch=plan.micro_batch)
-    lanes = Forward(
-        OnnxSession(exported, threads=3, batch=plan.micro_batch), plan, device=CPU, dtype=torch.float32, size=16
-    )
+def test_answer_does_not_depend_on_neighbours_lanes_or_threads_to_the_bit(
+    session: Callable[[Path, LanePlan], GraphSession], plan: LanePlan, exported: Path
+) -> None:
+    alone = session(exported, LanePlan(plan.micro_batch, 1, 1))
+    lanes = Forward(session(exported, plan), plan, device=CPU, dtype=torch.float32, size=16)
     images = pixels(19)
     padded = [torch.cat([image[None], torch.zeros(plan.micro_batch - 1, 3, 16, 16)]) for image in images]
     expected = torch.cat([alone(batch)[:1].softmax(-1) for batch in padded])
     for count in (1, 2, 8, 9, 19):
         assert torch.equal(lanes.run(images[:count]).probabilities, expected[:count])
         assert torch.equal(lanes.run(images[-count:].flip(0)).probabilities, expected[-count:].flip(0))
+    assert lanes.run(images).cpu_seconds > 0
     lanes.close()
 
 
 @pytest.mark.usefixtures("at_once")
-def test_only_the_engine_that_was_chosen_stays(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    load, kept = opening.load_bundle, []
+def test_only_the_forward_that_was_chosen_stays(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    load, made, kept = opening.load_bundle, GraphSession.__init__, []
 
     def noted(path: Path) -> Any:
         model, config = load(path)
         kept.append(weakref.ref(model))
         return model, config
 
-    made = OnnxSession.__init__
-
-    def made_and_noted(self: OnnxSession, *rest: Any, **options: Any) -> None:
-        made(self, *rest, **options)
+    def made_and_noted(self: GraphSession) -> None:
+        made(self)
         kept.append(weakref.ref(self))
 
     monkeypatch.setattr(opening, "load_bundle", noted)
-    monkeypatch.setattr(OnnxSession, "__init__", made_and_noted)
-    for ratio, alive in ((1.3, [False, True]), (0.9, [True, False])):
-        monkeypatch.setattr(backend, "_ratio", lambda *_, ratio=ratio: ratio)
+    monkeypatch.setattr(GraphSession, "__init__", made_and_noted)
+    for fastest, alive in ((1, [False, True, False]), (0, [True, False, False]), (2, [False, False, True])):
+        measured(monkeypatch, [1.0 if place == fastest else 2.0 for place in range(3)])
         kept.clear()
-        model = opened(colour_bundle, engine="auto")
+        model = opened(colour_bundle, backend="auto")
         gc.collect()
         assert [each() is not None for each in kept] == alive
         model.pipeline.close()
 
 
+def measured(monkeypatch: pytest.MonkeyPatch, *seconds: Sequence[float]) -> None:
+    """What the candidates take, for each batch size."""
+    turns = itertools.cycle(seconds)
+    monkeypatch.setattr(backend, "_medians", lambda forwards, size: list(next(turns))[: len(forwards)])
+
+
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
-    ("ratios", "choice"),
+    ("seconds", "name", "reason"),
     [
-        (
-            (1.2, 1.3),
-            BackendChoice("onnxruntime", "ONNX Runtime is 1.25 times as fast as torch, batches of 1 and 8", 1.249),
-        ),
-        ((1.0, 1.06), BackendChoice("torch", "ONNX Runtime is 1.03 times as fast as torch, batches of 1 and 8", 1.03)),
-        ((0.5, 1.5), BackendChoice("torch", "ONNX Runtime is 0.87 times as fast as torch, batches of 1 and 8", 0.866)),
+        (((1.2, 1.0, 1.5), (1.3, 1.0, 1.5)), "onnxruntime", "onnxruntime float32 1.25, openvino float32 0.83"),
+        (((1.0, 1.0, 1.0), (1.06, 1.0, 1.0)), "torch", "onnxruntime float32 1.03, openvino float32 1.03"),
+        (((0.5, 1.0, 0.2), (1.5, 1.0, 1.4)), "openvino", "openvino float32 1.64, onnxruntime float32 0.87"),
+        (((3.0, 1.02, 1.0), (3.0, 1.02, 1.0)), "onnxruntime", "openvino float32 3.00, onnxruntime float32 2.94"),
     ],
 )
-def test_auto_takes_the_faster_one_and_says_so(
-    ratios: tuple[float, float],
-    choice: BackendChoice,
+def test_auto_takes_the_fastest_one_and_says_so(
+    seconds: Any,
+    name: str,
+    reason: str,
     colour_bundle: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    measured = dict(zip((1, 8), ratios, strict=True))
-    monkeypatch.setattr(backend, "_ratio", lambda _, __, size: measured[size])
-    with caplog.at_level(logging.INFO, "milkweed.engine_choice"):
-        model = opened(colour_bundle, engine="auto", lanes=1)
-    assert model.pipeline.backend == choice
-    assert model.describe()["engine_reason"] == choice.reason
-    assert f"engine {choice.name}: {choice.reason}" in caplog.text
+    measured(monkeypatch, *seconds)
+    with caplog.at_level(logging.INFO, "milkweed.backend"):
+        model = opened(colour_bundle, backend="auto", lanes=1)
+    choice = model.pipeline.backend
+    assert (choice.name, choice.reason) == (name, f"times as fast as torch float32, batches of 1 and 8: {reason}")
+    assert choice.speeds.keys() == {"torch float32", "onnxruntime float32", "openvino float32"}
+    assert model.describe()["backend_reason"] == choice.reason
+    assert f"backend {choice.name} float32: {choice.reason}" in caplog.text
     model.pipeline.close()
 
 
-@pytest.mark.usefixtures("at_once")
-def test_auto_measures_both(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def able(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU computes in bfloat16; where it does not, torch and OpenVINO still give the same answers, slowly."""
+    for module in (devices, backend):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda device: True)
+
+
+@pytest.mark.usefixtures("able")
+@pytest.mark.parametrize(
+    ("seconds", "dtype"), [((1.0, 1.8), "bfloat16"), ((1.04, 1.0), "bfloat16"), ((1.1, 1.0), "float32")]
+)
+def test_a_cpu_that_computes_in_bfloat16_serves_it_unless_float32_is_faster(
+    seconds: tuple[float, float], dtype: str, colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured(monkeypatch, seconds)
+    model = opened(colour_bundle)
+    assert (model.pipeline.backend.name, model.dtype) == ("torch", dtype)
+    ratio = seconds[1] / seconds[0]
+    sizes = f"1 and {model.max_batch_size}"
+    assert (
+        model.pipeline.backend.reason
+        == f"times as fast as torch float32, batches of {sizes}: torch bfloat16 {ratio:.2f}"
+    )
+    model.pipeline.close()
+
+
+@pytest.mark.usefixtures("able")
+def test_bfloat16_that_misses_the_golden_answers_is_not_served(
+    colour_bundle: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(TOLERANCES, torch.bfloat16, 0.0)
+    model = opened(colour_bundle)
+    assert model.dtype == "float32"
+    assert model.pipeline.backend.reason.startswith("not torch bfloat16: golden image 0, class ")
+    assert model.describe()["backend_reason"] == model.pipeline.backend.reason
+    [record] = [each for each in caplog.records if each.name == "milkweed.backend"]
+    assert (record.levelno, record.message) == (
+        logging.WARNING,
+        f"backend torch float32: {model.pipeline.backend.reason}",
+    )
+    model.pipeline.close()
+    with pytest.raises(
+        BundleError, match=r"^bundle \S+: golden image 0, class "
+    ):  # asked for by name, it is not replaced
+        opened(colour_bundle, dtype="bfloat16")
+
+
+@pytest.mark.skipif(not BFLOAT16, reason="OpenVINO computes in bfloat16 where the CPU does")
+@pytest.mark.usefixtures("able", "at_once")
+def test_bfloat16_of_each_backend_is_near_float32(colour_bundle: Path) -> None:
+    images = [encoded(seed=seed) for seed in range(5)]
+    answers = {}
+    for name, dtype in itertools.product(("torch", "openvino"), ("float32", "bfloat16")):
+        model = opened(colour_bundle, backend=name, dtype=dtype)
+        assert (model.dtype, model.pipeline.forward_stage.dtype) == (dtype, getattr(torch, dtype))
+        answers[name, dtype] = model.pipeline.classify(images, top_k=3)
+        model.pipeline.close()
+    for name in ("torch", "openvino"):
+        exact = [each.score for each in answers[name, "float32"]]
+        assert [each.score for each in answers[name, "bfloat16"]] == [pytest.approx(score, abs=0.05) for score in exact]
+        assert [each.score for each in answers[name, "bfloat16"]] != exact
+
+
+@pytest.mark.usefixtures("able", "at_once")
+def test_auto_measures_every_backend_in_every_dtype(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
-    model = opened(colour_bundle, engine="auto")
+    model = opened(colour_bundle, backend="auto")
     choice = model.pipeline.backend
-    assert choice.ratio is not None
-    assert choice.name == ("onnxruntime" if choice.ratio >= backend.MIN_SPEEDUP else "torch")
-    assert choice.reason.startswith(f"ONNX Runtime is {choice.ratio:.2f} times as fast as torch, batches of 1 and")
+    assert set(choice.speeds) == {
+        *("torch bfloat16", "torch float32", "onnxruntime float32", "openvino bfloat16", "openvino float32")
+    }
+    assert choice.speeds["torch float32"] == 1
+    assert choice.speeds[f"{choice.name} {model.dtype}"] * backend.MIN_SPEEDUP > max(choice.speeds.values())
     model.pipeline.close()
 
 
 def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch is held up by a clock of our own: twice as long, then."""
+    """The forwards are held up by a clock of our own."""
     monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
     now = [0.0]
     monkeypatch.setattr(backend.time, "perf_counter", lambda: now[0])
@@ -168,33 +260,32 @@ def test_what_is_measured_is_the_time_of_whole_batches(monkeypatch: pytest.Monke
             self.sizes.append(len(images))
             return images.mean((2, 3))
 
-    ours, theirs = Slow(2.0), Slow(1.0)
-    plan = LanePlan(1, 1, 1)
-    torchs, onnxs = (Forward(each, plan, device=CPU, dtype=torch.float32, size=8) for each in (ours, theirs))
-    torchs.warm_up((1, 4))
-    ours.sizes.clear()
-    choice = backend._faster(torchs, onnxs)
-    assert choice == BackendChoice(
-        "onnxruntime", "ONNX Runtime is 2.00 times as fast as torch, batches of 1 and 4", 2.0
-    )
-    rounds = 1 + backend.MIN_ROUNDS
-    assert len(ours.sizes) == len(theirs.sizes) == rounds * (1 + 4)
-    torchs.close()
-    onnxs.close()
+    models = Slow(2.0), Slow(1.0)
+    forwards = [Forward(each, LanePlan(1, 1, 1), device=CPU, dtype=torch.float32, size=8) for each in models]
+    candidates = Candidate("torch"), Candidate("openvino")
+    make = dict(zip(candidates, forwards, strict=True)).__getitem__
+    chosen, choice = backend.choose_forward(candidates, {}, make, lambda _: None, (1, 4))
+    assert (chosen, choice.name) == (forwards[1], "openvino")
+    assert choice.speeds == {"torch float32": 1.0, "openvino float32": 2.0}
+    assert choice.reason == "times as fast as torch float32, batches of 1 and 4: openvino float32 2.00"
+    rounds = 2 + backend.MIN_ROUNDS  # two of them warm up
+    assert len(models[0].sizes) == len(models[1].sizes) == rounds * (1 + 4)
+    chosen.close()
 
 
-def test_several_devices_compute_with_one_engine() -> None:
+def test_several_devices_compute_with_one_backend_and_dtype() -> None:
     wanted = []
 
     def open_held(name: str, path: Path, settings: Settings) -> ServedModel:
-        wanted.append(settings.engine)
+        wanted.append((settings.backend, settings.dtype))
         pipeline = make_pipeline(HeldModel())
-        pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast", 1.2)
+        pipeline.backend = BackendChoice("onnxruntime", "1.2 times as fast")
+        pipeline.dtype = torch.bfloat16
         return served_model(name, pipeline, settings)
 
-    settings = dict.fromkeys((0, 1, 2), Settings(engine="auto"))
+    settings = dict.fromkeys((0, 1, 2), Settings(backend="auto"))
     open_on_all(open_held, "held", Path("x"), settings, {0: "cpu:0", 1: "cpu:1", 2: "cpu:2"})
-    assert wanted == ["auto", "onnxruntime", "onnxruntime"]
+    assert wanted == [("auto", "auto"), ("onnxruntime", "bfloat16"), ("onnxruntime", "bfloat16")]
 
 
 def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path: Path) -> None:
@@ -207,13 +298,14 @@ def test_photographs_have_the_class_that_torch_gives_them(shared: Path, tmp_path
     assert len(photos) == 13
     pipeline = opened(tmp_path / "deit").pipeline
     expected = pipeline.classify(photos)
-    session, plan = OnnxSession(tmp_path / "deit.onnx", threads=3, batch=1), LanePlan(1, 2, 2)
-    forward = Forward(session, plan, device=CPU, dtype=torch.float32, size=224)
-    other = Pipeline(pipeline.loader, forward, num_classes=1000)
-    found = other.classify(photos)
-    assert found[3:5] == other.classify(photos[3:5])  # to the bit, in other company
-    assert [each.index for each in found] == [each.index for each in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+    plan, file = LanePlan(1, 2, 2), tmp_path / "deit.onnx"
+    for name in ("onnxruntime", "openvino"):
+        forward = Forward(SESSIONS[name](file, plan), plan, device=CPU, dtype=torch.float32, size=224)
+        other = Pipeline(pipeline.loader, forward, num_classes=1000)
+        found = other.classify(photos)
+        assert found[3:5] == other.classify(photos[3:5])  # to the bit, in other company
+        assert [each.index for each in found] == [each.index for each in expected], name
+        for ours, theirs in zip(found, expected, strict=True):
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+        forward.close()
     pipeline.close()
-    forward.close()

@@ -10,7 +10,7 @@ from milkweed.inference.device import (
     device_names,
     resolve_device,
     resolve_devices,
-    resolve_dtype,
+    resolve_dtypes,
     usable_cores,
 )
 from milkweed.inference.open import InferenceOptions
@@ -51,27 +51,26 @@ def test_several_devices_and_what_they_are_called(monkeypatch: pytest.MonkeyPatc
         resolve_devices("cuda:all")
 
 
-def test_dtype_is_float32_on_a_cpu_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dtype_on_a_cpu_is_bfloat16_before_float32_where_it_computes_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    assert resolve_dtype("float32", cpu) == torch.float32
-    assert resolve_dtype("bfloat16", cpu) == torch.bfloat16
-    for able, expected in ((True, torch.bfloat16), (False, torch.float32)):
-        monkeypatch.setattr("milkweed.inference.device._computes_in_bfloat16", lambda device, able=able: able)
-        assert resolve_dtype("auto", cpu) == expected
-        assert resolve_dtype("device", cpu) == torch.float32
+    assert resolve_dtypes("float32", cpu) == (torch.float32,)
+    assert resolve_dtypes("bfloat16", cpu) == (torch.bfloat16,)
+    for able, expected in ((True, (torch.bfloat16, torch.float32)), (False, (torch.float32,))):
+        monkeypatch.setattr("milkweed.inference.device.computes_in_bfloat16", lambda device, able=able: able)
+        assert resolve_dtypes("auto", cpu) == expected
 
 
 def test_dtype_is_two_bytes_on_a_gpu_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda:0")
     for capability, expected in (((7, 5), torch.float16), ((8, 0), torch.bfloat16), ((12, 0), torch.bfloat16)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, capability=capability: capability)
-        assert resolve_dtype("device", gpu) == resolve_dtype("auto", gpu) == expected
-        assert resolve_dtype("float32", gpu) == torch.float32
-        assert resolve_dtype("bfloat16", gpu) == torch.bfloat16
+        assert resolve_dtypes("auto", gpu) == (expected,)
+        assert resolve_dtypes("float32", gpu) == (torch.float32,)
+        assert resolve_dtypes("bfloat16", gpu) == (torch.bfloat16,)
 
 
 def test_every_way_to_open_a_model_takes_the_dtype_of_its_device() -> None:
-    assert Settings().dtype == inference_options(Settings()).dtype == InferenceOptions().dtype == "device"
+    assert Settings().dtype == inference_options(Settings()).dtype == InferenceOptions().dtype == "auto"
 
 
 @pytest.mark.parametrize(

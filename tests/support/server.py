@@ -20,6 +20,8 @@ _MILKWEED = "import sys; from milkweed.cli import main; sys.exit(main())"
 class Server:
     """One server process; its output is collected as it comes.
 
+    It computes in float32 unless told otherwise, so that its answers are the same wherever they are tested.
+
     Args:
         forker: forks it from a process that has done the imports; `None` starts Python anew.
     """
@@ -27,7 +29,7 @@ class Server:
     def __init__(
         self, forker: Forker | None, bundles: dict[str, Path], settings: dict[str, object], prelude: str = ""
     ) -> None:
-        settings = {"port": 0, "metrics_port": 0, "drain_grace_seconds": 0.2, **settings}
+        settings = {"port": 0, "metrics_port": 0, "dtype": "float32", "drain_grace_seconds": 0.2, **settings}
         arguments = [f"{name}={path}" for name, path in bundles.items()]
         arguments += [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         arguments = ["serve", *arguments]

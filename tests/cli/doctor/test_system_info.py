@@ -12,7 +12,7 @@ from milkweed.cli.doctor import system_info as module
 from milkweed.cli.doctor.plan import plan_findings
 from milkweed.cli.doctor.system_info import gather
 from milkweed.cli.serving.config import unknown_variables
-from milkweed.inference import backend as engine_choice
+from milkweed.inference import backend as backends
 from milkweed.server.config.settings import Settings
 from milkweed.server.config.sources import origins
 from milkweed.server.telemetry import nvml
@@ -57,22 +57,27 @@ def test_a_port_in_use_is_broken() -> None:
     assert plan(port=number)["port"].text == f"127.0.0.1:{number} is free"
 
 
-def test_the_engine_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_backend_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     from milkweed.cli.bundle_args import demo_bundle
 
-    monkeypatch.setattr(planned, "runtime_version", lambda: "1.2.3")
-    monkeypatch.setattr(engine_choice, "runtime_version", lambda: "1.2.3")
-    found = plan(demo_bundle(), device="cpu", engine="onnxruntime")
-    assert found["engine"].text == "ONNX Runtime 1.2.3: engine = onnxruntime (--engine)"
+    monkeypatch.setattr(planned, "runtime_version", lambda package: "1.2.3")
+    monkeypatch.setattr(backends, "runtime_version", lambda package: "1.2.3")
+    found = plan(demo_bundle(), device="cpu", backend="onnxruntime")
+    assert found["backend"].text == "ONNX Runtime 1.2.3: backend = onnxruntime (--backend)"
     assert found["kernels"].text == "ONNX Runtime's"
     assert "recorded" not in found["forward"].text
-    assert "whichever is faster" in plan(device="cpu", engine="auto")["engine"].text
-    assert plan(device="cpu")["engine"].text == "PyTorch: engine = torch (default)"
-    monkeypatch.setattr(engine_choice, "runtime_version", lambda: None)
-    missing = plan(device="cpu", engine="onnxruntime")["engine"]
+    assert plan(demo_bundle(), device="cpu", backend="openvino")["kernels"].text == "OpenVINO's"
+    assert plan(device="cpu", backend="auto")["backend"].text == (
+        "PyTorch, ONNX Runtime 1.2.3, OpenVINO 1.2.3: whichever is fastest when the model loads: "
+        "backend = auto (--backend)"
+    )
+    assert plan(device="cpu")["backend"].text == "PyTorch: backend = torch (default)"
+    monkeypatch.setattr(backends, "runtime_version", lambda package: None)
+    missing = plan(device="cpu", backend="onnxruntime")["backend"]
     assert (missing.status, "is not installed" in missing.text) == ("broken", True)
-    assert plan(device="cpu", engine="auto")["engine"].text.startswith(
-        "PyTorch: engine = auto (--engine); ONNX Runtime"
+    assert plan(device="cpu", backend="auto")["backend"].text == (
+        "PyTorch: backend = auto (--backend); ONNX Runtime is not installed: pip install 'milkweed[onnx]'; "
+        "OpenVINO is not installed: pip install 'milkweed[openvino]'"
     )
 
 
@@ -86,13 +91,14 @@ def test_a_device_that_is_not_there_is_broken() -> None:
 
 def test_what_would_be_used_is_what_the_pipeline_has() -> None:
     from milkweed.cli.bundle_args import demo_bundle
+    from milkweed.inference.device import dtype_name
     from milkweed.inference.open import InferenceOptions, open_model
 
     found = plan(demo_bundle(), device="cpu", dtype="auto", lanes=3, decode_threads=5)
     pipeline = open_model(
         demo_bundle(), InferenceOptions(device="cpu", dtype="auto", lanes=3, decode_threads=5)
     ).pipeline
-    assert found["numbers"].text.startswith(str(pipeline.dtype).removeprefix("torch."))
+    assert dtype_name(pipeline.dtype) in found["numbers"].text
     assert found["loader"].text.startswith(f"{pipeline.loader.name} with 5 threads: the model is on the CPU")
     sizes = f"{pipeline.plan.lanes} forwards at once, {pipeline.plan.threads} threads each"
     assert found["forward"].text.startswith(f"{sizes}, {pipeline.plan.micro_batch} images each")
@@ -120,13 +126,13 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("one_gpu")
 def test_a_gpu_computes_in_two_bytes_unless_told_otherwise() -> None:
     for given, text in (
-        ({}, "bfloat16: dtype = device (default)"),
+        ({}, "bfloat16: dtype = auto (default)"),
         ({"dtype": "auto"}, "bfloat16: dtype = auto (--dtype)"),
     ):
         found = plan(device="cuda", **given)["numbers"]
         assert (found.status, found.text) == ("ok", text)
     found = plan(device="cuda", dtype="float32")["numbers"]
-    assert (found.status, found.fix) == ("warning", "milkweed serve --dtype device")
+    assert (found.status, found.fix) == ("warning", "milkweed serve --dtype auto")
     assert found.text == (
         "float32: dtype = float32 (--dtype); none of our fused kernels runs, since they take two-byte numbers"
     )

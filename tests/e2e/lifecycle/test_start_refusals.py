@@ -43,8 +43,8 @@ CASES: dict[str, tuple[dict[str, Any], str, int]] = {
         1,
     ),
     "ONNX Runtime": (
-        {"engine": "onnxruntime", "prelude": "import sys; sys.modules['onnxruntime'] = None\n"},
-        "engine onnxruntime: ONNX Runtime is not installed: pip install 'milkweed[onnx]'",
+        {"backend": "onnxruntime", "prelude": "import sys; sys.modules['onnxruntime'] = None\n"},
+        "backend onnxruntime: ONNX Runtime is not installed: pip install 'milkweed[onnx]'",
         1,
     ),
     "bundle": ({"bundles": {"broken": "{folder}/bundle"}}, "bundle {folder}/bundle: model.safetensors", 1),

@@ -7,15 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from milkweed.inference import backend
 from milkweed.inference import open as opening
+from milkweed.inference.backend import Candidate
 from milkweed.inference.forward import Forward, LanePlan
+from milkweed.inference.graph import BundleGraph
 from milkweed.inference.pipeline import Pipeline
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.served_model import open_model
 
 from ...support.server_parts import HeldModel
+
+CPU = torch.device("cpu")
 
 
 @contextmanager
@@ -37,8 +42,9 @@ def fail(*_: Any, **__: Any) -> Any:
         (opening, "plan_lanes"),
         (Forward, "__init__"),
         (Forward, "warm_up"),
-        (opening, "choose_backend"),
-        (Pipeline, "check_golden"),
+        (opening, "choose_forward"),
+        (Forward, "check_golden"),
+        (Pipeline, "__init__"),
         (opening, "trim_heap"),
     ],
 )
@@ -50,16 +56,16 @@ def test_a_bundle_that_fails_leaves_no_thread(
         open_model("colours", colour_bundle, Settings(device="cpu", decode_threads=2, lanes=2))
 
 
-def test_an_engine_that_cannot_be_measured_leaves_no_thread(
+def test_a_backend_that_cannot_be_measured_leaves_no_thread(
     colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def onnx_forward(forward: Forward, *_: Any) -> Forward:
-        model = HeldModel()
-        made = Forward(model, LanePlan(1, 2, 1), device=forward.device, dtype=forward.dtype, size=forward.size)
+    def graph_forward(graph: BundleGraph, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
+        made = Forward(HeldModel(), LanePlan(1, 2, 1), device=CPU, dtype=candidate.dtype, size=size)
         made.run(made.blank(4))
         return made
 
-    monkeypatch.setattr(backend, "_onnx_forward", onnx_forward)
-    monkeypatch.setattr(backend, "_faster", fail)
+    monkeypatch.setattr(BundleGraph, "forward", graph_forward)
+    monkeypatch.setattr(Forward, "check_golden", lambda *_: None)
+    monkeypatch.setattr(backend, "_speeds", fail)
     with failing():
-        open_model("colours", colour_bundle, Settings(device="cpu", engine="auto", lanes=2))
+        open_model("colours", colour_bundle, Settings(device="cpu", backend="auto", lanes=2))

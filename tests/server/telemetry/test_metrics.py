@@ -96,7 +96,7 @@ async def test_model_bytes_and_identity_are_exported(running: Start) -> None:
         "dtype": "float32",
         "device": "cpu",
         "loader": "pillow",
-        "engine": "torch",
+        "backend": "torch",
         "monarch_blocks": "0",
         "sha256_12": version,
     }

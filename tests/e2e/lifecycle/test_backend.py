@@ -1,5 +1,6 @@
-"""A server whose forward ONNX Runtime computes, exported by a process of its own."""
+"""A server whose forward another backend computes than torch, exported by a process of its own."""
 
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,13 +17,18 @@ def answers(url: str) -> list[dict[str, float]]:
     return [{each["id"]: each["score"] for each in result["predictions"]} for result in results]
 
 
-def test_a_server_computes_with_onnx_runtime(serving: Any, server: Any) -> None:
-    with serving(engine="onnxruntime") as other:
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_a_server_computes_with_another_backend(
+    backend: str, serving: Any, server: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving(backend=backend) as other:
         url = other.wait_ready()
         [model] = httpx.get(f"{url}/v1/models").json()["models"]
-        assert (model["engine"], model["engine_reason"]) == ("onnxruntime", "as set")
-        assert 'engine="onnxruntime"' in httpx.get(f"{url}/metrics").text
+        assert (model["backend"], model["backend_reason"]) == (backend, "as set")
+        assert f'backend="{backend}"' in httpx.get(f"{url}/metrics").text
         found, expected = answers(url), answers(server.url)
+    assert len(list(tmp_path.glob("milkweed/openvino/*.blob"))) == (backend == "openvino")
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours) == list(theirs)  # best first
         assert ours == pytest.approx(theirs, abs=1e-5)

@@ -1,0 +1,110 @@
+"""Makes a forward of a bundle's graph, for the backends beside torch."""
+
+import json
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from ..models.errors import ExportError, first_line
+from ..models.onnx.session import GraphSession, OnnxSession
+from .backend import BackendError, Candidate
+from .forward import Forward, LanePlan
+
+EXPORT_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A graph in a file, and the bytes of its weights in memory."""
+
+    file: Path
+    weight_bytes: int
+
+
+class BundleGraph:
+    """The graph of a bundle, which is made when it is first needed, once.
+
+    Args:
+        version: of the bundle that was loaded; another one may lie in its place by now.
+        folder: closes the temporary folder of what was exported.
+    """
+
+    def __init__(self, bundle: Path, version: str, folder: ExitStack) -> None:
+        self._bundle, self._version, self._folder = bundle, version, folder
+        self._made: Graph | BackendError | None = None
+
+    def forward(self, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
+        """The forward of a backend that runs graphs.
+
+        Raises:
+            BackendError: why it is not possible.
+        """
+        graph = self._graph()
+        try:
+            session = _session(candidate, graph, plan)
+            session(torch.zeros(plan.micro_batch, 3, size, size))
+        except (ExportError, ImportError) as error:  # a package that cannot be loaded
+            raise BackendError(first_line(error)) from error
+        cpu, dtype = torch.device("cpu"), candidate.dtype
+        weight_bytes = graph.weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
+        return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
+
+    def _graph(self) -> Graph:
+        if self._made is None:
+            try:
+                self._made = self._export()
+            except BackendError as error:  # it would fail for the next backend as well, after as long
+                self._made = error
+        if isinstance(self._made, BackendError):
+            raise self._made
+        return self._made
+
+    def _export(self) -> Graph:
+        """What `milkweed export` makes of the bundle, which compares it with torch's logits."""
+        try:
+            file = Path(self._folder.enter_context(tempfile.TemporaryDirectory(prefix="milkweed-"))) / "model.onnx"
+        except OSError as error:  # no room
+            raise BackendError(first_line(error)) from error
+        return Graph(file, export(self._bundle, self._version, file))
+
+
+def _session(candidate: Candidate, graph: Graph, plan: LanePlan) -> GraphSession:
+    if candidate.backend == "onnxruntime":
+        # The lanes call from threads of their own; the threads that their forwards need beside them are shared.
+        return OnnxSession(graph.file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
+    from ..models.onnx.openvino_session import OpenVinoSession, user_cache
+
+    threads = {"lanes": plan.lanes, "threads": plan.threads}
+    return OpenVinoSession(graph.file, **threads, batch=plan.micro_batch, dtype=candidate.dtype, cache=user_cache())
+
+
+def export(bundle: Path, version: str, file: Path) -> int:
+    """Export in a process of its own; the bytes of the weights.
+
+    PyTorch's exporter puts other functions in the place of torch's while it records, which models that serve meanwhile
+    must not meet; it takes seconds of Python, and leaves 100 MB behind.
+    """
+    command = [sys.executable, "-P", "-m", "milkweed.models.onnx.export_process", str(bundle), str(file)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=EXPORT_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise BackendError(f"bundle {bundle}: not exported as ONNX within {EXPORT_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise BackendError(first_line(error)) from error
+    if done.returncode:
+        said = (done.stderr.strip() or f"ended with code {done.returncode}").splitlines()[-1]
+        raise BackendError(said)
+    report = json.loads(done.stdout)
+    check_version(bundle, version, report["version"])
+    return int(report["weight_bytes"])
+
+
+def check_version(bundle: Path, version: str, found: str) -> None:
+    """Raise BackendError where a bundle that is read again is not the one that was opened."""
+    if found != version:
+        raise BackendError(f"bundle {bundle}: was replaced while it was opened: {version} by {found}")

@@ -1,0 +1,119 @@
+"""Runs a graph in OpenVINO on the CPU, with its telemetry off; no other file imports openvino."""
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from ...kernels.tuning.cache import user_folder
+from ..errors import ExportError, first_line
+from .session import GraphSession
+
+logger = logging.getLogger("milkweed.backend")
+
+PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
+"""OpenVINO's name of each dtype that it computes in; layers that a graph quantises are computed in int8 by both."""
+
+CACHED_MODELS = 16
+"""So many compiled models at most are kept in the cache, those that were compiled last."""
+
+
+class OpenVinoSession(GraphSession):
+    """A graph in OpenVINO.
+
+    Args:
+        path: an ONNX file, or OpenVINO's own .xml.
+        lanes: calls at a time; one more waits for another's end.
+        threads: threads of one call.
+        batch: number of images of every call; None takes any.
+        dtype: one of PRECISIONS; bfloat16 needs a CPU that computes in it.
+        cache: folder of compiled models; None keeps none. What cannot be read or written there is compiled again.
+
+    Raises:
+        ExportError: OpenVINO cannot run the file.
+        ImportError: openvino is missing.
+    """
+
+    runtime = "OpenVINO"
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        lanes: int = 1,
+        threads: int = 1,
+        batch: int | None = None,
+        dtype: torch.dtype = torch.float32,
+        cache: Path | None = None,
+    ) -> None:
+        super().__init__()
+        core = openvino().Core()
+        try:
+            model = core.read_model(path)
+            if batch is not None:
+                model.reshape([batch, *list(model.input().partial_shape)[1:]])
+            self._model = core.compile_model(model, "CPU", _options(lanes, threads, dtype) | _cache_option(core, cache))
+        except Exception as error:  # openvino raises RuntimeError and whatever its bindings make of C++'s exceptions
+            raise ExportError(f"OpenVINO cannot load the model: {first_line(error)}") from error
+        self._requests = threading.local()  # a request is for one call at a time
+        self.computes_elsewhere = lanes > 1
+
+    def _compute(self, images: Any) -> Any:
+        if not hasattr(self._requests, "mine"):
+            self._requests.mine = self._model.create_infer_request()
+        # Shared inputs are read where they are; the outputs are copies, since the next call overwrites the request's.
+        return self._requests.mine.infer([images], share_inputs=True)[0]
+
+
+def openvino() -> ModuleType:
+    """The package `openvino`, which sends nothing to anybody.
+
+    On import it would tell its makers that it was imported, over the network. Where its package for that cannot be
+    imported, it has an empty one of its own instead, and so has NNCF: so it must be unavailable before they are.
+    """
+    without_telemetry()
+    try:
+        import openvino
+    except ImportError as error:
+        raise ImportError(f"OpenVINO is missing: pip install 'milkweed[openvino]' ({error})") from error
+    return openvino
+
+
+def without_telemetry() -> None:
+    """Keep `openvino_telemetry` from being imported in this process, by OpenVINO and by NNCF."""
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
+
+
+def user_cache() -> Path | None:
+    """The folder `milkweed/openvino` in the user's cache; None if there is no home folder."""
+    tuned = user_folder()
+    return None if tuned is None else tuned.parent / "openvino"
+
+
+def _options(lanes: int, threads: int, dtype: torch.dtype) -> dict[str, Any]:
+    return {
+        "NUM_STREAMS": lanes,
+        "INFERENCE_NUM_THREADS": lanes * threads,
+        "INFERENCE_PRECISION_HINT": PRECISIONS[dtype],
+        "ENABLE_CPU_PINNING": False,  # pinned threads of several models would share cores while others are idle
+    }
+
+
+def _cache_option(core: Any, cache: Path | None) -> dict[str, str]:
+    """The option that names the cache, which is made and, where it grew, thinned out."""
+    if cache is None:
+        return {}
+    try:
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+        compiled = sorted(cache.glob("*.blob"), key=os.path.getmtime)
+        for old in compiled[: 1 - CACHED_MODELS]:
+            old.unlink(missing_ok=True)
+    except OSError as error:
+        logger.info("no cache of compiled models: %s", error)
+        return {}
+    return {"CACHE_DIR": str(cache)}

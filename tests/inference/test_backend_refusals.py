@@ -1,0 +1,132 @@
+"""What a backend cannot compute: asked for by name it fails the start in a line, `auto` leaves it out and says why."""
+
+import logging
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import Mock
+
+import onnx
+import pytest
+import torch
+
+from milkweed.inference import backend, graph
+from milkweed.inference.backend import EXTRAS, RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from milkweed.models.onnx import session as session_module
+from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
+from milkweed.server.config.settings import Settings
+from milkweed.server.repository.served_model import open_model
+
+Trouble = Callable[[pytest.MonkeyPatch], None]
+
+
+def exporting(end: subprocess.CompletedProcess[str] | BaseException) -> Trouble:
+    """The process that exports ends like this."""
+    return lambda patch: patch.setattr(graph.subprocess, "run", Mock(side_effect=[end, end]))
+
+
+def exported(file: bytes) -> Trouble:
+    """The export writes these bytes."""
+    return lambda patch: patch.setattr(graph, "export", lambda bundle, version, path: path.write_bytes(file))
+
+
+def ended(code: int, out: str = "", err: str = "") -> Trouble:
+    return exporting(subprocess.CompletedProcess(["export"], code, out, err))
+
+
+def missing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(session_module, "find_spec", lambda name: None)
+
+
+def broken(patch: pytest.MonkeyPatch) -> None:
+    """Both are installed and cannot be loaded."""
+    patch.setattr(graph, "export", lambda *_: 1)
+    for package in ("onnxruntime", "openvino"):
+        patch.setitem(sys.modules, package, None)
+    patch.setattr(backend, "runtime_version", lambda package: "1.0")
+
+
+def no_room(patch: pytest.MonkeyPatch) -> None:
+    full = OSError(28, "No space left on device")
+    patch.setattr(graph.tempfile, "TemporaryDirectory", Mock(side_effect=full))
+
+
+def for_another_size() -> bytes:
+    """A model that can be loaded, and takes images of another size."""
+    floats, edge = onnx.TensorProto.FLOAT, onnx.helper.make_tensor_value_info
+    node = onnx.helper.make_node("Flatten", [INPUT], [OUTPUT])
+    ends = [edge(INPUT, floats, [BATCH, 3, 8, 8])], [edge(OUTPUT, floats, [BATCH, 192])]
+    opsets = [onnx.helper.make_opsetid("", OPSET)]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "g", *ends), opset_imports=opsets, ir_version=10)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("trouble", "words"),
+    [
+        (missing, r"{runtime} is not installed: pip install 'milkweed\[{extra}\]'"),
+        (
+            ended(1, err="some warning\nbundle colours: cannot be exported as ONNX: it branches\n"),
+            "bundle colours: cannot be exported as ONNX: it branches",
+        ),
+        (ended(-9), "ended with code -9"),
+        (exporting(subprocess.TimeoutExpired(["export"], 900)), "not exported as ONNX within 900 s"),
+        (no_room, "No space left on device"),
+        (broken, r"{runtime} is missing: pip install 'milkweed\[{extra}\]'"),
+        (exported(b"no model"), "{runtime} cannot load the model: "),
+        (exported(for_another_size()), "{runtime} cannot (load|compute) the model: "),
+        (
+            ended(0, '{"version": "000000000000", "weight_bytes": 1}'),
+            "was replaced while it was opened: [0-9a-f]+ by 000000000000",
+        ),
+    ],
+    ids=["missing", "unexportable", "killed", "endless", "no room", "broken", "unloadable", "failing", "replaced"],
+)
+def test_what_a_backend_cannot_do_fails_the_start_or_is_told(
+    name: Backend,
+    trouble: Trouble,
+    words: str,
+    colour_bundle: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    trouble(monkeypatch)
+    words = words.replace("{runtime}", RUNTIMES[name]).replace("{extra}", EXTRAS[name])
+    with pytest.raises(BackendError, match=f"^backend {name}: .*{words}") as caught:
+        open_model("colours", colour_bundle, Settings(device="cpu", backend=name))
+    assert "\n" not in str(caught.value)
+    assert not caplog.records
+    model = open_model("colours", colour_bundle, Settings(device="cpu", backend="auto"))
+    assert model.pipeline.backend.name == "torch"
+    assert re.search(rf"not {name}( float32)?: .*{words}", model.pipeline.backend.reason)
+    [record] = [each for each in caplog.records if each.name == "milkweed.backend"]
+    assert record.levelno == logging.WARNING
+    assert record.message == f"backend torch float32: {model.pipeline.backend.reason}"
+    model.pipeline.close()
+
+
+def test_what_fails_for_one_backend_is_not_tried_again_for_the_next(
+    colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Mock(return_value=subprocess.CompletedProcess(["export"], 1, "", "it branches\n"))
+    monkeypatch.setattr(graph.subprocess, "run", run)
+    model = open_model("colours", colour_bundle, Settings(device="cpu", backend="auto"))
+    assert model.pipeline.backend.reason == "not onnxruntime float32: it branches; not openvino float32: it branches"
+    assert run.call_count == 1
+    model.pipeline.close()
+
+
+@pytest.mark.parametrize("name", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"),
+    [("cuda:0", "float32", "the model is on cuda:0"), ("cpu", "bfloat16", "the model computes in bfloat16, which")],
+)
+def test_what_torch_alone_computes(name: Backend, device: str, dtype: str, words: str) -> None:
+    with pytest.raises(BackendError, match=f"^backend {name}: {words}"):
+        find_candidates(name, dtype, torch.device(device))
+    found, refused = find_candidates("auto", dtype, torch.device(device))
+    assert found == (Candidate("torch", getattr(torch, dtype)),)
+    assert refused[name].startswith(words)
