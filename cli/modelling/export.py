@@ -41,7 +41,7 @@ def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Forc
                 "bytes": report.size_bytes,
                 "weight_bytes": report.weight_bytes,
                 "operators": dict(report.operators),
-                "verified": vars(verified),
+                "verified": verified.to_dict(),
                 "seconds": round(report.seconds, 3),
             }
         )
@@ -53,6 +53,11 @@ def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Forc
             "bundle": f"{bundle} ({config.arch}, version {config.version})",
             "operators": used,
             "verified": f"logits within {verified.error:g} of the largest (limit {verified.limit:g}), "
-            f"{verified.by} against {verified.against}, {verified.images} images",
+            f"{_kl(verified.kl)}{verified.by} against {verified.against}, {verified.images} images",
         }
     )
+
+
+def _kl(kl: float | None) -> str:
+    """Say how far the answers are off where tokens merge: `of the median image, KL 2e-05, `."""
+    return "" if kl is None else f"of the median image, KL {kl:g}, "

@@ -9,6 +9,7 @@ from torch import nn
 
 from ..errors import first_line, quoted
 from ..layers.layer_spec import LayerSpec, replace_linears
+from ..layers.token_merging import ALL_TOKENS, TokenPlan
 from .arch_args import check_arch_args
 from .t2t_vit import T2T_VARIANTS, T2TViT
 from .timm_models import (
@@ -19,6 +20,7 @@ from .timm_models import (
     timm_classifier,
     timm_preprocess,
 )
+from .token_blocks import apply_token_plan
 from .vitae import VITAE_V2_VARIANTS, VITAE_VARIANTS, ViTAE, ViTAEv2
 
 CUSTOM_VITAE = "vitae_basic"
@@ -47,6 +49,7 @@ def create_model(
     *,
     num_classes: int = 1000,
     layer_specs: Mapping[str, LayerSpec] | None = None,
+    tokens: TokenPlan = ALL_TOKENS,
     **arch_args: Any,
 ) -> nn.Module:
     """A freshly initialised model in eval mode: normalised images (B, 3, H, W) -> logits (B, num_classes).
@@ -54,10 +57,11 @@ def create_model(
     Args:
         arch: a name of `list_models()`; a name of timm may end in the tag of its weights.
         layer_specs: linear layers to replace by structured ones, by name.
+        tokens: which tokens it computes, where that is not all.
         arch_args: arguments of the architecture, as plain data.
 
     Raises:
-        ValueError: an unknown name (the message has the nearest ones), or arguments that do not fit.
+        ValueError: an unknown name (the message has the nearest ones), or arguments or a plan that do not fit.
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
@@ -66,7 +70,7 @@ def create_model(
         model = build(arch, num_classes, arch_args)
     except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
         raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
-    return replace_linears(model, layer_specs or {}).eval()
+    return apply_token_plan(replace_linears(model, layer_specs or {}), tokens).eval()
 
 
 def list_models() -> list[str]:

@@ -90,7 +90,7 @@ class T2TViT(nn.Module):
         with torch.no_grad():
             self.pos_embed.copy_(sinusoid(count, embed_dim))
         self.tokens_to_token = TokensToToken(in_chans, embed_dim, attention, token_dim)
-        self.blocks = nn.ModuleList(Block(embed_dim, num_heads, mlp_ratio) for _ in range(depth))
+        self.blocks = nn.Sequential(*(Block(embed_dim, num_heads, mlp_ratio) for _ in range(depth)))
         self.norm = nn.LayerNorm(embed_dim, eps=NORM_EPS)
         self.head = nn.Linear(embed_dim, num_classes)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
@@ -103,9 +103,7 @@ class T2TViT(nn.Module):
             raise ValueError(f"image {size}: this model takes {self.img_size}x{self.img_size} only")
         x = self.tokens_to_token(images)
         x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
-        for block in self.blocks:
-            x = block(x)
-        return self.norm(x)[:, 0]
+        return self.norm(self.blocks(x))[:, 0]
 
     def forward(self, images: Tensor) -> Tensor:
         return self.head(self.forward_features(images))

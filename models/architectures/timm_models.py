@@ -160,6 +160,12 @@ def timm_preprocess(arch: str) -> dict[str, Any]:
     }
 
 
+def type_name(module: nn.Module | type[nn.Module]) -> str:
+    """The full name of a module's own type, to know timm's without importing it: a subclass computes another thing."""
+    kind = module if isinstance(module, type) else type(module)
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(_as_tuple(item) for item in value) if isinstance(value, list | tuple) else value
 

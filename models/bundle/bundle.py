@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
+from ..architectures.token_blocks import token_plan_of
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import layer_specs_of
 from .config import BundleConfig, check_preprocess
@@ -76,7 +77,9 @@ def empty_model(config: BundleConfig) -> nn.Module:
         BundleError: the config describes no model that can be built.
     """
     try:
-        return built_on_meta(lambda: create_model(config.arch, layer_specs=config.structure, **config.arch_args))
+        return built_on_meta(
+            lambda: create_model(config.arch, layer_specs=config.structure, tokens=config.tokens, **config.arch_args)
+        )
     except (ValueError, TypeError, RuntimeError, AssertionError, ArithmeticError, LookupError, AttributeError) as error:
         # arch_args are data from a file, so an error of the constructor is an error of the file.
         raise BundleError(f"{CONFIG}: cannot build {quoted(config.arch)}: {_one_line(error)}") from error
@@ -229,6 +232,8 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
     parse_labels(labels_document(config.labels))
     if odd := layer_specs_of(model).items() ^ dict(config.structure).items():
         raise BundleError(f"structure: layer {min(name for name, _ in odd)} of the model is not as the config says")
+    if token_plan_of(model) != config.tokens:
+        raise BundleError("tokens: the model does not compute the tokens that the config says")
     _check_tensors(empty_model(config).state_dict(), model.state_dict())
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from ..architectures.arch_args import MAX_CLASSES
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
+from ..layers.token_merging import ALL_TOKENS, TokenPlan
 from .golden import check_record
 from .labels import Label
 from .storage import PRECISIONS
@@ -35,6 +36,7 @@ class BundleConfig:
     Args:
         arch, arch_args: arguments of `create_model`; arch_args holds num_classes.
         structure: layer specs of the structured layers, by name.
+        tokens: which tokens the model computes, where that is not all.
         storage: precision of a layer's weights in the file (`storage.py`), by name, where it is not float32.
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
@@ -48,6 +50,7 @@ class BundleConfig:
     arch: str
     arch_args: Mapping[str, Any] = field(default_factory=dict)
     structure: Mapping[str, LayerSpec] = field(default_factory=dict)
+    tokens: TokenPlan = ALL_TOKENS
     storage: Mapping[str, str] = field(default_factory=dict)
     preprocess: Mapping[str, Any]
     provenance: Mapping[str, Any] = field(default_factory=dict)
@@ -62,9 +65,12 @@ class BundleConfig:
     def version(self) -> str:
         """The first 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
 
-        It identifies weights and labels: the same model saved twice has the same version.
+        It identifies weights and labels: the same model saved twice has the same version. Where the model does not
+        compute all tokens, `files` and `tokens` are hashed: no file shows that it gives other answers.
         """
-        return hashlib.sha256(canonical_json(dict(self.files))).hexdigest()[:12]
+        files: dict[str, Any] = dict(self.files)
+        said = {"files": files, "tokens": self.tokens.to_dict()} if self.tokens else files
+        return hashlib.sha256(canonical_json(said)).hexdigest()[:12]
 
     def answers_digest(self, computed_by: str) -> bytes:
         """16 bytes that differ between two bundles where their answers to an image may differ.
@@ -88,6 +94,7 @@ class BundleConfig:
             "arch": self.arch,
             "arch_args": dict(self.arch_args),
             "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
+            **({"tokens": self.tokens.to_dict()} if self.tokens else {}),
             **({"storage": dict(self.storage)} if self.storage else {}),
             "preprocess": dict(self.preprocess),
             "provenance": dict(self.provenance),
@@ -112,7 +119,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "storage"}):
+        for name in sorted(known - set(document) - {"golden", "storage", "tokens"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -128,7 +135,8 @@ class BundleConfig:
         _check_storage(document.get("storage", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
-        return cls(**{**document, "structure": _layer_specs(document["structure"])})
+        structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
+        return cls(**{**document, "structure": structure, "tokens": tokens})
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:
@@ -175,6 +183,13 @@ def _layer_specs(values: Mapping[str, Any]) -> dict[str, LayerSpec]:
         except ValueError as error:
             raise BundleError(f"structure: layer {quoted(name)}: {error}") from None
     return specs
+
+
+def _token_plan(values: Mapping[str, Any]) -> TokenPlan:
+    try:
+        return TokenPlan.from_dict(values)
+    except ValueError as error:
+        raise BundleError(str(error)) from None
 
 
 def _check_storage(storage: Mapping[str, Any]) -> None:

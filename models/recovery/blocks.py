@@ -3,10 +3,12 @@
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..architectures.token_blocks import TokenBlock
 from ..hooks import hooked
 
 _BLOCK = re.compile(r"layers\.\d+\.(?:RC|NC\.\d+)|blocks\.\d+")
@@ -15,13 +17,18 @@ _BLOCK = re.compile(r"layers\.\d+\.(?:RC|NC\.\d+)|blocks\.\d+")
 def block_names(model: nn.Module) -> tuple[str, ...]:
     """The blocks of a model in the order they run: ViTAE's reduction and normal cells, ViT's blocks.
 
-    Blocks that do nothing are left out.
+    Blocks that do nothing are left out, and those behind a merge in a model without a class token: no token of theirs
+    is one of the dense model's.
 
     Raises:
         ValueError: the model has no blocks.
     """
     names = tuple(
-        name for name, module in model.named_modules() if _BLOCK.fullmatch(name) and not isinstance(module, nn.Identity)
+        name
+        for name, module in model.named_modules()
+        if _BLOCK.fullmatch(name)
+        and not isinstance(module, nn.Identity)
+        and not (isinstance(module, TokenBlock) and not module.prefix)
     )
     if not names:
         raise ValueError(f"{type(model).__name__} has no blocks: a ViT's are blocks.N, ViTAE's layers.N.RC and .NC.N")
@@ -30,9 +37,14 @@ def block_names(model: nn.Module) -> tuple[str, ...]:
 
 @contextmanager
 def tapped(model: nn.Module, names: Sequence[str]) -> Iterator[dict[str, Tensor]]:
-    """Inside, record the outputs of the named blocks in the last forward."""
+    """Inside, record the outputs of the named blocks in the last forward; of a TokenBlock those that never merge."""
     outputs: dict[str, Tensor] = {}
-    with hooked(model, names, lambda name, _, output: outputs.update({name: output})):
+
+    def record(name: str, _: Any, output: Any) -> None:
+        block = model.get_submodule(name)
+        outputs[name] = output[0][:, : block.prefix] if isinstance(block, TokenBlock) else output
+
+    with hooked(model, names, record):
         yield outputs
 
 
@@ -43,9 +55,10 @@ def feature_error(features: Tensor, wanted: Tensor) -> Tensor:
     the last blocks, whose outputs are largest, would count.
 
     Args:
-        features, wanted: tokens (B, N, C), or a grid (B, C, H, W).
+        features, wanted: tokens (B, N, C), or a grid (B, C, H, W). Where `wanted` has more tokens, the first count.
     """
-    return F.mse_loss(_normalised(features), _normalised(wanted))
+    own, dense = _normalised(features), _normalised(wanted)
+    return F.mse_loss(own, dense[:, : own.shape[1]])
 
 
 def _normalised(features: Tensor) -> Tensor:

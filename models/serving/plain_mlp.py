@@ -2,16 +2,11 @@
 
 from torch import nn
 
+from ..architectures.timm_models import type_name
 from ..architectures.vitae.attention import Mlp
 
-
-def type_name(module: nn.Module) -> str:
-    """The full name of a module's own type: a subclass may compute something else."""
-    return f"{type(module).__module__}.{type(module).__qualname__}"
-
-
 # By name, not by class: only architectures/timm_models imports timm.
-PLAIN_MLPS = frozenset({"timm.layers.mlp.Mlp", f"{Mlp.__module__}.{Mlp.__qualname__}"})
+PLAIN_MLPS = frozenset({"timm.layers.mlp.Mlp", type_name(Mlp)})
 
 
 def plain_mlp(module: nn.Module) -> tuple[nn.Module, nn.Module, nn.Module] | None:

@@ -42,7 +42,7 @@ class Attention(nn.Module):
         batch, count, _ = x.shape
         qkv = self.qkv(x).view(batch, count, 3, self.num_heads, self.dim // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
-        y = self.proj(_attend(q, k, v, self.scale).transpose(1, 2).reshape(batch, count, self.dim))
+        y = self.proj(attend(q, k, v, self.scale).transpose(1, 2).reshape(batch, count, self.dim))
         return qkv[:, :, 2].flatten(2) + y if self.value_skip else y
 
 
@@ -89,13 +89,18 @@ def _relative_position_index(window: int) -> Tensor:
     return (rows * (2 * window - 1) + differences.repeat(window, window)).to(torch.get_default_device())
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, scale: float | None) -> Tensor:
-    """Softmax attention of (B, heads, N, head_dim)."""
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, scale: float | None, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
+    """Softmax attention of (B, heads, N, head_dim); `mask` is added to the scores."""
     if q.device.type == "cpu" and q.dtype == torch.bfloat16 and torch.is_grad_enabled():
         # For narrow heads PyTorch's CPU backward takes four times as long in bfloat16 as in float32.
         with torch.autocast("cpu", enabled=False):  # autocast would cast them back
-            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), scale=scale).to(q.dtype)
-    return F.scaled_dot_product_attention(q, k, v, scale=scale)
+            mask = None if mask is None else mask.float()
+            return F.scaled_dot_product_attention(q.float(), k.float(), v.float(), mask, dropout, scale=scale).to(
+                q.dtype
+            )
+    return F.scaled_dot_product_attention(q, k, v, mask, dropout, scale=scale)
 
 
 class Mlp(nn.Module):

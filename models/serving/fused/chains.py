@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from ....kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
 from ....kernels.tuning.chain import Chain
 from ...architectures.t2t_vit import Block
+from ...architectures.timm_models import type_name
+from ...architectures.token_blocks import TokenBlock
 from ...architectures.vitae.attention import Attention as GlobalAttention
 from ...architectures.vitae.normal import NormalCell
 from ...layers.structured import StructuredLinear
-from ..plain_mlp import PLAIN_MLPS, type_name
+from ..plain_mlp import PLAIN_MLPS
 
 
 class NotFusable(Exception):
@@ -88,6 +90,10 @@ def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
     return [_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(_linear(parts["fc2"]), scale)]
 
 
+def _token_block(block: nn.Module) -> BlockChains:
+    raise NotFusable("it merges tokens, knows their sizes or computes some of them alone, which no chain does")
+
+
 def _own_block(block: nn.Module) -> BlockChains:
     """x + attn(norm1(x)), then x + mlp(norm2(x)); in ViTAE's normal cell the first sum also has branch(x)."""
     assert isinstance(block, NormalCell | Block)
@@ -110,7 +116,8 @@ _TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_trans
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only architectures/timm_models imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
-    **{f"{block.__module__}.{block.__qualname__}": _own_block for block in (NormalCell, Block)},
+    type_name(TokenBlock): _token_block,
+    **{type_name(block): _own_block for block in (NormalCell, Block)},
 }
 
 

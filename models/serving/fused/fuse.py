@@ -221,10 +221,11 @@ def _by_all(refused: Sequence[dict[str, str]]) -> dict[str, str]:
 
 
 def _token_counts(model: nn.Module, image_size: int) -> dict[nn.Module, int]:
-    """Number of output tokens for one image of each module that runs and gives tokens (B, N, C)."""
+    """Number of output tokens for one image of each module that runs and gives tokens (B, N, C), or those and more."""
     modules, counts = dict(model.named_modules()), dict[nn.Module, int]()
 
     def note(name: str, _: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
         if isinstance(output, Tensor) and output.dim() == 3:
             counts[modules[name]] = output.shape[1]
 

@@ -1,0 +1,265 @@
+"""Makes a model compute fewer tokens: similar ones merged between the blocks, the last block for the class token alone.
+
+Names of parameters stay, so that the weights of the plain model fit, dense or structured. Only blocks that compute
+something else are replaced: those before the first merge keep their own forward.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..layers.separate_attention import SeparateAttention
+from ..layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged
+from .t2t_vit import Block, T2TViT
+from .timm_models import type_name
+from .vitae import ViTAE, ViTAEv2
+from .vitae.attention import Attention, attend
+
+# By name, not by class: only timm_models imports timm.
+_TIMM_VIT = "timm.models.vision_transformer.VisionTransformer"
+_TIMM_DISTILLED = "timm.models.deit.VisionTransformerDistilled"
+_BLOCKS = ("timm.models.vision_transformer.Block", type_name(Block))
+_BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
+_ATTENTIONS = (
+    # The class's place in current and older versions of timm.
+    *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
+    *(type_name(SeparateAttention), type_name(Attention)),
+)
+_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_ATTENTION_PARTS = {"qkv", *_PROJECTIONS, "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
+
+
+class TokenAttention(nn.Module):
+    """Self-attention that knows how many patches each token stands for.
+
+    Args:
+        attn: timm's attention or our own, whose parts it takes over.
+        read: number of tokens whose outputs are computed, from the first on; None for all.
+
+    Raises:
+        ValueError: an attention of another type, or with a part that this one has not.
+    """
+
+    qkv: nn.Module
+    q_norm: nn.Module
+    k_norm: nn.Module
+    norm: nn.Module
+    proj: nn.Module
+    proj_drop: nn.Module
+
+    def __init__(self, attn: nn.Module, read: int | None) -> None:
+        super().__init__()
+        _take_over(self, attn, _ATTENTIONS, _ATTENTION_PARTS)
+        parts: Any = attn
+        self.num_heads, self.read, self._scale = int(parts.num_heads), read, getattr(attn, "scale", None)
+
+    def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Outputs (B, R, C), queries and keys (B, heads, N, head_dim) of tokens (B, N, C) and sizes (B, N, 1)."""
+        q, k, v = self._heads(x)
+        dropout = float(getattr(self.attn_drop, "p", 0)) if self.training else 0.0
+        scale = self._scale or q.shape[-1] ** -0.5
+        asked = q if self.read is None else q.narrow(2, 0, self.read)
+        y = attend(asked, k, v, scale, _log_sizes(size, q), dropout)
+        return self.proj_drop(self.proj(self.norm(y.transpose(1, 2).flatten(2)))), q * scale, k
+
+    def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = self._modules
+        if "qkv" in parts:
+            q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            split = (self.num_heads, -1)
+            q, k, v = (cast(nn.Module, parts[name])(x).unflatten(-1, split).transpose(1, 2) for name in _PROJECTIONS)
+        return self.q_norm(q), self.k_norm(k), v
+
+    def extra_repr(self) -> str:
+        return f"num_heads={self.num_heads}, read={self.read}"
+
+
+class TokenBlock(nn.Module):
+    """A transformer block that knows the sizes of its tokens, and may merge some between attention and MLP.
+
+    Args:
+        block: timm's ViT block or T2T-ViT's, whose parts it takes over.
+        prefix: tokens in front that never merge.
+        merging: how tokens merge here; None where they do not.
+        read: number of tokens that are computed from the attention on; None for all.
+
+    Raises:
+        ValueError: a block of another type.
+    """
+
+    norm1: nn.Module
+    ls1: nn.Module
+    drop_path1: nn.Module
+    norm2: nn.Module
+    mlp: nn.Module
+    ls2: nn.Module
+    drop_path2: nn.Module
+
+    def __init__(self, block: nn.Module, prefix: int, merging: TokenMerging | None, read: int | None) -> None:
+        super().__init__()
+        _take_over(self, block, _BLOCKS, _BLOCK_PARTS)
+        self.attn = TokenAttention(self.get_submodule("attn"), read)
+        self.prefix, self.merging, self.read = prefix, merging, read
+
+    def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Tokens (B, N, C) and their sizes (B, N, 1), None while all are 1, to those that are left."""
+        y, q, k = self.attn(self.norm1(x), size)
+        x = (x if self.read is None else x.narrow(1, 0, self.read)) + self.drop_path1(self.ls1(y))
+        patches = int(x.shape[1]) - self.prefix
+        count = 0 if self.merging is None else self.merging.count(patches)
+        if count:
+            order, nearest = matched(k.mean(dim=1)[:, self.prefix :], self._importance(q, k, size, patches))
+            size = torch.ones_like(x[..., :1], dtype=torch.float32) if size is None else size
+            x, size = merged(x, size, order, nearest, count, self.prefix)
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))), size
+
+    def _importance(self, q: Tensor, k: Tensor, size: Tensor | None, patches: int) -> Tensor | None:
+        """What the class token's attention takes off the similarity of each patch token, (B, patches)."""
+        assert self.merging is not None
+        if not self.merging.protect:
+            return None
+        scores = q[:, :, :1].detach() @ k.detach().transpose(-1, -2)
+        sizes = _log_sizes(size, q)
+        attention = (scores if sizes is None else scores + sizes).float().softmax(dim=-1)
+        return self.merging.protect * patches * attention.mean(dim=1)[:, 0, self.prefix :]
+
+    def extra_repr(self) -> str:
+        return f"prefix={self.prefix}, merging={self.merging}, read={self.read}"
+
+
+class TokenBlocks(nn.Sequential):
+    """The blocks of a model, the later ones TokenBlocks: tokens (B, N, C) -> those that are left.
+
+    Args:
+        mean: the head pools the patch tokens; it then gets one token in their place, their mean weighted by size.
+    """
+
+    def __init__(self, blocks: nn.Sequential, plan: TokenPlan, prefix: int, *, mean: bool) -> None:
+        super().__init__(*blocks)
+        self.plan, self.prefix, self.mean = plan, prefix, mean
+
+    def forward(self, x: Tensor) -> Tensor:
+        size: Tensor | None = None
+        for block in self:
+            if isinstance(block, TokenBlock):
+                x, size = block(x, size)
+            else:
+                x = block(x)
+        if self.mean and size is not None:
+            patches, sizes = x[:, self.prefix :], size[:, self.prefix :]
+            weights = (sizes / sizes.sum(dim=1, keepdim=True)).to(x.dtype)
+            x = torch.cat([x[:, : self.prefix], (patches * weights).sum(dim=1, keepdim=True)], dim=1)
+        return x
+
+    def extra_repr(self) -> str:
+        return f"plan={self.plan}"
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How a head reads the tokens of the last block.
+
+    Args:
+        prefix: tokens in front of those of the patches: class token, distillation token, registers.
+        read: how many of them the head reads, from the first on; 0 where it reads patches.
+        pooling: the pooling, as in an error message.
+        mean: the head reads the mean of the patch tokens as they are.
+    """
+
+    prefix: int
+    read: int
+    pooling: str
+    mean: bool = False
+
+
+def apply_token_plan(model: nn.Module, plan: TokenPlan) -> nn.Module:
+    """Make a model compute the tokens of a plan, in place; returns the model. Its state dict stays as it is.
+
+    Raises:
+        ValueError: the plan does not fit the model, or the model has one already.
+    """
+    if not plan:
+        return model
+    parts: Any = model
+    try:
+        reading = _reading(parts)
+        if token_plan_of(model):
+            raise ValueError("the model has a plan already")
+        _check(plan, reading, len(parts.blocks))
+        parts.blocks = _replaced(parts.blocks, plan, reading)
+    except ValueError as error:
+        raise ValueError(f"tokens of {type(model).__name__}: {error}") from None
+    return model
+
+
+def token_plan_of(model: nn.Module) -> TokenPlan:
+    """The plan that was applied to a model."""
+    return next((part.plan for part in model.modules() if isinstance(part, TokenBlocks)), ALL_TOKENS)
+
+
+def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> TokenBlocks:
+    """The blocks with those that compute fewer tokens, or come after a merge, as TokenBlocks."""
+    merging, last = plan.merging, len(blocks) - 1
+    merges = merging.blocks(len(blocks)) if merging else range(0)
+    found = TokenBlocks(blocks, plan, reading.prefix, mean=reading.mean)
+    for i in range(merges.start if merges else last, len(blocks)):
+        read = reading.read if plan.class_last and i == last else None
+        found[i] = TokenBlock(blocks[i], reading.prefix, merging if i in merges else None, read)
+    return found
+
+
+def _reading(model: Any) -> _Reading:
+    kind = type_name(model)
+    if isinstance(model, ViTAE | ViTAEv2):
+        raise ValueError(
+            "its cells convolve the grid of all tokens, which merging would break, and its head reads their mean "
+            "(average pooling), not a class token"
+        )
+    if isinstance(model, T2TViT):
+        return _Reading(1, 1, "token")
+    if kind == _TIMM_DISTILLED:
+        return _Reading(model.num_prefix_tokens, 2, "token")
+    if kind != _TIMM_VIT:
+        raise ValueError("there are rules for timm's VisionTransformer (ViT, DeiT) and T2T-ViT only")
+    if model.attn_pool is not None:
+        return _Reading(model.num_prefix_tokens, 0, "attention")
+    if model.global_pool == "token":
+        return _Reading(model.num_prefix_tokens, 1, "token")
+    plain_mean = model.global_pool == "avg" and not model.pool_include_prefix and type(model.norm) is nn.Identity
+    return _Reading(model.num_prefix_tokens, 0, model.global_pool, plain_mean)
+
+
+def _check(plan: TokenPlan, reading: _Reading, depth: int) -> None:
+    if plan.class_last and not reading.read:
+        raise ValueError(f"class_last: its head reads the patch tokens ({reading.pooling} pooling), no class token")
+    if plan.merging is None:
+        return
+    if not (reading.read or reading.mean):
+        raise ValueError(f"merging: its {reading.pooling} pooling would count a merged token once")
+    if not plan.merging.blocks(depth):
+        raise ValueError(f"merging: start {plan.merging.start} must be between 0 and {depth - 2}, of {depth} blocks")
+    if plan.merging.protect and not reading.read:
+        raise ValueError(f"merging: protect {plan.merging.protect:g} needs a class token that the head reads")
+
+
+def _log_sizes(size: Tensor | None, like: Tensor) -> Tensor | None:
+    """What is added to attention scores (B, heads, N, N): a token that stands for n patches counts as n equal ones."""
+    return None if size is None else size.log().to(like.dtype).transpose(1, 2).unsqueeze(1)
+
+
+def _take_over(module: nn.Module, source: nn.Module, types: tuple[str, ...], parts: set[str]) -> None:
+    """Give a module the parts of another; those that are missing do nothing.
+
+    Raises:
+        ValueError: the other is of a type that is not among `types`, or has a part that is not among `parts`.
+    """
+    children = dict(source.named_children())
+    if type_name(source) not in types or not children.keys() <= parts:
+        raise ValueError(f"there is no rule for its {type(source).__name__}")
+    for name, child in children.items():
+        module.add_module(name, child)
+    for name in sorted(parts - children.keys() - {"qkv", *_PROJECTIONS}):
+        module.add_module(name, nn.Identity())

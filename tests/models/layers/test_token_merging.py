@@ -1,0 +1,130 @@
+"""Merging tokens: against a plain loop, at odd counts, with sizes; plans outside their limits are refused."""
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged, rows
+
+from ..token_reference import merged_by_loops
+
+
+def tokens(count: int, prefix: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens (2, count, 6), their sizes and keys (2, count - prefix, 5)."""
+    generator = torch.Generator().manual_seed(count)
+    x = torch.randn(2, count, 6, generator=generator).to(dtype)
+    size = torch.randint(1, 5, (2, count, 1), generator=generator).float()
+    return x, size, torch.randn(2, count - prefix, 5, generator=generator)
+
+
+@pytest.mark.parametrize(("count", "prefix", "merging"), [
+    (17, 1, 3), (18, 1, 8), (17, 1, 7), (17, 2, 7), (16, 0, 7), (4, 1, 1), (3, 0, 1), (9, 5, 1),
+])  # fmt: skip
+def test_merging_is_what_a_plain_loop_does(count: int, prefix: int, merging: int) -> None:
+    x, size, keys = tokens(count, prefix)
+    importance = torch.rand(2, count - prefix, generator=torch.Generator().manual_seed(1))
+    for taken_off in (None, importance):
+        found = merged(x, size, *matched(keys, taken_off), merging, prefix)
+        for image in range(2):
+            wanted = merged_by_loops(
+                list(x[image]), size[image, :, 0].tolist(), keys[image],
+                [0.0] * len(keys[image]) if taken_off is None else taken_off[image].tolist(), merging, prefix,
+            )  # fmt: skip
+            torch.testing.assert_close(found[0][image], torch.stack(wanted[0]), rtol=0, atol=1e-6)
+            assert found[1][image, :, 0].tolist() == wanted[1]
+        assert found[1].sum(1).tolist() == size.sum(1).tolist()  # no patch is lost
+        torch.testing.assert_close((found[0] * found[1]).sum(1), (x * size).sum(1), rtol=0, atol=1e-5)
+
+
+def test_tokens_that_stay_keep_their_bits_and_large_sets_their_places_in_bfloat16() -> None:
+    """bfloat16 tells no whole numbers apart above 256."""
+    x, size, keys = tokens(601, 1, torch.bfloat16)
+    order, nearest = matched(keys.bfloat16())
+    y, sizes = merged(x, size, order, nearest, 200, 1)
+    assert y.dtype is torch.bfloat16
+    assert torch.equal(y[:, 0], x[:, 0])
+    kept = 1 + 2 * order[:, 200:].sort(-1).values
+    assert torch.equal(y[:, 1:101], rows(x, kept))
+    for image in range(2):
+        whole = merged_by_loops(
+            list(x[image].float()), size[image, :, 0].tolist(), keys[image].bfloat16().float(), [0.0] * 600, 200, 1
+        )
+        torch.testing.assert_close(y[image].float(), torch.stack(whole[0]), rtol=2e-2, atol=2e-2)
+        assert sizes[image, :, 0].tolist() == whole[1]
+
+
+def test_large_values_do_not_overflow_in_float16() -> None:
+    x = torch.full((1, 9, 4), 3e4, dtype=torch.float16)
+    size = torch.full((1, 9, 1), 30.0)
+    y, _ = merged(x, size, *matched(torch.randn(1, 8, 4)), 3, 1)
+    assert torch.equal(y, x[:, :6])
+
+
+def test_an_image_is_merged_alike_in_any_company() -> None:
+    x, size, keys = tokens(33, 1, torch.float32)
+    alone = merged(x[1:], size[1:], *matched(keys[1:]), 9, 1)
+    both = merged(x, size, *matched(keys), 9, 1)
+    torch.testing.assert_close(both[0][1:], alone[0], rtol=0, atol=1e-6)
+    assert torch.equal(both[1][1:], alone[1])
+
+
+def test_blank_keys_are_merged_too() -> None:
+    order, nearest = matched(torch.zeros(1, 7, 4))
+    assert sorted(order[0].tolist()) == [0, 1, 2, 3]
+    assert set(nearest[0].tolist()) <= {0, 1, 2}
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    ({"share": 0}, "share 0 must be above 0 and at most 0.5"),
+    ({"share": 0.0}, "share 0.0 must be above 0 and at most 0.5"),
+    ({"share": 0.51}, "share 0.51 must be above 0 and at most 0.5"),
+    ({"share": float("nan")}, "share nan must be above 0"),
+    ({"share": True}, "share True must be above 0"),
+    ({"share": "0.2"}, "share '0.2' must be above 0"),
+    ({"start": -1}, "start -1 must be a whole number from 0 to 255"),
+    ({"start": 3.0}, "start 3.0 must be a whole number from 0 to 255"),
+    ({"every": 0}, "every 0 must be a whole number from 1 to 255"),
+    ({"protect": -0.1}, "protect -0.1 must be between 0 and 1"),
+    ({"protect": 2}, "protect 2 must be between 0 and 1"),
+    ({"protect": None}, "protect None must be between 0 and 1"),
+])  # fmt: skip
+def test_schedules_outside_the_limits_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^merging: {message}"):
+        TokenMerging(**arguments)
+    with pytest.raises(ValueError, match=f"^merging: {message}"):
+        TokenPlan.from_dict({"merging": arguments})
+
+
+@pytest.mark.parametrize(("document", "message"), [
+    ([], "tokens [] must be an object"),
+    ({"classlast": True}, "tokens: unknown member 'classlast': must be one of class_last, merging"),
+    ({"class_last": 1}, "class_last 1 must be true or false"),
+    ({"merging": 3}, "merging 3 must be an object"),
+    ({"merging": {"share": 0.2, "r": 3}}, "merging: unknown member 'r': must be one of every, protect, share, start"),
+])  # fmt: skip
+def test_documents_that_are_no_plan_are_refused(document: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        TokenPlan.from_dict(document)
+
+
+def test_plans_are_read_as_they_are_written() -> None:
+    for plan in (
+        ALL_TOKENS,
+        TokenPlan(class_last=True),
+        TokenPlan(TokenMerging(2, 3, 0.3, 0.1)),
+        TokenPlan(TokenMerging(), True),
+    ):
+        assert TokenPlan.from_dict(plan.to_dict()) == plan
+        assert bool(plan) is (plan != ALL_TOKENS)
+    assert ALL_TOKENS.to_dict() == {}
+
+
+def test_schedules_never_reach_the_last_block() -> None:
+    assert list(TokenMerging(3, 2).blocks(12)) == [3, 5, 7, 9]
+    assert list(TokenMerging(3, 1).blocks(12)) == [3, 4, 5, 6, 7, 8, 9, 10]
+    assert list(TokenMerging(11).blocks(12)) == []
+    assert [TokenMerging(share=0.22).count(n) for n in (196, 153, 120, 94, 2, 1, 0)] == [43, 34, 26, 21, 0, 0, 0]
+    assert [TokenMerging(share=0.5).count(n) for n in (196, 195, 4, 3, 2, 1, 0)] == [97, 97, 1, 1, 0, 0, 0]
