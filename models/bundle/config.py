@@ -11,6 +11,7 @@ from ..architectures.arch_args import MAX_CLASSES
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
 from .golden import check_record
+from .graph_record import GRAPH, GraphRecord
 from .labels import Label
 from .storage import PRECISIONS
 from .strict_json import canonical_json
@@ -39,7 +40,9 @@ class BundleConfig:
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
-        golden: the model's answers to its golden images (`golden.py`); empty in bundles of earlier versions.
+        golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
+            and in those that hold their graph alone.
+        graph: what the bundle's graph is, with its own golden answers; None where it holds none.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: size of the bundle's files together; 0 before it is saved.
@@ -54,6 +57,7 @@ class BundleConfig:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
+    graph: GraphRecord | None = None
     labels: tuple[Label, ...] = ()
     format: int = FORMAT
     bytes_on_disk: int = 0
@@ -62,7 +66,7 @@ class BundleConfig:
     def version(self) -> str:
         """The first 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
 
-        It identifies weights and labels: the same model saved twice has the same version.
+        It identifies weights, graph and labels: the same model saved twice has the same version.
         """
         return hashlib.sha256(canonical_json(dict(self.files))).hexdigest()[:12]
 
@@ -94,7 +98,13 @@ class BundleConfig:
             "metrics": dict(self.metrics),
             "files": dict(self.files),
             **({"golden": dict(self.golden)} if self.golden else {}),
+            **({"graph": self.graph.to_dict()} if self.graph is not None else {}),
         }
+
+    @property
+    def graph_only(self) -> bool:
+        """Whether the bundle holds its graph alone: no weights that torch could load."""
+        return self.graph is not None and "model.safetensors" not in self.files
 
     @property
     def int8_layers(self) -> tuple[str, ...]:
@@ -112,7 +122,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "storage"}):
+        for name in sorted(known - set(document) - {"golden", "graph", "storage"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -128,7 +138,11 @@ class BundleConfig:
         _check_storage(document.get("storage", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
-        return cls(**{**document, "structure": _layer_specs(document["structure"])})
+        graph = GraphRecord.from_dict(document["graph"], classes) if "graph" in document else None
+        _require(
+            (graph is None) == (GRAPH not in document["files"]), f"files: {GRAPH} and member graph belong together"
+        )
+        return cls(**{**document, "structure": _layer_specs(document["structure"]), "graph": graph})
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:
@@ -209,7 +223,7 @@ def _check_files(files: Mapping[str, Any]) -> None:
             isinstance(digest, str) and _SHA256.fullmatch(digest) is not None,
             f"files: {name} needs a sha256 of 64 hex digits, not {quoted(digest)}",
         )
-    for name in ("labels.json", "model.safetensors"):
+    for name in ("labels.json", *(["model.safetensors"] if GRAPH not in files else [])):
         _require(name in files, f"files: {name} is missing")
 
 
