@@ -13,8 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..models.bundle.bundle import CONFIG, load_bundle, read_config, save_bundle
+from ..models.bundle.bundle import load_bundle, save_bundle
 from ..models.bundle.config import BundleConfig
+from ..models.bundle.reading import CONFIG, read_config
 
 CANDIDATES = ("monarch", "d2s_recovered")
 """Models of the experiment whose MLPs are Monarch and whose accuracy is worth showing."""

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from .architectures.registry import list_models as list_models
     from .bundle.bundle import empty_model as empty_model
     from .bundle.bundle import load_bundle as load_bundle
-    from .bundle.bundle import read_config as read_config
     from .bundle.bundle import save_bundle as save_bundle
     from .bundle.config import BundleConfig as BundleConfig
     from .bundle.labels import Label as Label
     from .bundle.labels import read_labels as read_labels
+    from .bundle.reading import read_config as read_config
     from .compress import CompressRequest as CompressRequest
     from .compress import compress_model as compress_model
     from .compress import densify_model as densify_model
@@ -45,9 +45,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "accounting": ("dense_equivalent_bytes", "layer_accounts", "macs", "parameter_count", "resident_bytes"),
     "architectures.registry": ("create_model", "default_preprocess", "list_models"),
-    "bundle.bundle": ("empty_model", "load_bundle", "read_config", "save_bundle"),
+    "bundle.bundle": ("empty_model", "load_bundle", "save_bundle"),
     "bundle.config": ("BundleConfig",),
     "bundle.labels": ("Label", "read_labels"),
+    "bundle.reading": ("read_config",),
     "compress": ("CompressRequest", "compress_model", "densify_model"),
     "errors": ("BundleError", "CheckpointError", "ExportError"),
     "importing": ("import_checkpoint", "read_checkpoint"),

@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...models.bundle.bundle import read_config
+from ...models.bundle.reading import read_config
 from ..bodies import arrays, jpegs, make_jpeg, photos, pictures
 from ..load.connection import learned
 from ..load.requests import shots

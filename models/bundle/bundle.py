@@ -1,17 +1,13 @@
-"""Reads and writes bundles: folders with model.safetensors, config.json and labels.json.
+"""Reads and writes bundles: folders with config.json, labels.json and model.safetensors, a graph, or both.
 
 A bundle is written whole or not at all. Reading executes nothing: format, hashes, keys, shapes and dtypes are
 checked, and every failure is one BundleError.
 """
 
-import hashlib
-import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from io import BufferedReader
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -24,12 +20,14 @@ from ..layers.layer_spec import layer_specs_of
 from .config import BundleConfig, check_preprocess
 from .durable import exchange, sha256_of, sync
 from .golden import golden_record
+from .graph import Graph, check_graph, read_graph
+from .graph_record import GRAPH
 from .labels import Label, labels_document, parse_labels
+from .reading import CONFIG, LABELS, WEIGHTS, about, check_digest, check_label_count, naming, read_unnamed
 from .safetensors_file import TensorEntry, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
-from .strict_json import MAX_JSON_BYTES, parse_json, readable_json
+from .strict_json import readable_json
 
-CONFIG, LABELS, WEIGHTS = "config.json", "labels.json", "model.safetensors"
 EXTRAS = ("report.html", "report.json")
 """Further files that a bundle may hold: no hash covers them, and the model does not depend on them."""
 
@@ -44,30 +42,23 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
         BundleError: one line that names the bundle and the file, key or value that is wrong.
     """
     path = Path(path)
-    with _naming(path):
-        config = _read_config(path)
+    with naming(path):
+        config = read_unnamed(path)
+        if config.graph is not None:
+            read_graph(path, config)
+        if config.graph_only:
+            raise BundleError(f"holds a graph alone ({GRAPH}), without the weights that this needs ({WEIGHTS})")
         model = empty_model(config)
-        with _about(CONFIG):
+        with about(CONFIG):
             expected = stored_tensors(model, config.storage)
-        with _about(WEIGHTS):
+        with about(WEIGHTS):
             file = read_tensors(path / WEIGHTS, lambda found: _check_tensors(expected, found))
-        _check_digest(WEIGHTS, file.sha256, config)
-        with _about(WEIGHTS):
+        check_digest(WEIGHTS, file.sha256, config)
+        with about(WEIGHTS):
             tensors = loaded_tensors(model, config.storage, file.tensors)
         model.load_state_dict(tensors, strict=True, assign=True)
         _check_complete(model)
     return model.eval().requires_grad_(False), config
-
-
-def read_config(path: str | Path) -> BundleConfig:
-    """Read config.json and labels.json alone: this is quick for any model, and does not verify the weights.
-
-    Raises:
-        BundleError: as `load_bundle`.
-    """
-    path = Path(path)
-    with _naming(path):
-        return _read_config(path)
 
 
 def empty_model(config: BundleConfig) -> nn.Module:
@@ -87,111 +78,51 @@ def empty_model(config: BundleConfig) -> nn.Module:
 
 def save_bundle(
     path: str | Path,
-    model: nn.Module,
+    model: nn.Module | None,
     config: BundleConfig,
     labels: Sequence[Label] | None = None,
     *,
     overwrite: bool = False,
     extras: Extras | None = None,
     storage: Mapping[str, str] | None = None,
+    graph: Graph | None = None,
 ) -> BundleConfig:
     """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
 
     Args:
-        model: a model of `config.arch`, structured as `config.structure` says, with original keys.
+        model: a model of `config.arch`, structured as `config.structure` says, with original keys; None for a bundle
+            that holds its graph alone.
         labels: one for each class; those of `config` when None.
         overwrite: replace a bundle that is there already. Anything else at `path` is never replaced.
         extras: files of EXTRAS to write with it, or a function that makes them from the finished config. They count
             neither for the version nor for the size.
         storage: precision of the weights by layer, as in `stored_tensors`; all float32 when None.
+        graph: a graph of the model, which has its own record. One that the bundle of `config` had is not taken over.
 
     Raises:
-        BundleError: labels, structure, keys, shapes or extras that do not fit, weights that the storage cannot hold,
-            or a path that is taken.
+        BundleError: labels, structure, keys, shapes, graph or extras that do not fit, weights that the storage cannot
+            hold, or a path that is taken.
     """
     path = Path(path)
-    with _naming(path):
+    with naming(path):
         _check_target(path, overwrite)
         labels = tuple(config.labels if labels is None else labels)
-        config = replace(config, labels=labels, storage=dict(storage or {}))
-        _check_saving(model, config)
-        size = int(config.preprocess["size"])
-        config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
+        record = None if graph is None else graph.record
+        config = replace(config, labels=labels, storage=dict(storage or {}), graph=record, golden={})
+        _check_saving(model, config, graph)
+        if model is not None:
+            size = int(config.preprocess["size"])
+            config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
         folder = path.parent / f".{path.name}.{secrets.token_hex(4)}.partial"
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         try:
-            config = _write(folder, model, config)
+            config = _write(folder, model, config, graph)
             _write_extras(folder, extras(config) if callable(extras) else extras or {})
             _move(folder, path)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
     return config
-
-
-@contextmanager
-def _naming(path: Path) -> Iterator[None]:
-    """Turn every error inside into one BundleError that begins with the bundle's path."""
-    try:
-        yield
-    except OSError as error:
-        name = Path(os.fsdecode(error.filename)).name if error.filename else ""
-        what = f"{name}: {error.strerror}" if name and name != path.name else str(error.strerror)
-        raise BundleError(f"bundle {path}: {what}") from error
-    except ValueError as error:
-        raise BundleError(f"bundle {path}: {error}") from error
-
-
-@contextmanager
-def _about(name: str) -> Iterator[None]:
-    """Turn every ValueError inside into a BundleError that begins with the file's name."""
-    try:
-        yield
-    except ValueError as error:
-        raise BundleError(f"{name}: {error}") from None
-
-
-def _read_config(path: Path) -> BundleConfig:
-    if not path.exists():
-        raise BundleError("no such folder")
-    if not path.is_dir():
-        raise BundleError("is a file, a bundle is a folder")
-    document = _read_json_file(path / CONFIG)
-    with _about(CONFIG):
-        config = BundleConfig.from_dict(parse_json(document))
-    data = _read_json_file(path / LABELS)
-    _check_digest(LABELS, hashlib.sha256(data).hexdigest(), config)
-    with _about(LABELS):
-        labels = parse_labels(parse_json(data))
-    _check_label_count(labels, config)
-    for name in set(config.files) - {WEIGHTS, LABELS}:
-        with _open(path / name) as file:
-            _check_digest(name, hashlib.file_digest(file, "sha256").hexdigest(), config)
-    if not (path / WEIGHTS).is_file():
-        raise BundleError(f"{WEIGHTS}: no such file")
-    size = sum((path / name).stat().st_size for name in (CONFIG, *config.files))
-    return replace(config, labels=labels, bytes_on_disk=size)
-
-
-def _open(file: Path) -> BufferedReader:
-    if not file.is_file():
-        raise BundleError(f"{file.name}: no such file")
-    return open(file, "rb")
-
-
-def _read_json_file(file: Path) -> bytes:
-    with _open(file) as stream:
-        return bytes(stream.read(MAX_JSON_BYTES + 1))
-
-
-def _check_digest(name: str, digest: str, config: BundleConfig) -> None:
-    if digest != config.files[name]:
-        raise BundleError(f"{name}: sha256 is {digest[:12]}..., {CONFIG} says {config.files[name][:12]}...")
-
-
-def _check_label_count(labels: Sequence[Label], config: BundleConfig) -> None:
-    if len(labels) != config.num_classes:
-        raise BundleError(f"{LABELS}: {len(labels)} labels, the model has {config.num_classes} classes")
 
 
 def _check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor | TensorEntry]) -> None:
@@ -218,7 +149,8 @@ def _check_complete(model: nn.Module) -> None:
 def _check_target(path: Path, overwrite: bool) -> None:
     if not (path.exists() or path.is_symlink()):
         return
-    if not (path.is_dir() and (path / CONFIG).is_file() and (path / WEIGHTS).is_file()):
+    held = any((path / name).is_file() for name in (WEIGHTS, GRAPH))
+    if not (path.is_dir() and (path / CONFIG).is_file() and held):
         if path.is_dir() and not any(path.iterdir()):
             return
         raise BundleError("exists and is not a bundle: not overwritten")
@@ -226,10 +158,17 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise BundleError("exists already: ask for overwriting to replace it")
 
 
-def _check_saving(model: nn.Module, config: BundleConfig) -> None:
+def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> None:
     check_preprocess(config.preprocess)
-    _check_label_count(config.labels, config)
+    check_label_count(config.labels, config)
     parse_labels(labels_document(config.labels))
+    if graph is not None:
+        check_graph(graph, config)
+    if model is None:
+        if graph is None:
+            raise BundleError("neither weights nor a graph to save")
+        empty_model(config)
+        return
     if odd := layer_specs_of(model).items() ^ dict(config.structure).items():
         raise BundleError(f"structure: layer {min(name for name, _ in odd)} of the model is not as the config says")
     if token_plan_of(model) != config.tokens:
@@ -237,14 +176,20 @@ def _check_saving(model: nn.Module, config: BundleConfig) -> None:
     _check_tensors(empty_model(config).state_dict(), model.state_dict())
 
 
-def _write(folder: Path, model: nn.Module, config: BundleConfig) -> BundleConfig:
-    write_tensors(folder / WEIGHTS, stored_tensors(model, config.storage))
+def _write(folder: Path, model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> BundleConfig:
+    files = [LABELS]
     (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
-    config = replace(config, files={name: sha256_of(folder / name) for name in (WEIGHTS, LABELS)})
+    if model is not None:
+        files.append(WEIGHTS)
+        write_tensors(folder / WEIGHTS, stored_tensors(model, config.storage))
+    if graph is not None:
+        files.append(GRAPH)
+        (folder / GRAPH).write_bytes(graph.data)
+    config = replace(config, files={name: sha256_of(folder / name) for name in sorted(files, reverse=True)})
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
-    for name in (WEIGHTS, LABELS, CONFIG):
+    for name in (*files, CONFIG):
         sync(folder / name)
-    return _read_config(folder)  # as a reader will see it, so that saving and loading cannot disagree
+    return read_unnamed(folder)  # as a reader will see it, so that saving and loading cannot disagree
 
 
 def _write_extras(folder: Path, extras: Mapping[str, bytes]) -> None:

@@ -12,6 +12,7 @@ from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
 from ..layers.token_merging import ALL_TOKENS, TokenPlan
 from .golden import check_record
+from .graph_record import GRAPH, GraphRecord
 from .labels import Label
 from .storage import PRECISIONS
 from .strict_json import canonical_json
@@ -41,7 +42,9 @@ class BundleConfig:
         preprocess: size in pixels, crop_pct, interpolation, mean, std (of RGB in 0..1).
         provenance: source file and its sha256, the commands since, library versions.
         metrics: what was measured, and on what.
-        golden: the model's answers to its golden images (`golden.py`); empty in bundles of earlier versions.
+        golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
+            and in those that hold their graph alone.
+        graph: what the bundle's graph is, with its own golden answers; None where it holds none.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: size of the bundle's files together; 0 before it is saved.
@@ -57,6 +60,7 @@ class BundleConfig:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
+    graph: GraphRecord | None = None
     labels: tuple[Label, ...] = ()
     format: int = FORMAT
     bytes_on_disk: int = 0
@@ -65,8 +69,8 @@ class BundleConfig:
     def version(self) -> str:
         """The first 12 hex digits of the sha256 of `files` as canonical JSON (sorted, no blanks, ASCII).
 
-        It identifies weights and labels: the same model saved twice has the same version. Where the model does not
-        compute all tokens, `files` and `tokens` are hashed: no file shows that it gives other answers.
+        It identifies weights, graph and labels: the same model saved twice has the same version. Where the model does
+        not compute all tokens, `files` and `tokens` are hashed: no file shows that it gives other answers.
         """
         files: dict[str, Any] = dict(self.files)
         said = {"files": files, "tokens": self.tokens.to_dict()} if self.tokens else files
@@ -101,7 +105,13 @@ class BundleConfig:
             "metrics": dict(self.metrics),
             "files": dict(self.files),
             **({"golden": dict(self.golden)} if self.golden else {}),
+            **({"graph": self.graph.to_dict()} if self.graph is not None else {}),
         }
+
+    @property
+    def graph_only(self) -> bool:
+        """Whether the bundle holds its graph alone: no weights that torch could load."""
+        return self.graph is not None and "model.safetensors" not in self.files
 
     @property
     def int8_layers(self) -> tuple[str, ...]:
@@ -119,7 +129,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "storage", "tokens"}):
+        for name in sorted(known - set(document) - {"golden", "graph", "storage", "tokens"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -135,8 +145,12 @@ class BundleConfig:
         _check_storage(document.get("storage", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
+        graph = GraphRecord.from_dict(document["graph"], classes) if "graph" in document else None
+        _require(
+            (graph is None) == (GRAPH not in document["files"]), f"files: {GRAPH} and member graph belong together"
+        )
         structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
-        return cls(**{**document, "structure": structure, "tokens": tokens})
+        return cls(**{**document, "structure": structure, "tokens": tokens, "graph": graph})
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:
@@ -224,7 +238,7 @@ def _check_files(files: Mapping[str, Any]) -> None:
             isinstance(digest, str) and _SHA256.fullmatch(digest) is not None,
             f"files: {name} needs a sha256 of 64 hex digits, not {quoted(digest)}",
         )
-    for name in ("labels.json", "model.safetensors"):
+    for name in ("labels.json", *(["model.safetensors"] if GRAPH not in files else [])):
         _require(name in files, f"files: {name} is missing")
 
 

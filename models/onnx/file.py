@@ -1,5 +1,6 @@
 """Writes a module as an ONNX file, checks it and describes it; no other file imports onnx and PyTorch's exporter."""
 
+import ast
 import contextlib
 import io
 import math
@@ -14,15 +15,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..bundle.graph import INPUT as INPUT
+from ..bundle.graph import OUTPUT as OUTPUT
 from ..errors import ExportError, first_line
 
 OPSET = 20
 """The first opset that has GELU as one operation."""
 
-INPUT, OUTPUT, BATCH = "images", "logits", "batch"
+BATCH = "batch"
 
 INLINE_BYTES = 2**31 - 2**24
 """More bytes of weights than this lie in a file of their own: protobuf writes no message of 2 GiB."""
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""The exporter's name of a node's metadata that hold its layer, and those around it, as a list in Python's syntax."""
 
 
 def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights: bool = False) -> None:
@@ -46,6 +52,7 @@ def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights
         raise ExportError(f"the model computes batches of {dimension.dim_value} images only")
     if bfloat16_weights:
         _narrow(proto)
+    _name_by_layer(proto)
     _clean(proto)
     size = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     onnx.save_model(proto, str(path), save_as_external_data=size > INLINE_BYTES, location=data_file(path).name)
@@ -163,6 +170,15 @@ def _narrow(proto: Any) -> None:
     nodes = [*casts, *proto.graph.node]
     del proto.graph.node[:]
     proto.graph.node.extend(nodes)
+
+
+def _name_by_layer(proto: Any) -> None:
+    """Name each node `<layer>/<name>` after the layer of the model that it computes, so that layers can be found."""
+    for node in proto.graph.node:
+        scopes = next((each.value for each in node.metadata_props if each.key == _SCOPES), "[]")
+        *outer, _ = ast.literal_eval(scopes) or [""]  # the last one is the operation's
+        layer = outer[-1].removeprefix("model").lstrip(".") if outer else ""  # of `Exported`, which has it as `model`
+        node.name = f"{layer}/{node.name.removeprefix('node_')}"
 
 
 def _clean(proto: Any) -> None:

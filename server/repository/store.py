@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...models.bundle.bundle import CONFIG, LABELS, WEIGHTS
+from ...models.bundle.reading import CONFIG, LABELS, WEIGHTS
 
 MAX_NAMES = 1000
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from milkweed.models.bundle.bundle import load_bundle, read_config
+from milkweed.models.bundle.bundle import load_bundle
+from milkweed.models.bundle.reading import read_config
 from milkweed.models.errors import BundleError
 
 from .edits import Change, edit_config, edit_tensors, refuse, rehash

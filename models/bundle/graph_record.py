@@ -1,0 +1,75 @@
+"""GraphRecord holds what config.json says about the graph of a bundle."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import BundleError, quoted
+from .golden import check_record
+
+GRAPH = "graph.onnx"
+"""The file of a bundle's graph."""
+
+MAX_OPSET = 20
+"""The newest opset that a graph may be of: all runtimes that are supported know it."""
+
+PRECISIONS = ("float32", "int8")
+BACKENDS = ("onnxruntime", "openvino")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphRecord:
+    """The member `graph` of config.json.
+
+    Args:
+        precision: one of PRECISIONS; int8 is the precision of the layers that are quantised, others are float32.
+        opset: the version of ONNX's operators.
+        backends: those of BACKENDS whose answers to the golden images were compared when the graph was made.
+        quantisation: how it was quantised, as plain data; empty where it was not.
+        golden: the graph's own answers to the golden images (`golden.py`), by the first of `backends`.
+    """
+
+    precision: str
+    opset: int
+    backends: tuple[str, ...]
+    quantisation: Mapping[str, Any] = field(default_factory=dict)
+    golden: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {
+            "file": GRAPH,
+            "precision": self.precision,
+            "opset": self.opset,
+            "backends": list(self.backends),
+            "quantisation": dict(self.quantisation),
+            "golden": dict(self.golden),
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any], num_classes: int) -> "GraphRecord":
+        """Read the JSON form.
+
+        Raises:
+            BundleError: a member is missing, unknown or outside its limits.
+        """
+        known = {"file", "precision", "opset", "backends", "quantisation", "golden"}
+        if odd := sorted(set(document) ^ known):
+            raise BundleError(f"graph: member {quoted(odd[0])} is {'missing' if odd[0] in known else 'unknown'}")
+        file, precision, opset, backends = (document[name] for name in ("file", "precision", "opset", "backends"))
+        _require(file == GRAPH, f"file {quoted(file)} must be {GRAPH}")
+        _require(precision in PRECISIONS, f"precision {quoted(precision)} must be one of {', '.join(PRECISIONS)}")
+        _require(type(opset) is int and opset >= 1, f"opset {quoted(opset)} must be a whole number from 1 on")
+        _require(opset <= MAX_OPSET, f"opset {opset} is newer than the {MAX_OPSET} this milkweed runs: update milkweed")
+        some = isinstance(backends, list) and backends and all(each in BACKENDS for each in backends)
+        _require(bool(some), f"backends {quoted(backends)} must be some of {', '.join(BACKENDS)}")
+        for name in ("quantisation", "golden"):
+            _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
+        check_record(document["golden"], num_classes)
+        rest = {name: document[name] for name in ("precision", "opset", "quantisation", "golden")}
+        return cls(backends=tuple(backends), **rest)
+
+
+def _require(condition: bool, problem: str) -> None:
+    if not condition:
+        raise BundleError(f"graph: {problem}")
