@@ -44,15 +44,7 @@ class BundleGraph:
         Raises:
             BackendError: why it is not possible.
         """
-        graph = self._graph()
-        try:
-            session = _session(candidate, graph, plan)
-            session(torch.zeros(plan.micro_batch, 3, size, size))
-        except (ExportError, ImportError) as error:  # a package that cannot be loaded
-            raise BackendError(first_line(error)) from error
-        cpu, dtype = torch.device("cpu"), candidate.dtype
-        weight_bytes = graph.weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
-        return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
+        return graph_forward(self._graph(), candidate, plan, size)
 
     def _graph(self) -> Graph:
         if self._made is None:
@@ -71,6 +63,22 @@ class BundleGraph:
         except OSError as error:  # no room
             raise BackendError(first_line(error)) from error
         return Graph(file, export(self._bundle, self._version, file))
+
+
+def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
+    """Make the forward of a graph in a backend that runs graphs.
+
+    Raises:
+        BackendError: why it is not possible.
+    """
+    try:
+        session = _session(candidate, graph, plan)
+        session(torch.zeros(plan.micro_batch, 3, size, size))
+    except (ExportError, ImportError) as error:  # a package that cannot be loaded
+        raise BackendError(first_line(error)) from error
+    cpu, dtype = torch.device("cpu"), candidate.dtype
+    weight_bytes = graph.weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
+    return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
 
 
 def _session(candidate: Candidate, graph: Graph, plan: LanePlan) -> GraphSession:

@@ -12,9 +12,9 @@ class TargetError(ValueError):
     """No model that was tried keeps the promise; the message says what can be had."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """A model that was measured.
+    """A model that was measured; each is only equal to itself.
 
     Args:
         name: its levers in a few words.

@@ -56,6 +56,11 @@ class Levers:
         return replace(self, bits=None)
 
     @property
+    def plain(self) -> "Levers":
+        """The same, neither trained nor quantised."""
+        return Levers(self.tokens)
+
+    @property
     def file(self) -> str:
         """A name for files that is different for different levers."""
         merging = self.tokens.merging
@@ -67,7 +72,11 @@ class Levers:
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
-        return {"tokens": self.tokens.to_dict(), "bits": asdict(self.bits) if self.bits else None, "distilled": self.distilled}
+        return {
+            "tokens": self.tokens.to_dict(),
+            "bits": asdict(self.bits) if self.bits else None,
+            "distilled": self.distilled,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Levers":
@@ -83,7 +92,7 @@ def merging_name(merging: TokenMerging) -> str:
     return f"merge {100 * merging.share:g} % {blocks} from {merging.start}{protect}"
 
 
-def mergings(depth: int, *, class_token: bool) -> Iterator[TokenMerging]:
+def mergings(depth: int, class_token: bool) -> Iterator[TokenMerging]:
     """Yield the schedules that are tried: from a quarter and a third of the depth on, since early merges cost most."""
     for start in sorted({max(1, depth // 4), max(1, depth // 3)}):
         for every in EVERY:

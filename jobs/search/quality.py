@@ -83,9 +83,9 @@ def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Qu
     rows = {"kl": (wanted.exp() * (wanted - found)).sum(-1), "agreement": 100.0 * (best == own)}
     if targets is not None:
         rows["top1"] = 100.0 * ((own == targets).double() - (best == targets).double())
-    intervals = dict(zip(rows, bootstrap(torch.stack(list(rows.values()))), strict=True))
+    kl, agreement, *top1 = bootstrap(torch.stack(list(rows.values())))
     of_dense = None if targets is None else float(100 * (best == targets).double().mean())
-    return Quality(len(dense), **intervals, top1_of_dense=of_dense)
+    return Quality(len(dense), kl, agreement, top1[0] if top1 else None, of_dense)
 
 
 def bootstrap(samples: Tensor) -> list[Interval]:

@@ -1,4 +1,4 @@
-"""Makes the models of a search, as graphs in files, and measures them: milliseconds in turns with the dense model, KL."""
+"""Makes the models of a search, as graphs in files, and measures each: KL, and milliseconds beside the dense model's."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,14 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inference.backend import Candidate, find_candidates
+from ...inference.backend import Backend, BackendError, Candidate, find_candidates
 from ...inference.forward import Forward, plan_lanes
-from ...inference.graph import GraphFile, graph_forward
+from ...inference.graph import Graph, graph_forward
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
-from ...models.errors import first_line
 from ...models.onnx.export import write_verified
-from ...models.onnx.quantize import quantize
+from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.progress import Progress
 from ...models.serving.prepare import prepare_for_inference
 from .front import Measured
@@ -27,8 +26,13 @@ from .subject import Subject
 from .timing import time_in_turns
 from .trials import Trials
 
-CPU = torch.device("cpu")
-DENSE = Levers()
+CPU, DENSE = torch.device("cpu"), Levers()
+
+GROUP = 4
+"""So many runs are timed in turns with the dense model: more take memory and say no more."""
+
+FEWEST = 1e-30
+"""Probabilities below are this, which has a logarithm."""
 
 
 @dataclass(frozen=True)
@@ -38,28 +42,151 @@ class Run:
     levers: Levers
     candidate: Candidate
 
-    @property
-    def key(self) -> str:
-        return f"measured/{self.levers.file}/{self.candidate}"
+    def __str__(self) -> str:
+        return f"{self.levers.file}/{self.candidate}"
 
 
 class Runs:
-    """The models that a search has measured.
+    """What a search measures.
 
     Args:
-        found: what was measured, by run.
-        dense: the dense model in float32, in the backend that it is fastest in; every time is a share of its time.
+        found: by run, what was measured.
+        base: the dense model in float32, in the backend that it is fastest in. All others are timed in turns with it.
+
+    Raises:
+        BackendError: nothing can compute the model.
     """
 
     def __init__(self, subject: Subject, job: SearchJob, trials: Trials, progress: Progress) -> None:
         self.subject, self.job, self.trials, self.progress = subject, job, trials, progress
         self.found: dict[Run, Measured] = {}
-        self.candidates = _usable(job)
-        self.dense_run = Run(DENSE, self.candidates[0])
-        self._folder = job.work / "graphs"
-        self._folder.mkdir(parents=True, exist_ok=True)
-        self._plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
+        self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
+        self._graphs = job.work / "graphs"
+        self._graphs.mkdir(parents=True, exist_ok=True)
+        times: dict[str, dict[str, float]] = trials.get(
+            "dense", lambda: self._times([Run(DENSE, c) for c in _usable(job)])
+        )
+        usable = [each for each in _usable(job) if str(Run(DENSE, each)) in times]
+        self.candidates = sorted(usable, key=lambda each: sum(times[str(Run(DENSE, each))].values()))
+        self.base = Run(DENSE, next(each for each in self.candidates if each.dtype is torch.float32))
+        self._dense_ms = times[str(self.base)]
+        self.measure([DENSE])
 
     @property
     def dense(self) -> Measured:
-        return self.found[self.dense_run]
+        """The dense model in float32, in the backend that it is fastest in."""
+        return self.found[self.base]
+
+    def measure(self, levers: Sequence[Levers]) -> None:
+        """Measure models in the backends that may be fastest; what is on record is not measured again."""
+        runs = [Run(each, candidate) for each in levers for candidate in self._candidates(each)]
+        missing = [run for run in runs if f"measured/{run}" not in self.trials.found]
+        for first in range(0, len(missing), GROUP):
+            self.progress.step("timing and judging", first, len(missing))
+            measured = self._measured(missing[first : first + GROUP])
+            for run, values in measured.items():
+                self.trials.get(f"measured/{run}", lambda values=values: values)  # type: ignore[misc]
+        for run in runs:
+            if (record := self.trials.found.get(f"measured/{run}")) is not None:
+                ms = {int(batch): each for batch, each in record["ms"].items()}
+                found = Quality.from_dict(record["quality"])
+                self.found[run] = Measured(str(run.levers), found, ms, record["bytes"], str(run.candidate))
+
+    def model(self, levers: Levers) -> nn.Module:
+        """Make the float32 model of some levers."""
+        model = apply_token_plan(self.subject.fresh_model(), levers.tokens)
+        if levers.distilled:
+            model.load_state_dict(torch.load(self.weights_file(levers), weights_only=True))
+        return model
+
+    def weights_file(self, levers: Levers) -> Path:
+        """The file of the weights of a distilled model."""
+        return self._graphs / f"{levers.floating.file}.pt"
+
+    def graph_file(self, levers: Levers) -> Path:
+        """Return the file of a model's graph, which is made if it is not there.
+
+        Raises:
+            ExportError, ImportError: the model cannot be exported or quantised.
+        """
+        file = self._graphs / f"{levers.file}.onnx"
+        if not file.exists():
+            partial = file.with_suffix(".partial")
+            if levers.bits is None:
+                write_verified(self.model(levers), partial, self.subject.size)
+            else:
+                settings = QuantizeSettings(smooth_quant=levers.bits.alpha)
+                graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
+                partial.write_bytes(graph.data)
+            partial.replace(file)
+        return file
+
+    def _candidates(self, levers: Levers) -> list[Candidate]:
+        """The backends that a model is measured in: the dense model's base, or the fastest that compute its graph."""
+        if levers == DENSE:
+            return list(dict.fromkeys([self.base.candidate, self.candidates[0]]))
+        graphs = [each for each in self.candidates if each.backend != "torch"]
+        if levers.bits is None:
+            return (graphs or self.candidates)[:1]
+        first: Backend = "openvino" if any(each.backend == "openvino" for each in graphs) else "onnxruntime"
+        return [each for each in graphs if each.backend == first]
+
+    def _measured(self, runs: Sequence[Run]) -> dict[Run, dict[str, Any]]:
+        """Time runs in turns with the base, and judge them; a time is the base's by the ratio of the two."""
+        found: dict[Run, dict[str, Any]] = {}
+        with ExitStack() as opened:
+            forwards = self._forwards([self.base, *runs], opened)
+            times = time_in_turns({str(run): each for run, each in forwards.items()}, self.job.batches)
+            base = times[str(self.base)]
+            for run in runs:
+                mine = times[str(run)]
+                ms = {batch: self._dense_ms[str(batch)] * mine[batch] / base[batch] for batch in mine}
+                judged = quality(self.subject.dense, self._answers(forwards[run]), self.subject.judge.targets)
+                found[run] = {"ms": ms, "quality": judged.to_dict(), "bytes": self._bytes(run)}
+        return found
+
+    def _times(self, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
+        with ExitStack() as opened:
+            forwards = {str(run): each for run, each in self._forwards(runs, opened).items()}
+            return time_in_turns(forwards, self.job.batches)
+
+    def _forwards(self, runs: Sequence[Run], opened: ExitStack) -> dict[Run, Forward]:
+        """Make the forwards; a backend that cannot compute the model is told and left out."""
+        made = {}
+        for run in runs:
+            try:
+                made[run] = self._forward(run)
+            except BackendError as error:
+                self.progress.note(f"{run.candidate}: {error}")
+                continue
+            opened.callback(made[run].close)
+        return made
+
+    def _forward(self, run: Run) -> Forward:
+        dtype = run.candidate.dtype
+        if run.candidate.backend != "torch":
+            file = self.graph_file(run.levers)
+            return graph_forward(Graph(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
+        model = prepare_for_inference(self.model(run.levers), dtype=dtype)
+        return Forward(model, self.plan, device=CPU, dtype=dtype, size=self.subject.size, cpu_graphs=True)
+
+    def _answers(self, forward: Forward) -> Tensor:
+        """Log-probabilities of the judging images."""
+        found = [forward.run(batch).probabilities for batch in self.subject.judge.batches]
+        return torch.cat(found).double().clamp(min=FEWEST).log()
+
+    def _bytes(self, run: Run) -> int:
+        return self.graph_file(run.levers).stat().st_size
+
+
+def _usable(job: SearchJob) -> list[Candidate]:
+    """Every backend and number type that may compute the result on this machine.
+
+    Raises:
+        BackendError: none of those that were asked for is installed.
+    """
+    found, refused = find_candidates("auto", "auto", CPU)
+    usable = [each for each in found if not job.backends or each.backend in job.backends]
+    if not usable:
+        raise BackendError("; ".join(refused[name] for name in job.backends if name in refused))
+    return usable

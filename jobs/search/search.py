@@ -1,42 +1,44 @@
 """Searches for a model on the frontier of accuracy and measured speed, from a dense model and photographs alone.
 
-The order follows what each finding costs: exact rewrites, quantisation, token schedules by their KL alone, then export
-and time of those that may be on the front, then quantisation and time of a few, then training of the one that is taken.
-KL divergences of tokens and of bits add up nearly, so the sum says which pairs are worth their time.
+What costs least comes first: exact rewrites, quantisation, token schedules by their KL alone; then those that may be on
+the front are exported and timed, a few of them quantised, and the one that is taken is trained. KLs of tokens and bits
+nearly add up, so their sum says which pairs are worth measuring.
 """
 
 import platform
-import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from functools import partial
 from typing import Any
 
-import torch
+from torch import Tensor, nn
 
 from ...models.accounting import macs
+from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.provenance import library_versions
-from ...models.divergence import answers
-from ...models.layers.token_merging import ALL_TOKENS, TokenPlan
+from ...models.divergence import diverge
+from ...models.errors import ExportError
+from ...models.layers.token_merging import TokenPlan
 from ...models.progress import SILENT, Progress
+from ...models.recovery.blocks import block_names
 from ..train_split import digest
-from .front import Measured, TargetError, front, pick, speedup
+from .distil import distil
+from .front import Measured, front, pick
 from .job import SearchJob
 from .levers import ALPHAS, Bits, Levers, mergings
-from .quality import Quality, quality
-from .runs import Runs
+from .runs import DENSE, Run, Runs
 from .subject import Subject
 from .trials import Trials
 
-SCREENED_IMAGES = 128
+SCREENED_IMAGES = 96
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
-TIMED, QUANTISED = 6, 3
-"""So many token schedules are exported and timed, and so many of those quantised."""
+TIMED, QUANTISED, DISTILLED = 6, 3, 2
+"""So many token schedules are exported and timed, so many of those quantised, and so many models trained."""
 
 MOST_KL = 0.3
-"""Beyond this a model answers something else; nothing behind is tried."""
+"""Beyond this a model answers something else."""
 
 
 @dataclass(frozen=True)
@@ -45,32 +47,32 @@ class Found:
 
     Args:
         dense: the dense model in float32, in the backend that it is fastest in.
-        models: everything that was measured, with its levers.
+        models: everything that was measured.
         chosen: the one that keeps the promise.
     """
 
     dense: Measured
-    models: Mapping[str, tuple[Levers, Measured]]
-    chosen: str
-    notes: tuple[str, ...]
+    models: Mapping[Run, Measured]
+    chosen: Run
+    notes: Sequence[str]
     seconds: float
 
 
 class Search:
-    """One search; every finding is in `trials`, so that a killed one goes on.
+    """One search. Every finding is in `trials`, so that one that was killed goes on.
 
     Raises:
-        BundleError, DataError, TrialsError: one line that says what is wrong.
+        BackendError, BundleError, DataError, TrialsError: one line that says what is wrong.
     """
 
     def __init__(self, job: SearchJob, progress: Progress = SILENT) -> None:
-        self.job, self.progress = job, progress
-        self.subject = Subject(job, progress)
+        self.job, self.notes, self.started = job, list[str](), time.perf_counter()
+        self.progress = replace(progress, note=self._note(progress))
+        self.subject = Subject(job, self.progress)
         self.trials = Trials(job.work, self._belongs_to())
-        self.runs = Runs(self.subject, job, self.trials, progress)
-        self.notes: list[str] = []
         if self.trials.resumed:
             progress.note(f"going on with the unfinished search in {job.work}")
+        self.runs = Runs(self.subject, job, self.trials, self.progress)
 
     def run(self) -> Found:
         """Search, and choose.
@@ -78,13 +80,117 @@ class Search:
         Raises:
             TargetError: no model keeps the promise; the message says what can be had.
         """
-        started = time.perf_counter()
         exact = self._exact()
-        self.runs.measure([Levers(), exact])
+        self.runs.measure([exact])
         bits = self._bits(exact)
-        plans = self._schedules(exact, bits)
-        self._measure_schedules(plans, bits)
+        plans = self._timed(self._screened(exact.tokens), bits)
+        self.runs.measure([Levers(plan, bits) for plan in plans])
         if self.job.distil:
-            self._distil()
-        chosen = self._pick(list(self.runs.models.values())).name
-        return Found(self.runs.dense, self.runs.with_levers(), chosen, tuple(self.notes), time.perf_counter() - started)
+            self._distilled()
+        chosen = self._pick()
+        return Found(self.runs.dense, self.runs.found, chosen, self.notes, time.perf_counter() - self.started)
+
+    def _exact(self) -> Levers:
+        """The rewrites that change nothing but rounding."""
+        plan = TokenPlan(class_last=True)
+        return Levers(plan) if self._takes(plan, "class token last") else DENSE
+
+    def _takes(self, plan: TokenPlan, what: str) -> bool:
+        """Whether the model can compute these tokens; why not is noted."""
+        try:
+            apply_token_plan(self.subject.fresh_model(), plan)
+        except ValueError as error:
+            self.progress.note(f"without {what}: {error}")
+            return False
+        return True
+
+    def _bits(self, exact: Levers) -> Bits | None:
+        """The quantisation that loses least on the exact model; None where there is none."""
+        tried = [replace(exact, bits=Bits(alpha)) for alpha in ALPHAS]
+        try:
+            self.runs.measure(tried)
+        except (ExportError, ImportError, ValueError) as error:
+            self.progress.note(f"without int8: {error}")
+            return None
+        kl = {run.levers.bits: found.quality.kl.value for run, found in self.runs.found.items() if run.levers in tried}
+        return min(kl, key=lambda bits: kl[bits])
+
+    def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, float]:
+        """KL of token schedules in torch, without those that another one beats in both KL and operations."""
+        plans = [TokenPlan(each, tokens.class_last) for each in mergings(*_tokens(self.subject.model))]
+        if not plans or not self._takes(plans[0], "token merging"):
+            return {}
+        batches = self.subject.judge.pixels[:SCREENED_IMAGES].split(32)
+        dense = self.subject.dense[:SCREENED_IMAGES]
+        kept: dict[TokenPlan, float] = {}
+        cost: dict[TokenPlan, int] = {}
+        for at, plan in enumerate(plans):
+            model = apply_token_plan(self.subject.fresh_model(), plan)
+            cost[plan] = macs(model, self.subject.size).total
+            screen = partial(_kl, model, batches, dense)
+            kept[plan] = self.trials.get(f"screened/{Levers(plan).file}", screen)
+            self.progress.step("token schedules", at + 1, len(plans))
+        ordered = sorted((plan for plan in kept if kept[plan] < MOST_KL), key=lambda plan: (cost[plan], kept[plan]))
+        least = [min(kept[plan] for plan in ordered[: at + 1]) for at in range(len(ordered))]
+        return {plan: kept[plan] for plan, best in zip(ordered, least, strict=True) if kept[plan] == best}
+
+    def _timed(self, kl: Mapping[TokenPlan, float], bits: Bits | None) -> list[TokenPlan]:
+        """Time some of the schedules as they are; return some of those on the front, from the least KL to the most."""
+        timed = _spread(sorted(kl, key=lambda plan: kl[plan]), TIMED)
+        self.runs.measure([Levers(plan) for plan in timed])
+        if bits is None:
+            return []
+        found = {found: run.levers.tokens for run, found in self.runs.found.items() if run.levers.tokens in timed}
+        return _spread([found[one] for one in reversed(front(list(found), self.job.batches[0]))], QUANTISED)
+
+    def _distilled(self) -> None:
+        """Train the model that would be taken and its faster neighbour on the front, and measure them."""
+        ordered = front([*self.runs.found.values()], self.job.batches[0])
+        chosen = self.runs.found[self._pick()]
+        place = ordered.index(chosen) if chosen in ordered else 0
+        by_model = {found: run for run, found in self.runs.found.items()}
+        runs = [by_model[one] for one in ordered[max(0, place - DISTILLED + 1) : place + 1]]
+        for levers in dict.fromkeys(run.levers for run in runs if run.levers.tokens.merging or run.levers.bits):
+            trained = replace(levers, distilled=True)
+            if not self.runs.weights_file(trained).exists():
+                distil(self.runs, trained, self.progress)
+            self.runs.measure([trained])
+
+    def _pick(self) -> Run:
+        by_model = {found: run for run, found in self.runs.found.items()}
+        return by_model[pick(list(by_model), self.runs.dense, self.job.target)]
+
+    def _note(self, progress: Progress) -> Any:
+        def note(text: str) -> None:
+            self.notes.append(text)
+            progress.note(text)
+
+        return note
+
+    def _belongs_to(self) -> dict[str, Any]:
+        """All that decides the findings."""
+        job = self.job
+        return {
+            "model": self.subject.config.version,
+            "images": digest(job.images, self.subject.samples),
+            "batches": job.batches,
+            "backends": job.backends,
+            "machine": platform.processor() or platform.machine(),
+            "versions": library_versions(),
+        }
+
+
+def _kl(model: nn.Module, batches: Sequence[Tensor], dense: Tensor) -> float:
+    return diverge(model, batches, dense).kl
+
+
+def _tokens(model: nn.Module) -> tuple[int, bool]:
+    """The number of blocks of a model, and whether it has a class token."""
+    return len(block_names(model)), getattr(model, "cls_token", None) is not None
+
+
+def _spread(items: Sequence[Any], most: int) -> list[Any]:
+    """At most so many of the items, the first and the last among them, the others evenly between."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(place * (len(items) - 1) / (most - 1))] for place in range(most)]

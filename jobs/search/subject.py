@@ -1,5 +1,6 @@
 """The model that is searched for, the images that fit and that judge, and the dense model's answers to them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ...loaders.dataset.evaluation import PreparedImages
+from ...loaders.dataset.training import Sample
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import BundleConfig, load_bundle
 from ...models.divergence import answers
@@ -36,6 +38,7 @@ class Subject:
     """What a search works on.
 
     Args:
+        samples: the files of the fitting images.
         fit: images that calibrate and train.
         judge: images that nothing was fitted to.
 
@@ -46,7 +49,9 @@ class Subject:
     def __init__(self, job: SearchJob, progress: Progress) -> None:
         self._source = job.source
         self.model, self.config = load_bundle(job.source)
-        self.fit, self.judge = _halves(job, self.config, progress)
+        samples = spaced(folder_samples(job.images, self.config), job.max_images)
+        self.samples = samples[::2]
+        self.fit, self.judge = _halves(job, samples, self.config, progress)
 
     @property
     def size(self) -> int:
@@ -64,7 +69,9 @@ class Subject:
         if not torch.isfinite(found).all():
             raise DataError("the dense model's answers are not finite numbers: there is nothing to compare with")
         if float((found - found[0]).abs().max()) < 1e-6:
-            raise DataError(f"the dense model's answers to {len(found)} images are all the same: give images that differ")
+            raise DataError(
+                f"the dense model's answers to {len(found)} images are all the same: give images that differ"
+            )
         return found
 
     def fresh_model(self) -> nn.Module:
@@ -73,9 +80,10 @@ class Subject:
         return model
 
 
-def _halves(job: SearchJob, config: BundleConfig, progress: Progress) -> tuple[Images, Images]:
+def _halves(
+    job: SearchJob, samples: Sequence[Sample], config: BundleConfig, progress: Progress
+) -> tuple[Images, Images]:
     """Read the images; every second one fits, the others judge."""
-    samples = spaced(folder_samples(job.images, config), job.max_images)
     halves = []
     for first, name in ((0, "fitting"), (1, "judging")):
         prepared = PreparedImages(samples[first::2], PreprocessSpec.from_dict(config.preprocess), BATCH, cache_bytes=0)
