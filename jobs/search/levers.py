@@ -6,7 +6,7 @@ from typing import Any
 
 from ...models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
 
-SHARES = (0.12, 0.16, 0.2, 0.24, 0.28, 0.32)
+SHARES = (0.14, 0.22, 0.3)
 EVERY = (1, 2, 3)
 PROTECT = (0.0, 0.1)
 

@@ -12,8 +12,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from ...inference.device import computes_in_bfloat16
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.provenance import library_versions
@@ -27,11 +29,11 @@ from .distil import distil
 from .front import Measured, front, pick
 from .job import SearchJob
 from .levers import ALPHAS, Bits, Levers, mergings
-from .runs import DENSE, Run, Runs
+from .runs import CPU, DENSE, Run, Runs
 from .subject import Subject
 from .trials import Trials
 
-SCREENED_IMAGES = 96
+SCREENED_IMAGES = 64
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
 TIMED, QUANTISED, DISTILLED = 6, 3, 2
@@ -120,14 +122,15 @@ class Search:
         plans = [TokenPlan(each, tokens.class_last) for each in mergings(*_tokens(self.subject.model))]
         if not plans or not self._takes(plans[0], "token merging"):
             return {}
-        batches = self.subject.judge.pixels[:SCREENED_IMAGES].split(32)
+        dtype = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
+        batches = self.subject.judge.pixels[:SCREENED_IMAGES].to(dtype).split(32)
         dense = self.subject.dense[:SCREENED_IMAGES]
         kept: dict[TokenPlan, float] = {}
         cost: dict[TokenPlan, int] = {}
         for at, plan in enumerate(plans):
             model = apply_token_plan(self.subject.fresh_model(), plan)
             cost[plan] = macs(model, self.subject.size).total
-            screen = partial(_kl, model, batches, dense)
+            screen = partial(_kl, model.to(dtype), batches, dense)
             kept[plan] = self.trials.get(f"screened/{Levers(plan).file}", screen)
             self.progress.step("token schedules", at + 1, len(plans))
         ordered = sorted((plan for plan in kept if kept[plan] < MOST_KL), key=lambda plan: (cost[plan], kept[plan]))
