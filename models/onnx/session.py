@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError, first_line
 from .file import BATCH, INPUT
+from .telemetry import without_telemetry
 
 _ERRORS_ONLY = 3
 
@@ -20,7 +21,7 @@ class OnnxSession(nn.Module):
     It releases Python's lock while it computes. The file is read in the constructor and not needed afterwards.
 
     Args:
-        path: a file that `write_onnx` wrote.
+        graph: a file that `write_onnx` wrote, or its bytes.
         threads: threads that a call may use: its own, and others that all calls share.
         batch: number of images of every call, where it is always the same; shapes are then computed once.
 
@@ -29,7 +30,7 @@ class OnnxSession(nn.Module):
         ImportError: onnxruntime is missing.
     """
 
-    def __init__(self, path: Path, *, threads: int = 1, batch: int | None = None) -> None:
+    def __init__(self, graph: Path | bytes, *, threads: int = 1, batch: int | None = None) -> None:
         super().__init__()
         runtime = _onnxruntime()
         options = runtime.SessionOptions()
@@ -41,7 +42,8 @@ class OnnxSession(nn.Module):
         if batch is not None:
             options.add_free_dimension_override_by_name(BATCH, batch)
         try:
-            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            source = graph if isinstance(graph, bytes) else str(graph)
+            self._session = runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class for each error code, and no common one
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
@@ -64,6 +66,7 @@ def runtime_version() -> str | None:
 
 
 def _onnxruntime() -> ModuleType:
+    without_telemetry()
     try:
         import onnxruntime
     except ImportError as error:
