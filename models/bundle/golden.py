@@ -48,6 +48,15 @@ def golden_record(model: nn.Module, size: int) -> dict[str, Any]:
         logits = model.eval()(golden_images(size).to(parameter.device, parameter.dtype))
     finally:
         model.train(training)
+    return recorded(logits)
+
+
+def recorded(logits: Tensor) -> dict[str, Any]:
+    """The record of logits (IMAGES, num_classes) that answer the golden images.
+
+    Raises:
+        BundleError: they hold numbers that are not finite.
+    """
     probabilities = logits.float().softmax(-1).cpu()
     if not bool(probabilities.isfinite().all()):
         raise BundleError("the model answers its golden images with numbers that are not finite")

@@ -30,6 +30,9 @@ INLINE_BYTES = 2**31 - 2**24
 _SCOPES = "pkg.torch.onnx.name_scopes"
 """The exporter's name of a node's metadata that hold its layer, and those around it, as a list in Python's syntax."""
 
+_MOVES = {"Cast", "Concat", "Expand", "Gather", "Reshape", "Shape", "Slice", "Squeeze", "Transpose", "Unsqueeze"}
+"""Operators that compute nothing; a name of the layer would only make the file larger."""
+
 
 def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights: bool = False) -> None:
     """Write a module as an ONNX file for batches of any size.
@@ -50,9 +53,9 @@ def write_onnx(model: nn.Module, path: Path, images: Tensor, *, bfloat16_weights
     dimension = proto.graph.input[0].type.tensor_type.shape.dim[0]
     if dimension.dim_param != BATCH:
         raise ExportError(f"the model computes batches of {dimension.dim_value} images only")
+    _name_by_layer(proto)
     if bfloat16_weights:
         _narrow(proto)
-    _name_by_layer(proto)
     _clean(proto)
     size = sum(len(tensor.raw_data) for tensor in proto.graph.initializer)
     onnx.save_model(proto, str(path), save_as_external_data=size > INLINE_BYTES, location=data_file(path).name)
@@ -173,12 +176,12 @@ def _narrow(proto: Any) -> None:
 
 
 def _name_by_layer(proto: Any) -> None:
-    """Name each node `<layer>/<name>` after the layer of the model that it computes, so that layers can be found."""
-    for node in proto.graph.node:
+    """Name each node that computes `<layer>/<its place in the file>`, so that the model's layers are found in it."""
+    for place, node in enumerate(proto.graph.node):
         scopes = next((each.value for each in node.metadata_props if each.key == _SCOPES), "[]")
         *outer, _ = ast.literal_eval(scopes) or [""]  # the last one is the operation's
         layer = outer[-1].removeprefix("model").lstrip(".") if outer else ""  # of `Exported`, which has it as `model`
-        node.name = f"{layer}/{node.name.removeprefix('node_')}"
+        node.name = f"{'' if node.op_type in _MOVES else layer}/{place}"
 
 
 def _clean(proto: Any) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError, first_line
 from .file import BATCH, INPUT
+from .telemetry import without_telemetry
 
 _ERRORS_ONLY = 3
 
@@ -44,7 +45,7 @@ class OnnxSession(GraphSession):
     """A graph in ONNX Runtime.
 
     Args:
-        path: a file that `write_onnx` wrote.
+        graph: a file that `write_onnx` wrote, or its bytes.
         threads: threads that a call may use: its own, and others that all calls share.
         batch: number of images of every call, where it is always the same; shapes are then computed once.
 
@@ -55,7 +56,7 @@ class OnnxSession(GraphSession):
 
     runtime = "ONNX Runtime"
 
-    def __init__(self, path: Path, *, threads: int = 1, batch: int | None = None) -> None:
+    def __init__(self, graph: Path | bytes, *, threads: int = 1, batch: int | None = None) -> None:
         super().__init__()
         runtime = _onnxruntime()
         options = runtime.SessionOptions()
@@ -67,7 +68,8 @@ class OnnxSession(GraphSession):
         if batch is not None:
             options.add_free_dimension_override_by_name(BATCH, batch)
         try:
-            self._session = runtime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            source = graph if isinstance(graph, bytes) else str(graph)
+            self._session = runtime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a class for each error code, and no common one
             raise ExportError(f"ONNX Runtime cannot load the model: {first_line(error)}") from error
 
@@ -87,6 +89,7 @@ def runtime_version(package: str = "onnxruntime") -> str | None:
 
 
 def _onnxruntime() -> ModuleType:
+    without_telemetry()
     try:
         import onnxruntime
     except ImportError as error:

@@ -297,3 +297,15 @@ def test_a_file_that_is_no_model_gives_an_error_of_one_line(tmp_path: Path) -> N
     with pytest.raises(ExportError, match="ONNX Runtime cannot load the model") as caught:
         OnnxSession(tmp_path / "x.onnx")
     assert "\n" not in str(caught.value)
+
+
+def test_nodes_are_named_after_the_models_layers(tmp_path: Path) -> None:
+    """Layers are found in a file by these names; the exporter's own say nothing (`node_MatMul_12`)."""
+    arguments = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 4}
+    write_verified(made("vit_tiny_patch16_224", arguments), tmp_path / "vit.onnx", 32)
+    nodes = onnx.load(str(tmp_path / "vit.onnx")).graph.node
+    assert len({node.name for node in nodes}) == len(nodes)
+    products = [node.name.rpartition("/")[0] for node in nodes if node.op_type in ("MatMul", "Gemm", "Conv")]
+    block = ["attn.qkv", "attn", "attn", "attn.proj", "mlp.fc1", "mlp.fc2"]  # in `attn`, two products of the attention
+    blocks = [f"blocks.{number}.{layer}" for number in range(2) for layer in block]
+    assert products == ["patch_embed.proj", *blocks, "head"]
