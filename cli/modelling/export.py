@@ -1,12 +1,15 @@
 """`milkweed export` writes a bundle's model as an ONNX file."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from ..options import Bundle, Json, text_option
 from ..output import megabytes, print_fields, print_json
+
+if TYPE_CHECKING:
+    from ...models.onnx.export import Verified
 
 OnnxFile = Annotated[Path, text_option("FILE", "The file to write; large weights go to FILE.data beside it.")]
 Dtype = Annotated[
@@ -52,12 +55,12 @@ def export(bundle: Bundle, onnx: OnnxFile, dtype: Dtype = "float32", force: Forc
             "file": f"{onnx} (opset {report.opset}, {report.dtype}, {megabytes(report.size_bytes)})",
             "bundle": f"{bundle} ({config.arch}, version {config.version})",
             "operators": used,
-            "verified": f"logits within {verified.error:g} of the largest (limit {verified.limit:g}), "
-            f"{_kl(verified.kl)}{verified.by} against {verified.against}, {verified.images} images",
+            "verified": f"{_differences(verified)}, {verified.by} against {verified.against}, {verified.images} images",
         }
     )
 
 
-def _kl(kl: float | None) -> str:
-    """Say how far the answers are off where tokens merge: `of the median image, KL 2e-05, `."""
-    return "" if kl is None else f"of the median image, KL {kl:g}, "
+def _differences(verified: "Verified") -> str:
+    """Say how far the export is off: its largest logits, and the answers where tokens merge."""
+    within = f"within {verified.error:g} of the largest (limit {verified.limit:g})"
+    return f"logits {within}" if verified.kl is None else f"KL {verified.kl:g}, the median image's logits {within}"

@@ -76,6 +76,17 @@ class TokenPlan:
     def __bool__(self) -> bool:
         return self != ALL_TOKENS
 
+    @property
+    def summary(self) -> str:
+        """One line: `22 % merged from block 3 on, every 2 blocks; the last block for the class token alone`."""
+        said, merging = [], self.merging
+        if merging is not None:
+            kept = f", what the class token attends to kept ({merging.protect:g})" if merging.protect else ""
+            often = "in every block" if merging.every == 1 else f"every {merging.every} blocks"
+            said.append(f"{100 * merging.share:g} % merged from block {merging.start} on, {often}{kept}")
+        said += ["the last block for the class token alone"] if self.class_last else []
+        return "; ".join(said) or "all"
+
     @classmethod
     def from_dict(cls, values: Any) -> "TokenPlan":
         """Read the JSON form.

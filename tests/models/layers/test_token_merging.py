@@ -122,6 +122,14 @@ def test_plans_are_read_as_they_are_written() -> None:
     assert ALL_TOKENS.to_dict() == {}
 
 
+def test_a_plan_is_said_in_one_line() -> None:
+    assert ALL_TOKENS.summary == "all"
+    plan = TokenPlan(TokenMerging(3, 2, 0.22), True)
+    assert plan.summary == "22 % merged from block 3 on, every 2 blocks; the last block for the class token alone"
+    protected = TokenPlan(TokenMerging(3, 1, 0.26, 0.1)).summary
+    assert protected == "26 % merged from block 3 on, in every block, what the class token attends to kept (0.1)"
+
+
 def test_schedules_never_reach_the_last_block() -> None:
     assert list(TokenMerging(3, 2).blocks(12)) == [3, 5, 7, 9]
     assert list(TokenMerging(3, 1).blocks(12)) == [3, 4, 5, 6, 7, 8, 9, 10]

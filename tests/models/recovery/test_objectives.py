@@ -1,5 +1,6 @@
 """The objectives of a recovery against their definitions, block by block and number by number."""
 
+import copy
 from dataclasses import replace
 from typing import Any
 
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.architectures.token_blocks import apply_token_plan
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
 from milkweed.models.recovery import BlockReconstruction, FeatureDistillation, RecoveryPlan
-from milkweed.models.recovery.blocks import block_names
+from milkweed.models.recovery.blocks import block_names, feature_error, tapped
 from milkweed.models.training import mix
 
 from .recovery_case import Case
@@ -91,3 +94,16 @@ def test_both_models_see_the_same_mixed_images(case: Case) -> None:
         plain = float(FeatureDistillation(case.dense, RECIPE, blocks=BLOCKS)(case.compressed, mixed, None))
     assert not torch.equal(mixed, images)
     assert loss == plain
+
+
+def test_only_tokens_that_never_merge_are_compared(case: Case) -> None:
+    student = apply_token_plan(copy.deepcopy(case.dense), TokenPlan(TokenMerging(0, 1, 0.3), True))
+    names = block_names(student)
+    assert names == ("blocks.0", "blocks.1")
+    with tapped(student, names) as own, tapped(case.dense, names) as dense:
+        student(case.images[:2])
+        case.dense(case.images[:2])
+    assert [own[name].shape[1] for name in names] == [1, 1]
+    wanted = F.layer_norm(dense["blocks.1"][:, :1], (32,))
+    found = F.layer_norm(own["blocks.1"], (32,))
+    torch.testing.assert_close(feature_error(own["blocks.1"], dense["blocks.1"]), (wanted - found).square().mean())

@@ -1,5 +1,6 @@
 """Recovery on tiny models: it lowers the held-out KL, is never worse, and survives being killed."""
 
+import copy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,9 +14,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
 from milkweed.models.compress import project_layer
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
 from milkweed.models.progress import Progress
 from milkweed.models.recovery import RecoveryPlan, RecoveryResult, recover
 from milkweed.models.training import Batch, StateFolder, TensorSource, TrainingError
@@ -217,3 +220,12 @@ def test_a_recovery_without_anything_to_judge_by_is_refused(case: Case) -> None:
 def test_a_plan_refuses_what_makes_no_sense(values: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RecoveryPlan(**values)
+
+
+def test_a_model_that_merges_tokens_recovers_what_it_lost(case: Case) -> None:
+    """Only tokens that are never merged are compared, and the logits."""
+    plan = TokenPlan(TokenMerging(0, 1, 0.3), True)
+    student = apply_token_plan(copy.deepcopy(case.dense), plan)
+    result = recover(student, case.dense, case.source(), plan=PLAN, held_out=case.held_out)
+    assert 0 < result.kl_after < result.kl_before
+    assert token_plan_of(result.model) == plan

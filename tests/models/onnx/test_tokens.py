@@ -1,0 +1,107 @@
+"""Models that compute fewer tokens, exported: any batch size, no scatter, the answers that torch gives."""
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.models.errors import ExportError
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.onnx import export
+from milkweed.models.onnx.export import KL_LIMITS, write_verified
+from milkweed.models.onnx.file import contents
+
+from ..tiny import TINY_VIT
+from .onnx_case import differences, made, noise
+
+VIT: dict[str, Any] = {**TINY_VIT, "depth": 3}
+T2T: dict[str, Any] = {"img_size": 32, "embed_dim": 32, "depth": 1, "num_heads": 4, "mlp_ratio": 2, "token_dim": 8}
+MEAN: dict[str, Any] = {**VIT, "global_pool": "avg", "class_token": False}
+CASES: dict[str, tuple[str, dict[str, Any], TokenPlan]] = {
+    "merging and the last block": ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)),
+    "the mean of what is left": ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(0, 1, 0.3))),
+    "two tokens are read": ("deit_tiny_distilled_patch16_224", {**VIT, "depth": 1}, TokenPlan(class_last=True)),
+    "t2t-vit": ("t2t_vit_7", T2T, TokenPlan(class_last=True)),
+}  # fmt: skip
+
+Written = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Written:
+    """The file of a case with Monarch layers, written once."""
+
+    @functools.cache
+    def write(case: str) -> Path:
+        file = tmp_path_factory.mktemp("tokens") / "model.onnx"
+        verified = write_verified(model_of(case), file, 32)
+        assert verified.error <= 1e-5
+        assert (verified.kl is not None) is (CASES[case][2].merging is not None)
+        assert (verified.kl or 0) <= 1e-6
+        return file
+
+    return write
+
+
+def model_of(case: str) -> nn.Module:
+    arch, arguments, plan = CASES[case]
+    return made(arch, {**arguments, "tokens": plan}, monarch=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_onnx_runtime_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
+    assert max(differences(model_of(case), written(case), noise())) <= 1e-4
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_openvino_gives_torchs_answers_for_any_batch_size(case: str, written: Written) -> None:
+    openvino = pytest.importorskip("openvino")
+    compiled = openvino.Core().compile_model(str(written(case)), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+
+    def answers(images: Tensor) -> Tensor:
+        return torch.from_numpy(compiled(images.numpy())[0])
+
+    model, images = model_of(case), noise()
+    with torch.inference_mode():
+        wanted = model(images)
+    for count in (1, 3, 8):
+        torch.testing.assert_close(answers(images[:count]), wanted[:count], rtol=0, atol=1e-4)
+
+
+def test_merging_is_top_k_and_gathers_of_rows(written: Written) -> None:
+    operators, _ = contents(written("merging and the last block"))
+    assert operators["TopK"] == 2 * 2  # two of the three blocks merge: once by similarity, once back in order
+    assert not {"ScatterND", "ScatterElements", "GatherElements", "GatherND", "Loop", "NonZero"} & operators.keys()
+    assert "TopK" not in contents(written("t2t-vit"))[0]
+
+
+def test_answers_that_are_off_are_refused_by_their_kl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One image of four that merges otherwise is borne up to the limit; more are not."""
+    arch, arguments, plan = CASES["merging and the last block"]
+
+    class Off(nn.Module):
+        """Answers with one image's logits off, by as much as is wanted."""
+
+        amount = 0.0
+
+        def __init__(self, file: Path) -> None:
+            super().__init__()
+
+        def forward(self, images: Tensor) -> Tensor:
+            with torch.inference_mode():
+                logits = made(arch, {**arguments, "tokens": plan})(images)
+            return logits + (self.amount * torch.arange(7) if len(images) == 1 else 0)
+
+    monkeypatch.setattr(export, "OnnxSession", Off)
+    monkeypatch.setattr(export, "write_onnx", lambda *_, **__: None)
+    Off.amount = 0.05
+    verified = write_verified(made(arch, {**arguments, "tokens": plan}), tmp_path / "model.onnx", 32)
+    assert verified.kl is not None
+    assert 1e-4 < verified.kl <= KL_LIMITS["float32"]
+    Off.amount = 1.0
+    with pytest.raises(ExportError, match=r"answers with a KL of .*, more than the 0.01 of float32"):
+        write_verified(made(arch, {**arguments, "tokens": plan}), tmp_path / "model.onnx", 32)

@@ -1,0 +1,91 @@
+"""Models that compute fewer tokens, served: as graphs, in lanes, in int8, beside fused blocks."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from milkweed.inference.forward import Forward, LanePlan
+from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan
+from milkweed.models.bundle.golden import check_golden, golden_images, golden_record
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.serving.fused.block import FusedBlock
+from milkweed.models.serving.fused.report import Fallback
+from milkweed.models.serving.prepare import prepare_for_inference
+from milkweed.models.serving.torchscript import torchscript_forward
+
+from ..small_models import NATIVE, build, fused, images, relative
+
+PLAN = TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)
+
+
+def model(roles: str = "dense", plan: TokenPlan = PLAN) -> nn.Module:
+    return apply_token_plan(build("vit", roles), plan)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("roles", ["dense", "all"])
+def test_a_graph_gives_the_bits_of_the_model(roles: str, dtype: torch.dtype, one_thread: None) -> None:
+    served = prepare_for_inference(model(roles), dtype=dtype)
+    graph = torchscript_forward(served, (2, 3, 32, 32), dtype)
+    with torch.inference_mode():
+        for batch in images(6).to(dtype).split(2):
+            assert torch.equal(graph(batch), served(batch))
+
+
+def test_graphs_of_different_plans_are_not_taken_for_each_other(one_thread: None) -> None:
+    for share in (0.2, 0.4):
+        for protect in (0.0, 1.0):
+            served = prepare_for_inference(model(plan=TokenPlan(TokenMerging(0, 1, share, protect))))
+            graph = torchscript_forward(served, (2, 3, 32, 32))
+            with torch.inference_mode():
+                assert torch.equal(graph(images(2)), served(images(2)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("micro_batch", [1, 4])
+@pytest.mark.parametrize("cpu_graphs", [False, True])
+def test_an_image_gets_the_same_bits_in_any_company(micro_batch: int, cpu_graphs: bool, dtype: torch.dtype) -> None:
+    served = prepare_for_inference(model("mlp"), dtype=dtype)
+    plan = LanePlan(micro_batch, 2, 1)
+    arguments: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype, "size": 32, "cpu_graphs": cpu_graphs}
+    forward, photos = Forward(served, plan, **arguments), images(9)
+    try:
+        alone = torch.cat([forward.run(photos[i : i + 1]).probabilities for i in range(9)])
+        assert torch.equal(forward.run(photos).probabilities, alone)
+        assert torch.equal(forward.run(photos.flip(0)).probabilities, alone.flip(0))
+        assert torch.equal(forward.run(photos[3:8]).probabilities, alone[3:8])
+        assert forward.traced is None or forward.traced.reason is None
+        assert len({tuple(row) for row in alone.tolist()}) == 9
+    finally:
+        forward.close()
+
+
+def test_int8_weights_work_with_a_plan() -> None:
+    names = ["blocks.0.attn.qkv", "blocks.0.mlp.fc1", "blocks.1.mlp.fc2"]
+    served = prepare_for_inference(model(), int8_layers=names)
+    with torch.inference_mode():
+        assert 0 < relative(served(images(3)), prepare_for_inference(model())(images(3))) < 0.05
+
+
+def test_golden_answers_hold_in_every_dtype() -> None:
+    record = golden_record(model(), 32)
+    for dtype in (torch.float32, torch.bfloat16):
+        with torch.inference_mode():
+            answers = prepare_for_inference(model(), dtype=dtype)(golden_images(32).to(dtype)).float().softmax(-1)
+        check_golden(record, answers, dtype)
+
+
+def test_blocks_before_a_merge_are_fused_and_the_others_named() -> None:
+    plan = TokenPlan(class_last=True)
+    other, report = fused(model(plan=plan), kernels=NATIVE)
+    assert isinstance(other.get_submodule("blocks.0"), FusedBlock)
+    assert isinstance(other.get_submodule("blocks.1"), TokenBlock)
+    assert [part.count for part in report.parts if part.kind == "attention"] == [1]
+    reason = "TokenBlock: it merges tokens, knows their sizes or computes some of them alone, which no chain does"
+    assert report.fallbacks == (Fallback("block", reason),)
+    with torch.inference_mode():
+        assert relative(other(images(2)), build("vit")(images(2))) < 1e-5
+    _, report = fused(model(), kernels=NATIVE)
+    assert Fallback("block", reason) in report.fallbacks
