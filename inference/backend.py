@@ -161,7 +161,7 @@ def _reason(speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_
     parts = [f"not {name}: {why}" for name, why in left_out.items()]
     if speeds:
         reference = _reference(speeds)
-        ranked = sorted(speeds.keys() - {reference}, key=lambda each: -speeds[each])
+        ranked = sorted((each for each in speeds if each != reference), key=lambda each: -speeds[each])
         sizes = " and ".join(map(str, sorted(set(batch_sizes))))
         times = ", ".join(f"{each} {speeds[each]:.2f}" for each in ranked)
         parts.insert(0, f"times as fast as {reference}, batches of {sizes}: {times}")

@@ -5,10 +5,11 @@ Everything that takes long happens here, so that no request ever waits for a mea
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -21,6 +22,7 @@ from ..loaders.select import create_loader
 from ..models.accounting import dense_equivalent_bytes, macs
 from ..models.bundle.bundle import load_bundle
 from ..models.bundle.config import BundleConfig
+from ..models.bundle.golden import golden_record
 from ..models.errors import BundleError
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
@@ -113,11 +115,12 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
         max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
         loader = _loader(options, device, candidates[0].dtype, spec)
         opened.callback(loader.close)
+        golden = forwards.golden_answers() if len(candidates) > 1 else config.golden
         loaded = time.perf_counter()
         loader.warm_up(max_batch_size)
         try:
             forward, choice = choose_forward(
-                candidates, refused, forwards.make, lambda made: made.check_golden(config.golden), (1, max_batch_size)
+                candidates, refused, forwards.make, lambda made: made.check_golden(golden), (1, max_batch_size)
             )
         except BundleError as error:
             raise BundleError(f"bundle {bundle}: {error}") from None
@@ -150,6 +153,11 @@ class _Forwards:
         self.dense_values = dense_equivalent_bytes(model) // torch.float32.itemsize
         self.plan = _plan(options, device, macs(model, self.spec.size).total)
         self.fusion: FusionReport | None = None
+
+    def golden_answers(self) -> Mapping[str, Any]:
+        """What the bundle recorded; where it did not, what the model as it was read answers in float32."""
+        assert self._model is not None, "asked for before the first forward is made"
+        return self.config.golden or golden_record(self._model, self.spec.size)
 
     def make(self, candidate: Candidate) -> Forward:
         """The forward of a candidate, cold; raises BackendError, BundleError."""

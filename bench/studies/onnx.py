@@ -1,12 +1,13 @@
-"""ONNX Runtime against torch on a CPU, in float32 and on one thread.
+"""ONNX Runtime and OpenVINO against torch on a CPU, on one thread.
 
     python -m milkweed.bench.studies.onnx [BUNDLE ...]
     python -m milkweed.bench.studies.onnx --families [ARCH ...]
 
-The first times forwards: each dense bundle, two architectures of random weights, and what their MLPs are as Monarch of
-four blocks, by torch as it is served and by ONNX Runtime, in turns in one run; medians. The second exports the smallest
-model of each family, all its replaceable layers but the classifier Monarch of four blocks, and compares the logits of
-both: batches of 1, 3 and 8 random images, differences divided by the largest logit where that is above 1.
+The first times forwards: each bundle, two architectures of random weights, and what the MLPs of those that are dense
+are as Monarch of four blocks, by each backend in each number type that it computes in, in turns in one run; medians.
+The second exports the smallest model of each family, all its replaceable layers but the classifier Monarch of four
+blocks, and compares the logits of ONNX Runtime with torch's: batches of 1, 3 and 8 random images, differences divided
+by the largest logit where that is above 1.
 """
 
 import argparse
@@ -32,6 +33,7 @@ from ...models.compress import CompressRequest, compress_model
 from ...models.errors import ExportError
 from ...models.layers.layer_spec import layer_specs_for, replace_linears
 from ...models.onnx.export import LIMITS, write_verified
+from ...models.onnx.openvino_session import OpenVinoSession
 from ...models.onnx.session import OnnxSession, runtime_version
 from ...models.serving.prepare import prepare_for_inference
 from ...models.serving.torchscript import torchscript_forward
@@ -50,7 +52,7 @@ Calls = dict[str, Callable[[Tensor], Tensor]]  # what computes logits, by engine
 def main() -> None:
     """Print a row for each comparison, write all as JSON."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="BUNDLE|ARCH", help="dense bundles; with --families architectures")
+    parser.add_argument("names", nargs="*", metavar="BUNDLE|ARCH", help="bundles; with --families architectures")
     parser.add_argument("--families", action="store_true", help="compare logits of every family, time nothing")
     parser.add_argument("--rounds", type=int, default=9, help="in which each side computes once")
     parser.add_argument("--out", type=Path, help="default: bench/results/onnx.json, or onnx_families.json")
@@ -63,13 +65,14 @@ def main() -> None:
         for row in families(options.names) if options.families else timed(options.names, options.rounds):
             rows.append(row)
             print(", ".join(f"{key} {value}" for key, value in row.items()), flush=True)
-    document = {**about(name, before), "onnxruntime": runtime_version(), "rows": rows}
+    runtimes = {name: runtime_version(name) for name in ("onnxruntime", "openvino")}
+    document = {**about(name, before), **runtimes, "rows": rows}
     out.write_text(json.dumps(document, indent=1) + "\n")
     print(f"wrote {out}")
 
 
 def timed(bundles: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
-    """CPU and wall milliseconds of forwards by side; `cpu_ratio` to torch's dense one, above 1 is faster."""
+    """CPU and wall milliseconds of forwards by side; `cpu_ratio` to the first, above 1 is faster."""
     for name, forms, size in [*map(_loaded, map(Path, bundles)), *map(_random, ARCHS)]:
         for images in (1, 8):
             x = torch.randn(images, 3, size, size, generator=torch.Generator().manual_seed(0))
@@ -78,16 +81,17 @@ def timed(bundles: Sequence[str], rounds: int) -> Iterator[dict[str, Any]]:
                 check_equal(sides, x)
                 spent = in_turns({side: partial(call, x) for side, call in sides.items()}, rounds)
             ms = {side: medians(found) for side, found in spent.items()}
-            cpu, dense = {side: each[1] for side, each in ms.items()}, ms["torch dense"][1]
+            cpu, reference = {side: each[1] for side, each in ms.items()}, next(iter(ms.values()))[1]
             row = {"model": name, "images": images, "rounds": rounds, "cpu_ms": cpu}
             row["wall_ms"] = {side: each[0] for side, each in ms.items()}
-            yield {**row, "cpu_ratio": {side: round(dense / each, 2) for side, each in cpu.items()}}
+            yield {**row, "cpu_ratio": {side: round(reference / each, 2) for side, each in cpu.items()}}
 
 
 def check_equal(sides: Calls, x: Tensor) -> None:
-    """Raises RuntimeError where ONNX Runtime computes something else than torch."""
+    """Raises RuntimeError where a side computes something else than torch in float32."""
     for side, call in sides.items():
-        if _error(call(x), sides[side.replace("onnxruntime", "torch")](x)) > LIMITS["float32"]:
+        _, *dtype, form = side.split(" ")
+        if _error(call(x), sides[f"torch {form}"](x)) > LIMITS["".join(dtype) or "float32"]:
             raise RuntimeError(f"{side} computes something else than torch")
 
 
@@ -96,24 +100,35 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 
 def _sides(forms: Mapping[str, nn.Module], size: int, images: int) -> Calls:
-    sides: Calls = {}
+    sides, shape = Calls(), (images, 3, size, size)
     for form, model in forms.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.onnx"
             write_verified(copy.deepcopy(model), file, size)
-            sides[f"torch {form}"] = torchscript_forward(prepare_for_inference(model), (images, 3, size, size))
+            sides[f"torch {form}"] = _torch(model, torch.float32, shape)
+            sides[f"torch bfloat16 {form}"] = _torch(model, torch.bfloat16, shape)
             sides[f"onnxruntime {form}"] = OnnxSession(file, batch=images)
+            sides[f"openvino {form}"] = OpenVinoSession(file, batch=images)
+            sides[f"openvino bfloat16 {form}"] = OpenVinoSession(file, batch=images, dtype=torch.bfloat16)
     return sides
 
 
+def _torch(model: nn.Module, dtype: torch.dtype, shape: tuple[int, ...]) -> Callable[[Tensor], Tensor]:
+    """A model as it is served."""
+    forward = torchscript_forward(prepare_for_inference(copy.deepcopy(model), dtype=dtype), shape, dtype)
+    return lambda x: forward(x.to(dtype)).float()
+
+
 def _loaded(bundle: Path) -> tuple[str, dict[str, nn.Module], int]:
-    """A dense bundle and its nearest Monarch one: name, model by form, px."""
+    """A bundle, and its nearest Monarch one where it is dense: name, model by form, px."""
+    given, config = load_bundle(bundle)
+    name, size = f"{bundle.name} ({config.arch} {config.version})", int(config.preprocess["size"])
+    if config.structure:
+        return name, {"compressed": given}, size
     with tempfile.TemporaryDirectory() as folder:
         compress_model(bundle, Path(folder) / "monarch", CompressRequest())
         monarch, _ = load_bundle(Path(folder) / "monarch")
-    dense, config = load_bundle(bundle)
-    name = f"{bundle.name} ({config.arch} {config.version})"
-    return name, {"dense": dense, "monarch": monarch}, int(config.preprocess["size"])
+    return name, {"dense": given, "monarch": monarch}, size
 
 
 def _random(arch: str) -> tuple[str, dict[str, nn.Module], int]:

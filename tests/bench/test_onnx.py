@@ -10,7 +10,7 @@ from milkweed.models.architectures.timm_models import recorded_timm_models
 def test_sides_are_measured_only_where_they_compute_the_same() -> None:
     x = torch.ones(2, 3)
     sides = {"torch dense": lambda x: x, "torch monarch": lambda x: 2 * x, "onnxruntime monarch": lambda x: 2 * x}
-    check_equal(sides, x)
+    check_equal({**sides, "openvino bfloat16 dense": lambda x: x + 0.05}, x)
     with pytest.raises(RuntimeError, match="onnxruntime dense computes something else than torch"):
         check_equal({**sides, "onnxruntime dense": lambda x: x + 2e-4}, x)
 
