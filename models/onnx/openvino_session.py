@@ -2,7 +2,6 @@
 
 import logging
 import os
-import sys
 import threading
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +12,7 @@ import torch
 from ...kernels.tuning.cache import user_folder
 from ..errors import ExportError, first_line
 from .session import GraphSession
+from .telemetry import without_telemetry
 
 logger = logging.getLogger("milkweed.backend")
 
@@ -71,22 +71,13 @@ class OpenVinoSession(GraphSession):
 
 
 def openvino() -> ModuleType:
-    """The package `openvino`, which sends nothing to anybody.
-
-    On import it would tell its makers that it was imported, over the network. Where its package for that cannot be
-    imported, it has an empty one of its own instead, and so has NNCF: so it must be unavailable before they are.
-    """
+    """The package `openvino`, its telemetry switched off."""
     without_telemetry()
     try:
         import openvino
     except ImportError as error:
         raise ImportError(f"OpenVINO is missing: pip install 'milkweed[openvino]' ({error})") from error
     return openvino
-
-
-def without_telemetry() -> None:
-    """Keep `openvino_telemetry` from being imported in this process, by OpenVINO and by NNCF."""
-    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]
 
 
 def user_cache() -> Path | None:
