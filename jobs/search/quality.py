@@ -60,8 +60,9 @@ class Quality:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
         """Read what `to_dict` wrote."""
-        found = {name: Interval(**value) if isinstance(value, dict) else value for name, value in values.items()}
-        return cls(**found)
+        kl, agreement, top1 = (values[name] for name in ("kl", "agreement", "top1"))
+        change = None if top1 is None else Interval(**top1)
+        return cls(values["images"], Interval(**kl), Interval(**agreement), change, values["top1_of_dense"])
 
 
 def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Quality:

@@ -1,4 +1,4 @@
-"""Makes the models of a search, as graphs in files, and measures each: KL, and milliseconds beside the dense model's."""
+"""Makes the models of a search as graphs in files, and measures their KL, and their time beside the dense model's."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
