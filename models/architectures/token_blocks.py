@@ -240,7 +240,7 @@ def _check(plan: TokenPlan, reading: _Reading, depth: int) -> None:
     if not (reading.read or reading.mean):
         raise ValueError(f"merging: its {reading.pooling} pooling would count a merged token once")
     if not plan.merging.blocks(depth):
-        raise ValueError(f"merging: start {plan.merging.start} must be between 0 and {depth - 2}, of {depth} blocks")
+        raise ValueError(f"merging: start {plan.merging.start} must be below {depth - 1}: the last block never merges")
     if plan.merging.protect and not reading.read:
         raise ValueError(f"merging: protect {plan.merging.protect:g} needs a class token that the head reads")
 

@@ -55,7 +55,7 @@ def _photo(rng: np.random.Generator, place: int) -> Image.Image:
 
 def _bundle(path: Path, width: int, layers: Sequence[str] = ()) -> None:
     """A ViT of one block for pictures of 32 px; `layers` of it are Monarch ones."""
-    arch_args = {"img_size": 32, "patch_size": 8, "embed_dim": width, "depth": 1, "num_heads": 2}
+    arch_args = {"img_size": 32, "patch_size": 8, "embed_dim": width, "depth": 5, "num_heads": 2}
     arch_args["num_classes"] = len(CLASSES)
     dense = create_model("deit_tiny_patch16_224", **arch_args)
     structure = layer_specs_for(dense, select_linears(dense, layers)) if layers else {}

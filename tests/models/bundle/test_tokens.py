@@ -76,7 +76,8 @@ def test_a_model_that_computes_other_tokens_than_its_config_says_is_not_saved(tm
     ({"merging": {"share": 0.6}}, "merging: share 0.6 must be above 0 and at most 0.5"),
     ({"merging": {"share": 0}}, "merging: share 0 must be above 0 and at most 0.5"),
     ({"merging": {"start": 1e9}}, "merging: start 1000000000.0 must be a whole number from 0 to 255"),
-    ({"merging": {"start": 3}}, "tokens of VisionTransformer: merging: start 3 must be between 0 and 2, of 4 blocks"),
+    ({"merging": {"start": 3}},
+     "tokens of VisionTransformer: merging: start 3 must be below 3: the last block never merges"),
 ])  # fmt: skip
 def test_plans_that_cannot_be_are_refused(tmp_path: Path, tokens: Any, message: str) -> None:
     path = saved(tmp_path / "merged", PLAN)
