@@ -131,8 +131,8 @@ def quantize_bundle(
 def int8_instructions() -> str | None:
     """The CPU's feature for products of int8, such as `avx512_vnni`; None where it has none.
 
-    int8 is computed there as well, half again as slowly in OpenVINO (17.8 instead of 12.0 ms for DeiT-Tiny), and rounded
-    in other places (KL .0066 instead of .0046).
+    int8 is computed there as well, half again as slowly in OpenVINO (17.8 instead of 12.0 ms for DeiT-Tiny), and
+    rounded in other places (KL .0066 instead of .0046).
     """
     features = torch.cpu.get_capabilities()
     return next((name for name in INT8_PRODUCTS if features.get(name)), None)
