@@ -43,7 +43,7 @@ class QuantizeSettings:
 
     Args:
         smooth_quant: alpha of SmoothQuant, 0 to 1, which moves outliers of activations into the weights; None is
-            without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .0039
+            without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .004
             without: DeiT-Tiny).
         keep_float: layers that are not quantised, by name or pattern (`blocks.0`, `*.fc2`); modules include theirs.
         images: so many of the images are used at most, evenly spaced.
