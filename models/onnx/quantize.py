@@ -43,7 +43,7 @@ class QuantizeSettings:
 
     Args:
         smooth_quant: alpha of SmoothQuant, 0 to 1, which moves outliers of activations into the weights; None is
-            without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .0039
+            without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .004
             without: DeiT-Tiny).
         keep_float: layers that are not quantised, by name or pattern (`blocks.0`, `*.fc2`); modules include theirs.
         images: so many of the images are used at most, evenly spaced.
@@ -129,10 +129,10 @@ def quantize_bundle(
 
 
 def int8_instructions() -> str | None:
-    """The CPU's feature for products of int8; None where it has none.
+    """The CPU's feature for products of int8, such as `avx512_vnni`; None where it has none.
 
-    int8 then is correct and slower, by half in OpenVINO (17.8 instead of 12.0 ms for DeiT-Tiny), and may be slower
-    than bfloat16; rounding differs, too (KL .0066 instead of .0046).
+    int8 is computed there as well, half again as slowly in OpenVINO (17.8 instead of 12.0 ms for DeiT-Tiny), and
+    rounded in other places (KL .0066 instead of .0046).
     """
     features = torch.cpu.get_capabilities()
     return next((name for name in INT8_PRODUCTS if features.get(name)), None)

@@ -26,7 +26,8 @@ from .telemetry import without_telemetry
 
 BATCH_SIZE = 8
 """Images of one batch. A layer's range is the mean of the batches' ranges; single images give narrower ones, which
-clip more: KL .0046 where batches of eight have .0039 (DeiT-Tiny, 250 photographs that fitted nothing)."""
+clip more: KL .0042 to .0047, where batches of eight have .0039 to .0043, in less time (DeiT-Tiny, fitted to 32 to 250
+photographs, judged on 250 others)."""
 
 OFF = -1
 """NNCF's alpha of a SmoothQuant that is switched off."""
@@ -64,31 +65,33 @@ def quantise(source: Path, images: Path, out: Path, smooth_quant: float | None, 
     if any(node.op_type == "QuantizeLinear" for node in model.graph.node):
         raise ExportError("the graph is quantised already")
     kept = kept_nodes(model, keep_float)
-    without_telemetry()
-    import nncf
-    import nncf.quantization.advanced_parameters
-
-    nncf.set_log_level(logging.WARNING)
     pixels = numpy.load(images, mmap_mode="r")
     batches = [pixels[start : start + BATCH_SIZE] for start in range(0, len(pixels), BATCH_SIZE)]
-    parameters = nncf.quantization.advanced_parameters
-    alphas = parameters.AdvancedSmoothQuantParameters(
-        matmul=OFF if smooth_quant is None else smooth_quant, convolution=OFF
-    )
     try:
-        quantised = nncf.quantize(
-            model,
-            nncf.Dataset(batches, lambda batch: {INPUT: numpy.ascontiguousarray(batch)}),
-            subset_size=len(batches),
-            model_type=nncf.ModelType.TRANSFORMER,
-            ignored_scope=nncf.IgnoredScope(names=kept),
-            advanced_parameters=parameters.AdvancedQuantizationParameters(smooth_quant_alphas=alphas),
-        )
+        quantised = _nncf_form(model, batches, smooth_quant, kept)
         _strip(quantised)
         onnx.save_model(quantised, str(out))
         onnx.checker.check_model(str(out), full_check=True)
     except Exception as error:  # NNCF, ONNX Runtime and onnx have classes of their own, and no common one
         raise ExportError(f"NNCF cannot quantise the graph: {type(error).__name__}: {first_line(error)}") from error
+
+
+def _nncf_form(model: Any, batches: Sequence[Any], smooth_quant: float | None, kept: Sequence[str]) -> Any:
+    without_telemetry()
+    import nncf
+    from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
+
+    nncf.set_log_level(logging.WARNING)
+    alpha = OFF if smooth_quant is None else smooth_quant
+    alphas = AdvancedSmoothQuantParameters(matmul=alpha, convolution=OFF)
+    return nncf.quantize(
+        model,
+        nncf.Dataset(batches, lambda batch: {INPUT: numpy.ascontiguousarray(batch)}),
+        subset_size=len(batches),
+        model_type=nncf.ModelType.TRANSFORMER,
+        ignored_scope=nncf.IgnoredScope(names=list(kept)),
+        advanced_parameters=AdvancedQuantizationParameters(smooth_quant_alphas=alphas),
+    )
 
 
 def kept_nodes(model: Any, patterns: Sequence[str]) -> list[str]:
