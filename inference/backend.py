@@ -98,34 +98,48 @@ def choose_forward(
         BackendError, BundleError: why the first one is not possible, where none is.
     """
     left_out: dict[str, str] = dict(refused)
-    errors: list[ValueError] = []
     with ExitStack() as made:
-        forwards: dict[Candidate, Forward] = {}
-        for candidate in candidates:
-            try:
-                forward = make(candidate)
-                made.callback(forward.close)
-                forward.warm_up(batch_sizes)
-                check(forward)
-                forwards[candidate] = forward
-            except (BackendError, BundleError) as error:
-                left_out[str(candidate)] = str(error)
-                errors.append(_named(error, candidate))
-        if not forwards:
-            raise errors[0]
+        forwards = _usable(candidates, make, check, batch_sizes, left_out, made)
         speeds = _speeds(forwards, batch_sizes) if len(forwards) > 1 else {}
         chosen = _fastest(speeds) if speeds else next(iter(forwards))
         for candidate, forward in forwards.items():
             if candidate != chosen:
                 forward.close()
         made.pop_all()
-    choice = BackendChoice(
-        chosen.backend, _reason(speeds, batch_sizes, left_out), {str(each): speed for each, speed in speeds.items()}
-    )
+    reason = _reason(speeds, batch_sizes, left_out)
+    choice = BackendChoice(chosen.backend, reason, {str(each): speed for each, speed in speeds.items()})
     if speeds or left_out:
         level = logging.WARNING if left_out else logging.INFO
-        logger.log(level, "backend %s: %s", chosen, choice.reason, extra={"event": {"speeds": choice.speeds}})
+        logger.log(level, "backend %s: %s", chosen, reason, extra={"event": {"speeds": choice.speeds}})
     return forwards[chosen], choice
+
+
+def _usable(
+    candidates: Sequence[Candidate],
+    make: Callable[[Candidate], Forward],
+    check: Callable[[Forward], None],
+    batch_sizes: Sequence[int],
+    left_out: dict[str, str],
+    made: ExitStack,
+) -> dict[Candidate, Forward]:
+    """Make and warm up the forwards that answer rightly; `left_out` gets why others do not, `made` closes all."""
+    forwards: dict[Candidate, Forward] = {}
+    first_error: ValueError | None = None
+    for candidate in candidates:
+        try:
+            with ExitStack() as unless_it_is_right:
+                forward = make(candidate)
+                unless_it_is_right.callback(forward.close)
+                forward.warm_up(batch_sizes)
+                check(forward)
+                made.push(unless_it_is_right.pop_all())
+            forwards[candidate] = forward
+        except (BackendError, BundleError) as error:
+            left_out[str(candidate)] = str(error)
+            first_error = first_error or _named(error, candidate)
+    if first_error is not None and not forwards:
+        raise first_error
+    return forwards
 
 
 def _refusal(backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype]) -> str | None:

@@ -96,7 +96,7 @@ def test_a_gpu_is_asked_for_exactly_where_one_is_used(
         assert "nodeSelector" not in manifests.pod
         return
     assert settings.device == "cuda:all"
-    assert settings.dtype == "device"  # two bytes a number, which the kernels need
+    assert settings.dtype == "auto"  # two bytes a number, which the kernels need
     assert list(gpus.values()) == [1]
     assert manifests.pod["nodeSelector"] == {"nvidia.com/gpu.present": "true"}
     assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in manifests.pod["tolerations"]
