@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..errors import ExportError, first_line
 from .file import BATCH, INPUT
+from .telemetry import without_telemetry
 
 _ERRORS_ONLY = 3
 
@@ -64,6 +65,7 @@ def runtime_version() -> str | None:
 
 
 def _onnxruntime() -> ModuleType:
+    without_telemetry()
     try:
         import onnxruntime
     except ImportError as error:
