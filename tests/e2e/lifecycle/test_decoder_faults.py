@@ -3,6 +3,9 @@
 import contextlib
 import signal
 import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -74,31 +77,39 @@ def test_dali_serves_over_a_socket(serving: Any) -> None:
         assert server.metric('milkweed_decoder_rebuilds_total{model="tiny"}') == 0
 
 
-SLOW = """
-import time
+HELD = """
+import pathlib, time
 from milkweed.loaders.decode.cpu import CpuLoader
 load = CpuLoader.load
-def slowly(self, items, infos=None, sources=None):
-    time.sleep(1.0)
+def held(self, items, infos=None, sources=None):
+    pathlib.Path({began!r}).touch()
+    while not pathlib.Path({gate!r}).exists():
+        time.sleep(0.01)
     return load(self, items, infos, sources)
-CpuLoader.load = slowly
+CpuLoader.load = held
 """
 
 
-def test_clients_that_leave_are_noticed_at_once_and_not_computed(serving: Any) -> None:
+def wait_for(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_clients_that_leave_are_noticed_at_once_and_not_computed(serving: Any, tmp_path: Path) -> None:
+    began, gate = tmp_path / "began", tmp_path / "open"
     queued = 'milkweed_queue_depth_images{model="tiny"}'
-    with serving(prelude=SLOW, max_batch_size=1) as server:
+    with serving(prelude=HELD.format(began=str(began), gate=str(gate)), max_batch_size=1) as server:
         stays = dial(server.wait_ready())
         stays.sendall(WHOLE)
-        while server.metric(queued) or not server.metric('milkweed_http_requests_in_flight{route="/classify"}'):
-            continue  # until the first one runs
+        wait_for(began.exists)
         for _ in range(3):
             with dial(server.url) as leaves:
                 leaves.sendall(WHOLE)
-                while not server.metric(queued):
-                    continue
-            while server.metric(queued):
-                continue
+                wait_for(lambda: server.metric(queued) == 1)
+            wait_for(lambda: server.metric(queued) == 0)
+        gate.touch()
         assert server.metric('milkweed_requests_cancelled_total{stage="wait"}') == 3
         assert b"200 OK" in stays.recv(4096)
         stays.close()
