@@ -64,8 +64,8 @@ class Settings(BaseSettings):
     )
     dtype: Literal["float32", "bfloat16", "auto"] = Field(
         default="auto",
-        description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that computes "
-        "in it, unless there float32 is measured faster or the golden answers are missed; else float32",
+        description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that "
+        "computes in it, unless there float32 is measured faster or the golden answers are missed; else float32",
     )
     backend: Literal["torch", "onnxruntime", "openvino", "auto"] = Field(
         default="torch", description="CPU: what computes the forward; auto = the fastest one, measured at start"
