@@ -1,5 +1,6 @@
 """Makes the models of a search as graphs in files, and measures their KL, and their time beside the dense model's."""
 
+import json
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 
 from ...inference.backend import Backend, BackendError, Candidate, find_candidates
 from ...inference.forward import Forward, plan_lanes
-from ...inference.graph import Graph, graph_forward
+from ...inference.graph import Graph as GraphFile
+from ...inference.graph import graph_forward
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
+from ...models.bundle.graph import Graph
+from ...models.bundle.graph_record import GraphRecord
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.progress import Progress
@@ -107,10 +111,11 @@ class Runs:
         """Return the file of a model's graph, which is made if it is not there.
 
         Raises:
-            ExportError, ImportError: the model cannot be exported or quantised.
+            ExportError, ImportError, ValueError: the model cannot be exported or quantised.
         """
         file = self._graphs / f"{levers.file}.onnx"
         if not file.exists():
+            self.progress.note(f"{'exporting' if levers.bits is None else 'quantising'} {levers}")
             partial = file.with_suffix(".partial")
             if levers.bits is None:
                 write_verified(self.model(levers), partial, self.subject.size)
@@ -118,8 +123,15 @@ class Runs:
                 settings = QuantizeSettings(smooth_quant=levers.bits.alpha)
                 graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
                 partial.write_bytes(graph.data)
+                file.with_suffix(".json").write_text(json.dumps(graph.record.to_dict()))
             partial.replace(file)
         return file
+
+    def quantised(self, levers: Levers) -> Graph:
+        """Return the quantised graph of a model, with its record."""
+        file = self.graph_file(levers)
+        record = json.loads(file.with_suffix(".json").read_text())
+        return Graph(file.read_bytes(), GraphRecord.from_dict(record, self.subject.config.num_classes))
 
     def _candidates(self, levers: Levers) -> list[Candidate]:
         """The backends that a model is measured in: the dense model's base, or the fastest that compute its graph."""
@@ -166,7 +178,7 @@ class Runs:
         dtype = run.candidate.dtype
         if run.candidate.backend != "torch":
             file = self.graph_file(run.levers)
-            return graph_forward(Graph(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
+            return graph_forward(GraphFile(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
         model = prepare_for_inference(self.model(run.levers), dtype=dtype)
         return Forward(model, self.plan, device=CPU, dtype=dtype, size=self.subject.size, cpu_graphs=True)
 

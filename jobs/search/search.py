@@ -26,7 +26,7 @@ from ...models.progress import SILENT, Progress
 from ...models.recovery.blocks import block_names
 from ..train_split import digest
 from .distil import distil
-from .front import Measured, front, pick
+from .front import Measured, front, pick, speedup
 from .job import SearchJob
 from .levers import ALPHAS, Bits, Levers, mergings
 from .runs import CPU, DENSE, Run, Runs
@@ -36,8 +36,8 @@ from .trials import Trials
 SCREENED_IMAGES = 64
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
-TIMED, QUANTISED, DISTILLED = 6, 3, 2
-"""So many token schedules are exported and timed, so many of those quantised, and so many models trained."""
+MEASURED, DISTILLED = 4, 2
+"""So many token schedules are exported, quantised and timed, and so many models trained at most."""
 
 MOST_KL = 0.3
 """Beyond this a model answers something else."""
@@ -85,8 +85,7 @@ class Search:
         exact = self._exact()
         self.runs.measure([exact])
         bits = self._bits(exact)
-        plans = self._timed(self._screened(exact.tokens), bits)
-        self.runs.measure([Levers(plan, bits) for plan in plans])
+        self.runs.measure([Levers(plan, bits) for plan in self._worth(self._screened(exact.tokens), exact, bits)])
         if self.job.distil:
             self._distilled()
         chosen = self._pick()
@@ -117,34 +116,46 @@ class Search:
         kl = {run.levers.bits: found.quality.kl.value for run, found in self.runs.found.items() if run.levers in tried}
         return min(kl, key=lambda bits: kl[bits])
 
-    def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, float]:
-        """KL of token schedules in torch, without those that another one beats in both KL and operations."""
+    def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
+        """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""
         plans = [TokenPlan(each, tokens.class_last) for each in mergings(*_tokens(self.subject.model))]
         if not plans or not self._takes(plans[0], "token merging"):
             return {}
         dtype = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
         batches = self.subject.judge.pixels[:SCREENED_IMAGES].to(dtype).split(32)
         dense = self.subject.dense[:SCREENED_IMAGES]
-        kept: dict[TokenPlan, float] = {}
+        kl: dict[TokenPlan, float] = {}
         cost: dict[TokenPlan, int] = {}
         for at, plan in enumerate(plans):
             model = apply_token_plan(self.subject.fresh_model(), plan)
             cost[plan] = macs(model, self.subject.size).total
-            screen = partial(_kl, model.to(dtype), batches, dense)
-            kept[plan] = self.trials.get(f"screened/{Levers(plan).file}", screen)
+            kl[plan] = self.trials.get(f"screened/{Levers(plan).file}", partial(_kl, model.to(dtype), batches, dense))
             self.progress.step("token schedules", at + 1, len(plans))
-        ordered = sorted((plan for plan in kept if kept[plan] < MOST_KL), key=lambda plan: (cost[plan], kept[plan]))
-        least = [min(kept[plan] for plan in ordered[: at + 1]) for at in range(len(ordered))]
-        return {plan: kept[plan] for plan, best in zip(ordered, least, strict=True) if kept[plan] == best}
+        kept: list[TokenPlan] = []
+        for plan in sorted(plans, key=lambda plan: (cost[plan], kl[plan])):
+            if kl[plan] < min([MOST_KL, *(kl[one] for one in kept)]):
+                kept.append(plan)
+        return {plan: cost[plan] for plan in reversed(kept)}
 
-    def _timed(self, kl: Mapping[TokenPlan, float], bits: Bits | None) -> list[TokenPlan]:
-        """Time some of the schedules as they are; return some of those on the front, from the least KL to the most."""
-        timed = _spread(sorted(kl, key=lambda plan: kl[plan]), TIMED)
-        self.runs.measure([Levers(plan) for plan in timed])
-        if bits is None:
-            return []
-        found = {found: run.levers.tokens for run, found in self.runs.found.items() if run.levers.tokens in timed}
-        return _spread([found[one] for one in reversed(front(list(found), self.job.batches[0]))], QUANTISED)
+    def _worth(self, cost: Mapping[TokenPlan, int], exact: Levers, bits: Bits | None) -> list[TokenPlan]:
+        """Some of the schedules: around the one that is expected to keep a promise of speed, or from end to end."""
+        wanted, plans = self._wanted_speedup(), list(cost)
+        if wanted is None or not plans:
+            return _spread(plans, MEASURED)
+        whole = macs(self.runs.model(exact), self.subject.size).total
+        now = max(
+            speedup(m, self.runs.dense) for run, m in self.runs.found.items() if run.levers == replace(exact, bits=bits)
+        )
+        enough = [at for at, plan in enumerate(plans) if now * whole / cost[plan] >= wanted]
+        first = max(0, min(enough[0] if enough else len(plans), len(plans) - MEASURED + 1) - 1)
+        return plans[first : first + MEASURED]
+
+    def _wanted_speedup(self) -> float | None:
+        """The promised speed, as times the dense model's; None where none is promised."""
+        target = self.job.target
+        if target.ms is not None:
+            return max(self.runs.dense.ms.values()) / target.ms
+        return target.speedup
 
     def _distilled(self) -> None:
         """Train the model that would be taken and its faster neighbour on the front, and measure them."""

@@ -1,0 +1,63 @@
+"""Searches, and writes the bundle that keeps the promise, with a record of all that was measured."""
+
+import shutil
+from typing import Any
+
+from ...models import BundleConfig, save_bundle
+from ...models.bundle.provenance import made_from
+from ...models.progress import SILENT, Progress
+from .front import front, speedup
+from .job import SearchJob
+from .search import Found, Search
+
+
+def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, BundleConfig]:
+    """Search, write the bundle `job.out`, and remove the work folder; a search that was interrupted goes on.
+
+    Where the model is quantised, the bundle holds its graph alone.
+
+    Raises:
+        BackendError, BundleError, DataError, TargetError, TrialsError: one line that says what is wrong.
+    """
+    search = Search(job, progress)
+    found = search.run()
+    levers = found.chosen.levers
+    config = made_from(
+        search.subject.config,
+        "compress",
+        {**levers.to_dict(), "target": vars(job.target), "batches": list(job.batches)},
+        found.seconds,
+        tokens=levers.tokens,
+        metrics={"search": record(found, job)},
+    )
+    if levers.bits is None:
+        saved = save_bundle(job.out, search.runs.model(levers), config, overwrite=job.overwrite)
+    else:
+        graph = search.runs.quantised(levers)
+        saved = save_bundle(job.out, None, config, graph=graph, overwrite=job.overwrite)
+    shutil.rmtree(job.work)
+    return found, saved
+
+
+def record(found: Found, job: SearchJob) -> dict[str, Any]:
+    """Return what was measured as plain data: every model, which of them are on the front, and which was taken."""
+    ahead = front(list(found.models.values()), job.batches[0])
+    rows = [
+        {
+            "name": model.name,
+            "computed_by": model.how,
+            "ms": {str(batch): round(ms, 3) for batch, ms in model.ms.items()},
+            "speedup": round(speedup(model, found.dense), 3),
+            "bytes": model.bytes,
+            "quality": model.quality.to_dict(),
+            "on_front": model in ahead,
+            "chosen": run == found.chosen,
+        }
+        for run, model in found.models.items()
+    ]
+    return {
+        "models": sorted(rows, key=lambda row: -row["speedup"]),
+        "dense": {"computed_by": found.dense.how, "ms": {str(batch): ms for batch, ms in found.dense.ms.items()}},
+        "images": found.dense.quality.images,
+        "notes": list(found.notes),
+    }
