@@ -11,6 +11,7 @@ from ..options import check_plot, filled, split_list, takes
 from ..output import bundle_line, command_line, int8_lines, note, print_fields, print_json, print_table, storage_line
 from ..progress import job_progress
 from .compress_options import CompressOptions
+from .search import check_form, search
 
 if TYPE_CHECKING:
     import torch
@@ -23,20 +24,30 @@ if TYPE_CHECKING:
 
 @takes(CompressOptions)
 def compress(options: CompressOptions) -> None:
-    """Make a bundle smaller and say what it cost, in OUT/report.html.
+    """Make a model smaller and faster, and say what it cost.
 
-    With --calibration, layers keep the outputs that images give; with --budget, the structure of each is searched;
-    with --recover, the result learns from the dense model. Without any of them each layer becomes the nearest
-    structured matrix (plain projection, D2S), by which a trained model loses accuracy, often nearly all. An
-    interrupted recovery goes on when the same command is given again.
+    With --images, one command searches: tokens, 8 bits and training by photographs alone, every trial measured on
+    this machine; the result keeps the promise that is asked for, or the command says what can be had. An interrupted
+    search goes on when the same command is given again.
+
+    Without it, you choose (the expert's form, with a report in OUT/report.html). With --calibration, layers keep the
+    outputs that images give; with --budget, the structure of each is searched; with --recover, the result learns from
+    the dense model. Without any of them each layer becomes the nearest structured matrix (plain projection, D2S), by
+    which a trained model loses accuracy, often nearly all. An interrupted recovery goes on when the same command is
+    given again.
 
     \b
     Example:
+      milkweed compress ./deit ./deit-fast --images ./photos --speedup 3
       milkweed compress ./deit ./deit-65 --layers mlp,qkv,proj \\
         --budget 0.65 --recover ./photos --plot deit-65.svg
     """
     check_free(options.out, options.force)
     check_plot(options.plot)
+    check_form(options)
+    if options.images is not None:
+        search(options)
+        return
     import torch
 
     from ...jobs.compress import compress

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from ..options import (
-    Bundle,
     Device,
     Force,
     Gating,
@@ -25,7 +24,17 @@ from ..options import (
     text_option,
 )
 
+Model = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder of a bundle; with --images also a checkpoint or timm:NAME, as `milkweed import` takes it.",
+        show_default=False,
+    ),
+]
+
 HEADINGS = {
+    "--images": "The search, by photographs alone; what follows is the expert's form",
     "--layers": "What becomes of which layers",
     "--budget": "Searching the best structure of each layer (needs images)",
     "--calibration": "Fitting the layers to images",
@@ -39,8 +48,23 @@ HEADINGS = {
 class CompressOptions:
     """The values from the command line; the fields are in the order of the help."""
 
-    bundle: Bundle
+    bundle: Model
     out: Out
+    images: Annotated[
+        Path | None,
+        text_option("DIR", "Folder of 32 photographs or more: search by them. Labels are used where given."),
+    ] = None
+    speedup: Annotated[float | None, decimal_option("Promise: times as fast as the dense model in float32.")] = None
+    target_ms: Annotated[float | None, decimal_option("Promise: milliseconds an image at most.")] = None
+    max_drop: Annotated[
+        float | None, decimal_option("Promise: points of top-1 lost at most, by the 95 % interval; 1 if none is given.")
+    ] = None
+    bytes: Annotated[str | None, text_option("SIZE", "Promise: size of the bundle at most, such as 6MB.")] = None
+    batch: Annotated[str, text_option("LIST", "Images at a time for which a promised speed has to hold.")] = "1,8"
+    backend: Annotated[
+        str, text_option("LIST", "torch, onnxruntime, openvino: what may compute the result. All that are installed.")
+    ] = ""
+    distil: Annotated[bool, typer.Option(help="Train what is chosen to answer as the dense model, for minutes.")] = True
     layers: Layers = "mlp"
     structure: Annotated[str, text_option("KIND", "monarch, lowrank, blockdiag or pixelfly (not with --budget).")] = (
         "monarch"
@@ -97,3 +121,10 @@ class CompressOptions:
     plot: Plot = None
     force: Force = False
     json: Json = False
+
+
+SEARCH = frozenset({"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "distil"})
+"""The options of the search."""
+
+OF_BOTH = frozenset({"bundle", "out", "threads", "force", "json"})
+"""The options of the search and of the expert's form."""
