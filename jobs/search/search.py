@@ -114,7 +114,7 @@ class Search:
             self.progress.note(f"without int8: {error}")
             return None
         kl = {run.levers.bits: found.quality.kl.value for run, found in self.runs.found.items() if run.levers in tried}
-        return min(kl, key=lambda bits: kl[bits])
+        return min(kl, key=lambda bits: kl[bits], default=None)
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""
@@ -158,13 +158,16 @@ class Search:
         return target.speedup
 
     def _distilled(self) -> None:
-        """Train the model that would be taken and its faster neighbour on the front, and measure them."""
-        ordered = front([*self.runs.found.values()], self.job.batches[0])
+        """Train the model that would be taken and its faster neighbour on the front, and measure them.
+
+        Only what merging took away is learnt again: rounding to 8 bits leaves too little to learn.
+        """
+        ordered = front(list(self.runs.found.values()), self.job.batches[0])
         chosen = self.runs.found[self._pick()]
         place = ordered.index(chosen) if chosen in ordered else 0
-        by_model = {found: run for run, found in self.runs.found.items()}
-        runs = [by_model[one] for one in ordered[max(0, place - DISTILLED + 1) : place + 1]]
-        for levers in dict.fromkeys(run.levers for run in runs if run.levers.tokens.merging or run.levers.bits):
+        by_model = {found: run.levers for run, found in self.runs.found.items()}
+        near = [by_model[one] for one in ordered[max(0, place - DISTILLED + 1) : place + 1]]
+        for levers in dict.fromkeys(each for each in near if each.tokens.merging):
             trained = replace(levers, distilled=True)
             if not self.runs.weights_file(trained).exists():
                 distil(self.runs, trained, self.progress)
