@@ -1,7 +1,7 @@
 """Makes the models of a search as graphs in files, and measures their KL, and their time beside the dense model's."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,7 +115,7 @@ class Runs:
         """
         file = self._graphs / f"{levers.file}.onnx"
         if not file.exists():
-            self.progress.note(f"{'exporting' if levers.bits is None else 'quantising'} {levers}")
+            self.progress.step(f"{'exporting' if levers.bits is None else 'quantising'} {levers}", 0, 1)
             partial = file.with_suffix(".partial")
             if levers.bits is None:
                 write_verified(self.model(levers), partial, self.subject.size)
@@ -147,10 +147,10 @@ class Runs:
         """Time runs in turns with the base, and judge them; a time is the base's by the ratio of the two."""
         found: dict[Run, dict[str, Any]] = {}
         with ExitStack() as opened:
-            forwards = self._forwards([self.base, *runs], opened)
+            forwards = self._forwards(dict.fromkeys([self.base, *runs]), opened)
             times = time_in_turns({str(run): each for run, each in forwards.items()}, self.job.batches)
             base = times[str(self.base)]
-            for run in runs:
+            for run in (run for run in runs if run in forwards):
                 mine = times[str(run)]
                 ms = {batch: self._dense_ms[str(batch)] * mine[batch] / base[batch] for batch in mine}
                 judged = quality(self.subject.dense, self._answers(forwards[run]), self.subject.judge.targets)
@@ -162,7 +162,7 @@ class Runs:
             forwards = {str(run): each for run, each in self._forwards(runs, opened).items()}
             return time_in_turns(forwards, self.job.batches)
 
-    def _forwards(self, runs: Sequence[Run], opened: ExitStack) -> dict[Run, Forward]:
+    def _forwards(self, runs: Iterable[Run], opened: ExitStack) -> dict[Run, Forward]:
         """Make the forwards; a backend that cannot compute the model is told and left out."""
         made = {}
         for run in runs:

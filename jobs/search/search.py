@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inference.device import computes_in_bfloat16
+from ...inference.device import computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.provenance import library_versions
@@ -192,7 +192,7 @@ class Search:
             "images": digest(job.images, self.subject.samples),
             "batches": job.batches,
             "backends": job.backends,
-            "machine": platform.processor() or platform.machine(),
+            "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
             "versions": library_versions(),
         }
 
