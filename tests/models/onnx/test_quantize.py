@@ -34,6 +34,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.divergence import answers, divergence
 from milkweed.models.onnx import quantize as quantize_module
 from milkweed.models.onnx.export import write_verified
+from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.quantize import (
     QuantizeSettings,
     int8_instructions,
@@ -41,7 +42,6 @@ from milkweed.models.onnx.quantize import (
     quantized_graph,
 )
 from milkweed.models.onnx.quantize_process import BATCH_SIZE, kept_nodes
-from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.session import OnnxSession
 
 # Importing either would start its telemetry, so they are looked for and not imported.
