@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 import torch
 
+from ..models.bundle.graph_record import GraphRecord
 from ..models.errors import BundleError
 from ..models.onnx.session import runtime_version
 from .device import computes_in_bfloat16, dtype_name, resolve_dtypes
@@ -18,7 +19,7 @@ from .forward import Forward
 logger = logging.getLogger("milkweed.backend")
 
 Backend = Literal["torch", "onnxruntime", "openvino"]
-BackendSetting = Literal["torch", "onnxruntime", "openvino", "auto"]
+BackendSetting = Literal["default", "torch", "onnxruntime", "openvino", "auto"]
 
 RUNTIMES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
 EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
@@ -58,9 +59,21 @@ class BackendChoice:
 
 
 def find_candidates(
-    backend: BackendSetting, dtype: str, device: torch.device
+    backend: BackendSetting,
+    dtype: str,
+    device: torch.device,
+    graph: GraphRecord | None = None,
+    *,
+    weights: bool = True,
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     """What the settings allow on a device, and why it is not more.
+
+    Where a bundle has a graph, it is the graph that was judged: torch computes the weights only where it is asked for,
+    or where no backend can compute the graph here.
+
+    Args:
+        graph: the record of the bundle's own graph.
+        weights: whether the bundle holds weights.
 
     Returns:
         The candidates in the order in which they are preferred where they are as fast: torch first, and of each backend
@@ -70,12 +83,14 @@ def find_candidates(
         BackendError: nothing can compute as it is asked for.
     """
     dtypes = resolve_dtypes(dtype, device)
-    backends: Sequence[Backend] = get_args(Backend) if backend == "auto" else (backend,)
-    refused: dict[str, str] = {name: why for name in backends if (why := _refusal(name, device, dtypes)) is not None}
-    usable = [name for name in backends if name not in refused]
+    reasons = {name: _refusal(name, device, dtypes, graph, weights) for name in _asked_for(backend, graph)}
+    refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None}
+    usable = [name for name in reasons if name not in refused]
+    if not usable and weights and backend in ("default", "auto"):
+        usable = ["torch"]
     found = tuple(Candidate(name, each) for name in usable for each in dtypes if each in _dtypes(name, device))
     if not found:
-        raise BackendError(f"backend {backend}: {refused[backend]}")
+        raise BackendError(f"backend {backend}: {'; '.join(dict.fromkeys(refused.values()))}")
     return found, refused
 
 
@@ -85,6 +100,7 @@ def choose_forward(
     make: Callable[[Candidate], Forward],
     check: Callable[[Forward], None],
     batch_sizes: Sequence[int],
+    origin: str = "",
 ) -> tuple[Forward, BackendChoice]:
     """Make the forward of each candidate, measure those that answer rightly in turns, and keep one, which is warm.
 
@@ -93,6 +109,7 @@ def choose_forward(
         make: makes a candidate's forward; raises BackendError where it cannot.
         check: raises BundleError where a forward's answers are wrong.
         batch_sizes: of the batches that count.
+        origin: which part of the bundle is computed, in words for the reason, where there is a choice.
 
     Raises:
         BackendError, BundleError: why the first one is not possible, where none is.
@@ -106,9 +123,9 @@ def choose_forward(
             if candidate != chosen:
                 forward.close()
         made.pop_all()
-    reason = _reason(speeds, batch_sizes, left_out)
+    reason = _reason(origin, speeds, batch_sizes, left_out)
     choice = BackendChoice(chosen.backend, reason, {str(each): speed for each, speed in speeds.items()})
-    if speeds or left_out:
+    if speeds or left_out or origin:
         level = logging.WARNING if left_out else logging.INFO
         logger.log(level, "backend %s: %s", chosen, reason, extra={"event": {"speeds": choice.speeds}})
     return forwards[chosen], choice
@@ -142,13 +159,28 @@ def _usable(
     return forwards
 
 
-def _refusal(backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype]) -> str | None:
+def _asked_for(backend: BackendSetting, graph: GraphRecord | None) -> Sequence[Backend]:
+    """The backends that a setting means for a bundle with or without a graph."""
+    if backend != "default" and backend != "auto":
+        return (backend,)
+    if graph is not None:
+        return tuple(name for name in get_args(Backend) if name in graph.backends)
+    return get_args(Backend) if backend == "auto" else ("torch",)
+
+
+def _refusal(
+    backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype], graph: GraphRecord | None, weights: bool
+) -> str | None:
     """Why a backend computes nothing here, before a model is tried; None where it may."""
     if backend == "torch":
-        return None
+        return None if weights else "the bundle holds a graph alone, without the weights that torch would compute"
     runtime = RUNTIMES[backend]
     if device.type != "cpu":
-        return f"the model is on {device}, where torch computes it"
+        where = "where torch computes it" if weights else "and a graph alone runs on a CPU: set --device cpu"
+        return f"the model is on {device}, {where}"
+    if graph is not None and backend not in graph.backends:
+        able = " or ".join(RUNTIMES[name] for name in get_args(Backend) if name in graph.backends)
+        return f"the bundle's graph is for {able}: {runtime} gave other answers or none when it was made"
     if not set(dtypes) & set(_dtypes(backend, device)):
         where = "a CPU" if backend == "onnxruntime" else "this CPU"
         return f"the model computes in {dtype_name(dtypes[0])}, which {runtime} does not on {where}"
@@ -170,7 +202,9 @@ def _named(error: ValueError, candidate: Candidate) -> ValueError:
     return BackendError(f"backend {candidate.backend}: {error}") if isinstance(error, BackendError) else error
 
 
-def _reason(speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_out: Mapping[str, str]) -> str:
+def _reason(
+    origin: str, speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_out: Mapping[str, str]
+) -> str:
     """Why a candidate was chosen, in a line."""
     parts = [f"not {name}: {why}" for name, why in left_out.items()]
     if speeds:
@@ -179,7 +213,7 @@ def _reason(speeds: Mapping[Candidate, float], batch_sizes: Sequence[int], left_
         sizes = " and ".join(map(str, sorted(set(batch_sizes))))
         times = ", ".join(f"{each} {speeds[each]:.2f}" for each in ranked)
         parts.insert(0, f"times as fast as {reference}, batches of {sizes}: {times}")
-    return "; ".join(parts) or "as set"
+    return "; ".join([*([origin] if origin else []), *parts]) or "as set"
 
 
 def _fastest(speeds: Mapping[Candidate, float]) -> Candidate:

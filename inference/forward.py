@@ -165,10 +165,14 @@ class Forward:
         probabilities = parts[0] if len(parts) == 1 else torch.cat(parts)
         return ForwardResult(probabilities, len(chunks) * self.plan.micro_batch - len(pixels), cpu_seconds)
 
-    def check_golden(self, record: Mapping[str, Any]) -> None:
-        """Compare the answers with those that a bundle recorded for its golden images; raises BundleError."""
+    def check_golden(self, record: Mapping[str, Any], bound: torch.dtype | None = None) -> None:
+        """Compare the answers with those that a bundle recorded for its golden images; raises BundleError.
+
+        Args:
+            bound: the number type whose tolerance holds, where it is not the forward's: int8 for a quantised graph.
+        """
         if record:
-            check_golden(record, self.run(golden_images(self.size)).probabilities.float().cpu(), self.dtype)
+            check_golden(record, self.run(golden_images(self.size)).probabilities.float().cpu(), bound or self.dtype)
 
     def close(self) -> None:
         """End the helper threads."""

@@ -1,4 +1,4 @@
-"""Makes a forward of a bundle's graph, for the backends beside torch."""
+"""Makes a forward of a bundle's graph, its own or one that is exported, for the backends beside torch."""
 
 import json
 import subprocess
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import torch
 
+from ..models.bundle import graph as bundle_graph
+from ..models.bundle.onnx_header import read_header
 from ..models.errors import ExportError, first_line
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
@@ -20,23 +22,37 @@ EXPORT_SECONDS = 900.0
 
 @dataclass(frozen=True)
 class Graph:
-    """A graph in a file, and the bytes of its weights in memory."""
+    """A graph that a backend opens.
 
-    file: Path
+    Args:
+        source: an ONNX file, or its bytes.
+        weight_bytes: what its weights take in the file.
+        quantised: whether they take as much in memory, whatever else is computed in; float32 weights become those of
+            the forward's number type.
+    """
+
+    source: Path | bytes
     weight_bytes: int
+    quantised: bool = False
+
+
+def own_graph(graph: bundle_graph.Graph) -> Graph:
+    """The graph that a bundle holds, for a backend."""
+    return Graph(graph.data, read_header(graph.data).weight_bytes, graph.record.precision == "int8")
 
 
 class BundleGraph:
-    """The graph of a bundle, which is made when it is first needed, once.
+    """The graph of a bundle: its own, or one that is exported when it is first needed, once.
 
     Args:
         version: of the bundle that was loaded; another one may lie in its place by now.
         folder: closes the temporary folder of what was exported.
+        own: the graph that the bundle holds.
     """
 
-    def __init__(self, bundle: Path, version: str, folder: ExitStack) -> None:
+    def __init__(self, bundle: Path, version: str, folder: ExitStack, own: Graph | None = None) -> None:
         self._bundle, self._version, self._folder = bundle, version, folder
-        self._made: Graph | BackendError | None = None
+        self._made: Graph | BackendError | None = own
 
     def forward(self, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
         """The forward of a backend that runs graphs.
@@ -77,18 +93,20 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int)
     except (ExportError, ImportError) as error:  # a package that cannot be loaded
         raise BackendError(first_line(error)) from error
     cpu, dtype = torch.device("cpu"), candidate.dtype
-    weight_bytes = graph.weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
+    weight_bytes = graph.weight_bytes
+    if not graph.quantised:
+        weight_bytes = weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
     return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
 
 
 def _session(candidate: Candidate, graph: Graph, plan: LanePlan) -> GraphSession:
     if candidate.backend == "onnxruntime":
         # The lanes call from threads of their own; the threads that their forwards need beside them are shared.
-        return OnnxSession(graph.file, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
+        return OnnxSession(graph.source, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
     from ..models.onnx.openvino_session import OpenVinoSession, user_cache
 
     threads = {"lanes": plan.lanes, "threads": plan.threads}
-    return OpenVinoSession(graph.file, **threads, batch=plan.micro_batch, dtype=candidate.dtype, cache=user_cache())
+    return OpenVinoSession(graph.source, **threads, batch=plan.micro_batch, dtype=candidate.dtype, cache=user_cache())
 
 
 def export(bundle: Path, version: str, file: Path) -> int:

@@ -5,7 +5,7 @@ Everything that takes long happens here, so that no request ever waits for a mea
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,16 +20,18 @@ from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import create_loader
 from ..models.accounting import dense_equivalent_bytes, macs
-from ..models.bundle.bundle import load_bundle
+from ..models.bundle.bundle import empty_model, load_bundle
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import golden_record
+from ..models.bundle.graph import load_graph
+from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
 from ..models.serving.fused.report import FusionReport
 from ..models.serving.prepare import prepare_for_inference
 from .backend import BackendSetting, Candidate, choose_forward, find_candidates
 from .device import resolve_device, usable_cores, use_device
 from .forward import Forward, LanePlan, plan_lanes
-from .graph import BundleGraph, check_version
+from .graph import BundleGraph, check_version, own_graph
 from .memory import trim_heap
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
 
@@ -51,7 +53,7 @@ class InferenceOptions:
 
     device: str = "auto"
     dtype: str = "auto"
-    backend: BackendSetting = "torch"
+    backend: BackendSetting = "default"
     loader: str = "auto"
     decode_threads: int = 0
     lanes: int = 0
@@ -108,19 +110,19 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
     started = time.perf_counter()
     device = resolve_device(options.device)
     use_device(device)
-    candidates, refused = find_candidates(options.backend, options.dtype, device)
     with ExitStack() as opened, ExitStack() as folder:
         forwards = _Forwards(bundle, options, device, folder)
+        candidates = forwards.candidates
         config, spec = forwards.config, forwards.spec
         max_batch_size = options.max_batch_size or default_batch_size(device, forwards.plan)
         loader = _loader(options, device, candidates[0].dtype, spec)
         opened.callback(loader.close)
-        golden = forwards.golden_answers() if len(candidates) > 1 else config.golden
+        check = forwards.golden_check()
         loaded = time.perf_counter()
         loader.warm_up(max_batch_size)
         try:
             forward, choice = choose_forward(
-                candidates, refused, forwards.make, lambda made: made.check_golden(golden), (1, max_batch_size)
+                candidates, forwards.refused, forwards.make, check, (1, max_batch_size), forwards.origin
             )
         except BundleError as error:
             raise BundleError(f"bundle {bundle}: {error}") from None
@@ -142,19 +144,55 @@ def open_model(bundle: Path, options: InferenceOptions = DEFAULT_OPTIONS) -> Ope
 
 
 class _Forwards:
-    """Makes the forwards of a bundle by which it may be computed; it is read here for the first of torch's."""
+    """Makes the forwards by which a bundle may be computed: all of its own graph, or all of its weights.
+
+    Only what is computed is read. Raises BackendError where nothing can be, BundleError for what is wrong with the
+    bundle.
+
+    Args:
+        folder: closes the temporary folder of a graph that is exported.
+    """
 
     def __init__(self, bundle: Path, options: InferenceOptions, device: torch.device, folder: ExitStack) -> None:
-        model, self.config = load_bundle(bundle)
-        self._model: nn.Module | None = model
+        config = read_config(bundle)
+        self.candidates, self.refused = find_candidates(
+            options.backend, options.dtype, device, config.graph, weights=not config.graph_only
+        )
+        self._model: nn.Module | None = None
+        if config.graph is not None and self.candidates[0].backend != "torch":
+            graph, self.config = load_graph(bundle)
+            own = own_graph(graph)
+            with naming(bundle):
+                model = empty_model(self.config)  # for its numbers alone
+        else:
+            model, self.config = load_bundle(bundle)
+            self._model, own = model, None
+        check_version(bundle, config.version, self.config.version)
+        self._record = None if own is None else self.config.graph
         self._bundle, self._options, self._device = bundle, options, device
-        self._graph = BundleGraph(bundle, self.config.version, folder)
+        self._graph = BundleGraph(bundle, config.version, folder, own)
         self.spec = PreprocessSpec.from_dict(self.config.preprocess)
         self.dense_values = dense_equivalent_bytes(model) // torch.float32.itemsize
         self.plan = _plan(options, device, macs(model, self.spec.size).total)
         self.fusion: FusionReport | None = None
 
-    def golden_answers(self) -> Mapping[str, Any]:
+    @property
+    def origin(self) -> str:
+        """What is computed, in words, where the bundle has a graph."""
+        if self._record is not None:
+            return "the bundle's own graph"
+        return "the bundle's weights, not its graph" if self.config.graph is not None else ""
+
+    def golden_check(self) -> Callable[[Forward], None]:
+        """What holds a forward against the golden answers of that which it computes; it raises BundleError."""
+        record = self._record
+        if record is None:
+            golden = self._golden_answers() if len(self.candidates) > 1 else self.config.golden
+            return lambda forward: forward.check_golden(golden)
+        bound = torch.int8 if record.precision == "int8" else None
+        return lambda forward: forward.check_golden(record.golden, bound)
+
+    def _golden_answers(self) -> Mapping[str, Any]:
         """What the bundle recorded; where it did not, what the model as it was read answers in float32."""
         assert self._model is not None, "asked for before the first forward is made"
         return self.config.golden or golden_record(self._model, self.spec.size)

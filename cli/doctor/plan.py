@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...inference.backend import RUNTIMES, Backend, BackendError, find_candidates
+from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
 from ...inference.device import (
     DeviceError,
     device_names,
@@ -22,7 +22,8 @@ from ...kernels.impls.all import all_impls
 from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
 from ...models.accounting import macs
-from ...models.bundle.bundle import load_bundle
+from ...models.bundle.bundle import verified_model
+from ...models.bundle.graph_record import GraphRecord
 from ...models.onnx.session import runtime_version
 from ...models.serving.fused.device_kernels import device_kernels
 from ...models.serving.prepare import kernel_decision
@@ -41,12 +42,24 @@ class Model:
     Args:
         macs: multiply-accumulates of one image.
         structured: how many of its layers are structured.
+        graph: the record of its own graph.
+        weights: whether it holds weights.
     """
 
     arch: str
     version: str
     macs: int
     structured: int
+    graph: GraphRecord | None
+    weights: bool
+
+    @property
+    def form(self) -> str:
+        """What it holds, in words."""
+        layers = f"{self.structured} structured layers" if self.structured else "dense"
+        if self.graph is None:
+            return layers
+        return f"{layers}, {self.graph.precision} graph {'beside its weights' if self.weights else 'alone'}"
 
 
 def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path | None) -> Iterator[Finding]:
@@ -63,9 +76,8 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
     if bundle is not None:
         try:
             model = _read(bundle)
-            layers = f"{model.structured} structured layers" if model.structured else "dense"
             million = f"{model.macs / 1e6:,.0f} million multiply-accumulates an image"
-            yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {layers}, {million}")
+            yield _row("model", "ok", f"{bundle}: {model.arch}, version {model.version}, {model.form}, {million}")
         except (ValueError, OSError) as error:
             yield _row("model", "broken", str(error), f"milkweed inspect {bundle}")
     try:
@@ -93,7 +105,7 @@ def _backend(
     settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
 ) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
-    yield from _numbers(settings, origins, device)
+    yield from _numbers(settings, origins, device, model)
     threads = settings.decode_threads or usable_cores()
     if settings.loader == "auto":
         loader, why = fastest("gpu" if device.type == "cuda" else "cpu")
@@ -113,7 +125,9 @@ def _backend(
         yield from _cpu_forward(settings, device, model)
 
 
-def _numbers(settings: Settings, origins: Mapping[str, str], device: torch.device) -> Iterator[Finding]:
+def _numbers(
+    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
+) -> Iterator[Finding]:
     """Make the rows about the number type and the backend."""
     dtypes = resolve_dtypes(settings.dtype, device)
     numbers = f"{' or '.join(map(dtype_name, dtypes))}: dtype = {_given('dtype', settings, origins)}"
@@ -125,13 +139,20 @@ def _numbers(settings: Settings, origins: Mapping[str, str], device: torch.devic
         yield _row("numbers", "ok", numbers)
     given = f"backend = {_given('backend', settings, origins)}"
     try:
-        candidates, refused = find_candidates(settings.backend, settings.dtype, device)
+        candidates, refused = _candidates(settings, device, model)
     except BackendError as error:
         yield _row("backend", "broken", f"{error}: {given}", "milkweed serve --backend auto")
         return
     names = list(dict.fromkeys(_runtime(each.backend) for each in candidates))
     which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
     yield _row("backend", "ok", "; ".join([f"{which}: {given}", *refused.values()]))
+
+
+def _candidates(
+    settings: Settings, device: torch.device, model: Model | None
+) -> tuple[tuple[Candidate, ...], dict[str, str]]:
+    graph, weights = (None, True) if model is None else (model.graph, model.weights)
+    return find_candidates(settings.backend, settings.dtype, device, graph, weights=weights)
 
 
 def _runtime(backend: Backend) -> str:
@@ -141,9 +162,13 @@ def _runtime(backend: Backend) -> str:
 
 def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
     """Make the rows about the forward on a CPU."""
-    graph = settings.backend in ("onnxruntime", "openvino")
+    try:
+        names = {each.backend for each in _candidates(settings, device, model)[0]}
+    except BackendError:
+        return  # the row of the backend says it
+    graph = "torch" not in names
     if graph:
-        yield _row("kernels", "ok", f"{RUNTIMES[settings.backend]}'s")
+        yield _row("kernels", "ok", " or ".join(f"{RUNTIMES[name]}'s" for name in sorted(names)))
     elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
     else:
@@ -200,9 +225,9 @@ def _read(path: Path) -> Model:
     Raises:
         ValueError, OSError: it cannot be.
     """
-    model, config = load_bundle(path)
+    model, config = verified_model(path)
     cost = macs(model, int(config.preprocess["size"])).total
-    return Model(config.arch, config.version, cost, len(config.structure))
+    return Model(config.arch, config.version, cost, len(config.structure), config.graph, not config.graph_only)
 
 
 def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:

@@ -102,6 +102,7 @@ def _means(model: "ServedModel") -> dict[str, str]:
         "device": str(pipeline.device),
         "dtype": model.dtype,
         "engine": pipeline.backend.name,
+        **({} if model.graph is None else {"graph": f"{model.graph} graph"}),
         "lanes": str(pipeline.plan),
         "loader": model.loader,
     }

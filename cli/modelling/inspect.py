@@ -14,6 +14,9 @@ from ..output import flattened, megabytes, note, print_fields, print_json, print
 from .report import print_report
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from ...models.bundle.config import BundleConfig
     from ...models.report import RunReport
 
 COMMON = ("kind", "in_features", "out_features", "bias")
@@ -75,11 +78,11 @@ def _read_report(bundle: Path, version: str) -> "RunReport | None":
 def _describe(bundle: Path) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from ...models import empty_model, layer_accounts, load_bundle, macs, parameter_count
-    from ...models.accounting import COUNTER, dense_equivalent_bytes, dense_equivalent_parameters, resident_bytes
-    from ...models.serving.prepare import prepare_for_inference
+    from ...models import empty_model, layer_accounts, macs, parameter_count
+    from ...models.accounting import COUNTER, dense_equivalent_bytes, dense_equivalent_parameters
+    from ...models.bundle.bundle import verified_model
 
-    model, config = load_bundle(bundle)
+    model, config = verified_model(bundle)
     # A loaded model is frozen; only a model without weights knows which parameters training would change.
     count = parameter_count(empty_model(config))
     size = int(config.preprocess["size"])
@@ -94,6 +97,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
         "tokens": config.tokens.to_dict(),
         "storage": dict(config.storage),
+        "graph": None if config.graph is None else config.graph.to_dict(),
         "layers": [asdict(layer) for layer in layer_accounts(model, size)],
         "parameters": {**asdict(count), "total": count.total, "dense_equivalent": dense_equivalent_parameters(model)},
         "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
@@ -103,8 +107,20 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "files": dict(config.files),
     }
     # This comes last, since it turns the model into its serving form.
-    document["bytes"]["resident"] = resident_bytes(prepare_for_inference(model, int8_layers=config.int8_layers))
+    document["bytes"]["resident"] = _resident_bytes(bundle, model, config)
     return document
+
+
+def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") -> int:
+    """Return what the weights take in memory: torch's in float32, or those of a graph alone."""
+    from ...inference.graph import own_graph
+    from ...models.accounting import resident_bytes
+    from ...models.bundle.graph import load_graph
+    from ...models.serving.prepare import prepare_for_inference
+
+    if config.graph_only:
+        return own_graph(load_graph(bundle)[0]).weight_bytes
+    return resident_bytes(prepare_for_inference(model, int8_layers=config.int8_layers))
 
 
 def _print(document: Mapping[str, Any], layers: bool) -> None:
@@ -127,9 +143,9 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
             "MACs": f"{macs['per_image']:,} an image, dense {_share(macs['per_image'], macs['dense_equivalent'])}",
             "counted": macs["counter"],
             "bytes": f"dense {megabytes(size['dense_equivalent'])}, "
-            f"resident {megabytes(size['resident'])} ({_resident(document['storage'])}), "
+            f"resident {megabytes(size['resident'])} ({_resident(document)}), "
             f"on disk {megabytes(size['on_disk'])}",
-            "weights": f"{storage_line(document['storage'])} on disk",
+            **_forms(document),
         }
     )
     if structured and layers:
@@ -146,8 +162,23 @@ def _share(actual: int, dense: int) -> str:
     return f"{dense:,}: {100 * actual / dense:.1f} %"
 
 
-def _resident(storage: Mapping[str, str]) -> str:
-    return "int8 and float32" if "int8" in storage.values() else "float32"
+def _forms(document: Mapping[str, Any]) -> dict[str, str]:
+    """Say in which forms the bundle holds its model: weights, a graph, or both."""
+    weights, graph = f"{storage_line(document['storage'])} on disk", document["graph"]
+    if graph is None:
+        return {"weights": weights}
+    runtimes = " and ".join(graph["backends"])
+    return {"weights": "none" if _graph_only(document) else weights, "graph": f"{graph['precision']}, for {runtimes}"}
+
+
+def _graph_only(document: Mapping[str, Any]) -> bool:
+    return "model.safetensors" not in document["files"]
+
+
+def _resident(document: Mapping[str, Any]) -> str:
+    if _graph_only(document):
+        return f"{document['graph']['precision']} graph"
+    return "int8 and float32" if "int8" in document["storage"].values() else "float32"
 
 
 def _kinds(structured: Sequence[Mapping[str, Any]]) -> str:

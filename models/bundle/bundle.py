@@ -61,6 +61,21 @@ def load_bundle(path: str | Path) -> tuple[nn.Module, BundleConfig]:
     return model.eval().requires_grad_(False), config
 
 
+def verified_model(path: str | Path) -> tuple[nn.Module, BundleConfig]:
+    """Read a whole bundle to count its model, which is on the meta device where the bundle holds a graph alone.
+
+    Raises:
+        BundleError: as `load_bundle`.
+    """
+    path = Path(path)
+    with naming(path):
+        config = read_unnamed(path)
+        if config.graph_only:
+            read_graph(path, config)
+            return empty_model(config), config
+    return load_bundle(path)
+
+
 def empty_model(config: BundleConfig) -> nn.Module:
     """Build the model of a config on the meta device, to count it or to assign weights to it.
 

@@ -42,6 +42,7 @@ class OnnxHeader:
         opsets: version by domain; ONNX's own domain is "".
         inputs, outputs: those of the graph.
         functions: number of operators that the file defines itself.
+        weight_bytes: of the graph's constants, with their names and shapes.
         external: whether the values of a tensor lie in another file.
     """
 
@@ -49,6 +50,7 @@ class OnnxHeader:
     inputs: tuple[OnnxValue, ...]
     outputs: tuple[OnnxValue, ...]
     functions: int
+    weight_bytes: int
     external: bool
 
 
@@ -70,6 +72,7 @@ def read_header(data: bytes) -> OnnxHeader:
             inputs=tuple(map(_value, _all(graph, 11))),
             outputs=tuple(map(_value, _all(graph, 12))),
             functions=len(_all(model, 25)),
+            weight_bytes=sum(map(len, _all(graph, 5))),
             external=_is_external(_GRAPH, graphs[0]),
         )
     except (ValueError, IndexError) as error:

@@ -27,7 +27,7 @@ class OpenVinoSession(GraphSession):
     """A graph in OpenVINO.
 
     Args:
-        path: an ONNX file, or OpenVINO's own .xml.
+        graph: an ONNX file or its bytes, or OpenVINO's own .xml.
         lanes: calls at a time; one more waits for another's end.
         threads: threads of one call.
         batch: number of images of every call; None takes any.
@@ -43,7 +43,7 @@ class OpenVinoSession(GraphSession):
 
     def __init__(
         self,
-        path: Path,
+        graph: Path | bytes,
         *,
         lanes: int = 1,
         threads: int = 1,
@@ -54,7 +54,7 @@ class OpenVinoSession(GraphSession):
         super().__init__()
         core = openvino().Core()
         try:
-            model = core.read_model(path)
+            model = core.read_model(graph)
             if batch is not None:
                 model.reshape([batch, *list(model.input().partial_shape)[1:]])
             self._model = core.compile_model(model, "CPU", _options(lanes, threads, dtype) | _cache_option(core, cache))

@@ -148,6 +148,10 @@ class Model(BaseModel):
         description="layers whose weights the bundle's file holds in fewer bits than float32, by type",
         examples=[{"int8": 48, "bfloat16": 2}],
     )
+    graph: Literal["float32", "int8"] | None = Field(
+        description="precision of the bundle's own graph, where the backend computes that; null where it computes the "
+        "bundle's weights"
+    )
     parameter_bytes: dict[str, int] = Field(
         examples=[{"dense_equivalent": 4_600_000, "resident": 1_900_000, "on_disk": 1_910_000}]
     )

@@ -67,8 +67,10 @@ class Settings(BaseSettings):
         description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that "
         "computes in it, unless there float32 is measured faster or the golden answers are missed; else float32",
     )
-    backend: Literal["torch", "onnxruntime", "openvino", "auto"] = Field(
-        default="torch", description="CPU: what computes the forward; auto = the fastest one, measured at start"
+    backend: Literal["default", "torch", "onnxruntime", "openvino", "auto"] = Field(
+        default="default",
+        description="CPU: what computes the forward; default = torch, or for a bundle with a graph of its own the "
+        "fastest that runs graphs; auto = the fastest one, measured at start",
     )
     loader: Literal["auto", "cpu", "dali", "pillow"] = Field(default="auto", description="what turns bytes into pixels")
     hw_decoder_load: float = _number(0.0, 0, 1, "DALI on a GPU: share of its JPEGs for the GPU's JPEG engine")

@@ -173,6 +173,12 @@ class ServedModel:
         return dtype_name(self.pipeline.dtype)
 
     @property
+    def graph(self) -> str | None:
+        """The precision of the bundle's own graph where that is computed; None where its weights are."""
+        record = self.config.graph
+        return None if record is None or self.pipeline.backend.name == "torch" else record.precision
+
+    @property
     def loader(self) -> str:
         """The loader and why it is this one."""
         return self.pipeline.loader.description
@@ -191,6 +197,7 @@ class ServedModel:
             "preprocess": dict(config.preprocess),
             "monarch_layers": len(config.structure),
             "storage": dict(Counter(config.storage.values())),
+            "graph": self.graph,
             "parameter_bytes": self.parameter_bytes,
             "metrics": dict(config.metrics),
             "device": self.device,

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...models.bundle.graph_record import GRAPH
 from ...models.bundle.reading import CONFIG, LABELS, WEIGHTS
 
 MAX_NAMES = 1000
@@ -104,7 +105,7 @@ def _versions(name: str, folder: Path) -> list[StoredBundle]:
 def _found(name: str, number: str, path: Path) -> StoredBundle | None:
     """A bundle; also one that cannot be looked at: it is not gone, and who opens it says what is wrong."""
     try:
-        stamp = tuple(_stamp(path / file) for file in (CONFIG, LABELS, WEIGHTS))
+        stamp = tuple(_stamp(path / file) for file in (CONFIG, LABELS, WEIGHTS, GRAPH))
     except OSError:
         return StoredBundle(name, number, path, ())
     return None if stamp[0] is None else StoredBundle(name, number, path, stamp)

@@ -58,14 +58,14 @@ export function knowsInWords({ label, said: { labels } }) {
 
 /** What a model is and how many bytes it has, as elements. */
 export function factsOf(model) {
-  const { arch, num_classes, preprocess, monarch_layers, parameter_bytes, device, dtype } = model.said;
+  const { arch, num_classes, preprocess, monarch_layers, parameter_bytes, device, dtype, graph } = model.said;
   const { dense_equivalent: dense, resident } = parameter_bytes;
   const side = preprocess.size;
   const facts = [
     ["architecture", arch],
     ["input", `${side} × ${side} px`],
     ["classes", String(num_classes)],
-    ["runs on", `${device}, ${dtype}`],
+    ["runs on", `${device}, ${graph && graph !== dtype ? `${graph} and ` : ""}${dtype}`],
     ["Monarch layers", String(monarch_layers || "none")],
     ["in memory", inBytes(resident)],
     ["on disk", inBytes(parameter_bytes.on_disk)],

@@ -71,7 +71,7 @@ def test_the_backend_is_the_one_that_would_compute(monkeypatch: pytest.MonkeyPat
         "PyTorch, ONNX Runtime 1.2.3, OpenVINO 1.2.3: whichever is fastest when the model loads: "
         "backend = auto (--backend)"
     )
-    assert plan(device="cpu")["backend"].text == "PyTorch: backend = torch (default)"
+    assert plan(device="cpu")["backend"].text == "PyTorch: backend = default (default)"
     monkeypatch.setattr(backends, "runtime_version", lambda package: None)
     missing = plan(device="cpu", backend="onnxruntime")["backend"]
     assert (missing.status, "is not installed" in missing.text) == ("broken", True)

@@ -32,3 +32,24 @@ def test_a_server_computes_with_another_backend(
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours) == list(theirs)  # best first
         assert ours == pytest.approx(theirs, abs=1e-5)
+
+
+def test_a_server_serves_a_graph_without_weights(
+    serving: Any, graph_alone: Path, graph_and_weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving({"alone": graph_alone, "both": graph_and_weights}, dtype="float32", backend="openvino") as running:
+        url = running.wait_ready()
+        models = httpx.get(f"{url}/v1/models").json()["models"]
+        said = {each["name"]: (each["backend"], each["backend_reason"], each["graph"]) for each in models}
+        assert said == dict.fromkeys(("alone", "both"), ("openvino", "the bundle's own graph", "int8"))
+        metadata = httpx.get(f"{url}/v2/models/alone").json()
+        assert metadata["versions"] == [models[0]["version"]]
+        image = {"image": encoded(seed=1)}
+        each = [httpx.post(f"{url}/classify?model={name}&top_k=3", files=image).json() for name in ("alone", "both")]
+    assert each[0]["results"] == each[1]["results"]
+    with serving({"alone": graph_alone}, backend="torch") as refused:
+        assert refused.exit() == 1
+        [line] = [line for line in refused.log if '"level": "info"' not in line]
+    wanted = "backend torch: the bundle holds a graph alone, without the weights that torch would compute"
+    assert line == f"milkweed: error: {wanted}\n"

@@ -31,6 +31,8 @@ def test_header_is_what_onnx_wrote() -> None:
     assert header.inputs == (OnnxValue("x", TensorProto.FLOAT, (None, 3, 200)),)
     assert header.outputs == (OnnxValue("y", TensorProto.FLOAT16, (None, 3, 200)),)
     assert header.functions == 0
+    [weight] = small_model().graph.initializer
+    assert header.weight_bytes == weight.ByteSize() > 200 * 4
     assert not header.external
 
 

@@ -34,6 +34,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.divergence import answers, divergence
 from milkweed.models.onnx import quantize as quantize_module
 from milkweed.models.onnx.export import write_verified
+from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.quantize import (
     QuantizeSettings,
     int8_instructions,
@@ -42,7 +43,6 @@ from milkweed.models.onnx.quantize import (
 )
 from milkweed.models.onnx.quantize_process import BATCH_SIZE, kept_nodes
 from milkweed.models.onnx.session import OnnxSession
-from milkweed.models.onnx.telemetry import without_telemetry
 
 # Importing either would start its telemetry, so they are looked for and not imported.
 pytestmark = pytest.mark.skipif(not (find_spec("nncf") and find_spec("openvino")), reason="needs milkweed[quantize]")
@@ -285,15 +285,6 @@ def test_cpu_tells_what_it_multiplies_int8_with(monkeypatch: pytest.MonkeyPatch)
         assert int8_instructions() == name
 
 
-def openvino(graph: Graph, images: Tensor) -> Tensor:
-    without_telemetry()
-    from openvino import Core
-
-    core = Core()
-    compiled = core.compile_model(core.read_model(graph.data), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    return torch.from_numpy(compiled([images.numpy()])[0])
-
-
 def saved_vit(folder: Path) -> Path:
     """A plain transformer, whose products all runtimes compute in int8."""
     arch = "deit_tiny_patch16_224"
@@ -315,9 +306,9 @@ def quantised_bundle(source: Path, out: Path, **options: Any) -> Graph:
     assert found == config
     assert config.provenance["commands"][-1]["command"] == "quantize"
     assert config.provenance["commands"][-1]["input_version"] == before.version
-    backends = {"onnxruntime": lambda: OnnxSession(graph.data)(golden), "openvino": lambda: openvino(graph, golden)}
+    sessions = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
     for name in graph.record.backends:
-        check_golden(graph.record.golden, backends[name]().softmax(-1), torch.int8)
+        check_golden(graph.record.golden, sessions[name](graph.data)(golden).softmax(-1), torch.int8)
     return graph
 
 

@@ -1,0 +1,75 @@
+"""Bundles that hold a graph of their own, quantised without NNCF, in a second."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from milkweed.models.bundle.bundle import load_bundle, save_bundle
+from milkweed.models.bundle.golden import golden_images, recorded
+from milkweed.models.bundle.graph import Graph
+from milkweed.models.bundle.graph_record import GraphRecord
+from milkweed.models.bundle.onnx_header import read_header
+from milkweed.models.onnx.export import write_verified
+from milkweed.models.onnx.file import INPUT
+from milkweed.models.onnx.session import OnnxSession
+from milkweed.models.onnx.telemetry import without_telemetry
+
+
+class _Noise:
+    """What a graph is quantised by, as ONNX Runtime asks for it."""
+
+    def __init__(self, size: int) -> None:
+        images = torch.randn(16, 3, size, size, generator=torch.Generator().manual_seed(1))
+        self._left: Iterator[dict[str, np.ndarray]] = ({INPUT: image[None].numpy()} for image in images)
+
+    def get_next(self) -> dict[str, np.ndarray] | None:
+        return next(self._left, None)
+
+
+def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> Graph:
+    """The quantised graph of a bundle's model; its files are left in `folder`."""
+    without_telemetry()
+    from onnxruntime import quantization  # here, since this file is loaded for all tests
+
+    model, config = load_bundle(bundle)
+    size = int(config.preprocess["size"])
+    write_verified(model, folder / "float.onnx", size)
+    types = {"weight_type": quantization.QuantType.QInt8, "activation_type": quantization.QuantType.QUInt8}
+    files = folder / "float.onnx", folder / "int8.onnx"
+    quantization.quantize_static(*files, _Noise(size), quant_format=quantization.QuantFormat.QDQ, **types)
+    return recorded_graph((folder / "int8.onnx").read_bytes(), size, backends)
+
+
+def recorded_graph(data: bytes, size: int, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> Graph:
+    """A graph and the record of it, with what ONNX Runtime answers."""
+    golden = recorded(OnnxSession(data)(golden_images(size)))
+    opset = max(read_header(data).opsets.values())
+    return Graph(data, GraphRecord(precision="int8", opset=opset, backends=backends, golden=golden))
+
+
+def put_graph(source: Path, out: Path, graph: Graph, *, weights: bool) -> Path:
+    """Write the bundle `source` with a graph, beside its weights or alone."""
+    model, config = load_bundle(source)
+    save_bundle(out, model if weights else None, config, graph=graph)
+    return out
+
+
+@pytest.fixture(scope="session")
+def colour_graph(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """An int8 graph of the model of `colour_bundle`."""
+    return int8_graph(colour_bundle, tmp_path_factory.mktemp("int8"))
+
+
+@pytest.fixture(scope="session")
+def graph_alone(colour_bundle: Path, colour_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `colour_bundle` as an int8 graph, without weights; not to be changed."""
+    return put_graph(colour_bundle, tmp_path_factory.mktemp("bundles") / "alone", colour_graph, weights=False)
+
+
+@pytest.fixture(scope="session")
+def graph_and_weights(colour_bundle: Path, colour_graph: Graph, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model of `colour_bundle` as an int8 graph beside its weights; not to be changed."""
+    return put_graph(colour_bundle, tmp_path_factory.mktemp("bundles") / "both", colour_graph, weights=True)
