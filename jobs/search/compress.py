@@ -6,7 +6,8 @@ from typing import Any
 from ...models import BundleConfig, save_bundle
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
-from .front import front, speedup
+from ...models.report.frontier import front
+from .front import speedup
 from .job import SearchJob
 from .search import Found, Search
 

@@ -1,11 +1,11 @@
-"""Chooses among measured models: the front of what nothing beats, and the one that keeps a promise best."""
+"""Chooses among measured models: the one that keeps a promise best."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Any
 
-from .quality import Quality
+from ...models.report.frontier import Quality
 
 
 class TargetError(ValueError):
@@ -62,15 +62,6 @@ class Target:
 
 
 MAX_DROP = 1.0
-
-
-def front(models: Sequence[Measured], batch: int) -> list[Measured]:
-    """Return the models that no other one beats in both milliseconds and KL, the fastest first."""
-    kept: list[Measured] = []
-    for model in sorted(models, key=lambda one: (one.ms[batch], one.quality.kl.value)):
-        if not kept or model.quality.kl.value < kept[-1].quality.kl.value:
-            kept.append(model)
-    return kept
 
 
 def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measured:

@@ -5,64 +5,13 @@ divergence orders them, and needs no labels. So the search compares by KL, and a
 of the change in top-1, which is of pairs: both models answer the same resampled images.
 """
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from ...models.report.frontier import Interval, Quality
+
 RESAMPLES, SEED = 4000, 0
 CONFIDENCE = 0.95
-
-
-@dataclass(frozen=True)
-class Interval:
-    """A mean over images, and the ends of its 95 % bootstrap interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
-
-
-@dataclass(frozen=True)
-class Quality:
-    """A model's answers beside the dense model's to the same images.
-
-    Args:
-        images: their number.
-        kl: KL(dense || model) in nats.
-        agreement: percent of the images whose best class is the dense model's.
-        top1: change of top-1 in points; None without labels.
-        top1_of_dense: percent; None without labels.
-    """
-
-    images: int
-    kl: Interval
-    agreement: Interval
-    top1: Interval | None = None
-    top1_of_dense: float | None = None
-
-    @property
-    def change(self) -> Interval:
-        """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
-        if self.top1 is not None:
-            return self.top1
-        return Interval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
-
-    def to_dict(self) -> dict[str, Any]:
-        """The JSON form."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
-        """Read what `to_dict` wrote."""
-        kl, agreement, top1 = (values[name] for name in ("kl", "agreement", "top1"))
-        change = None if top1 is None else Interval(**top1)
-        return cls(values["images"], Interval(**kl), Interval(**agreement), change, values["top1_of_dense"])
 
 
 def quality(dense: Tensor, answers: Tensor, targets: Tensor | None = None) -> Quality:

@@ -21,11 +21,12 @@ from ...models.bundle.graph_record import GraphRecord
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.progress import Progress
+from ...models.report.frontier import Quality
 from ...models.serving.prepare import prepare_for_inference
 from .front import Measured
 from .job import SearchJob
 from .levers import Levers
-from .quality import Quality, quality
+from .quality import quality
 from .subject import Subject
 from .timing import time_in_turns
 from .trials import Trials

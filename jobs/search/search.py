@@ -24,9 +24,10 @@ from ...models.errors import ExportError
 from ...models.layers.token_merging import TokenPlan
 from ...models.progress import SILENT, Progress
 from ...models.recovery.blocks import block_names
+from ...models.report.frontier import front
 from ..train_split import digest
 from .distil import distil
-from .front import Measured, front, pick, speedup
+from .front import Measured, pick, speedup
 from .job import SearchJob
 from .levers import ALPHAS, Bits, Levers, mergings
 from .runs import CPU, DENSE, Run, Runs

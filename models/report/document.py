@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Literal
 
 from ..errors import quoted
+from .frontier import Frontier
 
 Role = Literal["calibration", "recovery", "held out", "training", "evaluation"]
 
@@ -135,6 +136,7 @@ class RunReport:
         curve: every candidate that was tried.
         history: of recovery or training: `step`, `phase` (a name), `loss`, further floats; `kl` or `top1` where it
             was evaluated on held-out images.
+        frontier: of a search, every model that was measured.
         warnings: sentences for a person.
     """
 
@@ -157,6 +159,7 @@ class RunReport:
     layers: tuple[LayerRow, ...] = ()
     curve: tuple[Candidate, ...] = ()
     history: tuple[Mapping[str, float | int | str | None], ...] = ()
+    frontier: Frontier | None = None
     warnings: tuple[str, ...] = ()
     format: Literal[1] = 1
 

@@ -9,7 +9,9 @@ from . import terms
 from .charts import page_charts
 from .document import RunReport
 from .drawing import require
-from .terms import compact, optional, percent, sampling_error, size
+from .frontier import Frontier, Interval
+from .frontier_chart import frontier_charts
+from .terms import compact, optional, percent, points, sampling_error, size, three_digits
 from .verdict import verdict
 
 MAX_SKIPPED = 50
@@ -99,6 +101,8 @@ def render_page(report: RunReport) -> str:
         verdict=verdict(report),
         tiles=[*_quality_tiles(report), *_cost_tiles(report)],
         charts=page_charts(report),
+        panels=frontier_charts(report.frontier) if report.frontier else [],
+        models=_models(report.frontier) if report.frontier else [],
         columns=_columns,
         candidates=sorted(report.curve, key=lambda candidate: candidate.share),
         kept=terms.kept_dense(report.layers),
@@ -111,6 +115,23 @@ def render_page(report: RunReport) -> str:
 def _columns(table: str, rows: Sequence[Any]) -> list[Column]:
     """The columns of a table; those without figures are left out."""
     return [column for column in _TABLES[table] if any(getattr(row, column.now) not in (None, "") for row in rows)]
+
+
+def _models(frontier: Frontier) -> list[list[str]]:
+    """The table of a search's models; its first row names the columns."""
+    batches = (f"ms, {'one' if batch == 1 else batch} at a time" for batch in frontier.batches)
+    rows = [["computed by", *batches, "speed", "KL", "as dense, %", "change of top-1", "size"]]
+    for model in frontier.models:
+        quality = model.quality
+        times = (three_digits(ms) for ms in model.ms.values())
+        change = terms.MISSING if quality.top1 is None else _interval(quality.top1, points)
+        kl, agreement = _interval(quality.kl, three_digits), _interval(quality.agreement, "{:.1f}".format)
+        rows.append([model.computed_by, *times, f"{model.speedup:.2f}×", kl, agreement, change, size(model.bytes)])
+    return rows
+
+
+def _interval(found: Interval, spell: Callable[[float], str]) -> str:
+    return f"{spell(found.value)} [{spell(found.low)}, {spell(found.high)}]"
 
 
 def _quality_tiles(report: RunReport) -> Iterator[Tile]:

@@ -3,12 +3,18 @@
 from dataclasses import dataclass
 
 from .document import RunReport, Totals
-from .terms import accuracy_change, compact, counted, percent, sampling_error, share, three_digits
+from .frontier import Frontier
+from .terms import accuracy_change, compact, counted, percent, points, sampling_error, share, three_digits
 
 GOOD_POINTS, FAIR_POINTS = 1.0, 5.0
 """A compressed model that loses up to so many points of top-1 is called as accurate, or a little less so."""
 GOOD_AGREEMENT, FAIR_AGREEMENT = 98.0, 90.0
 """The limits without labels: percent of answers that equal the dense model's."""
+
+JUDGES_CHOSE = (
+    "the judging images chose among the models: figures on them are a little better than on others; measure with "
+    "images of your own (milkweed evaluate)"
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,33 @@ def verdict(report: RunReport) -> Verdict:
     level, headline = _compressed(report) if report.kind == "compress" else _trained(report)
     sentences = [_quality(report), _costs(report)]
     return Verdict(level, headline, " ".join(sentence for sentence in sentences if sentence))
+
+
+def doubts(frontier: Frontier) -> list[str]:
+    """Say what so many images cannot tell."""
+    chosen, images = frontier.chosen.quality, counted(frontier.images, "image")
+    labelled, change = chosen.top1 is not None, chosen.change
+    found = [JUDGES_CHOSE]
+    if chosen.agreement.low >= 100:
+        found.append(
+            f"{images} all got the dense model's answer, so that the interval has no width: up to "
+            f"{min(100.0, 300 / frontier.images):.1f} % of others may still get another answer (rule of three)"
+        )
+    elif labelled:
+        ends = f"{points(change.low)} and {points(change.high)} points"
+        found.append(f"by {images} the chosen model's change of top-1 lies between {ends} (95 %): more would narrow it")
+    else:
+        ends = f"{chosen.agreement.low:.1f} and {chosen.agreement.high:.1f} %"
+        found.append(f"by {images} between {ends} of answers stay the same (95 %): more would narrow it")
+    others = [model for model in frontier.models if model.on_front and not model.chosen]
+    alike = sum(model.quality.change.overlaps(change) for model in others)
+    if alike:
+        found.append(
+            f"{images} cannot tell the chosen model from {alike} of the {len(others)} others on the front by how many "
+            f"answers are {'right' if labelled else 'the same'}: their intervals overlap; KL, which needs fewer, puts "
+            "them in order"
+        )
+    return found
 
 
 def _compressed(report: RunReport) -> tuple[str, str]:
@@ -65,7 +98,7 @@ def _costs(report: RunReport) -> str:
     if before is None or (before.parameters, before.macs) == (after.parameters, after.macs):
         return (
             f"The model has {compact(after.parameters)} parameters and takes {compact(after.macs)} "
-            "multiply-accumulates for an image."
+            f"multiply-accumulates for an image{_time(before, after)}."
         )
     verb, whose = ("keeps", "the") if report.kind == "compress" else ("has", "its dense twin's")
     return (
@@ -75,11 +108,12 @@ def _costs(report: RunReport) -> str:
     )
 
 
-def _time(before: Totals, after: Totals) -> str:
-    if before.latency_ms is None or after.latency_ms is None or before.latency_ms <= 0 or after.latency_ms <= 0:
+def _time(before: Totals | None, after: Totals) -> str:
+    was, now = before.latency_ms if before else None, after.latency_ms
+    if not was or not now or min(was, now) < 0:
         return ""
-    figures = f"{three_digits(after.latency_ms)} ms instead of {three_digits(before.latency_ms)} ms"
-    gain = before.latency_ms / after.latency_ms
+    figures = f"{three_digits(now)} ms instead of {three_digits(was)} ms"
+    gain = was / now
     if abs(gain - 1) < 0.02:
         return f"; an image takes as long as before ({figures})"
     if gain > 1:
@@ -103,7 +137,7 @@ def _quality(report: RunReport) -> str:
     change = accuracy_change(before, after)
     if change is None:
         return f"{told}, ± {sampling_error(after.top1, after.images):.1f} points by chance of the sample."
-    points, error = change
-    if abs(points) <= 2 * error:
+    found, error = change
+    if abs(found) <= 2 * error:
         return f"{told}: a difference that so many images cannot tell from chance (± {error:.1f} points)."
-    return f"{told}: {abs(points):.1f} points {'less' if points < 0 else 'more'} (± {error:.1f})."
+    return f"{told}: {abs(found):.1f} points {'less' if found < 0 else 'more'} (± {error:.1f})."

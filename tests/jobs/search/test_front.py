@@ -2,8 +2,8 @@
 
 import pytest
 
-from milkweed.jobs.search.front import Measured, Target, TargetError, front, pick, speedup
-from milkweed.jobs.search.quality import Interval, Quality
+from milkweed.jobs.search.front import Measured, Target, TargetError, pick, speedup
+from milkweed.models.report.frontier import Interval, Quality, front
 
 
 def model(name: str, ms: float, kl: float, low: float = 0.0, size: int = 100, alone: float | None = None) -> Measured:

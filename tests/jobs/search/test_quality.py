@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 
-from milkweed.jobs.search.quality import Quality, bootstrap, quality
+from milkweed.jobs.search.quality import bootstrap, quality
+from milkweed.models.report.frontier import Quality
 
 
 def logs(*rows: tuple[float, ...]) -> torch.Tensor:

@@ -1,0 +1,173 @@
+"""Defines Frontier, what a search measured: models by accuracy and speed, with intervals."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Protocol, TypeVar
+
+from ..errors import quoted
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean over images, and the ends of its 95 % bootstrap interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3g} [{self.low:.3g}, {self.high:.3g}]"
+
+    def overlaps(self, other: "Interval") -> bool:
+        """Whether some value lies in both."""
+        return self.low <= other.high and other.low <= self.high
+
+
+@dataclass(frozen=True)
+class Quality:
+    """A model's answers beside the dense model's to the same images.
+
+    Args:
+        images: their number.
+        kl: KL(dense || model) in nats.
+        agreement: percent of the images whose best class is the dense model's.
+        top1: change of top-1 in points; None without labels.
+        top1_of_dense: percent; None without labels.
+    """
+
+    images: int
+    kl: Interval
+    agreement: Interval
+    top1: Interval | None = None
+    top1_of_dense: float | None = None
+
+    @property
+    def change(self) -> Interval:
+        """The change of top-1 in points; without labels the most that can be lost, every answer that is another."""
+        if self.top1 is not None:
+            return self.top1
+        return Interval(*(end - 100 for end in (self.agreement.value, self.agreement.low, self.agreement.high)))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Quality":
+        """Read what `to_dict` wrote."""
+        kl, agreement, top1 = (values[name] for name in ("kl", "agreement", "top1"))
+        change = None if top1 is None else Interval(**top1)
+        return cls(values["images"], Interval(**kl), Interval(**agreement), change, values["top1_of_dense"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A model that a search measured.
+
+    Args:
+        name: its levers in a few words.
+        computed_by: backend and precision.
+        ms: milliseconds an image by batch size.
+        speedup: times as fast as the dense model, at the batch size where that is least.
+        bytes: of its file.
+        on_front: no other model is both faster, at the first batch size, and nearer to the dense one in KL.
+        chosen: whether this one was written.
+    """
+
+    name: str
+    computed_by: str
+    ms: Mapping[int, float]
+    speedup: float
+    bytes: int
+    quality: Quality
+    on_front: bool
+    chosen: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseTime:
+    """The dense model in float32, in the backend that it is fastest in; `ms` as in `Tried`."""
+
+    computed_by: str
+    ms: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frontier:
+    """What a search found: the member `search` of a bundle's metrics.
+
+    Args:
+        models: everything that was measured, the fastest first.
+        images: the number of those that judged.
+        notes: what happened on the way.
+
+    Raises:
+        ValueError: not one model is the chosen one, or one was measured at other batch sizes or no time at all.
+    """
+
+    __pydantic_config__: ClassVar = {"strict": True, "allow_inf_nan": False}
+
+    models: tuple[Tried, ...]
+    dense: DenseTime
+    images: int
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if sum(model.chosen for model in self.models) != 1:
+            raise ValueError("one model has to be the chosen one")
+        if not self.dense.ms or min(self.dense.ms.values()) <= 0:
+            raise ValueError("dense.ms has to have times above 0")
+        for model in self.models:
+            if model.ms.keys() != self.dense.ms.keys() or min(model.ms.values()) <= 0:
+                raise ValueError(
+                    f"ms of {quoted(model.name)} have to be times above 0 at the dense model's batch sizes"
+                )
+
+    @property
+    def batches(self) -> tuple[int, ...]:
+        """The batch sizes; the first one decides what is on the front."""
+        return tuple(self.dense.ms)
+
+    @property
+    def chosen(self) -> Tried:
+        """The model that was written."""
+        return next(model for model in self.models if model.chosen)
+
+    @classmethod
+    def from_dict(cls, document: Any) -> "Frontier":
+        """Read `metrics["search"]` of a bundle's config.
+
+        Raises:
+            ValueError: names the member that is missing or of another type.
+        """
+        from pydantic import TypeAdapter, ValidationError  # here, so that compression and the kernels need only torch
+
+        try:
+            return TypeAdapter(Frontier).validate_json(json.dumps(document))
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+        where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+        raise ValueError(f"search{where}: {first['msg']}")
+
+
+class Timed(Protocol):
+    """What has milliseconds an image by batch size, and a quality."""
+
+    @property
+    def ms(self) -> Mapping[int, float]: ...
+
+    @property
+    def quality(self) -> Quality: ...
+
+
+Model = TypeVar("Model", bound=Timed)
+
+
+def front(models: Sequence[Model], batch: int) -> list[Model]:
+    """Return the models that no other one beats in both milliseconds and KL, the fastest first."""
+    kept: list[Model] = []
+    for model in sorted(models, key=lambda one: (one.ms[batch], one.quality.kl.value)):
+        if not kept or model.quality.kl.value < kept[-1].quality.kl.value:
+            kept.append(model)
+    return kept

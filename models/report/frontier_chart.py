@@ -1,0 +1,114 @@
+"""Draws a search's frontier, answers kept against milliseconds an image, a panel for each batch size."""
+
+from pathlib import Path
+from textwrap import fill
+from typing import Any
+
+from .drawing import INK, MUTED, PAGE, PAPER, PICTURE, SERIES, add_tooltip, figure, save_picture, style, to_svg
+from .frontier import Frontier, Tried, front
+from .terms import counted, percent, points, size, three_digits
+
+TITLE_WIDTH = 92
+"""Letters of the title's line in a picture."""
+LABEL_PX = 95
+"""Room for the chosen model's name on the left of its dot; a dot that is nearer to the axis has it above."""
+
+_LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 11, "zorder": 6}
+
+
+def plot_frontier(frontier: Frontier, out: Path) -> Path:
+    """Write the frontier as one picture; SVG or PNG, as the name ends.
+
+    Raises:
+        ValueError: the name is of no picture.
+        ImportError: matplotlib is not installed.
+    """
+    return save_picture(lambda: draw_frontier(frontier), out)
+
+
+def draw_frontier(frontier: Frontier) -> Any:
+    """The figure of `plot_frontier`: a panel for each batch size, and the name of the chosen model above."""
+    chosen = frontier.chosen
+    title = fill(f"Chosen: {chosen.name} ({chosen.computed_by})", TITLE_WIDTH)
+    drawn = figure(PICTURE, 30 + 18 * title.count("\n") + 300 * len(frontier.batches))
+    drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
+    panels = drawn.subplots(len(frontier.batches), 1, squeeze=False)[:, 0]
+    for axis, batch in zip(panels, frontier.batches, strict=True):
+        draw_batch(axis, frontier, batch)
+    return drawn
+
+
+def frontier_charts(frontier: Frontier) -> list[str]:
+    """The panels as SVG for a page."""
+    found = []
+    for batch in frontier.batches:
+        with style(f"frontier {batch}"):
+            drawn = figure(PAGE, 290)
+            axis = drawn.subplots()
+            draw_batch(axis, frontier, batch)
+            found.append(to_svg(drawn, f"{axis.get_title()}, against {axis.get_xlabel()}"))
+    return found
+
+
+def draw_batch(axis: Any, frontier: Frontier, batch: int) -> None:
+    """Draw every model with its interval, join those of the front, and name the dense and the chosen one."""
+    ahead = front(frontier.models, batch)
+    line = [(model.ms[batch], model.quality.agreement.value) for model in ahead]
+    axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="front")
+    axis.plot([], [], "|", ms=12, color=SERIES[0], alpha=0.55, label="95 %")
+    for model in frontier.models:
+        _draw_model(axis, model, batch, model in ahead)
+    dense = frontier.dense.ms[batch]
+    axis.plot(dense, 100, "D", ms=7, color=INK, mec=PAPER, mew=1, zorder=5)
+    axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 100), (4, -9), ha="right", va="top", **_LABEL)
+    axis.set_xlim(0, 1.06 * max(dense, *(model.ms[batch] for model in frontier.models)))
+    _make_room(axis, frontier)
+    _name_chosen(axis, frontier, batch)
+    axis.set_title(f"Same answer as the dense model, % of {counted(frontier.images, 'image')}")
+    axis.set_xlabel(f"ms an image, {'one' if batch == 1 else batch} at a time")
+    handles, labels = axis.get_legend_handles_labels()
+    once = dict(zip(labels, handles, strict=True))
+    axis.legend(once.values(), once.keys(), loc="lower right")
+
+
+def tried_text(model: Tried, batch: int) -> str:
+    """One model in a line."""
+    quality = model.quality
+    parts = [f"{model.name} ({model.computed_by}): {three_digits(model.ms[batch])} ms", f"{model.speedup:.2f}×"]
+    parts += [f"{percent(quality.agreement.value)} as dense", f"KL {three_digits(quality.kl.value)}"]
+    if quality.top1 is not None:
+        parts.append(f"top-1 {points(quality.top1.value)}")
+    return ", ".join([*parts, size(model.bytes)])
+
+
+def _draw_model(axis: Any, model: Tried, batch: int, ahead: bool) -> None:
+    """Draw a dot and the bar of its interval, faint where the model is not on the front."""
+    found, ms = model.quality.agreement, model.ms[batch]
+    if model.chosen:
+        look = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 5}
+    elif ahead:
+        look = {"ms": 7, "color": SERIES[0], "zorder": 4}
+    else:
+        look = {"ms": 5, "color": MUTED, "alpha": 0.55, "zorder": 3, "label": "tried"}
+    bar = {"lw": 2.0 if model.chosen else 1.2, "alpha": 0.9 if model.chosen else 0.55 if ahead else 0.25}
+    axis.vlines(ms, found.low, found.high, color=look["color"], zorder=1.5, **bar)
+    (point,) = axis.plot(ms, found.value, "o", **look)
+    add_tooltip(point, tried_text(model, batch))
+
+
+def _make_room(axis: Any, frontier: Frontier) -> None:
+    """Show all bars, and leave room above 100 % for the chosen model's name; no tick stands there."""
+    low = min(99.0, *(model.quality.agreement.low for model in frontier.models))
+    axis.set_ylim(low - 0.05 * (100 - low), 100 + 0.2 * (100 - low))
+    axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= 100])
+    axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+
+
+def _name_chosen(axis: Any, frontier: Frontier, batch: int) -> None:
+    """Name the chosen model above its bar, to the left, where no model of the front can be."""
+    chosen = frontier.chosen
+    ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
+    x, side = (ms, "right") if ms > room else (0, "left")
+    text = f"chosen\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
+    place = (x, chosen.quality.agreement.high)
+    axis.annotate(text, place, (4, 4), ha=side, va="bottom", color=SERIES[1], **_LABEL)
