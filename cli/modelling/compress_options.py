@@ -126,5 +126,5 @@ class CompressOptions:
 SEARCH = frozenset({"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "distil"})
 """The options of the search."""
 
-OF_BOTH = frozenset({"bundle", "out", "threads", "force", "json"})
+OF_BOTH = frozenset({"bundle", "out", "threads", "plot", "force", "json"})
 """The options of the search and of the expert's form."""

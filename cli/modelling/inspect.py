@@ -11,16 +11,19 @@ from ..bundle_args import demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
-from .report import print_report
+from .report import print_frontier, print_report
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ...models.bundle.config import BundleConfig
-    from ...models.report import RunReport
+    from ...models.report import Frontier, RunReport
 
 COMMON = ("kind", "in_features", "out_features", "bias")
 """The members that the structure of every layer has."""
+
+SEARCH = "search"
+"""The member of `metrics` that is shown as a table: what a search measured."""
 
 MaybeBundle = Annotated[
     Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
@@ -31,8 +34,8 @@ def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -
     """Tell what a bundle is and costs, and its accuracy on record.
 
     The whole bundle is verified: hashes, keys and shapes. What its compression or training found and cost is
-    shown from the report.json beside it, where it has one; --plot draws its accuracy against size and its errors by
-    layer.
+    shown from the report.json beside it, where it has one, and of a search the front of accuracy and speed. --plot
+    draws that front, or the accuracy against size and the errors by layer.
 
     \b
     Example:
@@ -41,23 +44,39 @@ def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -
     check_plot(plot)
     bundle = bundle or demo_bundle()
     document = _describe(bundle)
-    report = _read_report(bundle, document["version"])
+    report, frontier = _read_report(bundle, document["version"]), _read_frontier(bundle, document["metrics"])
     if plot is not None:
-        _plot(bundle, report, plot)
+        _plot(bundle, frontier or report, plot)
     if json:
         print_json({**document, "report": None if report is None else report.to_dict()})
         return
     _print(document, layers=report is None or not report.layers)
+    if frontier is not None:
+        print("\nfront of accuracy and speed")
+        print_frontier(frontier, front_only=True)
     if report is not None:
         print_report(report)
 
 
-def _plot(bundle: Path, report: "RunReport | None", plot: Path) -> None:
-    from ...models.report import plot_report
+def _plot(bundle: Path, found: "Frontier | RunReport | None", plot: Path) -> None:
+    from ...models.report import Frontier, plot_frontier, plot_report
 
-    if report is None:
+    if found is None:
         raise CommandError(f"--plot {plot}: bundle {bundle} has no report.json of its compression or training to draw")
-    note(f"wrote {plot_report(report, plot)}")
+    note(f"wrote {plot_frontier(found, plot) if isinstance(found, Frontier) else plot_report(found, plot)}")
+
+
+def _read_frontier(bundle: Path, metrics: Mapping[str, Any]) -> "Frontier | None":
+    """Read what a search measured; a record that cannot be used is named on stderr and ignored."""
+    from ...models.report import Frontier
+
+    if SEARCH not in metrics:
+        return None
+    try:
+        return Frontier.from_dict(metrics[SEARCH])
+    except ValueError as error:
+        note(f"bundle {bundle}: metrics.{one_line(str(error))}: passed over")
+        return None
 
 
 def _read_report(bundle: Path, version: str) -> "RunReport | None":
@@ -153,8 +172,13 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         _print_layers(structured, document["structure"])
     for title in ("metrics", "provenance"):
         print(f"\n{title}")
-        flat = {f"  {name}": value for name, value in flattened(document[title]).items()}
-        print_fields(flat or {"  none on record": ""})
+        flat = {f"  {name}": value for name, value in flattened(document[title]).items() if not _of_search(name)}
+        print_fields(flat or {"  none on record" if not document[title] else "  the front, below": ""})
+
+
+def _of_search(name: str) -> bool:
+    """Whether a flattened name belongs to a search's record, of this bundle or of one that it was made from."""
+    return name.startswith(f"{SEARCH}.") or f".input_metrics.{SEARCH}." in name
 
 
 def _share(actual: int, dense: int) -> str:

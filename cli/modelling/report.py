@@ -6,10 +6,10 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from ..errors import one_line
-from ..output import print_fields, print_table
+from ..output import megabytes, print_fields, print_table
 
 if TYPE_CHECKING:
-    from ...models.report import Candidate, LayerRow, RunReport
+    from ...models.report import Candidate, Frontier, LayerRow, RunReport
 
 CURVE_WIDTH, CURVE_HEIGHT, SPARK_WIDTH, BAR_WIDTH = 64, 14, 40, 8
 """Characters that the drawings take."""
@@ -28,6 +28,31 @@ def print_report(report: "RunReport") -> None:
     if report.curve:
         print()
         _print_curve(report)
+
+
+def print_frontier(frontier: "Frontier", *, front_only: bool = False) -> None:
+    """Print the models of a search, all or those of the front, the fastest first."""
+    batches = (f" ms, {'one' if batch == 1 else batch} at a time" for batch in frontier.batches)
+    rows = []
+    for model in frontier.models:
+        if front_only and not (model.on_front or model.chosen):
+            continue
+        quality = model.quality
+        change = quality.top1
+        rows.append(
+            (
+                "->" if model.chosen else "*" if model.on_front else "",
+                _text(model.name),
+                _text(model.computed_by),
+                *(f"{ms:.2f}" for ms in model.ms.values()),
+                f"{model.speedup:.2f}x",
+                f"{quality.kl.value:.4f}",
+                f"{quality.agreement.value:.1f} %",
+                "-" if change is None else f"{change.value:+.1f} [{change.low:+.1f}, {change.high:+.1f}]",
+                megabytes(model.bytes),
+            )
+        )
+    print_table(("", "model", "computed by", *batches, " speed", " KL", " as dense", " change of top-1", " size"), rows)
 
 
 def curve_lines(report: "RunReport") -> list[str]:

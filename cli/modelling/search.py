@@ -2,17 +2,19 @@
 
 from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import WRONG_USAGE, CommandError
 from ..options import split_list
-from ..output import bundle_line, command_line, megabytes, print_fields, print_json, print_table
+from ..output import bundle_line, command_line, note, print_fields, print_json
 from ..progress import job_progress
 from .compress_options import OF_BOTH, SEARCH, CompressOptions
+from .report import print_frontier
 
 if TYPE_CHECKING:
     from ...jobs.search.front import Target
     from ...models import BundleConfig
+    from ...models.report import Frontier
 
 
 def check_form(options: CompressOptions) -> None:
@@ -36,6 +38,7 @@ def search(options: CompressOptions) -> None:
     """Search, and print what was found."""
     from ...jobs.search.compress import compress
     from ...jobs.search.job import SearchJob
+    from ...models.report import Frontier, plot_frontier
 
     assert options.images is not None
     batches = split_list(options.batch)
@@ -54,10 +57,14 @@ def search(options: CompressOptions) -> None:
     )
     with job_progress("compress: ") as progress:
         found, config = compress(job, progress)
+    record = config.metrics["search"]
+    frontier = Frontier.from_dict(record)
+    if options.plot is not None:
+        note(f"wrote {plot_frontier(frontier, options.plot)}")
     if options.json:
-        print_json({"bundle": str(options.out), "version": config.version, **_record(config)})
+        print_json({"bundle": str(options.out), "version": config.version, **record})
     else:
-        _print(options.out, config, found.seconds)
+        _print(options.out, config, frontier, found.seconds)
 
 
 def _target(options: CompressOptions) -> "Target":
@@ -86,40 +93,20 @@ def _source(options: CompressOptions) -> Path:
     return source
 
 
-def _record(config: "BundleConfig") -> dict[str, Any]:
-    found: dict[str, Any] = config.metrics["search"]
-    return found
+def _print(out: Path, config: "BundleConfig", frontier: "Frontier", seconds: float) -> None:
+    from ...models.report.terms import duration
+    from ...models.report.verdict import doubts
 
-
-def _print(out: Path, config: "BundleConfig", seconds: float) -> None:
-    found = _record(config)
-    batches = list(found["dense"]["ms"])
-    columns = ("", "model", "computed by", *(f" ms, {batch} at a time" for batch in batches))
-    rows = []
-    for row in found["models"]:
-        quality = row["quality"]
-        change = quality["top1"]
-        rows.append(
-            (
-                "->" if row["chosen"] else "*" if row["on_front"] else "",
-                row["name"],
-                row["computed_by"],
-                *(f"{row['ms'][batch]:.2f}" for batch in batches),
-                f"{row['speedup']:.2f}x",
-                f"{quality['kl']['value']:.4f}",
-                f"{quality['agreement']['value']:.1f} %",
-                "-" if change is None else f"{change['value']:+.1f} [{change['low']:+.1f}, {change['high']:+.1f}]",
-                megabytes(row["bytes"]),
-            )
-        )
-    print_table((*columns, " speed", " KL", " as dense", " change of top-1", " size"), rows)
-    top1 = found["models"][0]["quality"]["top1_of_dense"]
+    print_frontier(frontier)
+    top1 = frontier.chosen.quality.top1_of_dense
     print_fields(
         {
             "bundle": bundle_line(out, config),
-            "judged on": f"{found['images']} images that fitted nothing"
+            "judged on": f"{frontier.images} images that fitted nothing"
             + ("" if top1 is None else f"; top-1 of the dense model {top1:.1f} %"),
-            "took": f"{seconds / 60:.1f} min",
-            **{f"note {number}": text for number, text in enumerate(found["notes"], 1)},
+            "took": duration(seconds),
+            "report": out / "report.html",
+            **{f"note {number}": text for number, text in enumerate(frontier.notes, 1)},
+            **{f"warning {number}": text for number, text in enumerate(doubts(frontier), 1)},
         }
     )

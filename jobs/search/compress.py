@@ -1,14 +1,17 @@
-"""Searches, and writes the bundle that keeps the promise, with a record of all that was measured."""
+"""Searches, and writes the bundle that keeps the promise, with a record and a report of all that was measured."""
 
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 from ...models import BundleConfig, save_bundle
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
+from ...models.report import check_report_packages, write_report
 from ...models.report.frontier import front
 from .front import speedup
 from .job import SearchJob
+from .report import run_report
 from .search import Found, Search
 
 
@@ -19,23 +22,27 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
 
     Raises:
         BackendError, BundleError, DataError, TargetError, TrialsError: one line that says what is wrong.
+        ImportError: the report's packages are not installed.
     """
+    check_report_packages()
     search = Search(job, progress)
     found = search.run()
     levers = found.chosen.levers
+    arguments = {**levers.to_dict(), "target": vars(job.target), "batches": list(job.batches)}
     config = made_from(
         search.subject.config,
         "compress",
-        {**levers.to_dict(), "target": vars(job.target), "batches": list(job.batches)},
+        arguments,
         found.seconds,
         tokens=levers.tokens,
         metrics={"search": record(found, job)},
     )
-    if levers.bits is None:
-        saved = save_bundle(job.out, search.runs.model(levers), config, overwrite=job.overwrite)
-    else:
-        graph = search.runs.quantised(levers)
-        saved = save_bundle(job.out, None, config, graph=graph, overwrite=job.overwrite)
+
+    def extras(saved: BundleConfig) -> Mapping[str, bytes]:
+        return write_report(run_report(search, found, saved, arguments))
+
+    model, graph = (search.runs.model(levers), None) if levers.bits is None else (None, search.runs.quantised(levers))
+    saved = save_bundle(job.out, model, config, graph=graph, overwrite=job.overwrite, extras=extras)
     shutil.rmtree(job.work)
     return found, saved
 

@@ -1,14 +1,16 @@
 """The model that is searched for, the images that fit and that judge, and the dense model's answers to them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
 from ...loaders.dataset.evaluation import PreparedImages
 from ...loaders.dataset.training import Sample
+from ...loaders.errors import InputError
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models import BundleConfig, load_bundle
 from ...models.divergence import answers
@@ -21,10 +23,11 @@ from .job import MIN_IMAGES, SearchJob
 
 @dataclass(frozen=True)
 class Images:
-    """Normalised images (n, 3, H, W), and their classes (n,) where they are known."""
+    """Normalised images (n, 3, H, W), their classes (n,) where they are known, and files that could not be read."""
 
     pixels: Tensor
     targets: Tensor | None
+    skipped: Mapping[Path, InputError]
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -93,9 +96,9 @@ def _halves(
             targets += [] if classes is None else [classes]
             progress.step(f"reading the {name} images", sum(map(len, pixels)), len(prepared.samples))
         note_skipped(progress, prepared.skipped)
-        halves.append((pixels, targets))
-    read = sum(len(images) for pixels, _ in halves for images in pixels)
+        halves.append((pixels, targets, prepared.skipped))
+    read = sum(len(images) for pixels, _, _ in halves for images in pixels)
     if read < MIN_IMAGES:
         raise DataError(f"DATA {job.images}: {read} of {len(samples)} images can be read, a search needs {MIN_IMAGES}")
-    fit, judge = (Images(torch.cat(p), torch.cat(t) if t else None) for p, t in halves)
+    fit, judge = (Images(torch.cat(p), torch.cat(t) if t else None, s) for p, t, s in halves)
     return fit, judge

@@ -120,9 +120,7 @@ class Frontier:
             raise ValueError("dense.ms has to have times above 0")
         for model in self.models:
             if model.ms.keys() != self.dense.ms.keys() or min(model.ms.values()) <= 0:
-                raise ValueError(
-                    f"ms of {quoted(model.name)} have to be times above 0 at the dense model's batch sizes"
-                )
+                raise ValueError(f"ms of {quoted(model.name)}: must be above 0, at the dense model's batch sizes")
 
     @property
     def batches(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from .terms import counted, percent, points, size, three_digits
 TITLE_WIDTH = 92
 """Letters of the title's line in a picture."""
 LABEL_PX = 95
-"""Room for the chosen model's name on the left of its dot; a dot that is nearer to the axis has it above."""
+"""Room for the chosen model's name on the left of its dot; a dot that is nearer to the axis has it on its right."""
 
 _LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 11, "zorder": 6}
 
@@ -105,10 +105,11 @@ def _make_room(axis: Any, frontier: Frontier) -> None:
 
 
 def _name_chosen(axis: Any, frontier: Frontier, batch: int) -> None:
-    """Name the chosen model above its bar, to the left, where no model of the front can be."""
-    chosen = frontier.chosen
+    """Name the chosen model above its bar, to the left, where no model of the front can be; or right of its dot."""
+    chosen, found = frontier.chosen, frontier.chosen.quality.agreement
     ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
-    x, side = (ms, "right") if ms > room else (0, "left")
     text = f"chosen\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
-    place = (x, chosen.quality.agreement.high)
-    axis.annotate(text, place, (4, 4), ha=side, va="bottom", color=SERIES[1], **_LABEL)
+    if ms > room:
+        axis.annotate(text, (ms, found.high), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
+    else:
+        axis.annotate(text, (ms, found.value), (12, -2), ha="left", va="top", color=SERIES[1], **_LABEL)

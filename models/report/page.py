@@ -119,14 +119,14 @@ def _columns(table: str, rows: Sequence[Any]) -> list[Column]:
 
 def _models(frontier: Frontier) -> list[list[str]]:
     """The table of a search's models; its first row names the columns."""
-    batches = (f"ms, {'one' if batch == 1 else batch} at a time" for batch in frontier.batches)
-    rows = [["computed by", *batches, "speed", "KL", "as dense, %", "change of top-1", "size"]]
+    batches = (f"ms, batch {batch}" for batch in frontier.batches)
+    rows = [[*batches, "speed", "KL", "as dense, %", "change of top-1", "size"]]
     for model in frontier.models:
         quality = model.quality
         times = (three_digits(ms) for ms in model.ms.values())
         change = terms.MISSING if quality.top1 is None else _interval(quality.top1, points)
         kl, agreement = _interval(quality.kl, three_digits), _interval(quality.agreement, "{:.1f}".format)
-        rows.append([model.computed_by, *times, f"{model.speedup:.2f}×", kl, agreement, change, size(model.bytes)])
+        rows.append([*times, f"{model.speedup:.2f}×", kl, agreement, change, size(model.bytes)])
     return rows
 
 

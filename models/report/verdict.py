@@ -100,11 +100,13 @@ def _costs(report: RunReport) -> str:
             f"The model has {compact(after.parameters)} parameters and takes {compact(after.macs)} "
             f"multiply-accumulates for an image{_time(before, after)}."
         )
+    macs = f"{share(after.macs, before.macs)} of the multiply-accumulates{_time(before, after)}."
+    if before.parameters == after.parameters:
+        return f"It has the same parameters ({compact(after.parameters)}) and does {macs}"
     verb, whose = ("keeps", "the") if report.kind == "compress" else ("has", "its dense twin's")
     return (
         f"It {verb} {share(after.parameters, before.parameters)} of {whose} parameters "
-        f"({compact(after.parameters)} of {compact(before.parameters)}) and does "
-        f"{share(after.macs, before.macs)} of the multiply-accumulates{_time(before, after)}."
+        f"({compact(after.parameters)} of {compact(before.parameters)}) and does {macs}"
     )
 
 

@@ -25,6 +25,7 @@ from milkweed.models.bundle.labels import default_labels
 from milkweed.models.layers.token_merging import TokenMerging
 from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.progress import Progress
+from milkweed.models.report import Frontier, read_report
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 
@@ -114,6 +115,20 @@ def test_the_bundle_is_what_the_record_says(job: SearchJob, vit: Path, photos: P
     assert chosen["quality"]["kl"]["value"] == min(row["quality"]["kl"]["value"] for row in small)
     assert not job.work.exists()
     assert config.tokens == found.chosen.levers.tokens
+    report = read_report(job.out)
+    assert report is not None
+    assert report.version == config.version
+    assert report.frontier == Frontier.from_dict(record)
+    assert [(use.role, use.folder, use.images) for use in report.data] == [
+        ("calibration", photos.name, COUNT // 2),
+        ("held out", photos.name, COUNT // 2),
+    ]
+    assert report.after is not None
+    assert report.after.kl == chosen["quality"]["kl"]["value"]
+    assert report.totals_after is not None
+    assert (report.totals_after.bytes, report.totals_after.latency_ms) == (chosen["bytes"], chosen["ms"]["1"])
+    assert report.warnings[0].startswith("the judging images chose among the models")
+    assert (job.out / "report.html").read_text().count("<svg") == 2
 
 
 def test_a_killed_search_goes_on_and_finds_the_same(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:

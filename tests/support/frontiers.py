@@ -1,4 +1,4 @@
-"""A search's record as `milkweed compress --images` writes it: DeiT-Tiny's front, with what it beats."""
+"""A record as a search writes it into a bundle, of the front of DeiT-Tiny and some models that it beats."""
 
 from typing import Any
 
