@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from ...inference.device import computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
-from ...models.architectures.token_blocks import apply_token_plan
+from ...models.architectures.token_blocks import apply_token_plan, token_depth
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
 from ...models.errors import ExportError
 from ...models.layers.token_merging import TokenPlan
 from ...models.progress import SILENT, Progress
-from ...models.recovery.blocks import block_names
 from ..train_split import digest
 from .distil import distil
 from .front import Measured, front, pick, speedup
@@ -211,8 +210,8 @@ def _kl(model: nn.Module, batches: Sequence[Tensor], dense: Tensor) -> float:
 
 
 def _tokens(model: nn.Module) -> tuple[int, bool]:
-    """The number of blocks of a model, and whether it has a class token."""
-    return len(block_names(model)), getattr(model, "cls_token", None) is not None
+    """The number of blocks that a plan counts, and whether the model has a class token."""
+    return token_depth(model), getattr(model, "cls_token", None) is not None
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:
