@@ -1,6 +1,6 @@
 """The form of `milkweed compress` that searches: promises in, a table of everything that was measured out."""
 
-from dataclasses import MISSING, fields
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -37,24 +37,25 @@ def check_form(options: CompressOptions) -> None:
 def search(options: CompressOptions) -> None:
     """Search, and print what was found."""
     from ...jobs.search.compress import compress
-    from ...jobs.search.job import SearchJob
+    from ...jobs.search.job import MAX_BATCH, SearchJob
     from ...models.report import Frontier, plot_frontier
 
     assert options.images is not None
-    batches = split_list(options.batch)
-    if odd := next((part for part in batches if not part.isdecimal()), None):
-        raise CommandError(f"--batch {odd!r}: must be whole numbers with commas between", WRONG_USAGE)
-    job = SearchJob(
-        source=_source(options),
+    target, batches = _target(options), split_list(options.batch)
+    if odd := next((part for part in batches if not (part.isdecimal() and 1 <= int(part) <= MAX_BATCH)), None):
+        raise CommandError(f"--batch {odd!r}: must be whole numbers from 1 to {MAX_BATCH}", WRONG_USAGE)
+    asked = SearchJob(
+        source=options.bundle,
         out=options.out,
         images=options.images,
-        target=_target(options),
+        target=target,
         backends=tuple(split_list(options.backend)),
         batches=tuple(map(int, batches)),
         distil=options.distil,
         overwrite=options.force,
         command=command_line(),
     )
+    job = replace(asked, source=_source(options))  # what was asked for is right; now it may take time
     with job_progress("compress: ") as progress:
         found, config = compress(job, progress)
     record = config.metrics["search"]

@@ -142,7 +142,8 @@ class Runs:
         if levers.bits is None:
             return (graphs or self.candidates)[:1]
         first: Backend = "openvino" if any(each.backend == "openvino" for each in graphs) else "onnxruntime"
-        return [each for each in graphs if each.backend == first]
+        found = [each for each in graphs if each.backend == first]
+        return found[:1] if levers.tokens.merging else found  # merging changes nothing in which of them is the fastest
 
     def _measured(self, runs: Sequence[Run]) -> dict[Run, dict[str, Any]]:
         """Time runs in turns with the base, and judge them; a time is the base's by the ratio of the two."""

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 
 from ...inference.device import computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
-from ...models.architectures.token_blocks import apply_token_plan
+from ...models.architectures.token_blocks import apply_token_plan, token_depth
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
 from ...models.errors import ExportError
 from ...models.layers.token_merging import TokenPlan
 from ...models.progress import SILENT, Progress
-from ...models.recovery.blocks import block_names
 from ...models.report.frontier import front
 from ..train_split import digest
 from .distil import distil
@@ -38,7 +37,7 @@ SCREENED_IMAGES = 64
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
 MEASURED, DISTILLED = 4, 2
-"""So many token schedules are exported, quantised and timed, and so many models trained at most."""
+"""So many token schedules are exported, quantised and timed where no speed is promised; so many models are trained."""
 
 MOST_KL = 0.3
 """Beyond this a model answers something else."""
@@ -86,7 +85,7 @@ class Search:
         exact = self._exact()
         self.runs.measure([exact])
         bits = self._bits(exact)
-        self.runs.measure([Levers(plan, bits) for plan in self._worth(self._screened(exact.tokens), exact, bits)])
+        self._schedules(self._screened(exact.tokens), exact, bits)
         if self.job.distil:
             self._distilled()
         chosen = self._pick()
@@ -138,18 +137,27 @@ class Search:
                 kept.append(plan)
         return {plan: cost[plan] for plan in reversed(kept)}
 
-    def _worth(self, cost: Mapping[TokenPlan, int], exact: Levers, bits: Bits | None) -> list[TokenPlan]:
-        """Some of the schedules: around the one that is expected to keep a promise of speed, or from end to end."""
+    def _schedules(self, cost: Mapping[TokenPlan, int], exact: Levers, bits: Bits | None) -> None:
+        """Measure some schedules: from one that may keep a promise of speed to one beyond it, or from end to end.
+
+        Args:
+            cost: multiply-accumulates of each, the least KL and the most operations first.
+        """
         wanted, plans = self._wanted_speedup(), list(cost)
         if wanted is None or not plans:
-            return _spread(plans, MEASURED)
-        whole = macs(self.runs.model(exact), self.subject.size).total
-        now = max(
-            speedup(m, self.runs.dense) for run, m in self.runs.found.items() if run.levers == replace(exact, bits=bits)
-        )
-        enough = [at for at, plan in enumerate(plans) if now * whole / cost[plan] >= wanted]
-        first = max(0, min(enough[0] if enough else len(plans), len(plans) - MEASURED + 1) - 1)
-        return plans[first : first + MEASURED]
+            return self.runs.measure([Levers(plan, bits) for plan in _spread(plans, MEASURED)])
+        whole, now = macs(self.runs.model(exact), self.subject.size).total, self._speedup(replace(exact, bits=bits))
+        slow = [plan for plan in plans if now * whole / cost[plan] < wanted]  # as fast as their operations say at best
+        kept = False
+        for plan in plans[len(slow) :] or plans[-1:]:
+            self.runs.measure([Levers(plan, bits)])
+            if kept:
+                break
+            kept = self._speedup(Levers(plan, bits)) >= wanted
+
+    def _speedup(self, levers: Levers) -> float:
+        """How many times as fast as the dense model some levers are, in their fastest backend."""
+        return max(speedup(found, self.runs.dense) for run, found in self.runs.found.items() if run.levers == levers)
 
     def _wanted_speedup(self) -> float | None:
         """The promised speed, as times the dense model's; None where none is promised."""
@@ -203,8 +211,8 @@ def _kl(model: nn.Module, batches: Sequence[Tensor], dense: Tensor) -> float:
 
 
 def _tokens(model: nn.Module) -> tuple[int, bool]:
-    """The number of blocks of a model, and whether it has a class token."""
-    return len(block_names(model)), getattr(model, "cls_token", None) is not None
+    """The number of blocks that a plan counts, and whether the model has a class token."""
+    return token_depth(model), getattr(model, "cls_token", None) is not None
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

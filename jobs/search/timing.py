@@ -1,36 +1,42 @@
-"""Times models as they are served: in the lanes that the server would run, in turns with the dense model."""
+"""Times models as they are served: in the lanes that the server would run, in turns with one that all are held to."""
 
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
 
+from torch import Tensor
+
 from ...inference.forward import Forward
 
 SECONDS = 1.5
-"""Time for each batch size of a group; slow models have FEWEST rounds whatever they take."""
+"""Time for each batch size and model; slow models have FEWEST rounds whatever they take."""
 
-FEWEST, MOST = 5, 60
+FEWEST, MOST = 7, 60
 
 
 def time_in_turns(forwards: Mapping[str, Forward], batches: Sequence[int]) -> dict[str, dict[int, float]]:
-    """Return milliseconds an image by batch size: medians of whole batches, all forwards in turns.
+    """Return milliseconds an image by batch size.
 
-    Whatever else the machine does then hits all of them.
+    The first one's is its median over rounds; each other one's is that by the median of the ratios of its time to the
+    first one's in the same round. So whatever else the machine does for longer than a round hits both.
     """
     found: dict[str, dict[int, float]] = {name: {} for name in forwards}
+    first = next(iter(forwards))
     for batch in batches:
-        images = next(iter(forwards.values())).blank(batch)
-        spent: dict[str, list[float]] = {name: [] for name in forwards}
+        images = forwards[first].blank(batch)
+        rounds: list[dict[str, float]] = []
         for forward in forwards.values():
             forward.run(images)
         end = time.perf_counter() + SECONDS * len(forwards)
-        while len(next(iter(spent.values()))) < FEWEST or (
-            time.perf_counter() < end and len(next(iter(spent.values()))) < MOST
-        ):
-            for name, forward in forwards.items():
-                started = time.perf_counter()
-                forward.run(images)
-                spent[name].append(time.perf_counter() - started)
-        for name, seconds in spent.items():
-            found[name][batch] = 1e3 * median(seconds) / batch
+        while len(rounds) < FEWEST or (time.perf_counter() < end and len(rounds) < MOST):
+            rounds.append({name: _seconds(forward, images) for name, forward in forwards.items()})
+        base = 1e3 * median(each[first] for each in rounds) / batch
+        for name in forwards:
+            found[name][batch] = base * median(each[name] / each[first] for each in rounds)
     return found
+
+
+def _seconds(forward: Forward, images: Tensor) -> float:
+    started = time.perf_counter()
+    forward.run(images)
+    return time.perf_counter() - started

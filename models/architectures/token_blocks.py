@@ -1,4 +1,4 @@
-"""Makes a model compute fewer tokens: similar ones merged between the blocks, the last block for the class token alone.
+"""Makes a model compute fewer tokens: similar ones merged, the last block for the class token alone.
 
 Names of parameters stay, so that the weights of the plain model fit, dense or structured. Only blocks that compute
 something else are replaced: those before the first merge keep their own forward.
@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.separate_attention import SeparateAttention
-from ..layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged
+from ..layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, log_sizes, matched, merged
 from .t2t_vit import Block, T2TViT
 from .timm_models import type_name
 from .vitae import ViTAE, ViTAEv2
 from .vitae.attention import Attention, attend
+from .vitae.merging import MergingCell, attending_cells, merge_in_cells
 
 # By name, not by class: only timm_models imports timm.
 _TIMM_VIT = "timm.models.vision_transformer.VisionTransformer"
@@ -61,7 +62,7 @@ class TokenAttention(nn.Module):
         dropout = float(getattr(self.attn_drop, "p", 0)) if self.training else 0.0
         scale = self._scale or q.shape[-1] ** -0.5
         asked = q if self.read is None else q.narrow(2, 0, self.read)
-        y = attend(asked, k, v, scale, _log_sizes(size, q), dropout)
+        y = attend(asked, k, v, scale, None if size is None else log_sizes(size, q), dropout)
         return self.proj_drop(self.proj(self.norm(y.transpose(1, 2).flatten(2)))), q * scale, k
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -122,8 +123,7 @@ class TokenBlock(nn.Module):
         if not self.merging.protect:
             return None
         scores = q[:, :, :1].detach() @ k.detach().transpose(-1, -2)
-        sizes = _log_sizes(size, q)
-        attention = (scores if sizes is None else scores + sizes).float().softmax(dim=-1)
+        attention = (scores if size is None else scores + log_sizes(size, q)).float().softmax(dim=-1)
         return self.merging.protect * patches * attention.mean(dim=1)[:, 0, self.prefix :]
 
     def extra_repr(self) -> str:
@@ -167,12 +167,14 @@ class _Reading:
         read: how many of them the head reads, from the first on; 0 where it reads patches.
         pooling: the pooling, as in an error message.
         mean: the head reads the mean of the patch tokens as they are.
+        restored: each block gives all tokens back, so the last may merge too.
     """
 
     prefix: int
     read: int
     pooling: str
     mean: bool = False
+    restored: bool = False
 
 
 def apply_token_plan(model: nn.Module, plan: TokenPlan) -> nn.Module:
@@ -188,8 +190,11 @@ def apply_token_plan(model: nn.Module, plan: TokenPlan) -> nn.Module:
         reading = _reading(parts)
         if token_plan_of(model):
             raise ValueError("the model has a plan already")
-        _check(plan, reading, len(parts.blocks))
-        parts.blocks = _replaced(parts.blocks, plan, reading)
+        _check(plan, reading, token_depth(model))
+        if isinstance(model, ViTAE | ViTAEv2):
+            merge_in_cells(model, plan)
+        else:
+            parts.blocks = _replaced(parts.blocks, plan, reading)
     except ValueError as error:
         raise ValueError(f"tokens of {type(model).__name__}: {error}") from None
     return model
@@ -197,7 +202,13 @@ def apply_token_plan(model: nn.Module, plan: TokenPlan) -> nn.Module:
 
 def token_plan_of(model: nn.Module) -> TokenPlan:
     """The plan that was applied to a model."""
-    return next((part.plan for part in model.modules() if isinstance(part, TokenBlocks)), ALL_TOKENS)
+    parts = (part for part in model.modules() if isinstance(part, TokenBlocks | MergingCell))
+    return next((part.plan for part in parts), ALL_TOKENS)
+
+
+def token_depth(model: Any) -> int:
+    """The number of blocks that a plan counts: of a ViTAE its normal cells with attention over all tokens."""
+    return len(attending_cells(model) if isinstance(model, ViTAE | ViTAEv2) else getattr(model, "blocks", ()))
 
 
 def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> TokenBlocks:
@@ -214,10 +225,7 @@ def _replaced(blocks: nn.Sequential, plan: TokenPlan, reading: _Reading) -> Toke
 def _reading(model: Any) -> _Reading:
     kind = type_name(model)
     if isinstance(model, ViTAE | ViTAEv2):
-        raise ValueError(
-            "its cells convolve the grid of all tokens, which merging would break, and its head reads their mean "
-            "(average pooling), not a class token"
-        )
+        return _Reading(0, 0, "avg", mean=True, restored=True)
     if isinstance(model, T2TViT):
         return _Reading(1, 1, "token")
     if kind == _TIMM_DISTILLED:
@@ -239,15 +247,15 @@ def _check(plan: TokenPlan, reading: _Reading, depth: int) -> None:
         return
     if not (reading.read or reading.mean):
         raise ValueError(f"merging: its {reading.pooling} pooling would count a merged token once")
-    if not plan.merging.blocks(depth):
-        raise ValueError(f"merging: start {plan.merging.start} must be below {depth - 1}: the last block never merges")
+    if plan.merging.start >= (depth if reading.restored else depth - 1):
+        limit = (
+            f"{depth}, its cells that attend to all"
+            if reading.restored
+            else f"{depth - 1}: the last block never merges"
+        )
+        raise ValueError(f"merging: start {plan.merging.start} must be below {limit}")
     if plan.merging.protect and not reading.read:
         raise ValueError(f"merging: protect {plan.merging.protect:g} needs a class token that the head reads")
-
-
-def _log_sizes(size: Tensor | None, like: Tensor) -> Tensor | None:
-    """What is added to attention scores (B, heads, N, N): a token that stands for n patches counts as n equal ones."""
-    return None if size is None else size.log().to(like.dtype).transpose(1, 2).unsqueeze(1)
 
 
 def _take_over(module: nn.Module, source: nn.Module, types: tuple[str, ...], parts: set[str]) -> None:

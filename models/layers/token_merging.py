@@ -25,6 +25,9 @@ MAX_PROTECT = 1.0
 class TokenMerging:
     """Which blocks merge tokens, and how many. The last block of a model never does.
 
+    A ViTAE's blocks are its normal cells with attention over all tokens. Each gives all tokens back, so the last may
+    merge too.
+
     Args:
         start: the first block that merges, counted from 0. The first three blocks cost the most accuracy.
         every: distance between blocks that merge.
@@ -160,6 +163,21 @@ def merged(x: Tensor, size: Tensor, order: Tensor, nearest: Tensor, count: int, 
         torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1),
         torch.cat([size.narrow(1, 0, prefix), rows(size, kept), total], dim=1),
     )
+
+
+def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:
+    """The place of each of the patches among what `merged` gives behind the prefix: (B, patches) int64."""
+    first, kept = order.shape[1], order.shape[1] - count
+    # The inverse of a permutation, without a scatter.
+    joins = order.topk(first, largest=False).indices < count
+    own = (~joins).long().cumsum(dim=1) - 1
+    second = torch.arange(kept, kept + first, device=order.device).expand_as(order)
+    return torch.stack([torch.where(joins, kept + nearest, own), second], dim=2).flatten(1).narrow(1, 0, patches)
+
+
+def log_sizes(size: Tensor, like: Tensor) -> Tensor:
+    """What is added to attention scores (B, heads, N, N): a token that stands for n patches counts as n equal ones."""
+    return size.log().to(like.dtype).transpose(1, 2).unsqueeze(1)
 
 
 def rows(x: Tensor, index: Tensor) -> Tensor:

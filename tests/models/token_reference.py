@@ -55,6 +55,32 @@ def block_by_loops(block: Any, x: Tensor, size: list[float], merging: TokenMergi
     return x + block.mlp(block.norm2(x)), size
 
 
+def cell_by_loops(cell: Any, x: Tensor, count: int) -> Tensor:
+    """A normal cell of a plain ViTAE, but for the merging of `count` tokens, on the tokens (N, C) of one image."""
+    prefix, heads = int(cell.class_token), cell.attn.num_heads
+    side = math.isqrt(len(x) - prefix)
+    branch = cell.PCM(x[prefix:].T.reshape(1, -1, side, side))[0].flatten(1).T
+    plain = x + torch.cat([torch.zeros_like(x[:prefix]), branch])
+    patches, ones = x[prefix:], [1.0] * len(x)
+    shares, sizes = merged_by_loops(
+        list(torch.eye(len(x), dtype=x.dtype)), ones, patches, [0.0] * len(patches), count, prefix
+    )
+    groups = [[i for i, share in enumerate(each.tolist()) if share] for each in shares]
+    assert sorted(i for group in groups for i in group) == list(range(len(x)))
+    few = torch.stack([x[group].mean(0) for group in groups])
+    q, k, v = cell.attn.qkv(cell.norm1(few)).unflatten(-1, (3, heads, -1)).permute(1, 2, 0, 3).unbind(0)
+    outputs = []
+    for head in range(heads):
+        weights = (q[head] @ k[head].T / math.sqrt(q.shape[-1])).exp() * torch.tensor(sizes, dtype=x.dtype)
+        outputs.append(weights / weights.sum(-1, keepdim=True) @ v[head])
+    y = cell.attn.proj(torch.cat(outputs, -1))
+    y = y + cell.mlp(cell.norm2(torch.stack([plain[group].mean(0) for group in groups]) + y))
+    for group, row in zip(groups, y, strict=True):
+        for i in group:
+            plain[i] = plain[i] + row
+    return plain
+
+
 def last_tokens(
     model: nn.Module, tokens: Tensor, merging: TokenMerging, prefix: int
 ) -> list[tuple[Tensor, list[float]]]:

@@ -39,10 +39,14 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.masked(x, None)
+
+    def masked(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """The outputs with `mask` added to the scores of the products q k."""
         batch, count, _ = x.shape
         qkv = self.qkv(x).view(batch, count, 3, self.num_heads, self.dim // self.num_heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each (B, heads, N, head_dim)
-        y = self.proj(attend(q, k, v, self.scale).transpose(1, 2).reshape(batch, count, self.dim))
+        y = self.proj(attend(q, k, v, self.scale, mask).transpose(1, 2).reshape(batch, count, self.dim))
         return qkv[:, :, 2].flatten(2) + y if self.value_skip else y
 
 

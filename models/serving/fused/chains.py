@@ -16,6 +16,7 @@ from ...architectures.t2t_vit import Block
 from ...architectures.timm_models import type_name
 from ...architectures.token_blocks import TokenBlock
 from ...architectures.vitae.attention import Attention as GlobalAttention
+from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
 from ...layers.structured import StructuredLinear
 from ..plain_mlp import PLAIN_MLPS
@@ -116,7 +117,7 @@ _TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_trans
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only architectures/timm_models imports timm.
     "timm.models.vision_transformer.Block": _vit_block,
-    type_name(TokenBlock): _token_block,
+    **{type_name(block): _token_block for block in (TokenBlock, MergingCell)},
     **{type_name(block): _own_block for block in (NormalCell, Block)},
 }
 

@@ -1,118 +1,46 @@
-"""`milkweed compress --images` and `inspect` print and draw a search's front; options of the other form are named."""
+"""Tests `milkweed compress --images`: what was measured as a table and JSON, options that belong to one form alone."""
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
+import re
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from milkweed.models import BundleConfig, load_bundle, save_bundle
+from milkweed.jobs.search import search, timing
 
 from ...support.command import Milkweed, Refused
-from ...support.frontiers import MODELS, record
 
 
-@pytest.fixture
-def searched(bundle: Path, tmp_path: Path) -> Callable[[Any], Path]:
-    """Make a copy of the bundle whose metrics have this as the record of a search."""
-
-    def make(found: Any) -> Path:
-        model, config = load_bundle(bundle)
-        save_bundle(tmp_path / "fast", model, replace(config, metrics={"search": found}), overwrite=True)
-        return tmp_path / "fast"
-
-    return make
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "ALPHAS", ())
+    monkeypatch.setattr(search, "mergings", lambda depth, token: [])
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
 
 
-def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], Path]) -> None:
-    ran = milkweed("inspect", searched(record())).ok(quiet=True)
-    lines = ran.out.splitlines()
-    shown = lines[lines.index("front of accuracy and speed") + 2 :]
-    assert len(shown) == sum(row[8] for row in MODELS)
-    (chosen,) = (line for line in shown if line.startswith("-> "))
-    name, *figures = chosen[3:].split("  openvino bfloat16 ")
-    assert name.strip() == MODELS[3][0]
-    assert figures[0].split() == [
-        "6.80",
-        "8.70",
-        "3.03x",
-        "0.0261",
-        "92.6",
-        "%",
-        "-0.2",
-        "[-2.5,",
-        "+2.1]",
-        "6.00",
-        "MB",
-    ]
-    assert "SmoothQuant" not in ran.out
-    assert "search.models" not in ran.out  # not once more among the metrics
-    assert milkweed("inspect", searched(record()), "--json").document["metrics"]["search"] == record()
-
-
-def test_inspect_draws_the_front(milkweed: Milkweed, searched: Callable[[Any], Path], tmp_path: Path) -> None:
-    picture = tmp_path / "new" / "front.svg"
-    ran = milkweed("inspect", searched(record()), "--plot", picture, "--json")
-    assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
-    assert "Same answer as the dense model, % of 500 images" in picture.read_text()
-
-
-def test_a_record_that_makes_no_sense_is_named_and_passed_over(
-    milkweed: Milkweed, searched: Callable[[Any], Path]
+def test_a_search_prints_what_it_measured_and_what_it_took(
+    milkweed: Milkweed, colour_bundle: Path, loose_photos: Path, tmp_path: Path
 ) -> None:
-    path = searched({"models": []})
-    ran = milkweed("inspect", path).ok()
-    assert ran.err == f"milkweed: bundle {path}: metrics.search.dense: Field required: passed over\n"
-    assert "front of accuracy" not in ran.out
+    out = tmp_path / "out"
+    search = ("compress", colour_bundle, out, "--images", loose_photos, "--bytes", "1MB", "--batch", "1,4")
+    ran = milkweed(*search).ok()
+    (taken,) = (line for line in ran.out.splitlines() if line.startswith("->"))
+    assert "dense" in taken or "class token last" in taken
+    assert "ms, 4 at a time" in ran.out
+    assert re.search(r"judged on +1[78] images that fitted nothing", ran.out)
+    assert "07-cut.png" in ran.err
+    document = milkweed(*search, "--force", "--json").ok().document
+    assert {row["name"] for row in document["models"]} == {"dense", "class token last"}
+    assert sum(row["chosen"] for row in document["models"]) == 1
+    assert milkweed("inspect", out, "--json").ok().document["version"] == document["version"]
 
 
-@pytest.mark.parametrize("json_too", [False, True])
-def test_compress_prints_all_models_and_draws_them(
-    milkweed: Milkweed,
-    bundle: Path,
-    searched: Callable[[Any], Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    json_too: bool,
-) -> None:
-    def search(job: Any, progress: Any) -> tuple[Any, BundleConfig]:
-        assert (job.source, job.target.speedup, job.batches) == (bundle, 3.0, (8, 1))
-        return SimpleNamespace(seconds=754.0), load_bundle(searched(record()))[1]
-
-    monkeypatch.setattr("milkweed.jobs.search.compress.compress", search)
-    picture, out = tmp_path / "front.png", tmp_path / "out"
-    arguments = ("--images", tmp_path, "--speedup", 3, "--batch", "8,1", "--plot", picture)
-    ran = milkweed("compress", bundle, out, *arguments, *(("--json",) if json_too else ()))
-    assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    if json_too:
-        assert json.loads(ran.out) == {"bundle": str(out), "version": ran.document["version"], **record()}
-        return
-    for name, *_ in MODELS:
-        assert name in ran.out
-    fields = dict(
-        line.split("  ", 1) for line in ran.out.splitlines() if line.startswith(("took", "judged", "warning"))
-    )
-    assert fields["took"].strip() == "12 min 34 s"
-    assert fields["judged on"].strip() == "500 images that fitted nothing; top-1 of the dense model 77.4 %"
-    assert "between −2.5 and +2.1 points" in fields["warning 2"]
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        (("--speedup", 3), "--speedup needs a search: give --images DIR"),
-        (("--images", ".", "--layers", "mlp,qkv"), "--layers is of the expert's form, not of a search"),
-        (("--images", ".", "--speedup", 3, "--max-drop", 1), "targets speedup and drop: only one can be promised"),
-        (("--images", ".", "--batch", "1,x"), "--batch 'x': must be whole numbers with commas between"),
-        (("--images", ".", "--bytes", "much"), "--bytes 'much': must be a size such as 6MB"),
-        (("--images", ".", "--plot", "front.pdf"), "--plot front.pdf: must end in .svg or .png"),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(
-    refused: Refused, bundle: Path, tmp_path: Path, options: tuple[object, ...], said: str
-) -> None:
-    assert refused("compress", bundle, tmp_path / "out", *options, code=2).startswith(said)
+def test_options_of_one_form_are_refused_in_the_other(refused: Refused, tmp_path: Path) -> None:
+    paths = (tmp_path / "in", tmp_path / "out")
+    said = refused("compress", *paths, "--speedup", 2, code=2)
+    assert "--speedup needs a search: give --images DIR" in said
+    said = refused("compress", *paths, "--images", tmp_path, "--budget", 0.5, code=2)
+    assert "--budget is of the expert's form, not of a search" in said
+    said = refused("compress", *paths, "--images", tmp_path, "--speedup", 2, "--max-drop", 1, code=2)
+    assert "speedup and drop: only one can be promised" in said
+    for option, value in (("--bytes", "6 parsecs"), ("--batch", "1,x"), ("--batch", "0"), ("--speedup", "-1")):
+        assert value.split(",")[-1] in refused("compress", *paths, "--images", tmp_path, option, value, code=2)

@@ -16,8 +16,7 @@ from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
 from milkweed.models.serving.prepare import prepare_for_inference
 
-from ..small_models import SHALLOW
-from ..tiny import TINY_VIT, TINY_VITAE, TINY_VITAE_V2
+from ..tiny import TINY_VIT, TINY_VITAE
 from ..token_reference import last_tokens
 
 LAST = TokenPlan(class_last=True)
@@ -210,9 +209,7 @@ REFUSED: list[tuple[str, dict[str, Any], TokenPlan, str]] = [
      "merging: protect 0.1 needs a class token that the head reads"),
     ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(4)),
      "merging: start 4 must be below 4: the last block never merges"),
-    ("vitae_basic", TINY_VITAE, LAST, "tokens of ViTAE: its cells convolve the grid of all tokens"),
-    ("vitae_basic", SHALLOW, LAST, "its head reads their mean (average pooling), not a class token"),
-    ("vitaev2_s", TINY_VITAE_V2, TokenPlan(TokenMerging(1)), "tokens of ViTAEv2: its cells convolve"),
+    ("vitae_basic", TINY_VITAE, LAST, "tokens of ViTAE: class_last: its head reads the patch tokens (avg pooling)"),
     ("mixer_s16_224", {"img_size": 32, "patch_size": 8, "num_blocks": 2, "embed_dim": 32}, LAST,
      "tokens of MlpMixer: there are rules for timm's VisionTransformer (ViT, DeiT) and T2T-ViT only"),
     ("eva02_tiny_patch14_224", {"img_size": 28}, LAST, "tokens of Eva: there are rules"),

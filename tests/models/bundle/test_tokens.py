@@ -11,11 +11,12 @@ from torch import nn
 
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
-from milkweed.models.bundle.bundle import load_bundle, read_config, save_bundle
+from milkweed.models.bundle.bundle import load_bundle, save_bundle
+from milkweed.models.bundle.reading import read_config
 from milkweed.models.errors import BundleError
 from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
 
-from ..tiny import TINY_VIT, config_of
+from ..tiny import TINY_VIT, TINY_VITAE, config_of
 from .edits import edit_config, refuse
 
 ARCH = "deit_tiny_patch16_224"
@@ -42,6 +43,18 @@ def test_a_plan_is_saved_and_applied_on_loading(tmp_path: Path, plan: TokenPlan)
     with torch.inference_mode():
         assert torch.equal(model(images), apply_token_plan(plain(), plan)(images))
     assert json.loads((tmp_path / "merged" / "config.json").read_text())["tokens"] == plan.to_dict()
+
+
+def test_a_plan_of_cells_is_saved_and_applied_on_loading(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model, plan = create_model("vitae_basic", num_classes=5, **TINY_VITAE), TokenPlan(TokenMerging(1, 1, 0.3))
+    apply_token_plan(model, plan)
+    save_bundle(tmp_path / "merged", model, config_of(model, "vitae_basic", TINY_VITAE, 5, tokens=plan))
+    other, config = load_bundle(tmp_path / "merged")
+    assert config.tokens == token_plan_of(other) == plan
+    images = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        assert torch.equal(other(images), model(images))
 
 
 def test_a_bundle_of_all_tokens_is_what_it_was(tmp_path: Path) -> None:

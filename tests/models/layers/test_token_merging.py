@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged, rows
+from milkweed.models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, matched, merged, places, rows
 
 from ..token_reference import merged_by_loops
 
@@ -61,6 +61,18 @@ def test_large_values_do_not_overflow_in_float16() -> None:
     size = torch.full((1, 9, 1), 30.0)
     y, _ = merged(x, size, *matched(torch.randn(1, 8, 4)), 3, 1)
     assert torch.equal(y, x[:, :6])
+
+
+@pytest.mark.parametrize(("patches", "merging"), [(16, 3), (17, 3), (17, 8), (3, 1), (16, 7)])
+def test_every_patch_finds_its_group_again(patches: int, merging: int) -> None:
+    _, _, keys = tokens(patches, 0)
+    order, nearest = matched(keys)
+    found = places(order, nearest, merging, patches)
+    eye = torch.eye(patches).expand(2, -1, -1)
+    shares, _ = merged(eye, torch.ones(2, patches, 1), order, nearest, merging, 0)
+    assert found.shape == (2, patches)
+    assert torch.equal(found, shares.argmax(dim=1))  # each patch has a share in one group alone
+    assert torch.equal((shares > 0).sum(dim=1), torch.ones(2, patches, dtype=torch.int64))
 
 
 def test_an_image_is_merged_alike_in_any_company() -> None:

@@ -15,7 +15,8 @@ from milkweed.models.onnx import export
 from milkweed.models.onnx.export import KL_LIMITS, write_verified
 from milkweed.models.onnx.file import contents
 
-from ..tiny import TINY_VIT
+from ..small_models import SHALLOW
+from ..tiny import TINY_VIT, TINY_VITAE
 from .onnx_case import differences, made, noise
 
 VIT: dict[str, Any] = {**TINY_VIT, "depth": 3}
@@ -25,6 +26,8 @@ CASES: dict[str, tuple[str, dict[str, Any], TokenPlan]] = {
     "merging and the last block": ("deit_tiny_patch16_224", VIT, TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)),
     "the mean of what is left": ("vit_small_patch16_224", MEAN, TokenPlan(TokenMerging(0, 1, 0.3))),
     "two tokens are read": ("deit_tiny_distilled_patch16_224", {**VIT, "depth": 1}, TokenPlan(class_last=True)),
+    "cells that give all tokens back": ("vitae_basic", TINY_VITAE, TokenPlan(TokenMerging(0, 1, 0.3))),
+    "cells with a class token": ("vitae_basic", SHALLOW, TokenPlan(TokenMerging(0, 1, 0.3))),
     "t2t-vit": ("t2t_vit_7", T2T, TokenPlan(class_last=True)),
 }  # fmt: skip
 
@@ -72,9 +75,13 @@ def test_openvino_gives_torchs_answers_for_any_batch_size(case: str, written: Wr
         torch.testing.assert_close(answers(images[:count]), wanted[:count], rtol=0, atol=1e-4)
 
 
-def test_merging_is_top_k_and_gathers_of_rows(written: Written) -> None:
-    operators, _ = contents(written("merging and the last block"))
-    assert operators["TopK"] == 2 * 2  # two of the three blocks merge: once by similarity, once back in order
+@pytest.mark.parametrize(("case", "top_k"), [
+    ("merging and the last block", 2 * 2),  # two of the three blocks merge: once by similarity, once back in order
+    ("cells that give all tokens back", 2 * 3),  # and once more to find every token's place
+])  # fmt: skip
+def test_merging_is_top_k_and_gathers_of_rows(case: str, top_k: int, written: Written) -> None:
+    operators, _ = contents(written(case))
+    assert operators["TopK"] == top_k
     assert not {"ScatterND", "ScatterElements", "GatherElements", "GatherND", "Loop", "NonZero"} & operators.keys()
     assert "TopK" not in contents(written("t2t-vit"))[0]
 

@@ -107,3 +107,18 @@ def test_only_tokens_that_never_merge_are_compared(case: Case) -> None:
     wanted = F.layer_norm(dense["blocks.1"][:, :1], (32,))
     found = F.layer_norm(own["blocks.1"], (32,))
     torch.testing.assert_close(feature_error(own["blocks.1"], dense["blocks.1"]), (wanted - found).square().mean())
+
+
+def test_all_tokens_of_cells_that_merge_are_compared(tiny_vitae: dict[str, Any]) -> None:
+    dense = create_model("vitae_basic", num_classes=5, **tiny_vitae)
+    student = apply_token_plan(copy.deepcopy(dense), TokenPlan(TokenMerging(0, 1, 0.3)))
+    names, images = block_names(student), torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    assert names == block_names(dense)
+    with torch.no_grad(), tapped(student, names) as own, tapped(dense, names) as wanted:
+        student(images)
+        dense(images)
+    assert [own[name].shape for name in names] == [wanted[name].shape for name in names]
+    assert float(feature_error(own[names[-1]], wanted[names[-1]])) == pytest.approx(
+        error(own[names[-1]], wanted[names[-1]]), rel=1e-4
+    )
+    assert error(own[names[-1]], wanted[names[-1]]) > 0

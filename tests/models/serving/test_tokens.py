@@ -8,6 +8,7 @@ from torch import nn
 
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.models.architectures.token_blocks import TokenBlock, apply_token_plan
+from milkweed.models.architectures.vitae.merging import MergingCell
 from milkweed.models.bundle.golden import check_golden, golden_images, golden_record
 from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
 from milkweed.models.serving.fused.block import FusedBlock
@@ -20,14 +21,19 @@ from ..small_models import NATIVE, build, fused, images, relative
 PLAN = TokenPlan(TokenMerging(0, 1, 0.3, 0.1), True)
 
 
-def model(roles: str = "dense", plan: TokenPlan = PLAN) -> nn.Module:
-    return apply_token_plan(build("vit", roles), plan)
+CELLS = TokenPlan(TokenMerging(0, 1, 0.3))
+FAMILIES = {"vit": PLAN, "vitae": CELLS, "vitae with a class token": CELLS}
+
+
+def model(roles: str = "dense", plan: TokenPlan = PLAN, family: str = "vit") -> nn.Module:
+    return apply_token_plan(build(family, roles), plan)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("roles", ["dense", "all"])
-def test_a_graph_gives_the_bits_of_the_model(roles: str, dtype: torch.dtype, one_thread: None) -> None:
-    served = prepare_for_inference(model(roles), dtype=dtype)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_graph_gives_the_bits_of_the_model(family: str, roles: str, dtype: torch.dtype, one_thread: None) -> None:
+    served = prepare_for_inference(model(roles, FAMILIES[family], family), dtype=dtype)
     graph = torchscript_forward(served, (2, 3, 32, 32), dtype)
     with torch.inference_mode():
         for batch in images(6).to(dtype).split(2):
@@ -46,8 +52,11 @@ def test_graphs_of_different_plans_are_not_taken_for_each_other(one_thread: None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("micro_batch", [1, 4])
 @pytest.mark.parametrize("cpu_graphs", [False, True])
-def test_an_image_gets_the_same_bits_in_any_company(micro_batch: int, cpu_graphs: bool, dtype: torch.dtype) -> None:
-    served = prepare_for_inference(model("mlp"), dtype=dtype)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_image_gets_the_same_bits_in_any_company(
+    family: str, micro_batch: int, cpu_graphs: bool, dtype: torch.dtype
+) -> None:
+    served = prepare_for_inference(model("mlp", FAMILIES[family], family), dtype=dtype)
     plan = LanePlan(micro_batch, 2, 1)
     arguments: dict[str, Any] = {"device": torch.device("cpu"), "dtype": dtype, "size": 32, "cpu_graphs": cpu_graphs}
     forward, photos = Forward(served, plan, **arguments), images(9)
@@ -89,3 +98,14 @@ def test_blocks_before_a_merge_are_fused_and_the_others_named() -> None:
         assert relative(other(images(2)), build("vit")(images(2))) < 1e-5
     _, report = fused(model(), kernels=NATIVE)
     assert Fallback("block", reason) in report.fallbacks
+
+
+def test_cells_that_do_not_merge_are_fused_and_the_others_named() -> None:
+    plan = TokenPlan(TokenMerging(1, 1, 0.3))
+    other, report = fused(model(plan=plan, family="vitae"), kernels=NATIVE)
+    assert isinstance(other.get_submodule("layers.1.NC.0"), FusedBlock)
+    assert isinstance(other.get_submodule("layers.1.NC.1"), MergingCell)
+    reason = "MergingCell: it merges tokens, knows their sizes or computes some of them alone, which no chain does"
+    assert Fallback("block", reason) in report.fallbacks
+    with torch.inference_mode():
+        assert relative(other(images(2)), model(plan=plan, family="vitae")(images(2))) < 1e-5
