@@ -2,7 +2,7 @@
 
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from ..errors import WRONG_USAGE, CommandError
 from ..options import split_list
@@ -13,6 +13,7 @@ from .report import print_frontier
 
 if TYPE_CHECKING:
     from ...jobs.search.front import Target
+    from ...jobs.search.job import SearchJob
     from ...models import BundleConfig
     from ...models.report import Frontier
 
@@ -37,25 +38,9 @@ def check_form(options: CompressOptions) -> None:
 def search(options: CompressOptions) -> None:
     """Search, and print what was found."""
     from ...jobs.search.compress import compress
-    from ...jobs.search.job import MAX_BATCH, SearchJob
     from ...models.report import Frontier, plot_frontier
 
-    assert options.images is not None
-    target, batches = _target(options), split_list(options.batch)
-    if odd := next((part for part in batches if not (part.isdecimal() and 1 <= int(part) <= MAX_BATCH)), None):
-        raise CommandError(f"--batch {odd!r}: must be whole numbers from 1 to {MAX_BATCH}", WRONG_USAGE)
-    asked = SearchJob(
-        source=options.bundle,
-        out=options.out,
-        images=options.images,
-        target=target,
-        backends=tuple(split_list(options.backend)),
-        batches=tuple(map(int, batches)),
-        distil=options.distil,
-        overwrite=options.force,
-        command=command_line(),
-    )
-    job = replace(asked, source=_source(options))  # what was asked for is right; now it may take time
+    job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
     with job_progress("compress: ") as progress:
         found, config = compress(job, progress)
     record = config.metrics["search"]
@@ -66,6 +51,29 @@ def search(options: CompressOptions) -> None:
         print_json({"bundle": str(options.out), "version": config.version, **record})
     else:
         _print(options.out, config, frontier, found.seconds)
+
+
+def _job(options: CompressOptions) -> "SearchJob":
+    from ...inference.backend import Backend
+    from ...jobs.search.job import MAX_BATCH, SearchJob
+
+    assert options.images is not None
+    target, batches, backends = _target(options), split_list(options.batch), split_list(options.backend)
+    if odd := next((part for part in batches if not (part.isdecimal() and 1 <= int(part) <= MAX_BATCH)), None):
+        raise CommandError(f"--batch {odd!r}: must be whole numbers from 1 to {MAX_BATCH}", WRONG_USAGE)
+    if odd := next((name for name in backends if name not in get_args(Backend)), None):
+        raise CommandError(f"--backend {odd!r}: must be {', '.join(get_args(Backend))} or some of them", WRONG_USAGE)
+    return SearchJob(
+        source=options.bundle,
+        out=options.out,
+        images=options.images,
+        target=target,
+        backends=tuple(backends),
+        batches=tuple(map(int, batches)),
+        distil=options.distil,
+        overwrite=options.force,
+        command=command_line(),
+    )
 
 
 def _target(options: CompressOptions) -> "Target":

@@ -14,6 +14,7 @@ NOT_RUN = (
     (r"compute-sanitizer", "needs a GPU"),
     (r"milkweed import timm:", "needs the network"),
     (r".*milkweed train ", "takes minutes, and hundreds of photographs: tests/cli/modelling/test_train.py"),
+    (r".*milkweed compress .*--images", "takes minutes: tests/jobs/search, tests/cli/modelling/test_search.py"),
     (r"milkweed bench ", "takes minutes"),
     (r"python -m milkweed\.bench\.", "takes minutes"),
     (r"python deploy/grafana/", "writes into the repository, or asks a Prometheus"),

@@ -42,5 +42,11 @@ def test_options_of_one_form_are_refused_in_the_other(refused: Refused, tmp_path
     assert "--budget is of the expert's form, not of a search" in said
     said = refused("compress", *paths, "--images", tmp_path, "--speedup", 2, "--max-drop", 1, code=2)
     assert "speedup and drop: only one can be promised" in said
-    for option, value in (("--bytes", "6 parsecs"), ("--batch", "1,x"), ("--batch", "0"), ("--speedup", "-1")):
+    for option, value in (
+        ("--bytes", "6 parsecs"),
+        ("--batch", "1,x"),
+        ("--batch", "0"),
+        ("--backend", "torch,fast"),
+        ("--speedup", "-1"),
+    ):
         assert value.split(",")[-1] in refused("compress", *paths, "--images", tmp_path, option, value, code=2)
