@@ -28,9 +28,9 @@ def compress(options: CompressOptions) -> None:
 
     With --images, one command searches: tokens, 8 bits and training by photographs alone, every trial measured on
     this machine; the result keeps the promise that is asked for, or the command says what can be had. An interrupted
-    search goes on when the same command is given again.
+    search goes on when the same command is given again. Both forms write a report, OUT/report.html.
 
-    Without it, you choose (the expert's form, with a report in OUT/report.html). With --calibration, layers keep the
+    Without it, you choose (the expert's form). With --calibration, layers keep the
     outputs that images give; with --budget, the structure of each is searched; with --recover, the result learns from
     the dense model. Without any of them each layer becomes the nearest structured matrix (plain projection, D2S), by
     which a trained model loses accuracy, often nearly all. An interrupted recovery goes on when the same command is
