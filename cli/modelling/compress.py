@@ -1,6 +1,5 @@
 """`milkweed compress` makes the linear layers of a bundle structured: fitted to images, searched for, recovered."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +8,7 @@ from ..bundle_args import check_free
 from ..errors import WRONG_USAGE, CommandError
 from ..options import check_plot, filled, split_list, takes
 from ..output import bundle_line, command_line, int8_lines, note, print_fields, print_json, print_table, storage_line
-from ..progress import job_progress
+from ..progress import epoch_line, job_progress
 from .compress_options import CompressOptions
 from .search import check_form, search
 
@@ -55,7 +54,7 @@ def compress(options: CompressOptions) -> None:
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     job = _job(options)
-    with job_progress("compress: ", row=_described) as progress:
+    with job_progress("compress: ", row=epoch_line) as progress:
         report = compress(job, progress)
     if options.plot is not None:
         from ...models.report import plot_report
@@ -139,13 +138,6 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     if odd is not None or not parts:
         raise CommandError(f"{option} {text!r}: must be whole numbers from 1 on, with commas between", WRONG_USAGE)
     return tuple(int(part) for part in parts)
-
-
-def _described(row: Mapping[str, Any]) -> str:
-    """Describe a row of the recovery's history for a person."""
-    figures = [f"loss {row['loss']:.4f}"] if "loss" in row else []
-    figures += [f"KL {row['kl']:.4f}, {row['agreement']:.1f} % agree"] if "kl" in row else []
-    return f"{row.get('phase', 'recovery')}: epoch {row['epoch']}, {', '.join(figures)}"
 
 
 def _document(out: Path, report: "CompressReport") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, get_args
 from ..errors import WRONG_USAGE, CommandError
 from ..options import split_list
 from ..output import bundle_line, command_line, note, print_fields, print_json
-from ..progress import job_progress
+from ..progress import epoch_line, job_progress
 from .compress_options import OF_BOTH, SEARCH, CompressOptions
 from .report import print_frontier
 
@@ -41,7 +41,7 @@ def search(options: CompressOptions) -> None:
     from ...models.report import Frontier, plot_frontier
 
     job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
-    with job_progress("compress: ") as progress:
+    with job_progress("compress: ", row=epoch_line) as progress:
         found, config = compress(job, progress)
     record = config.metrics["search"]
     frontier = Frontier.from_dict(record)
