@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from ....kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
 from ....kernels.tuning.chain import Chain
+from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
 from ...architectures.timm_models import type_name
 from ...architectures.token_blocks import TokenBlock
 from ...architectures.vitae.attention import Attention as GlobalAttention
 from ...architectures.vitae.normal import NormalCell
 from ...layers.structured import StructuredLinear
-from ..plain_mlp import PLAIN_MLPS
 
 
 class NotFusable(Exception):
