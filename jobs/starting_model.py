@@ -81,7 +81,9 @@ def _continued(job: TrainJob, bundle: Path) -> tuple[nn.Module, BundleConfig]:
 def _with_new_head(model: nn.Module, config: BundleConfig, labels: Sequence[Label]) -> tuple[nn.Module, BundleConfig]:
     """Give a model new heads for other classes, even where there are as many classes as before."""
     arch_args = {**config.arch_args, "num_classes": len(labels)}
-    fresh = create_model(config.arch, layer_specs=config.structure, tokens=config.tokens, **arch_args)
+    fresh = create_model(
+        config.arch, widths=config.widths, layer_specs=config.structure, tokens=config.tokens, **arch_args
+    )
     heads = tuple(f"{name}." for name in classifier_layers(config.arch))
     kept = {name: value for name, value in model.state_dict().items() if not name.startswith(heads)}
     fresh.load_state_dict(kept, strict=False)

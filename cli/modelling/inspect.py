@@ -114,6 +114,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "num_classes": config.num_classes,
         "preprocess": dict(config.preprocess),
         "structure": {name: layer.to_dict() for name, layer in config.structure.items()},
+        "widths": dict(config.widths),
         "tokens": config.tokens.to_dict(),
         "storage": dict(config.storage),
         "graph": None if config.graph is None else config.graph.to_dict(),
@@ -144,6 +145,7 @@ def _resident_bytes(bundle: Path, model: "nn.Module", config: "BundleConfig") ->
 
 def _print(document: Mapping[str, Any], layers: bool) -> None:
     """Print everything except the report, and the structured layers only if the report does not show them."""
+    from ...models.architectures.widths import widths_summary
     from ...models.layers.token_merging import TokenPlan
 
     structured = [layer for layer in document["layers"] if layer["kind"] != "dense"]
@@ -156,6 +158,7 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
             "classes": document["num_classes"],
             "image": f"{preprocess['size']} px, {preprocess['interpolation']}, crop {preprocess['crop_pct']}",
             "linear layers": f"{len(document['layers'])}, {_kinds(structured)}",
+            **({"narrower": widths_summary(document["widths"])} if document["widths"] else {}),
             **({"tokens": TokenPlan.from_dict(document["tokens"]).summary} if document["tokens"] else {}),
             "parameters": f"{parameters['total']:,} ({parameters['trainable']:,} trainable), "
             f"dense {_share(parameters['total'], parameters['dense_equivalent'])}",

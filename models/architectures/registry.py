@@ -22,6 +22,7 @@ from .timm_models import (
 )
 from .token_blocks import apply_token_plan
 from .vitae import VITAE_V2_VARIANTS, VITAE_VARIANTS, ViTAE, ViTAEv2
+from .widths import Widths, apply_widths
 
 CUSTOM_VITAE = "vitae_basic"
 """The name of ViTAE v1 with free arguments; the named variants have fixed ones."""
@@ -48,6 +49,7 @@ def create_model(
     arch: str,
     *,
     num_classes: int = 1000,
+    widths: Widths | None = None,
     layer_specs: Mapping[str, LayerSpec] | None = None,
     tokens: TokenPlan = ALL_TOKENS,
     **arch_args: Any,
@@ -56,12 +58,13 @@ def create_model(
 
     Args:
         arch: a name of `list_models()`; a name of timm may end in the tag of its weights.
-        layer_specs: linear layers to replace by structured ones, by name.
+        widths: MLPs and attention that are narrower than the architecture has them, by name.
+        layer_specs: linear layers to replace by structured ones, by name; their sides are those after `widths`.
         tokens: which tokens it computes, where that is not all.
         arch_args: arguments of the architecture, as plain data.
 
     Raises:
-        ValueError: an unknown name (the message has the nearest ones), or arguments or a plan that do not fit.
+        ValueError: an unknown name (the message has the nearest ones), or arguments, widths or a plan that do not fit.
     """
     _check_known(arch)
     check_arch_args(arch, {"num_classes": num_classes, **arch_args}, {"num_classes", *allowed_arch_args(arch)})
@@ -70,7 +73,8 @@ def create_model(
         model = build(arch, num_classes, arch_args)
     except (TypeError, ArithmeticError, AssertionError) as error:  # a list for a number, no heads
         raise ValueError(f"{arch} cannot be built with {quoted(arch_args)}: {first_line(error)}") from error
-    return apply_token_plan(replace_linears(model, layer_specs or {}), tokens).eval()
+    model = replace_linears(apply_widths(model, widths or {}), layer_specs or {})
+    return apply_token_plan(model, tokens).eval()
 
 
 def list_models() -> list[str]:

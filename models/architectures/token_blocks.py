@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ..layers.narrow_attention import NarrowAttention, split_heads
 from ..layers.separate_attention import SeparateAttention
 from ..layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan, log_sizes, matched, merged
 from .t2t_vit import Block, T2TViT
@@ -21,12 +22,14 @@ from .vitae.merging import MergingCell, attending_cells, merge_in_cells
 # By name, not by class: only timm_models imports timm.
 _TIMM_VIT = "timm.models.vision_transformer.VisionTransformer"
 _TIMM_DISTILLED = "timm.models.deit.VisionTransformerDistilled"
-_BLOCKS = ("timm.models.vision_transformer.Block", type_name(Block))
+BLOCKS = ("timm.models.vision_transformer.Block", type_name(Block))
+"""Full names of the types of blocks that have rules: x + attn(norm1(x)), then x + mlp(norm2(x))."""
+
 _BLOCK_PARTS = {"norm1", "attn", "ls1", "drop_path1", "norm2", "mlp", "ls2", "drop_path2"}
 _ATTENTIONS = (
     # The class's place in current and older versions of timm.
     *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
-    *(type_name(SeparateAttention), type_name(Attention)),
+    *(type_name(SeparateAttention), type_name(NarrowAttention), type_name(Attention)),
 )
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _ATTENTION_PARTS = {"qkv", *_PROJECTIONS, "q_norm", "k_norm", "attn_drop", "norm", "proj", "proj_drop"}
@@ -55,6 +58,7 @@ class TokenAttention(nn.Module):
         _take_over(self, attn, _ATTENTIONS, _ATTENTION_PARTS)
         parts: Any = attn
         self.num_heads, self.read, self._scale = int(parts.num_heads), read, getattr(attn, "scale", None)
+        self._qk_dim = attn.qk_dim if isinstance(attn, NarrowAttention) else None
 
     def forward(self, x: Tensor, size: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Outputs (B, R, C), queries and keys (B, heads, N, head_dim) of tokens (B, N, C) and sizes (B, N, 1)."""
@@ -67,7 +71,9 @@ class TokenAttention(nn.Module):
 
     def _heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         parts = self._modules
-        if "qkv" in parts:
+        if self._qk_dim is not None:
+            q, k, v = split_heads(self.qkv(x), self.num_heads, self._qk_dim)
+        elif "qkv" in parts:
             q, k, v = self.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
         else:
             split = (self.num_heads, -1)
@@ -101,7 +107,7 @@ class TokenBlock(nn.Module):
 
     def __init__(self, block: nn.Module, prefix: int, merging: TokenMerging | None, read: int | None) -> None:
         super().__init__()
-        _take_over(self, block, _BLOCKS, _BLOCK_PARTS)
+        _take_over(self, block, BLOCKS, _BLOCK_PARTS)
         self.attn = TokenAttention(self.get_submodule("attn"), read)
         self.prefix, self.merging, self.read = prefix, merging, read
 

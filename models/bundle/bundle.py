@@ -84,7 +84,13 @@ def empty_model(config: BundleConfig) -> nn.Module:
     """
     try:
         return built_on_meta(
-            lambda: create_model(config.arch, layer_specs=config.structure, tokens=config.tokens, **config.arch_args)
+            lambda: create_model(
+                config.arch,
+                widths=config.widths,
+                layer_specs=config.structure,
+                tokens=config.tokens,
+                **config.arch_args,
+            )
         )
     except (ValueError, TypeError, RuntimeError, AssertionError, ArithmeticError, LookupError, AttributeError) as error:
         # arch_args are data from a file, so an error of the constructor is an error of the file.

@@ -8,6 +8,7 @@ from math import isfinite
 from typing import Any
 
 from ..architectures.arch_args import MAX_CLASSES
+from ..architectures.widths import Widths
 from ..errors import BundleError, quoted
 from ..layers.layer_spec import LayerSpec
 from ..layers.token_merging import ALL_TOKENS, TokenPlan
@@ -36,6 +37,7 @@ class BundleConfig:
 
     Args:
         arch, arch_args: arguments of `create_model`; arch_args holds num_classes.
+        widths: hidden units of MLPs and head dims of queries and keys, by name, where fewer than the architecture's.
         structure: layer specs of the structured layers, by name.
         tokens: which tokens the model computes, where that is not all.
         storage: precision of a layer's weights in the file (`storage.py`), by name, where it is not float32.
@@ -52,6 +54,7 @@ class BundleConfig:
 
     arch: str
     arch_args: Mapping[str, Any] = field(default_factory=dict)
+    widths: Widths = field(default_factory=dict)
     structure: Mapping[str, LayerSpec] = field(default_factory=dict)
     tokens: TokenPlan = ALL_TOKENS
     storage: Mapping[str, str] = field(default_factory=dict)
@@ -97,6 +100,7 @@ class BundleConfig:
             "format": self.format,
             "arch": self.arch,
             "arch_args": dict(self.arch_args),
+            **({"widths": dict(self.widths)} if self.widths else {}),
             "structure": {name: layer.to_dict() for name, layer in self.structure.items()},
             **({"tokens": self.tokens.to_dict()} if self.tokens else {}),
             **({"storage": dict(self.storage)} if self.storage else {}),
@@ -129,7 +133,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "graph", "storage", "tokens"}):
+        for name in sorted(known - set(document) - {"golden", "graph", "storage", "tokens", "widths"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -143,6 +147,7 @@ class BundleConfig:
         _check_files(document["files"])
         check_preprocess(document["preprocess"])
         _check_storage(document.get("storage", {}))
+        _check_widths(document.get("widths", {}))
         if document.get("golden"):
             check_record(document["golden"], classes)
         graph = GraphRecord.from_dict(document["graph"], classes) if "graph" in document else None
@@ -212,6 +217,14 @@ def _check_storage(storage: Mapping[str, Any]) -> None:
         _require(
             isinstance(precision, str) and precision in PRECISIONS,
             f"storage: layer {quoted(name)}: {quoted(precision)} must be one of {', '.join(PRECISIONS)}",
+        )
+
+
+def _check_widths(widths: Mapping[str, Any]) -> None:
+    _require(len(widths) <= MAX_LAYERS, f"widths: {len(widths)} modules, the limit is {MAX_LAYERS}")
+    for name, width in widths.items():
+        _require(
+            type(width) is int and width >= 1, f"widths: {quoted(name)}: {quoted(width)} must be a whole number above 0"
         )
 
 

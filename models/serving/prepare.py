@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from ...kernels import PackedMonarch, decide, pack_monarch, packed_linear, packed_mlp
+from ..architectures.plain_mlp import plain_mlp
 from ..architectures.vitae.reduction import PerformerAttention
 from ..layers.blockdiag import BlockdiagLinear
 from ..layers.butterfly import gathered_product
 from ..layers.int8 import Expanded, hold_int8
 from ..layers.pixelfly import PixelflyLinear
 from ..layers.structured import StructuredLinear
-from .plain_mlp import plain_mlp
 
 
 class PackedLinear(nn.Module):

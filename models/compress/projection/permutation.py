@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ...architectures.plain_mlp import plain_mlp
 from ...progress import Count, ignore
-from ...serving.plain_mlp import plain_mlp
 from .aware import project_aware
 from .parallel import each_on_one_thread
 from .statistics import InputStatistics

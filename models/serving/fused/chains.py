@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from ....kernels.chain_ir import Add, Attention, Dense, Gelu, LayerNorm, Linear, Monarch
 from ....kernels.tuning.chain import Chain
+from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
 from ...architectures.timm_models import type_name
 from ...architectures.token_blocks import TokenBlock
 from ...architectures.vitae.attention import Attention as GlobalAttention
 from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
+from ...layers.narrow_attention import NarrowAttention
 from ...layers.structured import StructuredLinear
-from ..plain_mlp import PLAIN_MLPS
 
 
 class NotFusable(Exception):
@@ -99,6 +100,8 @@ def _own_block(block: nn.Module) -> BlockChains:
     """x + attn(norm1(x)), then x + mlp(norm2(x)); in ViTAE's normal cell the first sum also has branch(x)."""
     assert isinstance(block, NormalCell | Block)
     attn, mlp = block.attn, block.mlp
+    if isinstance(attn, NarrowAttention):
+        raise NotFusable("its queries and keys are narrower than its values")
     if type(attn) is not GlobalAttention:
         raise NotFusable("its attention is within windows")
     qkv = _linear(attn.qkv)

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from milkweed.models.architectures.registry import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan, token_plan_of
 from milkweed.models.compress import project_layer
+from milkweed.models.compress.narrow import narrow_model, widths_for
 from milkweed.models.layers.layer_spec import layer_specs_for
 from milkweed.models.layers.select import select_linears
 from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
@@ -229,3 +230,12 @@ def test_a_model_that_merges_tokens_recovers_what_it_lost(case: Case) -> None:
     result = recover(student, case.dense, case.source(), plan=PLAN, held_out=case.held_out)
     assert 0 < result.kl_after < result.kl_before
     assert token_plan_of(result.model) == plan
+
+
+def test_narrower_dense_layers_learn_from_the_dense_model() -> None:
+    case = make_case()
+    model = copy.deepcopy(case.dense)
+    narrow_model(model, widths_for(model, mlp=0.25, qk=0.5), [case.images])
+    before = kl(case, model)
+    run(replace(case, compressed=model), replace(PLAN, trained="all", block_epochs=0, epochs=6, lr=3e-4))
+    assert kl(case, model) < 0.95 * before

@@ -2,10 +2,10 @@
 
 from torch import nn
 
-from ..architectures.timm_models import type_name
-from ..architectures.vitae.attention import Mlp
+from .timm_models import type_name
+from .vitae.attention import Mlp
 
-# By name, not by class: only architectures/timm_models imports timm.
+# By name, not by class: only timm_models imports timm.
 PLAIN_MLPS = frozenset({"timm.layers.mlp.Mlp", type_name(Mlp)})
 
 
