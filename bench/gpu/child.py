@@ -10,10 +10,8 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import ModuleType
 
 from .journal import ABSENT, COMPLETE, ERROR, WRONG, Absent, Journal, Writer
 
@@ -114,10 +112,10 @@ def attempt(writer: Writer, unit: str, limit: float, measure: Callable[[], None]
     try:
         measure()
     except (Absent, ImportError) as error:
-        state, why = ABSENT, _line(error).partition(": ")[2]
+        state, why = ABSENT, one_line(error).partition(": ")[2]
     except Exception as error:  # the other units must not miss their figures
         traceback.print_exc()
-        state, why = ERROR, _line(error)
+        state, why = ERROR, one_line(error)
     finally:
         faulthandler.cancel_dump_traceback_later()
     failed = writer.failed[failed_before:]
@@ -142,23 +140,13 @@ def images(task: Task, writer: Writer) -> Measure:
 
 
 def _section(name: str) -> Section:
-    _stand_in_for_filelock()
     module, _, function = SECTIONS[name].partition(":")
     section: Section = getattr(importlib.import_module(f"{__package__}.{module}"), function)
     return section
 
 
-def _stand_in_for_filelock() -> None:
-    """Let the tuner be imported where filelock is missing: here it has no file that it could share with others."""
-    try:
-        importlib.import_module("filelock")
-    except ImportError:
-        made = ModuleType("filelock")
-        vars(made).update(FileLock=lambda *_, **__: nullcontext(), Timeout=TimeoutError)
-        sys.modules["filelock"] = made
-
-
-def _line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
+    """Return an error's type and first line."""
     return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 

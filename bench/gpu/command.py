@@ -13,14 +13,16 @@ is missing and named.
 """
 
 import argparse
+import signal
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from .child import Task
-from .driver import Driver, ended_by_signals
+from .driver import Driver
 from .goals import doubt_lines, goal_lines, judge
 from .journal import DIED, ERROR, WRONG, Journal, Record, ends, quarantine, read, rows
 from .plan import Plan, all_units, parse_plan, section_names
@@ -50,7 +52,11 @@ def _measure(options: argparse.Namespace, settings: dict[str, Any]) -> int:
     more = {"dtype": options.dtype, "nblocks": options.nblocks, "dry": options.dry_run, "photos": photos, "bad": bad}
     task = Task("", (), str(options.out), 0, **more)
     driver = Driver(journal, options.plan, task, options.out.with_suffix(".log"))
-    with ended_by_signals(driver):
+    with ExitStack() as handlers_before:
+        # Then `run` returns, and what there is is concluded.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            before = signal.signal(number, lambda *_: driver.end_processes())
+            handlers_before.callback(signal.signal, number, before)
         driver.run()
     if (refusal := driver.cannot_go_on()) is not None:
         print(refusal, file=sys.stderr)

@@ -9,12 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
 
 from .child import BROKEN, Task
 from .goals import table
@@ -192,18 +191,3 @@ def _end_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     if process.stdin:
         process.stdin.close()
-
-
-@contextmanager
-def ended_by_signals(driver: Driver) -> Iterator[None]:
-    """Let SIGTERM and SIGINT end the processes in this context, so that `run` returns and the goals are printed."""
-
-    def end(number: int, frame: FrameType | None) -> None:
-        driver.end_processes()
-
-    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -25,7 +25,7 @@ VITAES = ("vitae_basic_tiny", "vitae_basic_small")
 VITAE_SHAPES = ("ViTAE-S, T2T-14", "ViTAE-T, T2T-7")
 
 SHORTEST_SECONDS = 5.0
-"""With less left than this, no process is begun."""
+"""The driver begins no process if less time than this is left."""
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import torch
 
 from ... import kernels
 from ...kernels.impls.all import all_impls
+from ...kernels.impls.base import family
 from ...kernels.native import build
 from ...kernels.native.library import native_status
 from ...kernels.native.stamp import source_hash
 from .child import Measure, Task
 from .journal import Absent, Writer
 from .plan import TRITON
-from .rows.bench import Bench, family
+from .rows.bench import Bench
 from .rows.device import Ceilings, device_facts, device_for
 from .rows.shapes import DRY, GOAL_SHAPES
 from .rows.timing import HostTimer

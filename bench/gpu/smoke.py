@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...kernels.chain_ir import Add, Attention, Gelu, LayerNorm, Operator, Problem, evaluate, kinds, needed
-from ...kernels.impls.base import OTHER_KIND, Impl
+from ...kernels.impls.base import OTHER_KIND, Impl, family
 from ...kernels.impls.native import native_impls
 from ...kernels.impls.triton import triton_impls
 from ...kernels.tuning.chain import Chain
@@ -23,7 +23,7 @@ from ...models.serving.fused.alternatives import exact_copy
 from .child import Measure, Task, attempt
 from .journal import Absent, Writer, ends
 from .plan import TRITON
-from .rows.bench import Bench, bench_of, family
+from .rows.bench import Bench, bench_of
 from .rows.cells import CELL_TOLERANCE, Cell, cell_of, exact, on
 from .rows.measure import TOLERANCE
 from .rows.mlp import layers
@@ -39,7 +39,7 @@ IMAGES = ((2, 1), (2, 17), (2, 197), (32, 197))
 CELL_BATCHES = (2, 32)
 
 TILE_SECONDS, TRITON_TILE_SECONDS = 15.0, 60.0
-"""A tile that takes longer hangs; Triton may have to compile twenty kernels for one, a second each."""
+"""A tile that takes longer hangs; Triton may have to compile many kernels for one."""
 
 # A launch function's own refusal of a tile names its kernel; what CUDA says does not, and is a failure.
 REFUSED = re.compile(r"not launched: [a-z_ ]+: ")

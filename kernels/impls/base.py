@@ -55,6 +55,11 @@ class Impl(Protocol):
         """Build the runner of a segment that it does not refuse; packs weights on the problem's device."""
 
 
+def family(name: str) -> str:
+    """Return an impl's name without its tile: `native_mlp` for `native_mlp:3`."""
+    return name.partition(":")[0]
+
+
 def packed(
     operator: Operator, layout: str, problem: Problem, make: Callable[[], Sequence[Tensor | None]], *more: Hashable
 ) -> Packed:

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ..chain_ir import Operator, Problem
 from ..conv_branch import BLOCK_GROUPS
-from .base import OTHER_KIND, Impl, Runner
+from .base import OTHER_KIND, Impl, Runner, family
 
 VARIABLE = "MILKWEED_QUARANTINE"
 REASON = f"quarantined ({VARIABLE})"
@@ -28,7 +28,7 @@ def quarantined() -> tuple[str, ...]:
 
 def quarantine_refusal(name: str) -> str | None:
     """Return why a kernel of this name may not run; None if it may."""
-    return REASON if {name, _family(name)} & set(quarantined()) else None
+    return REASON if {name, family(name)} & set(quarantined()) else None
 
 
 def with_quarantine(impls: Sequence[Impl]) -> list[Impl]:
@@ -39,7 +39,7 @@ def with_quarantine(impls: Sequence[Impl]) -> list[Impl]:
     """
     names = [*(impl.name for impl in impls), *PARTS]
     for name in quarantined():
-        if name not in {*names, *map(_family, names)}:
+        if name not in {*names, *map(family, names)}:
             raise ValueError(f"{VARIABLE} = {name!r}: there is no such kernel, there are {', '.join(names)}")
     return [impl if quarantine_refusal(impl.name) is None else Quarantined(impl) for impl in impls]
 
@@ -61,7 +61,3 @@ class Quarantined:
 
     def build(self, segment: Sequence[Operator], problem: Problem) -> Runner:
         raise ValueError(f"{self.name}: {REASON}")
-
-
-def _family(name: str) -> str:
-    return name.partition(":")[0]

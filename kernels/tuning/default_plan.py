@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 
 from ..chain_ir import Problem, describe
-from ..impls.base import Impl
+from ..impls.base import Impl, family
 from .chain import Chain, CompiledChain, compile_plan
 from .plan import Plan, Span, cuts_of
 from .verify import Oracle, failure
@@ -70,7 +70,7 @@ def untuned_plan(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> Plan:
 def preferred_impls(impls: Sequence[Impl], problem: Problem) -> list[Impl]:
     """Return the preferred impls for a device in order of preference; tile variants stay in the order given."""
     order = PREFERRED.get(problem.device.type, OTHERWISE)
-    known = [(order.index(kind), impl) for impl in impls if (kind := impl.name.partition(":")[0]) in order]
+    known = [(order.index(kind), impl) for impl in impls if (kind := family(impl.name)) in order]
     return [impl for _, impl in sorted(known, key=lambda pair: pair[0])]
 
 

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from ....kernels.attention import sdpa_attention
 from ....kernels.chain_ir import Attention, Problem, evaluate
+from ....kernels.impls.base import family
 from ....kernels.tuning.chain import Chain
 from ....kernels.tuning.plan import Plan
 from ....kernels.tuning.report import Row as Measured
 from ....kernels.tuning.report import doubts
 from ..journal import Record
-from .bench import Bench, family
+from .bench import Bench
 from .measure import Candidate, Subject, Work, measure
 from .shapes import attention_shape
 
@@ -37,7 +38,9 @@ def attention_rows(name: str, batch: int, bench: Bench) -> list[Record]:
             if reason := impl.refuses((operator,), problem):
                 skipped[impl.name] = reason
             else:
-                candidates.append(Candidate(impl.name, True, impl.build((operator,), problem), work))
+                candidates.append(
+                    Candidate(impl.name, True, impl.build((operator,), problem), work, impls=(impl.name,))
+                )
     subject = Subject("attention", shape.name, batch, make_input, lambda x: evaluate((operator,), x.double()))
     rows = measure(subject, candidates, bench, skipped=skipped)
     timed = {_impl(row["candidate"]): row["us"] for row in rows if row["us"]}

@@ -50,11 +50,6 @@ def impls_for(dry: bool) -> list[Impl]:
     return with_quarantine([*native_impls(on_cpu=True), *triton_impls(on_cpu=True), *others]) if dry else found
 
 
-def family(name: str) -> str:
-    """Return the name of a kernel without its tile."""
-    return name.partition(":")[0]
-
-
 def timed(task: Task, writer: Writer) -> Measure:
     """Return what measures a unit `section/name/batch/r1` of a module beside this one, and writes its rows."""
     make = getattr(importlib.import_module(f"{__package__}.{task.section}"), f"{task.section}_rows")
@@ -82,5 +77,4 @@ def bench_of(task: Task, writer: Writer) -> Bench:
 def best_names(found: Sequence[Record]) -> set[str]:
     """Return the names of impls that rows of MLPs and attention have timed, each the best of its family."""
     timed = [row for row in found if row["section"] in ("mlp", "attention") and row["us"]]
-    # A note is a plan: its cuts, then impls with bars between.
-    return {name.strip() for row in timed for name in [row["candidate"], *row["note"].partition(" ")[2].split("|")]}
+    return {name for row in timed for name in row["impls"]}

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ....kernels.tuning.verify import relative_error
+from ..child import one_line
 from ..journal import Record
 from .bench import Bench
-from .timing import Timing, one_line
+from .timing import Timing
 
 TOLERANCE = {torch.bfloat16: 6e-3, torch.float16: 2e-3, torch.float32: 1e-4}
 """Largest relative Frobenius error against float64 on the same rounded inputs that a row may have to be timed."""
@@ -34,7 +35,8 @@ class Candidate:
         ours: it is milkweed's own way, not a peer.
         truth: the right answer; None for that of all candidates.
         eager: it is launched call by call, where all others are CUDA graphs.
-        note: which impls it is made of.
+        note: how it is made, for a person.
+        impls: which impls it is made of.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Candidate:
     forward: Forward
     work: Work
     note: str = ""
+    impls: Sequence[str] = ()
     eager: bool = False
     truth: Forward | None = None
 
@@ -91,6 +94,7 @@ def measure(
     for candidate in candidates:
         error, timing = errors.get(candidate.name), timings.get(candidate.name)
         row = {**_row(subject, candidate.name, candidate.note), "ours": candidate.ours, "error": error}
+        row["impls"] = list(candidate.impls)
         row |= {**candidate.work._asdict(), "floor_us": bench.ceilings.floor_us(candidate.work)}
         if isinstance(timing, Timing):
             row |= asdict(timing)

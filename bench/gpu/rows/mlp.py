@@ -8,19 +8,19 @@ from torch.nn import functional as F
 
 from ....kernels.batched import monarch_batched
 from ....kernels.chain_ir import Dense, Gelu, Monarch, Problem, evaluate
-from ....kernels.impls.base import Impl
+from ....kernels.impls.base import Impl, family
 from ....kernels.reference import monarch_to_dense
 from ....kernels.tuning.chain import Chain, compile_plan
 from ....kernels.tuning.plan import Plan, Span, cuts_of, spans_of
 from ....kernels.tuning.report import Row as Measured
 from ....kernels.tuning.report import doubts
 from ....kernels.tuning.tuner import tune_chain
+from ..child import one_line
 from ..goals import DENSE_COMPILED, DENSE_EAGER
 from ..journal import Record
-from .bench import Bench, family
+from .bench import Bench
 from .measure import Candidate, Subject, Work, measure
 from .shapes import SHAPE_ITEMSIZE, MlpShape, mlp_shape
-from .timing import one_line
 
 WHOLE, HALVES = spans_of(0b00, 3), spans_of(0b10, 3)
 """fc1, GELU and fc2 in one launch; fc1 with its GELU, then fc2."""
@@ -72,8 +72,8 @@ def mlp_rows(name: str, batch: int, bench: Bench) -> list[Record]:
             skipped[kind] = plan
         elif plan is not None:
             forward, work = compile_plan(chain, plan, problem, members), dense if kind == "dense" else monarch
-            candidates.append(Candidate(kind, kind not in PEERS, forward, work, str(plan)))
-    candidates.append(Candidate("tuned", True, tuned.chain, monarch, str(tuned.plan)))
+            candidates.append(Candidate(kind, kind not in PEERS, forward, work, str(plan), plan.impls))
+    candidates.append(Candidate("tuned", True, tuned.chain, monarch, str(tuned.plan), tuned.plan.impls))
     subject = Subject("mlp", name, batch, make_input, lambda x: evaluate(chain.operators, x.double()))
     rows = measure(subject, candidates, bench, skipped=skipped)
     rows[0]["doubts"] = doubts(chain, problem, tuned.rows, tuned.plan)

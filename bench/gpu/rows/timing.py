@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 
 from ....kernels.tuning.timing import capture, warm_up
+from ..child import one_line
 
 REPEATS = 20
 """Calls of one graph: the time of a replay is divided by them, so that launching the graph costs little."""
@@ -49,11 +50,6 @@ def summary(samples: Sequence[float]) -> Timing:
     """Return the median and the quartile distance of samples in microseconds."""
     quarters = quantiles(samples, n=4) if len(samples) > 1 else (samples[0],) * 3
     return Timing(median(samples), quarters[2] - quarters[0])
-
-
-def one_line(error: Exception) -> str:
-    """Return an error's type and first line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:200]
 
 
 class CudaTimer:

@@ -9,7 +9,7 @@ import torch
 
 from ....kernels.chain_ir import Problem
 from ....kernels.impls.all import all_impls
-from ....kernels.impls.base import OTHER_KIND, Impl
+from ....kernels.impls.base import OTHER_KIND, Impl, family
 from ....kernels.tuning.cache import TuningCache, device_cache
 from ....kernels.tuning.chain import Chain, CompiledChain
 from ....kernels.tuning.default_plan import untuned_chain
@@ -99,7 +99,7 @@ def refusals(chain: Chain, problem: Problem, impls: Sequence[Impl]) -> dict[str,
     told: dict[str, str] = {}
     runs: set[str] = set()
     for impl in impls:
-        name = impl.name.partition(":")[0]
+        name = family(impl.name)
         for reason in (impl.refuses(segment, problem) for segment in segments):
             if reason is None:
                 runs.add(name)

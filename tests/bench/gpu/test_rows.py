@@ -40,7 +40,7 @@ def bench(**more: Any) -> Bench:
 # Everything that a machine with torch, Triton and nvcc alone may lack.
 BARE = """
 import sys
-MISSING = ("fastapi", "pydantic", "pydantic_settings", "simplejpeg", "timm", "rich", "matplotlib", "filelock")
+MISSING = ("fastapi", "pydantic", "pydantic_settings", "simplejpeg", "timm", "rich", "matplotlib")
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
@@ -203,10 +203,16 @@ def test_forwards_use_the_plans_of_the_rows_before_them() -> None:
         "batch": 32,
         "us": 1.0,
         "candidate": "native_linear",
-        "note": "0b10 native_linear:1 | triton:2",
+        "impls": ["native_linear:1", "triton:2"],
     }
-    attention = {"section": "attention", "batch": 32, "us": 1.0, "candidate": "native_attention:3", "note": ""}
-    failed = {**row, "us": None, "note": "0b00 native_mlp:1"}
+    attention = {
+        "section": "attention",
+        "batch": 32,
+        "us": 1.0,
+        "candidate": "native_attention:3",
+        "impls": ["native_attention:3"],
+    }
+    failed = {**row, "us": None, "impls": ["native_mlp:1"]}
     kept = {impl.name for impl in proven(bench(earlier=[row, attention, failed]))}
     assert {"native_linear:1", "triton:2", "native_attention:3", "torch", "dense"} <= kept
     assert not {"native_linear:0", "native_mlp:1", "triton:1"} & kept
