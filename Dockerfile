@@ -54,7 +54,7 @@ COPY --from=kernels /native kernels/_native
 RUN pip wheel --no-build-isolation --wheel-dir /wheels .
 
 # Left out: what only compilers read, what nothing here links to, modules for other Pythons; of Triton its profiler, what
-# is for AMD's GPUs, and what only a debugger reads.
+# is for AMD's GPUs, and what only a debugger reads; of OpenVINO what reads other formats than ONNX or is for Intel's GPUs.
 FROM packages AS installed
 ARG VARIANT
 COPY --from=wheel /wheels /wheels
@@ -65,6 +65,9 @@ RUN pip install /wheels/*.whl && pip uninstall --yes pip \
         triton/_C/libproton.so triton/FileCheck triton/include triton/instrumentation triton/plugins \
         triton/backends/amd/lib triton/backends/*/include triton/backends/nvidia/lib/cupti* \
         triton/backends/nvidia/bin/cuobjdump triton/backends/nvidia/bin/nvdisasm \
+        openvino/include openvino/libs/cache.json openvino/libs/libopenvino_intel_[gn]pu_plugin.so \
+        openvino/libs/libopenvino_gguf* openvino/libs/libopenvino_jax* openvino/libs/libopenvino_paddle* \
+        openvino/libs/libopenvino_pytorch* openvino/libs/libopenvino_tensorflow* \
     && find . \( -name '*.a' -o -name '*.bc' ! -path './triton/*' -o -name '*.cpython-*.so' ! -name "*${suffix}" \) -delete
 RUN if [ "${VARIANT}" = cuda ]; then \
         apt-get update && apt-get install --yes --no-install-recommends binutils \

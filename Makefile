@@ -58,7 +58,7 @@ image:
 	$(PYTHON) -m venv .venv
 
 .venv/.installed: .venv/bin/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[train]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable ".[onnx,quantize,train]"
 	touch $@
 
 .venv/.installed-test .venv/.installed-check .venv/.installed-bench: .venv/.installed-%: .venv/.installed
@@ -74,7 +74,7 @@ lock: .venv/.installed-test .venv/.installed-check .venv/.installed-bench
 	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "uv>=0.5,<1"
 	$(COMPILE) pyproject.toml --extra dali --extra grpc --extra otel --extra nvml --output-file deploy/image/cuda.txt
-	$(COMPILE) pyproject.toml --extra grpc --extra otel --output-file deploy/image/cpu.txt \
+	$(COMPILE) pyproject.toml --extra grpc --extra openvino --extra otel --output-file deploy/image/cpu.txt \
 		$$(grep -oE '^(nvidia|cuda)[a-z0-9-]*|^torch(vision)?|^triton' deploy/image/cuda.txt | sed 's/^/--no-emit-package /')
 	$(COMPILE) deploy/image/nvcc.in --no-emit-package nvidia-cuda-runtime --output-file deploy/image/nvcc.txt
 
