@@ -39,6 +39,7 @@ PRINTS = {
 
 # Python that a page's own begins behind.
 BEFORE_PYTHON = {
+    "docs/compression.md": "import torch\nimages = torch.randn(50, 3, 32, 32)\n",
     "docs/training.md": """
 from pathlib import Path
 import torch
