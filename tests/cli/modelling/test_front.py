@@ -57,7 +57,7 @@ def test_inspect_draws_the_front(milkweed: Milkweed, searched: Callable[[Any], P
     picture = tmp_path / "new" / "front.svg"
     ran = milkweed("inspect", searched(record()), "--plot", picture, "--json")
     assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
-    assert "Same answer as the dense model, % of 500 images" in picture.read_text()
+    assert "KL to the dense model on 500 images: up is closer" in picture.read_text()
 
 
 def test_a_record_that_makes_no_sense_is_named_and_passed_over(
