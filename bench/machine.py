@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..inference.device import processor_name
 from ..models.bundle.provenance import library_versions
 
 _ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_", "ONEDNN_")
@@ -18,11 +18,8 @@ _ENVIRONMENT = ("OMP_", "MKL_", "KMP_", "GOMP_", "MALLOC_", "LD_PRELOAD", "DNNL_
 
 def machine() -> dict[str, Any]:
     """What figures belong to: the processor, its cores, and the environment variables that change them."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return {
-        "processor": names[0] if names else platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "cores": os.cpu_count(),
         "system": platform.platform(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),

@@ -2,6 +2,7 @@
 
 import math
 import os
+import platform
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -104,3 +105,11 @@ def usable_cores() -> int:
     except (OSError, ValueError):
         return max(1, cores)  # no cgroup v2 here: affinity is all there is to know
     return max(1, cores)
+
+
+def processor_name() -> str:
+    """The processor's name as the system tells it: what figures of speed belong to."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

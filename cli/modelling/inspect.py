@@ -11,7 +11,7 @@ from ..bundle_args import demo_bundle
 from ..errors import CommandError, one_line
 from ..options import Json, Plot, check_plot
 from ..output import flattened, megabytes, note, print_fields, print_json, print_table, storage_line
-from .report import print_frontier, print_report
+from .report import print_front, print_report
 
 if TYPE_CHECKING:
     from torch import nn
@@ -52,8 +52,8 @@ def inspect(bundle: MaybeBundle = None, plot: Plot = None, json: Json = False) -
         return
     _print(document, layers=report is None or not report.layers)
     if frontier is not None:
-        print("\nfront of accuracy and speed")
-        print_frontier(frontier, front_only=True)
+        print("\nsearch")
+        print_front(frontier)
     if report is not None:
         print_report(report)
 
@@ -174,9 +174,10 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         print()
         _print_layers(structured, document["structure"])
     for title in ("metrics", "provenance"):
-        print(f"\n{title}")
         flat = {f"  {name}": value for name, value in flattened(document[title]).items() if not _of_search(name)}
-        print_fields(flat or {"  none on record" if not document[title] else "  the front, below": ""})
+        if flat or not document[title]:  # a search's record is printed apart
+            print(f"\n{title}")
+            print_fields(flat or {"  none on record": ""})
 
 
 def _of_search(name: str) -> bool:

@@ -30,9 +30,33 @@ def print_report(report: "RunReport") -> None:
         _print_curve(report)
 
 
+def print_front(frontier: "Frontier") -> None:
+    """Print what the search says of the chosen model, and the models of the front."""
+    from ...models.report.terms import counted
+
+    chosen, dense = frontier.chosen, frontier.dense
+    found = chosen.quality
+    same = f"{found.agreement.value:.1f} % [{found.agreement.low:.1f}, {found.agreement.high:.1f}] the same answers"
+    top1 = ""
+    if found.top1 is not None and found.top1_of_dense is not None:
+        top1 = f", top-1 {found.top1_of_dense + found.top1.value:.1f} % (dense {found.top1_of_dense:.1f} %)"
+    machine = f", on {_text(frontier.measured_on)}" if frontier.measured_on else ""
+    print_fields(
+        {
+            "  chosen": _text(chosen.name),
+            "  result": f"{chosen.speedup:.2f} times as fast as dense in {_text(dense.computed_by)}, {same}{top1}",
+            "  judged on": f"{counted(frontier.images, 'image')} that fitted nothing{machine}; [95 %]",
+        }
+    )
+    print()
+    print_frontier(frontier, front_only=True)
+    if left := sum(not (model.on_front or model.chosen) for model in frontier.models):
+        print(f"{counted(left, 'other model')} measured that a faster one beats (--json has all, --plot draws them)")
+
+
 def print_frontier(frontier: "Frontier", *, front_only: bool = False) -> None:
     """Print the models of a search, all or those of the front, the fastest first."""
-    batches = (f" ms, {'one' if batch == 1 else batch} at a time" for batch in frontier.batches)
+    batches = (f" ms at {batch}" for batch in frontier.batches)
     rows = []
     for model in frontier.models:
         if front_only and not (model.on_front or model.chosen):
@@ -41,7 +65,7 @@ def print_frontier(frontier: "Frontier", *, front_only: bool = False) -> None:
         change = quality.top1
         rows.append(
             (
-                "->" if model.chosen else "*" if model.on_front else "",
+                "->" if model.chosen else "*" if model.on_front and not front_only else "",
                 _text(model.name),
                 _text(model.computed_by),
                 *(f"{ms:.2f}" for ms in model.ms.values()),

@@ -4,11 +4,13 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+from ...inference.device import processor_name, usable_cores
 from ...models import BundleConfig, save_bundle
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
 from ...models.report import check_report_packages, write_report
 from ...models.report.frontier import front
+from ...models.report.terms import counted
 from .front import speedup
 from .job import SearchJob
 from .report import run_report
@@ -68,4 +70,5 @@ def record(found: Found, job: SearchJob) -> dict[str, Any]:
         "dense": {"computed_by": found.dense.how, "ms": {str(batch): ms for batch, ms in found.dense.ms.items()}},
         "images": found.dense.quality.images,
         "notes": list(found.notes),
+        "measured_on": f"{processor_name()}, {counted(usable_cores(), 'core')}",
     }

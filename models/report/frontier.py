@@ -101,6 +101,7 @@ class Frontier:
         models: everything that was measured, the fastest first.
         images: the number of those that judged.
         notes: what happened on the way.
+        measured_on: the processor, and the lanes that computed; empty where that is not on record.
 
     Raises:
         ValueError: not one model is the chosen one, or one was measured at other batch sizes or no time at all.
@@ -112,6 +113,7 @@ class Frontier:
     dense: DenseTime
     images: int
     notes: tuple[str, ...] = ()
+    measured_on: str = ""
 
     def __post_init__(self) -> None:
         if sum(model.chosen for model in self.models) != 1:

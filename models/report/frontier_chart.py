@@ -1,8 +1,15 @@
-"""Draws a search's frontier, answers kept against milliseconds an image, a panel for each batch size."""
+"""Draws a search's frontier, closeness to the dense model against milliseconds, a panel for each batch size.
 
+Upwards is KL to the dense model, by which the search chooses, so that the front is a line that only rises. The axis has
+its square root: a logarithm would have no place for the dense model, whose KL is 0. The server's page draws the same.
+"""
+
+from math import sqrt
 from pathlib import Path
 from textwrap import fill
 from typing import Any
+
+import numpy as np
 
 from .drawing import INK, MUTED, PAGE, PAPER, PICTURE, SERIES, add_tooltip, figure, save_picture, style, to_svg
 from .frontier import Frontier, Tried, front
@@ -12,6 +19,10 @@ TITLE_WIDTH = 92
 """Letters of the title's line in a picture."""
 LABEL_PX = 95
 """Room for the chosen model's name on the left of its dot; a dot that is nearer to the axis has it on its right."""
+TICKS = (0.0, *(digit * 10.0**power for power in range(-5, 2) for digit in (1, 2, 5)))
+"""KL that may be written at the axis."""
+TICK_GAP = 1 / 7
+"""Of the axis: nearer to each other no two of them stand."""
 
 _LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 11, "zorder": 6}
 
@@ -29,7 +40,8 @@ def plot_frontier(frontier: Frontier, out: Path) -> Path:
 def draw_frontier(frontier: Frontier) -> Any:
     """The figure of `plot_frontier`: a panel for each batch size, and the name of the chosen model above."""
     chosen = frontier.chosen
-    title = fill(f"Chosen: {chosen.name} ({chosen.computed_by})", TITLE_WIDTH)
+    same = f"{percent(chosen.quality.agreement.value)} the same answers as dense"
+    title = fill(f"Chosen: {chosen.name} ({chosen.computed_by}), {same}", TITLE_WIDTH)
     drawn = figure(PICTURE, 30 + 18 * title.count("\n") + 300 * len(frontier.batches))
     drawn.suptitle(title, x=0.01, ha="left", fontsize=12)
     panels = drawn.subplots(len(frontier.batches), 1, squeeze=False)[:, 0]
@@ -53,18 +65,18 @@ def frontier_charts(frontier: Frontier) -> list[str]:
 def draw_batch(axis: Any, frontier: Frontier, batch: int) -> None:
     """Draw every model with its interval, join those of the front, and name the dense and the chosen one."""
     ahead = front(frontier.models, batch)
-    line = [(model.ms[batch], model.quality.agreement.value) for model in ahead]
+    line = [(model.ms[batch], model.quality.kl.value) for model in ahead]
     axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="front")
     axis.plot([], [], "|", ms=12, color=SERIES[0], alpha=0.55, label="95 %")
     for model in frontier.models:
         _draw_model(axis, model, batch, model in ahead)
     dense = frontier.dense.ms[batch]
-    axis.plot(dense, 100, "D", ms=7, color=INK, mec=PAPER, mew=1, zorder=5)
-    axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 100), (4, -9), ha="right", va="top", **_LABEL)
+    axis.plot(dense, 0, "D", ms=7, color=INK, mec=PAPER, mew=1, zorder=5)
+    axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 0), (4, -9), ha="right", va="top", **_LABEL)
     axis.set_xlim(0, 1.06 * max(dense, *(model.ms[batch] for model in frontier.models)))
     _make_room(axis, frontier)
     _name_chosen(axis, frontier, batch)
-    axis.set_title(f"Same answer as the dense model, % of {counted(frontier.images, 'image')}")
+    axis.set_title(f"KL to the dense model on {counted(frontier.images, 'image')}: up is closer")
     axis.set_xlabel(f"ms an image, {'one' if batch == 1 else batch} at a time")
     handles, labels = axis.get_legend_handles_labels()
     once = dict(zip(labels, handles, strict=True))
@@ -83,7 +95,7 @@ def tried_text(model: Tried, batch: int) -> str:
 
 def _draw_model(axis: Any, model: Tried, batch: int, ahead: bool) -> None:
     """Draw a dot and the bar of its interval, faint where the model is not on the front."""
-    found, ms = model.quality.agreement, model.ms[batch]
+    found, ms = model.quality.kl, model.ms[batch]
     if model.chosen:
         look = {"ms": 11, "color": SERIES[1], "mec": PAPER, "mew": 2, "zorder": 5}
     elif ahead:
@@ -97,19 +109,40 @@ def _draw_model(axis: Any, model: Tried, batch: int, ahead: bool) -> None:
 
 
 def _make_room(axis: Any, frontier: Frontier) -> None:
-    """Show all bars, and leave room above 100 % for the chosen model's name; no tick stands there."""
-    low = min(99.0, *(model.quality.agreement.low for model in frontier.models))
-    axis.set_ylim(low - 0.05 * (100 - low), 100 + 0.2 * (100 - low))
-    axis.set_yticks([tick for tick in axis.get_yticks() if low <= tick <= 100])
+    """Show all bars, and leave room above 0 for the chosen model's name; no tick stands there."""
+    high = max(1e-5, *(model.quality.kl.high for model in frontier.models))
+    axis.set_yscale("function", functions=(_root, _square))
+    axis.set_ylim(1.1 * high, -0.05 * high)
+    axis.set_yticks(ticks(high))
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.minorticks_off()
+
+
+def ticks(high: float) -> list[float]:
+    """KL to write at an axis from 0 to `high`, as many as have room."""
+    gap, found = TICK_GAP * sqrt(high), [0.0]
+    for tick in reversed([each for each in TICKS if 0 < each <= high]):
+        above = sqrt(found[-1]) if len(found) > 1 else 2 * sqrt(high)
+        if gap <= sqrt(tick) <= above - gap:
+            found.append(tick)
+    return sorted(found)
+
+
+def _root(kl: Any) -> Any:
+    """The axis' scale; also below 0, where names have room."""
+    return np.sign(kl) * np.sqrt(np.abs(kl))
+
+
+def _square(root: Any) -> Any:
+    return np.sign(root) * np.square(root)
 
 
 def _name_chosen(axis: Any, frontier: Frontier, batch: int) -> None:
     """Name the chosen model above its bar, to the left, where no model of the front can be; or right of its dot."""
-    chosen, found = frontier.chosen, frontier.chosen.quality.agreement
+    chosen, found = frontier.chosen, frontier.chosen.quality.kl
     ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
     text = f"chosen\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
     if ms > room:
-        axis.annotate(text, (ms, found.high), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
+        axis.annotate(text, (ms, found.low), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
     else:
         axis.annotate(text, (ms, found.value), (12, -2), ha="left", va="top", color=SERIES[1], **_LABEL)

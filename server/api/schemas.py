@@ -131,6 +131,41 @@ class Limits(BaseModel):
     top_k: int = Field(description="where a request says nothing")
 
 
+class DenseTime(BaseModel):
+    """The dense model in float32, where it is fastest."""
+
+    computed_by: str = Field(examples=["openvino float32"])
+    ms: float = Field(description="an image")
+
+
+Interval = tuple[float, float, float]
+"""A mean over the images, and the ends of its 95 % interval."""
+
+
+class Tried(BaseModel):
+    """A model that a search measured."""
+
+    name: str = Field(examples=["class token last, int8"])
+    computed_by: str = Field(examples=["openvino bfloat16"])
+    ms: float = Field(description="an image")
+    kl: Interval = Field(description="to the dense model's answers, nats: the mean and the ends of its 95 % interval")
+    agreement: Interval = Field(description="percent of images with the dense model's answer")
+    top1_change: Interval | None = Field(description="points; null where the images had no labels")
+    bytes: int
+    on_front: bool = Field(description="no other one is both faster and nearer to the dense model")
+    chosen: bool
+
+
+class SearchSummary(BaseModel):
+    """What `milkweed compress --images` measured when it made the model, at one batch size."""
+
+    batch: int = Field(description="images of a forward: 1 where that was measured")
+    images: int = Field(description="that judged, and fitted nothing")
+    measured_on: str = Field(examples=["AMD EPYC, 2 cores"], description="empty where that is not on record")
+    dense: DenseTime
+    models: list[Tried] = Field(description="the fastest first")
+
+
 class Model(BaseModel):
     """A served model."""
 
@@ -155,7 +190,8 @@ class Model(BaseModel):
     parameter_bytes: dict[str, int] = Field(
         examples=[{"dense_equivalent": 4_600_000, "resident": 1_900_000, "on_disk": 1_910_000}]
     )
-    metrics: dict[str, Any] = Field(description="what was measured, as the bundle records it")
+    metrics: dict[str, Any] = Field(description="what was measured, as the bundle records it; of a search see `search`")
+    search: SearchSummary | None = Field(description="null where no search made the model")
     device: str
     dtype: str
     backend: Literal["torch", "onnxruntime", "openvino"] = Field(description="what computes the forward")

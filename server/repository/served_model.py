@@ -23,6 +23,7 @@ from ..config.inference_options import inference_options
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
+from .search_summary import SEARCH, search_summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,6 +179,11 @@ class ServedModel:
         record = self.config.graph
         return None if record is None or self.pipeline.backend.name == "torch" else record.precision
 
+    @cached_property
+    def search(self) -> dict[str, Any] | None:
+        """What the search that made the model measured, in short; None where none did."""
+        return search_summary(self.name, self.config.metrics)
+
     @property
     def loader(self) -> str:
         """The loader and why it is this one."""
@@ -199,7 +205,8 @@ class ServedModel:
             "storage": dict(Counter(config.storage.values())),
             "graph": self.graph,
             "parameter_bytes": self.parameter_bytes,
-            "metrics": dict(config.metrics),
+            "metrics": {name: value for name, value in config.metrics.items() if name != SEARCH},
+            "search": self.search,
             "device": self.device,
             "dtype": self.dtype,
             "backend": pipeline.backend.name,

@@ -3,22 +3,47 @@
 import { make } from "./elements.js";
 import { imagesAForward, top1OnRecord } from "./models.js";
 import { stageMs } from "./stages.js";
-import { inBytes, inMs, inPercent } from "./units.js";
+import { inBytes, inMs, inPercent, inTimes } from "./units.js";
 
-/** Fill a box that has a table. */
+const ALIKE = 1.1; // times: what is nearer says nothing
+
+/** Fill a box that has a sentence and a table. */
 export function showComparison(box, models, cards) {
   const heads = box.querySelectorAll("thead th");
   models.forEach(({ label }, place) => (heads[place].textContent = heads[place].title = label));
   const both = cards.filter(({ agrees }) => agrees !== null);
+  const rows = rowsOf(models, both).filter(([, values]) => values.every((value) => value !== null));
+  box.querySelector(".lead").textContent = leadOf(models, rows, both.length);
+  box.querySelector("tbody").replaceChildren(...rows.map((each) => row(models, ...each)), ...agreement(both));
+}
+
+/** Which of the two is faster and how many times, in a sentence; of what is in memory where they are alike. */
+function leadOf(models, rows, photos) {
+  const valuesOf = (name) => rows.find(([each]) => each === name)?.[1];
+  const [times, sizes] = [valuesOf("forward"), valuesOf("in memory")];
+  const [light, lighter] = [better(sizes), ratio(sizes)];
+  const size = lighter < ALIKE ? "" : `${models[light].label} takes ${inPercent(1 / lighter)} of the other’s memory`;
+  if (!times || Math.min(...times) <= 0) return size && `${size}. Which is faster shows with the first photo.`;
+  const [first, second] = models.map(({ label }) => label);
+  const seen = `(medians of ${photos === 1 ? "1 photo" : `${photos} photos`})`;
+  if (ratio(times) < ALIKE) return `${first} and ${second} are as fast as each other ${seen}${size && `; ${size}`}.`;
+  const fast = better(times);
+  return `${models[fast].label} is ${inTimes(ratio(times))} times as fast as ${models[1 - fast].label} ${seen}.`;
+}
+
+function better([one, other]) {
+  return one <= other ? 0 : 1;
+}
+
+/** How many times the greater is the lesser one. */
+function ratio([one, other]) {
+  return Math.max(one, other) / Math.min(one, other);
+}
+
+function agreement(both) {
+  if (!both.length) return [];
   const agreeing = both.filter(({ agrees }) => agrees).length;
-  box.querySelector("tbody").replaceChildren(
-    ...rowsOf(models, both)
-      .filter(([, values]) => values.every((value) => value !== null))
-      .map(([name, [one, other], inWords, hasRatio]) =>
-        row(name, [inWords(one), inWords(other), hasRatio && other > 0 ? `${inShort(one / other)} ×` : ""]),
-      ),
-    ...(both.length ? [row("same answer", [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length), ""])] : []),
-  );
+  return [tableRow("same answer", [`${agreeing} of ${both.length}`, inPercent(agreeing / both.length), ""])];
 }
 
 function rowsOf(models, both) {
@@ -48,12 +73,25 @@ export function median(values) {
   return sorted.length % 2 ? sorted[middle] : (sorted[middle - 1] + sorted[middle]) / 2;
 }
 
-/** A ratio in about three digits. */
-function inShort(ratio) {
-  return ratio < 0.095 ? ratio.toPrecision(1) : ratio.toFixed(ratio < 9.95 ? 2 : ratio < 99.5 ? 1 : 0);
+/** A row; of what is better where it is less, the better value is bold and says how many times. */
+function row(models, name, values, inWords, lessIsBetter) {
+  const texts = values.map(inWords);
+  if (!lessIsBetter || !(Math.min(...values) > 0)) return tableRow(name, [...texts, ""]);
+  const times = ratio(values);
+  if (times < 1.005) return tableRow(name, [...texts, "same"]);
+  const least = better(values);
+  const line = tableRow(name, [...texts, `${inShort(times)} ×`]);
+  line.cells[1 + least].className = "better";
+  line.cells[3].prepend(make("span", { className: "spoken" }, `${models[least].label} `));
+  return line;
 }
 
-function row(name, values) {
+/** A ratio in about three digits. */
+function inShort(times) {
+  return times.toFixed(times < 9.95 ? 2 : times < 99.5 ? 1 : 0);
+}
+
+function tableRow(name, values) {
   const line = make("tr", {}, make("th", { scope: "row", textContent: name }));
   for (const value of values) line.insertCell().textContent = value;
   return line;

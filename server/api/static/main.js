@@ -2,6 +2,7 @@
 
 import { Card, Queue } from "./card.js";
 import { showComparison } from "./comparison.js";
+import { claimOf, showFront } from "./front.js";
 import { openIntake } from "./intake.js";
 import { counterpart, factsOf, fillSelect, knowsInWords, readModels } from "./models.js";
 import { Refusal, addressOf, ask, jsonOf, keyInUse } from "./server.js";
@@ -104,6 +105,8 @@ function showModels() {
   find("knows").textContent = knowsInWords(now[0]);
   if (two) showComparison(find("comparison"), now, cards);
   else find("facts").replaceChildren(...factsOf(now[0]));
+  find("claims").replaceChildren(...now.map(claimOf).filter(Boolean));
+  showFront(find("front"), now);
   const query = now[0].said.default ? "" : `?model=${encodeURIComponent(now[0].name)}`;
   const headers = { ...now[0].headers, ...(keyInUse() ? { "X-API-Key": "KEY" } : {}) };
   const options = Object.entries(headers).map(([name, value]) => `-H '${name}: ${value}' `);

@@ -15,16 +15,16 @@ export function readModels({ models }) {
       label: several ? `${said.name} ${version}` : said.name,
       headers: several ? { "X-Model-Version": version } : {},
       timeoutMs: said.limits.timeout_ms,
-      isMonarch: said.monarch_layers > 0,
+      isCompressed: said.monarch_layers > 0 || Boolean(said.search),
       said,
     };
   });
 }
 
-/** What to show beside a model at first: one of the same classes and the other kind, dense or Monarch. */
+/** What to show beside a model at first: one of the same classes and the other kind, dense or compressed. */
 export function counterpart(model, models) {
   return models.find(
-    (other) => other.isMonarch !== model.isMonarch && other.said.num_classes === model.said.num_classes,
+    (other) => other.isCompressed !== model.isCompressed && other.said.num_classes === model.said.num_classes,
   );
 }
 
@@ -73,7 +73,7 @@ export function factsOf(model) {
   for (const [data, top1] of top1OnRecord(model)) facts.push([`top-1, ${data}`, `${top1.toFixed(1)} %`]);
   const rows = facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]);
   const [name, list] = [make("h3", {}, model.label), make("dl", { className: "facts" }, ...rows)];
-  return [name, ...(model.isMonarch && dense > 0 ? [sizeBar(resident / dense)] : []), list];
+  return [name, ...(model.isCompressed && dense > 0 ? [sizeBar(resident / dense)] : []), list];
 }
 
 function sizeBar(share) {

@@ -20,3 +20,8 @@ export function inPercent(share) {
   if (percent >= 99.95 && share < 1) return "99.9 %";
   return `${percent >= 10 || percent === 0 ? percent.toFixed(percent >= 99 && share < 1 ? 1 : 0) : percent.toFixed(1)} %`;
 }
+
+/** How many times as much as people read it. */
+export function inTimes(times) {
+  return times.toFixed(times < 9.95 ? 1 : 0);
+}

@@ -30,8 +30,20 @@ def searched(bundle: Path, tmp_path: Path) -> Callable[[Any], Path]:
 def test_inspect_prints_the_front(milkweed: Milkweed, searched: Callable[[Any], Path]) -> None:
     ran = milkweed("inspect", searched(record())).ok(quiet=True)
     lines = ran.out.splitlines()
-    shown = lines[lines.index("front of accuracy and speed") + 2 :]
+    begin = lines.index("search")
+    assert "metrics" not in lines  # the record is all that they have, and is printed once
+    assert [line.split(maxsplit=1)[1].strip() for line in lines[begin + 1 : begin + 4]] == [
+        MODELS[3][0],
+        "3.03 times as fast as dense in openvino float32, 92.6 % [90.3, 94.9] the same answers, top-1 77.2 % (dense "
+        "77.4 %)",
+        "on  500 images that fitted nothing, on AMD EPYC, 2 cores; [95 %]",
+    ]
+    *shown, others = lines[begin + 6 :]
+    assert lines[begin + 5].split("  ")[-1].strip() == "size"
+    assert "ms at 8  ms at 1" in lines[begin + 5]
+    assert others == "3 other models measured that a faster one beats (--json has all, --plot draws them)"
     assert len(shown) == sum(row[8] for row in MODELS)
+    assert not any(line.startswith("*") for line in shown)  # all of them are on the front
     (chosen,) = (line for line in shown if line.startswith("-> "))
     name, *figures = chosen[3:].split("  openvino bfloat16 ")
     assert name.strip() == MODELS[3][0]
@@ -57,7 +69,7 @@ def test_inspect_draws_the_front(milkweed: Milkweed, searched: Callable[[Any], P
     picture = tmp_path / "new" / "front.svg"
     ran = milkweed("inspect", searched(record()), "--plot", picture, "--json")
     assert (ran.code, ran.err) == (0, f"milkweed: wrote {picture}\n")
-    assert "Same answer as the dense model, % of 500 images" in picture.read_text()
+    assert "KL to the dense model on 500 images: up is closer" in picture.read_text()
 
 
 def test_a_record_that_makes_no_sense_is_named_and_passed_over(
@@ -66,7 +78,7 @@ def test_a_record_that_makes_no_sense_is_named_and_passed_over(
     path = searched({"models": []})
     ran = milkweed("inspect", path).ok()
     assert ran.err == f"milkweed: bundle {path}: metrics.search.dense: Field required: passed over\n"
-    assert "front of accuracy" not in ran.out
+    assert "\nsearch\n" not in ran.out
 
 
 @pytest.mark.parametrize("json_too", [False, True])

@@ -1,14 +1,16 @@
 """The page at / in a real browser, before a real server of three models."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from milkweed.cli.bundle_args import demo_bundle
-from milkweed.models import densify_model
+from milkweed.models import densify_model, load_bundle, save_bundle
 
+from ...support.frontiers import record
 from .browser import chromium, visited
 
 if TYPE_CHECKING:
@@ -31,6 +33,18 @@ def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFacto
     densify_model(demo_bundle(), dense)
     bundles = {"monarch": demo_bundle(), "dense": dense, "other": tiny_bundle}
     with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def searched(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The demo with the record of a search, and the same made dense."""
+    folder = tmp_path_factory.mktemp("searched")
+    model, config = load_bundle(demo_bundle())
+    save_bundle(folder / "fast", model, replace(config, metrics={**config.metrics, "search": record()}))
+    densify_model(demo_bundle(), folder / "dense")
+    with serving({name: folder / name for name in ("fast", "dense")}, micro_batch=1) as server:
         server.wait_ready()
         yield server
 

@@ -142,10 +142,51 @@ def test_two_models_side_by_side(browser: "Browser", pair: Any) -> None:
         assert controls >= {"no-store"}  # what the server keeps would be set beside what it computes
         table = {row.split("\t")[0]: row.split("\t")[1:] for row in tab.locator("tbody tr").all_inner_texts()}
         sizes = [models[name]["parameter_bytes"]["resident"] for name in ("monarch", "dense")]
-        assert table["in memory"] == [*(f"{size / 1e6:.2f} MB" for size in sizes), f"{sizes[0] / sizes[1]:.2f} ×"]
+        *shown, gain = table["in memory"]
+        assert shown == [f"{size / 1e6:.2f} MB" for size in sizes]
+        assert gain.split() == ["monarch", f"{sizes[1] / sizes[0]:.2f}", "×"]
+        assert tab.locator("tr", has_text="in memory").locator(".better").inner_text() == shown[0]
         assert table["Monarch layers"][:2] == ["6", "0"]
         assert table["same answer"][:2] == ["4 of 4", "100 %"]
         assert all(value.endswith(" ms") for value in (*table["forward"][:2], *table["whole request"][:2]))
         tab.select_option("#beside", "other")  # asks all again
         expect(tab.locator(".badge")).to_have_text(["other answer"] * 4)
         expect(tab.locator("tbody tr", has_text="same answer")).to_have_text(re.compile("0 of 4"))
+
+
+@pytest.mark.parametrize(
+    ("ms", "said"),
+    [
+        ({"monarch": 4.0, "dense": 9.0}, "monarch is 2.3 times as fast as dense (medians of 1 photo)."),
+        ({"monarch": 9.0, "dense": 4.0}, "dense is 2.3 times as fast as monarch (medians of 1 photo)."),
+        (
+            {"monarch": 4.2, "dense": 4.0},
+            "monarch and dense are as fast as each other (medians of 1 photo); monarch takes 83 % of the other’s "
+            "memory.",
+        ),
+        (
+            {"monarch": 0.0, "dense": 4.0},
+            "monarch takes 83 % of the other’s memory. Which is faster shows with the first photo.",
+        ),
+    ],
+)
+def test_which_of_two_is_faster_is_said_in_words(
+    browser: "Browser", pair: Any, ms: dict[str, float], said: str
+) -> None:
+    with visited(browser, pair.url) as tab:
+        arrive(tab, pair.url)
+        expect(tab.locator("#comparison .lead")).to_have_text(re.compile("^monarch takes 83 % of .* the first photo"))
+        body = '{"results": [{"predictions": [{"id": "a", "label": "a", "score": 1}]}]}'
+
+        def answer(route: Any) -> None:
+            forward = ms[route.request.url.partition("model=")[2]]
+            route.fulfill(body=body, headers={"server-timing": f"forward;dur={forward}, total;dur=12"})
+
+        tab.route("**/classify?*", answer)
+        pick(tab, photo("a.png", ship()))
+        expect(tab.locator("#progress")).to_have_text("1 of 1")
+        expect(tab.locator("#comparison .lead")).to_have_text(said)
+        if min(ms.values()):
+            fast = min(ms, key=lambda name: ms[name])
+            gain = tab.locator("tr", has_text="forward").locator("td").last
+            assert gain.text_content() == f"{fast} {max(ms.values()) / min(ms.values()):.2f} ×"

@@ -1,0 +1,59 @@
+"""Tells in short, for /v1/models, what the search that made a model measured; the bundle's config has all of it."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from ...models.report.frontier import Frontier, Interval, front
+
+logger = logging.getLogger("milkweed.opening")
+
+SEARCH = "search"
+"""The member of a bundle's metrics that is the record of a search."""
+
+
+def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the models of the search by KL and milliseconds, one image at a time where that was measured.
+
+    Returns:
+        None where no search made the model, or its record cannot be read, which is logged.
+    """
+    if SEARCH not in metrics:
+        return None
+    try:
+        found = Frontier.from_dict(metrics[SEARCH])
+    except ValueError as error:
+        logger.warning("model %s: metrics.%s: not shown", name, error)
+        return None
+    batch = 1 if 1 in found.batches else found.batches[0]
+    ahead = front(found.models, batch)
+    return {
+        "batch": batch,
+        "images": found.images,
+        "measured_on": found.measured_on,
+        "dense": {"computed_by": found.dense.computed_by, "ms": _short(found.dense.ms[batch])},
+        "models": [
+            {
+                "name": model.name,
+                "computed_by": model.computed_by,
+                "ms": _short(model.ms[batch]),
+                "kl": _interval(model.quality.kl),
+                "agreement": _interval(model.quality.agreement),
+                "top1_change": None if model.quality.top1 is None else _interval(model.quality.top1),
+                "bytes": model.bytes,
+                "on_front": model in ahead,
+                "chosen": model.chosen,
+            }
+            for model in sorted(found.models, key=lambda model: model.ms[batch])
+        ],
+    }
+
+
+def _interval(found: Interval) -> list[float]:
+    """The value and both ends."""
+    return [_short(found.value), _short(found.low), _short(found.high)]
+
+
+def _short(value: float) -> float:
+    """Four digits; more would only be longer."""
+    return float(f"{value:.4g}")
