@@ -1,0 +1,148 @@
+"""Measures each rival beside the dense model in OpenVINO and float32, and keeps every row as soon as it is there."""
+
+import io
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...inference.backend import BackendError, Candidate, find_candidates
+from ...inference.device import dtype_name
+from ...inference.forward import Forward, plan_lanes
+from ...inference.graph import Graph, graph_forward
+from ...inference.open import InferenceOptions, open_model
+from ...jobs.search.quality import quality
+from ...jobs.search.runs import CPU, FEWEST
+from ...jobs.search.subject import Subject
+from ...jobs.search.timing import time_in_turns
+from ...models.accounting import macs
+from ...models.bundle.reading import read_config
+from ...models.errors import first_line
+from ...models.onnx.export import write_verified
+from ...models.serving.prepare import prepare_for_inference
+from .rivals import DENSE, Rival
+
+Row = dict[str, Any]
+Made = tuple[Forward, str, int]
+"""A forward, the backend and number type that compute it, and the bytes of its file."""
+
+BASE = Candidate("openvino", torch.float32)
+"""What computes the dense model that all rows are timed in turns with."""
+
+
+class Bench:
+    """Measures rows.
+
+    Args:
+        folder: for graphs.
+        rows: those that are there already.
+        keep: is called when there is one more.
+
+    Raises:
+        BackendError: OpenVINO, which all are compared with, is not installed.
+    """
+
+    def __init__(
+        self, subject: Subject, batches: Sequence[int], folder: Path, rows: list[Row], keep: Callable[[Row], None]
+    ) -> None:
+        self.subject, self.batches, self.rows, self._folder, self._keep = subject, batches, rows, folder, keep
+        self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
+        self._candidates, self._refused = find_candidates("auto", "auto", CPU)
+        if BASE not in self._candidates:
+            raise BackendError(self._refused["openvino"])
+
+    def run(self, rivals: Sequence[Rival], bundles: Sequence[Path]) -> None:
+        """Measure the dense model, the rivals and our bundles; what cannot be measured is a row that says why."""
+        for rival in (DENSE, *rivals):
+            for backend in rival.backends:
+                found = [each for each in self._candidates if each.backend == backend]  # the fastest type first
+                for candidate in sorted(found, key=lambda each: each != BASE) if rival.all_types else found[:1]:
+                    self._row(rival.name, rival.source, str(candidate), partial(self._made, rival, candidate))
+                if not found:
+                    self._row(rival.name, rival.source, backend, partial(self._refuse, backend))
+        for bundle in bundles:
+            version = read_config(bundle).version
+            self._row(bundle.name, f"milkweed {version}", "fastest backend", partial(self._opened, bundle))
+
+    def _row(self, name: str, source: str, asked: str, make: Callable[[], Made]) -> None:
+        """Measure a row that is not there yet."""
+        head = {"name": name, "source": source, "asked": asked}
+        if any(head.items() <= row.items() for row in self.rows):
+            return
+        with ExitStack() as opened:
+            try:
+                forward, computed_by, size = make()
+                opened.callback(forward.close)
+                found = {"computed_by": computed_by, "bytes": size, **self._measured(forward, opened)}
+            except Exception as error:  # the tools have exceptions of their own, and the others are to be measured
+                if not self.rows:
+                    raise
+                found = {"missing": first_line(error)}
+        self.rows.append({**head, **found})
+        self._keep(self.rows[-1])
+
+    def _measured(self, forward: Forward, opened: ExitStack) -> Row:
+        """Time a forward and judge its answers."""
+        judge = self.subject.judge
+        answers = torch.cat([forward.run(batch).probabilities for batch in judge.batches]).double()
+        found = quality(self.subject.dense, answers.clamp(min=FEWEST).log(), judge.targets)
+        return {**self._timed(forward, opened), "quality": found.to_dict()}
+
+    def _timed(self, forward: Forward, opened: ExitStack) -> Row:
+        """Time the first row, the dense model, alone, and every other one in turns with it."""
+        if not self.rows:
+            alone = time_in_turns({"dense": forward}, self.batches)["dense"]
+            return {"ms": {str(b): ms for b, ms in alone.items()}, "times_dense": {str(b): 1.0 for b in alone}}
+        dense = self._made(DENSE, BASE)[0]
+        opened.callback(dense.close)
+        spent = time_in_turns({"dense": dense, "rival": forward}, self.batches)
+        times = {str(b): ms / spent["rival"][b] for b, ms in spent["dense"].items()}
+        return {"ms": {b: self.rows[0]["ms"][b] / faster for b, faster in times.items()}, "times_dense": times}
+
+    def _made(self, rival: Rival, candidate: Candidate) -> Made:
+        """Make a rival's forward in a backend."""
+        dtype, size = candidate.dtype, self.subject.size
+        if candidate.backend != "torch":
+            file = self._graph(rival)
+            weights = file.stat().st_size
+            graph = Graph(file, weights, quantised=rival.quantise is not None)
+            return graph_forward(graph, candidate, self.plan, size), str(candidate), weights
+        model, saved = rival.model(self.subject), io.BytesIO()
+        if rival.finish is not None:
+            model = rival.finish(model.to(dtype))
+        torch.save(model.state_dict(), saved)
+        if rival.finish is not None:
+            model.compile()
+            forward = Forward(model, self.plan, device=CPU, dtype=dtype, size=size)
+            return forward, f"{candidate}, compiled", saved.tell()
+        served = prepare_for_inference(model, dtype=dtype)
+        forward = Forward(served, self.plan, device=CPU, dtype=dtype, size=size, cpu_graphs=True)
+        return forward, str(candidate), saved.tell()
+
+    def _graph(self, rival: Rival) -> Path:
+        """Return the file of a rival's graph, which is made if it is not there."""
+        file = self._folder / f"{rival.name}.onnx"
+        if not file.exists():
+            partial_file = file.with_suffix(".partial")
+            if rival.quantise is not None:
+                rival.quantise(self._graph(DENSE), self.subject.fit, partial_file)
+            else:
+                write_verified(rival.model(self.subject), partial_file, self.subject.size)
+            partial_file.replace(file)
+        return file
+
+    def _opened(self, bundle: Path) -> Made:
+        """Open a bundle as a server would, in the backend and number type that are its fastest."""
+        opened = open_model(bundle, InferenceOptions(device="cpu", backend="auto"))
+        if opened.config.preprocess != self.subject.config.preprocess:
+            opened.pipeline.close()
+            raise ValueError(f"bundle {bundle.name}: prepares images otherwise than the dense model")
+        forward = opened.pipeline.forward_stage
+        by = f"{opened.pipeline.backend.name} {dtype_name(forward.dtype)}"
+        return forward, by, int(opened.config.bytes_on_disk or 0)
+
+    def _refuse(self, backend: str) -> Made:
+        raise BackendError(self._refused[backend])
