@@ -83,7 +83,7 @@ def _figure(document: Mapping[str, Any]) -> Any:
     for axis, batch in zip(panels, frontier.batches, strict=True):
         draw_batch(axis, frontier, batch)
         for number, model in enumerate(numbered, 1):
-            place = (model.ms[batch], model.quality.agreement.value)
+            place = (model.ms[batch], model.quality.kl.value)
             axis.annotate(str(number), place, (5, 4), textcoords="offset points", fontsize=9, zorder=6)
     return drawn
 
