@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ...layers.monarch import monarch_shapes
-from ..projection.aware import project_aware
-from ..projection.parallel import one_thread
+from ..projection.layer_fit import monarch_objective
 from ..projection.statistics import InputStatistics
 
 BLOCK_COUNTS = (1, 2, 4, 8)
@@ -114,7 +113,7 @@ def _objectives(weight: Tensor, inputs: InputStatistics, nblocks: int, ranks: Se
     )
     gains = []
     for rank in anchors:
-        objective = project_aware(weight, inputs, nblocks, rank, sweeps=ANCHOR_SWEEPS).objective
+        objective = monarch_objective(weight, inputs, nblocks, rank, sweeps=ANCHOR_SWEEPS)
         gains.append(math.log(max(objective, 1e-12) / max(tails[rank], 1e-12)))
     return [tails[rank] * math.exp(_interpolated(rank, anchors, gains)) for rank in ranks]
 
@@ -141,8 +140,7 @@ def _tails(weight: Tensor, inputs: InputStatistics, nblocks: int) -> list[float]
         chunk = inputs.covariance[k * p : (k + 1) * p, k * p : (k + 1) * p]
         # Eigenvalues of B C B^T and of C^(1/2) B^T B C^(1/2) are the same: take the smaller.
         gram = block @ chunk @ block.mT if s <= p else _symmetric(chunk, block)
-        with one_thread():
-            values = torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0)
+        values = torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0)
         found = values.sum(0).flip(0).cumsum(0).flip(0)
         tails = found if tails is None else tails + found
     assert tails is not None
@@ -150,7 +148,6 @@ def _tails(weight: Tensor, inputs: InputStatistics, nblocks: int) -> list[float]
 
 
 def _symmetric(chunk: Tensor, block: Tensor) -> Tensor:
-    with one_thread():
-        values, vectors = torch.linalg.eigh(chunk)
+    values, vectors = torch.linalg.eigh(chunk)
     root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
     return root @ block.mT @ block @ root

@@ -13,7 +13,7 @@ from milkweed.models.compress.allocation.candidates import (
     layer_candidates,
     weight_count,
 )
-from milkweed.models.compress.projection.aware import project_aware
+from milkweed.models.compress.projection.layer_fit import monarch_objective
 from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.monarch import MonarchLinear
 
@@ -54,8 +54,8 @@ def test_low_rank_errors_are_exact(inputs: Inputs) -> None:
     found = layer_candidates(weight, seen, [1])
     assert [candidate.rank for candidate in found] == [8]
     for candidate in found:
-        exact = project_aware(weight.double(), seen, 1, candidate.rank, ridge=1e-12)
-        assert candidate.objective == pytest.approx(exact.objective, rel=1e-6)
+        exact = monarch_objective(weight.double(), seen, 1, candidate.rank, sweeps=0, ridge=1e-12)
+        assert candidate.objective == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 32), (32, 64)])
@@ -63,9 +63,7 @@ def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, colum
     weight, seen = matrix(rows, columns), inputs(columns)
     found = layer_candidates(weight, seen, [4])
     assert [candidate.rank for candidate in found] == [1, 2, 3, 4, 5]
-    ratios = [
-        candidate.objective / project_aware(weight, seen, 4, candidate.rank, sweeps=3).objective for candidate in found
-    ]
+    ratios = [candidate.objective / monarch_objective(weight, seen, 4, candidate.rank, sweeps=3) for candidate in found]
     assert [ratios[1], ratios[3]] == pytest.approx([1, 1])  # 37.5 and 75 % of the weights: fitted themselves
     assert 0.5 < ratios[2] < 2  # between them
     assert all(0.2 < ratio < 5 for ratio in ratios)  # beyond them
