@@ -18,8 +18,6 @@ class LayerNote:
     reason: str = ""
     error: float | None = None
     sensitivity: float | None = None
-    latency_before_us: float | None = None
-    latency_after_us: float | None = None
 
 
 def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> tuple[LayerRow, ...]:
