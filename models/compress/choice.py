@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from ..layers.layer_spec import LayerSpec
 from ..progress import Progress
-from ..report.rows import LayerNote
 from .allocation.costs import layer_costs
 from .allocation.search import Search, Trial
 from .calibration import Calibration
@@ -37,14 +37,14 @@ class Choice:
     unit: str | None = None
     warnings: tuple[str, ...] = ()
 
-    def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, LayerNote]:
+    def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, dict[str, Any]]:
         """The reason for each layer's structure, and its figures."""
         return {
-            name: LayerNote(
-                reason=self._reason(name),
-                error=fits[name].error if name in fits else None,
-                sensitivity=self.sensitivities.get(name),
-            )
+            name: {
+                "reason": self._reason(name),
+                "error": fits[name].error if name in fits else None,
+                "sensitivity": self.sensitivities.get(name),
+            }
             for name in names
         }
 
