@@ -66,7 +66,7 @@ def measured_change(
         batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
     """
     found = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
-    before, after = (torch.cat([one[which] for one in found]) for which in (0, 1))
+    before, after = torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
     known = [classes for _, _, classes in found if classes is not None]
     measuring = Measuring((), torch.cat(known) if len(known) == len(found) else None, before)
     return measuring.before, measuring.of_answers(after)
