@@ -19,8 +19,7 @@ from ..loaders.decode.dali_graph import DaliOptions
 from ..loaders.headers.limits import DEFAULT_LIMITS, Limits
 from ..loaders.preprocess.spec import PreprocessSpec
 from ..loaders.select import create_loader
-from ..models.accounting import dense_equivalent_bytes, macs
-from ..models.bundle.bundle import empty_model, load_bundle
+from ..models.bundle.bundle import empty_model, load_bundle, model_counts
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import golden_record
 from ..models.bundle.graph import load_graph
@@ -162,18 +161,21 @@ class _Forwards:
         if config.graph is not None and self.candidates[0].backend != "torch":
             graph, self.config = load_graph(bundle)
             own = own_graph(graph)
-            with naming(bundle):
-                model = empty_model(self.config)  # for its numbers alone
+            counts = graph.record.counts
         else:
-            model, self.config = load_bundle(bundle)
-            self._model, own = model, None
+            self._model, self.config = load_bundle(bundle)
+            counts, own = {}, None
         check_version(bundle, config.version, self.config.version)
         self._record = None if own is None else self.config.graph
         self._bundle, self._options, self._device = bundle, options, device
         self._graph = BundleGraph(bundle, config.version, folder, own)
         self.spec = PreprocessSpec.from_dict(self.config.preprocess)
-        self.dense_values = dense_equivalent_bytes(model) // torch.float32.itemsize
-        self.plan = _plan(options, device, macs(model, self.spec.size).total)
+        if not counts:
+            with naming(bundle):
+                model = empty_model(self.config) if self._model is None else self._model
+            counts = model_counts(model, self.spec.size)
+        self.dense_values = counts["dense_values"]
+        self.plan = _plan(options, device, counts["macs"])
         self.fusion: FusionReport | None = None
 
     @property

@@ -13,7 +13,7 @@ from ..models.accounting import layer_accounts
 from ..models.bundle.provenance import library_versions
 from ..models.layers.structured import StructuredLinear
 from ..models.report import DataUse, Measured, Role, RunReport, Skipped
-from ..models.report.rows import LayerNote, layer_rows, model_totals
+from ..models.report.rows import layer_rows, model_totals
 from ..models.training import TrainResult
 from .train_job import TrainJob
 
@@ -82,10 +82,10 @@ def _within(path: Path, folder: Path) -> str:
     return str(path.relative_to(folder)) if path.is_relative_to(folder) else path.name
 
 
-def _notes(job: TrainJob, model: nn.Module) -> dict[str, LayerNote]:
+def _notes(job: TrainJob, model: nn.Module) -> dict[str, dict[str, str]]:
     """Give the reason for the structure of each linear layer."""
     return {
-        account.name: LayerNote(reason=_reason(job, isinstance(model.get_submodule(account.name), StructuredLinear)))
+        account.name: {"reason": _reason(job, isinstance(model.get_submodule(account.name), StructuredLinear))}
         for account in layer_accounts(model)
     }
 

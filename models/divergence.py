@@ -1,6 +1,6 @@
 """Compares the answers of two models to the same images: KL divergence and agreement."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +23,7 @@ class Divergence:
     images: int
 
 
-def answers(model: nn.Module, batches: Iterable[Tensor]) -> Tensor:
+def answers(model: Callable[[Tensor], Tensor], batches: Iterable[Tensor]) -> Tensor:
     """Log-probabilities (images, classes), float32, of batches of normalised images (B, 3, H, W)."""
     with torch.inference_mode():
         return torch.cat([F.log_softmax(model(images).float(), dim=-1) for images in batches])

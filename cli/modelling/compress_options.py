@@ -83,9 +83,7 @@ class CompressOptions:
     ] = None
     cost: Annotated[
         str,
-        text_option(
-            "UNIT", "What the budget counts: parameters, macs (multiply-accumulates) or latency (measured here)."
-        ),
+        text_option("UNIT", "What the budget counts: parameters or macs (multiply-accumulates)."),
     ] = "parameters"
     block_counts: Annotated[str, text_option("LIST", "Numbers of blocks to choose from; 1 is low rank.")] = "1,2,4,8"
     refinements: Annotated[

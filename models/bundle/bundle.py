@@ -10,8 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
+from ..accounting import dense_equivalent_bytes, macs
 from ..architectures.meta_init import built_on_meta
 from ..architectures.registry import create_model
 from ..architectures.token_blocks import token_plan_of
@@ -97,6 +99,14 @@ def empty_model(config: BundleConfig) -> nn.Module:
         raise BundleError(f"{CONFIG}: cannot build {quoted(config.arch)}: {_one_line(error)}") from error
 
 
+def model_counts(model: nn.Module, size: int) -> dict[str, int]:
+    """COUNTS of a model, which may be on the meta device, for images of `size` px a side."""
+    return {
+        "macs": macs(model, size).total,
+        "dense_values": dense_equivalent_bytes(model) // torch.float32.itemsize,
+    }
+
+
 def save_bundle(
     path: str | Path,
     model: nn.Module | None,
@@ -130,7 +140,9 @@ def save_bundle(
         labels = tuple(config.labels if labels is None else labels)
         record = None if graph is None else graph.record
         config = replace(config, labels=labels, storage=dict(storage or {}), graph=record, golden={})
-        _check_saving(model, config, graph)
+        empty = _check_saving(model, config, graph)
+        if record is not None:
+            config = replace(config, graph=replace(record, counts=model_counts(empty, int(config.preprocess["size"]))))
         if model is not None:
             size = int(config.preprocess["size"])
             config = replace(config, golden=golden_record(as_stored(model, config.storage), size))
@@ -179,7 +191,8 @@ def _check_target(path: Path, overwrite: bool) -> None:
         raise BundleError("exists already: ask for overwriting to replace it")
 
 
-def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> None:
+def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> nn.Module:
+    """Refuse what cannot be saved; return the config's model on the meta device."""
     check_preprocess(config.preprocess)
     check_label_count(config.labels, config)
     parse_labels(labels_document(config.labels))
@@ -188,13 +201,14 @@ def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | 
     if model is None:
         if graph is None:
             raise BundleError("neither weights nor a graph to save")
-        empty_model(config)
-        return
+        return empty_model(config)
     if odd := layer_specs_of(model).items() ^ dict(config.structure).items():
         raise BundleError(f"structure: layer {min(name for name, _ in odd)} of the model is not as the config says")
     if token_plan_of(model) != config.tokens:
         raise BundleError("tokens: the model does not compute the tokens that the config says")
-    _check_tensors(empty_model(config).state_dict(), model.state_dict())
+    empty = empty_model(config)
+    _check_tensors(empty.state_dict(), model.state_dict())
+    return empty
 
 
 def _write(folder: Path, model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> BundleConfig:

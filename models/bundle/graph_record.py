@@ -16,6 +16,9 @@ MAX_OPSET = 20
 PRECISIONS = ("float32", "int8")
 BACKENDS = ("onnxruntime", "openvino")
 
+COUNTS = ("macs", "dense_values")
+"""Multiply-accumulates of one image; the numbers that the model would hold if every structured layer were dense."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GraphRecord:
@@ -27,6 +30,7 @@ class GraphRecord:
         backends: those of BACKENDS whose answers to the golden images were compared when the graph was made.
         quantisation: how it was quantised, as plain data; empty where it was not.
         golden: the graph's own answers to the golden images (`golden.py`), by the first of `backends`.
+        counts: COUNTS of the model, so that a server need not build it; empty where a bundle does not say them.
     """
 
     precision: str
@@ -34,6 +38,7 @@ class GraphRecord:
     backends: tuple[str, ...]
     quantisation: Mapping[str, Any] = field(default_factory=dict)
     golden: Mapping[str, Any]
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON form."""
@@ -44,6 +49,7 @@ class GraphRecord:
             "backends": list(self.backends),
             "quantisation": dict(self.quantisation),
             "golden": dict(self.golden),
+            **({"counts": dict(self.counts)} if self.counts else {}),
         }
 
     @classmethod
@@ -54,7 +60,7 @@ class GraphRecord:
             BundleError: a member is missing, unknown or outside its limits.
         """
         known = {"file", "precision", "opset", "backends", "quantisation", "golden"}
-        if odd := sorted(set(document) ^ known):
+        if odd := sorted((set(document) - {"counts"}) ^ known):
             raise BundleError(f"graph: member {quoted(odd[0])} is {'missing' if odd[0] in known else 'unknown'}")
         file, precision, opset, backends = (document[name] for name in ("file", "precision", "opset", "backends"))
         _require(file == GRAPH, f"file {quoted(file)} must be {GRAPH}")
@@ -66,8 +72,11 @@ class GraphRecord:
         for name in ("quantisation", "golden"):
             _require(isinstance(document[name], dict), f"{name} {quoted(document[name], 40)} must be an object")
         check_record(document["golden"], num_classes)
+        counts = document.get("counts", {})
+        whole = isinstance(counts, dict) and all(type(count) is int and count >= 0 for count in counts.values())
+        _require(whole and set(counts) in (set(), set(COUNTS)), f"counts must be whole numbers: {', '.join(COUNTS)}")
         rest = {name: document[name] for name in ("precision", "opset", "quantisation", "golden")}
-        return cls(backends=tuple(backends), **rest)
+        return cls(backends=tuple(backends), counts=counts, **rest)
 
 
 def _require(condition: bool, problem: str) -> None:

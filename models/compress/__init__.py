@@ -5,10 +5,6 @@ from .compression import CompressReport as CompressReport
 from .compression import compress_model as compress_model
 from .densification import densify_layer as densify_layer
 from .densification import densify_model as densify_model
-from .projection.plain import Projection as Projection
-from .projection.plain import project_linear as project_linear
-from .projection.plain import project_operator as project_operator
-from .projection.plain import project_state as project_state
 from .replacement import project_layer as project_layer
 from .replacement import replace_layer as replace_layer
 from .request import CompressRequest as CompressRequest

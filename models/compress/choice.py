@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import nn
 
 from ..layers.layer_spec import LayerSpec
 from ..progress import Progress
-from ..report.rows import LayerNote
-from .allocation.costs import LayerCosts
+from .allocation.costs import layer_costs
 from .allocation.search import Search, Trial
 from .calibration import Calibration
 from .measured import Measuring
@@ -27,45 +27,36 @@ class Choice:
         structures: structures of the layers that change.
         trials: allocations that were measured on the way.
         sensitivities: KL in nats that each layer at half of its weights is responsible for.
-        costs: the layers' costs in the budget's unit, if there was a budget.
+        unit: of the budget's costs, if there was a budget.
         warnings: sentences for a person.
     """
 
     structures: Mapping[str, LayerSpec]
     trials: tuple[Trial, ...] = ()
     sensitivities: Mapping[str, float] = field(default_factory=dict)
-    costs: LayerCosts | None = None
+    unit: str | None = None
     warnings: tuple[str, ...] = ()
 
-    def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, LayerNote]:
+    def notes(self, names: Sequence[str], fits: Mapping[str, LayerFit]) -> dict[str, dict[str, Any]]:
         """The reason for each layer's structure, and its figures."""
         return {
-            name: LayerNote(
-                reason=self._reason(name),
-                error=fits[name].error if name in fits else None,
-                sensitivity=self.sensitivities.get(name),
-                **self._latencies(name),
-            )
+            name: {
+                "reason": self._reason(name),
+                "error": fits[name].error if name in fits else None,
+                "sensitivity": self.sensitivities.get(name),
+            }
             for name in names
         }
 
     def _reason(self, name: str) -> str:
         structure = self.structures.get(name)
-        if self.costs is None:
+        if self.unit is None:
             return "as asked"
         if structure is not None:
-            return f"least damage for its share of the budget of {self.costs.unit}"
+            return f"least damage for its share of the budget of {self.unit}"
         if name not in self.sensitivities:
             return "dense: no structure with fewer weights divides its widths"
         return "dense: for the answers it is worth more than what its weights would buy elsewhere"
-
-    def _latencies(self, name: str) -> dict[str, float]:
-        if self.costs is None or self.costs.unit != "latency":
-            return {}
-        return {
-            "latency_before_us": self.costs(name, None),
-            "latency_after_us": self.costs(name, self.structures.get(name)),
-        }
 
 
 def fixed_choice(structures: Mapping[str, LayerSpec]) -> Choice:
@@ -94,8 +85,8 @@ def choose_for_budget(
     model: nn.Module,
     request: CompressRequest,
     calibration: Calibration,
-    costs: LayerCosts,
     measuring: Measuring,
+    size: int,
     progress: Progress,
 ) -> Choice:
     """The structure of each layer with the least measured damage within the budget.
@@ -104,18 +95,19 @@ def choose_for_budget(
         ValueError: the budget cannot be met; names the smallest share that can.
     """
     assert request.budget is not None
+    cost = layer_costs(model, list(calibration.fitted), request.cost, size)
     search = Search(
         model,
         calibration.fitted,
         measuring.batches,
-        costs,
+        cost,
         measuring.reference,
         block_counts=request.block_counts,
         ridge=calibration.ridge,
         progress=progress,
     )
-    dense = costs.dense()
-    fixed = sum(costs(name, None) for name in calibration.fitted if name not in search.names)
+    dense = sum(cost(name, None) for name in calibration.fitted)
+    fixed = sum(cost(name, None) for name in calibration.fitted if name not in search.names)
     least = (search.least_cost() + fixed) / dense
     if least > request.budget:
         raise ValueError(f"budget {request.budget:g} cannot be met: the smallest possible is {least:.4f}")
@@ -125,7 +117,7 @@ def choose_for_budget(
     for share in CURVE_BUDGETS:
         if share != request.budget and share >= least:
             tried.append(search.measure(f"budget {share:g}", search.allocated(share * dense - fixed)))
-    return Choice(best.structures, tuple(tried), sensitivities, costs, (HELD_OUT_CHOSE,))
+    return Choice(best.structures, tuple(tried), sensitivities, request.cost, (HELD_OUT_CHOSE,))
 
 
 HELD_OUT_CHOSE = (

@@ -20,7 +20,6 @@ from ..progress import SILENT, Progress
 from ..report import Candidate as TriedModel
 from ..report import DataUse, Measured, RunReport, check_report_packages, write_report
 from ..report.rows import layer_rows, model_totals, stored_bytes
-from .allocation.costs import LayerCosts
 from .calibration import Calibration, Images, calibrate
 from .choice import Choice, choose_for_budget, fixed_choice
 from .measured import Measuring
@@ -174,8 +173,7 @@ class _Compression:
                 return fixed_choice(layer_specs_for(self.model, self.names, request.structure, **options))
             assert self.calibration is not None
             assert self.measuring is not None
-            costs = LayerCosts(self.model, self.names, request.cost, self.size)
-            return choose_for_budget(self.model, request, self.calibration, costs, self.measuring, self.progress)
+            return choose_for_budget(self.model, request, self.calibration, self.measuring, self.size, self.progress)
 
     def replace_layers(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """Fit to all images, since the held-out ones are no longer needed for choices, and replace the layers."""

@@ -65,22 +65,8 @@ def measured_change(
     Args:
         batches: normalised images (B, 3, H, W), and their classes where they are known; at least one image.
     """
-    before, after = [], []
-    for images, targets in batches:
-        measuring = Measuring.on(reference, [images], targets)
-        before.append(measuring.before)
-        after.append(measuring(model))
-    return _together(before), _together(after)
-
-
-def _together(parts: Sequence[Measured]) -> Measured:
-    """The figures over the images of all parts."""
-    images = sum(part.images for part in parts)
-
-    def mean(name: str) -> float | None:
-        values = [getattr(part, name) for part in parts]
-        if None in values:
-            return None
-        return sum(value * part.images for value, part in zip(values, parts, strict=True)) / images
-
-    return Measured(top1=mean("top1"), top5=mean("top5"), agreement=mean("agreement"), kl=mean("kl"), images=images)
+    found = [(answers(reference, [images]), answers(model, [images]), classes) for images, classes in batches]
+    before, after = torch.cat([one[0] for one in found]), torch.cat([one[1] for one in found])
+    known = [classes for _, _, classes in found if classes is not None]
+    measuring = Measuring((), torch.cat(known) if len(known) == len(found) else None, before)
+    return measuring.before, measuring.of_answers(after)

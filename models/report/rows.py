@@ -1,7 +1,8 @@
 """Counts a model's layers and totals for a report: with every layer dense, and as the model is now."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from torch import nn
 
@@ -11,23 +12,12 @@ from ..layers.structured import StructuredLinear
 from .document import LayerRow, RunReport, Totals
 
 
-@dataclass(frozen=True, kw_only=True)
-class LayerNote:
-    """The part of a `LayerRow` that the model itself does not tell."""
-
-    reason: str = ""
-    error: float | None = None
-    sensitivity: float | None = None
-    latency_before_us: float | None = None
-    latency_after_us: float | None = None
-
-
-def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> tuple[LayerRow, ...]:
+def layer_rows(model: nn.Module, size: int, notes: Mapping[str, Mapping[str, Any]]) -> tuple[LayerRow, ...]:
     """A row for every linear layer, in the model's order.
 
     Args:
         size: side of the model's images, px.
-        notes: what is known by layer; a layer without a note has no reason.
+        notes: by layer, what the model does not tell: `reason`, `error`, `sensitivity`.
     """
     rows = []
     for account in layer_accounts(model, size):
@@ -49,7 +39,7 @@ def layer_rows(model: nn.Module, size: int, notes: Mapping[str, LayerNote]) -> t
                 macs_after=account.macs,
                 bytes_before=item * dense_weights,
                 bytes_after=item * weights,
-                **vars(notes.get(account.name, LayerNote())),
+                **notes.get(account.name, {}),
             )
         )
     return tuple(rows)

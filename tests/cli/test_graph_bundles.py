@@ -23,7 +23,8 @@ def test_inspect_shows_what_config_and_graph_say(
         milkweed("inspect", each, "--json").ok(quiet=True).document
         for each in (graph_alone, graph_and_weights, colour_bundle)
     )
-    assert alone["graph"] == both["graph"] == colour_graph.record.to_dict()
+    counts = {"macs": both["macs"]["per_image"], "dense_values": both["parameters"]["dense_equivalent"]}
+    assert alone["graph"] == both["graph"] == {**colour_graph.record.to_dict(), "counts": counts}
     assert plain["graph"] is None
     for counted in ("layers", "parameters", "macs"):
         assert alone[counted] == both[counted] == plain[counted]

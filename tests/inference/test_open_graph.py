@@ -72,6 +72,22 @@ def test_served_answers_are_those_of_the_runtime_on_the_same_bytes(
     model.pipeline.close()
 
 
+def test_the_model_is_built_only_where_the_record_does_not_count_it(
+    graph_alone: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = Path(shutil.copytree(graph_alone, tmp_path / "copy"))
+    built, build = [], opening.empty_model
+    monkeypatch.setattr(opening, "empty_model", lambda config: built.append(config) or build(config))
+    counted = opened(copy, backend="onnxruntime").pipeline
+    assert not built
+    edit_config(copy, lambda document: document["graph"].pop("counts"))
+    older = opened(copy, backend="onnxruntime").pipeline
+    assert len(built) == 1
+    assert (older.plan, older.dense_bytes) == (counted.plan, counted.dense_bytes)
+    for pipeline in (counted, older):
+        pipeline.close()
+
+
 @pytest.mark.parametrize("name", RUNTIMES)
 def test_an_answer_of_an_int8_graph_is_the_same_in_any_company_to_the_bit(name: Backend, graph_alone: Path) -> None:
     alone, lanes = opened(graph_alone, backend=name, lanes=1), opened(graph_alone, backend=name, lanes=3)

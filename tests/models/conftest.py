@@ -1,6 +1,8 @@
 """Fixtures of the model tests: tiny models of each family, a bundle of one, and inputs that compression is tried on."""
 
+import copy
 import importlib.util
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -31,23 +33,36 @@ def tiny_vit() -> dict[str, Any]:
     return dict(TINY_VIT)
 
 
-@pytest.fixture
-def tiny_config(tiny_vitae: dict[str, Any]) -> BundleConfig:
-    """The config of a ViTAE with two Monarch MLPs and five classes."""
+@pytest.fixture(scope="session")
+def saved_tiny_config() -> BundleConfig:
+    """Made once; `tiny_config` is a copy that a test may change."""
     torch.manual_seed(0)
-    model = create_model("vitae_basic", num_classes=5, **tiny_vitae)
+    model = create_model("vitae_basic", num_classes=5, **TINY_VITAE)
     replace_linears(model, layer_specs_for(model, select_linears(model, ["mlp"]), nblocks=2))
     provenance = {"source": {"file": "x.pth", "sha256": "0" * 64}}
-    return config_of(model, "vitae_basic", tiny_vitae, 5, provenance=provenance, metrics={"top1": 0.5})
+    return config_of(model, "vitae_basic", dict(TINY_VITAE), 5, provenance=provenance, metrics={"top1": 0.5})
+
+
+@pytest.fixture(scope="session")
+def saved_tiny_bundle(saved_tiny_config: BundleConfig, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Written once; `tiny_bundle` is a copy that a test may change."""
+    config, path = saved_tiny_config, tmp_path_factory.mktemp("saved") / "tiny"
+    torch.manual_seed(1)
+    save_bundle(path, create_model(config.arch, layer_specs=config.structure, **config.arch_args), config)
+    return path
 
 
 @pytest.fixture
-def tiny_bundle(tmp_path: Path, tiny_config: BundleConfig) -> Path:
+def tiny_config(saved_tiny_config: BundleConfig) -> BundleConfig:
+    """The config of a ViTAE with two Monarch MLPs and five classes."""
+    return copy.deepcopy(saved_tiny_config)
+
+
+@pytest.fixture
+def tiny_bundle(saved_tiny_bundle: Path, tmp_path: Path) -> Path:
     """A saved bundle of `tiny_config` with random weights."""
     torch.manual_seed(1)
-    model = create_model(tiny_config.arch, layer_specs=tiny_config.structure, **tiny_config.arch_args)
-    save_bundle(tmp_path / "tiny", model, tiny_config)
-    return tmp_path / "tiny"
+    return Path(shutil.copytree(saved_tiny_bundle, tmp_path / "tiny"))
 
 
 @pytest.fixture(scope="session")

@@ -6,16 +6,15 @@ ranks of each block count and interpolated between them.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...layers.monarch import monarch_shapes
-from ..projection.aware import project_aware
-from ..projection.parallel import one_thread
+from ...layers.layer_spec import LayerSpec
+from ..projection.layer_fit import monarch_objective
 from ..projection.statistics import InputStatistics
 
 BLOCK_COUNTS = (1, 2, 4, 8)
@@ -37,120 +36,76 @@ ANCHOR_SWEEPS = 3
 
 @dataclass(frozen=True)
 class Candidate:
-    """One structure of a layer.
+    """One structure of a layer, with the expected tr((W-M) C (W-M)^T) / tr(W C W^T)."""
 
-    Args:
-        nblocks, rank: as in `MonarchLinear`; the rank is that of each sub-block.
-        weights: the number that it stores, without bias.
-        objective: the expected tr((W-M) C (W-M)^T) / tr(W C W^T).
-    """
-
-    nblocks: int
-    rank: int
-    weights: int
+    structure: LayerSpec
     objective: float
 
 
 def layer_candidates(
-    weight: Tensor, inputs: InputStatistics, block_counts: Sequence[int] = BLOCK_COUNTS
+    weight: Tensor, inputs: InputStatistics, block_counts: Sequence[int] = BLOCK_COUNTS, *, bias: bool = True
 ) -> tuple[Candidate, ...]:
     """Every structure worth considering for the weight (out, in), smallest first.
 
     Block counts divide both widths, ranks are multiples of 8 (any rank, where the sub-blocks are too small for that),
     and there are fewer weights than dense. A structure that costs as much as one with less error is left out.
     """
+    out_features, in_features = weight.shape
     found: list[Candidate] = []
     for nblocks in block_counts:
-        ranks = candidate_ranks(weight.shape[1], weight.shape[0], nblocks)
-        if ranks:
-            objectives = _objectives(weight, inputs, nblocks, ranks)
-            found += [
-                Candidate(nblocks, rank, weight_count(weight.shape[1], weight.shape[0], nblocks, rank), objective)
-                for rank, objective in zip(ranks, objectives, strict=True)
-            ]
+        structures = candidate_structures(in_features, out_features, nblocks, bias=bias)
+        objectives = _objectives(weight, inputs, nblocks, structures) if structures else []
+        found += map(Candidate, structures, objectives)
     return frontier(found)
 
 
-def candidate_ranks(in_features: int, out_features: int, nblocks: int) -> list[int]:
-    """Ranks of the sub-blocks that a layer is offered; none where blocks do not divide it or would save nothing."""
+def candidate_structures(in_features: int, out_features: int, nblocks: int, *, bias: bool = True) -> list[LayerSpec]:
+    """Structures that a layer is offered, by rising rank; none where blocks do not divide it or would save nothing."""
     if nblocks > min(in_features, out_features) or in_features % nblocks or out_features % nblocks:
         return []
-    dense = in_features * out_features
     most = min(in_features, out_features) // nblocks
     step = RANK_MULTIPLE if most >= 3 * RANK_MULTIPLE else max(1, most // RANK_MULTIPLE)
-    ranks = [r for r in range(step, most + 1, step) if weight_count(in_features, out_features, nblocks, r) < dense]
-    if len(ranks) > MAX_RANKS:
-        places = torch.linspace(0, len(ranks) - 1, MAX_RANKS).round().int().tolist()
-        ranks = [ranks[place] for place in sorted(set(places))]
-    return ranks
-
-
-def weight_count(in_features: int, out_features: int, nblocks: int, rank: int) -> int:
-    """The number of weights in both factors."""
-    (blocks1, q, p), (blocks2, s, r) = monarch_shapes(in_features, out_features, nblocks, rank)
-    return blocks1 * q * p + blocks2 * s * r
+    every = (LayerSpec("monarch", in_features, out_features, nblocks, r, bias) for r in range(step, most + 1, step))
+    found = [structure for structure in every if structure.weight_count < structure.dense_weight_count]
+    if len(found) > MAX_RANKS:
+        places = torch.linspace(0, len(found) - 1, MAX_RANKS).round().int().tolist()
+        found = [found[place] for place in places]
+    return found
 
 
 def frontier(candidates: Sequence[Candidate]) -> tuple[Candidate, ...]:
     """The candidates that no other beats in both weights and error, smallest first."""
     best: list[Candidate] = []
-    for candidate in sorted(candidates, key=lambda c: (c.weights, c.objective)):
+    for candidate in sorted(candidates, key=lambda c: (c.structure.weight_count, c.objective)):
         if not best or candidate.objective < best[-1].objective:
             best.append(candidate)
     return tuple(best)
 
 
-def _objectives(weight: Tensor, inputs: InputStatistics, nblocks: int, ranks: Sequence[int]) -> list[float]:
-    """The expected objective at each rank."""
+def _objectives(weight: Tensor, inputs: InputStatistics, nblocks: int, structures: Sequence[LayerSpec]) -> list[float]:
+    """The expected objective of each structure."""
     tails = _tails(weight, inputs, nblocks)
+    ranks = [structure.rank or 0 for structure in structures]
     if nblocks == 1:
-        return [tails[min(rank, len(tails) - 1)] for rank in ranks]  # exact: one block, one SVD
-    dense = weight.numel()
-    anchors = sorted(
-        {
-            min(ranks, key=lambda r: abs(weight_count(weight.shape[1], weight.shape[0], nblocks, r) / dense - share))
-            for share in ANCHORS
-        }
-    )
-    gains = []
-    for rank in anchors:
-        objective = project_aware(weight, inputs, nblocks, rank, sweeps=ANCHOR_SWEEPS).objective
-        gains.append(math.log(max(objective, 1e-12) / max(tails[rank], 1e-12)))
-    return [tails[rank] * math.exp(_interpolated(rank, anchors, gains)) for rank in ranks]
-
-
-def _interpolated(rank: int, anchors: Sequence[int], gains: Sequence[float]) -> float:
-    """The gain at a rank: piecewise linear between the anchors, constant beyond them."""
-    above = bisect_left(anchors, rank)
-    if above in (0, len(anchors)):
-        return gains[min(above, len(anchors) - 1)]
-    low, high = anchors[above - 1], anchors[above]
-    part = (rank - low) / (high - low)
-    return gains[above - 1] + part * (gains[above] - gains[above - 1])
+        return [tails[rank] for rank in ranks]  # exact: one block, one SVD
+    shares = [structure.weight_count / weight.numel() for structure in structures]
+    nearest = {min(range(len(ranks)), key=lambda place: abs(shares[place] - share)) for share in ANCHORS}
+    anchors = [ranks[place] for place in sorted(nearest)]
+    fits = [monarch_objective(weight, inputs, nblocks, rank, sweeps=ANCHOR_SWEEPS) for rank in anchors]
+    gains = [math.log(max(fit, 1e-12) / max(tails[rank], 1e-12)) for rank, fit in zip(anchors, fits, strict=True)]
+    # Between the anchors the gain is piecewise linear, beyond them constant.
+    return [tails[rank] * math.exp(gain) for rank, gain in zip(ranks, np.interp(ranks, anchors, gains), strict=True)]
 
 
 def _tails(weight: Tensor, inputs: InputStatistics, nblocks: int) -> list[float]:
     """For each rank from 0, the share of the whitened sub-blocks' squared singular values beyond it."""
     out_features, in_features = weight.shape
     p, s = in_features // nblocks, out_features // nblocks
-    classes = weight.double().view(s, nblocks, nblocks, p)
-    tails: Tensor | None = None
-    whole = ((weight.double() @ inputs.covariance) * weight.double()).sum()
-    for k in range(nblocks):
-        block = classes[:, :, k].transpose(0, 1)
-        chunk = inputs.covariance[k * p : (k + 1) * p, k * p : (k + 1) * p]
-        # Eigenvalues of B C B^T and of C^(1/2) B^T B C^(1/2) are the same: take the smaller.
-        gram = block @ chunk @ block.mT if s <= p else _symmetric(chunk, block)
-        with one_thread():
-            values = torch.linalg.eigvalsh(gram).flip(-1).clamp_min(0)
-        found = values.sum(0).flip(0).cumsum(0).flip(0)
-        tails = found if tails is None else tails + found
-    assert tails is not None
-    return [*(tails / whole.clamp_min(1e-300)).tolist(), 0.0]
-
-
-def _symmetric(chunk: Tensor, block: Tensor) -> Tensor:
-    with one_thread():
-        values, vectors = torch.linalg.eigh(chunk)
-    root = (vectors * values.clamp_min(0).sqrt()) @ vectors.mT
-    return root @ block.mT @ block @ root
+    exact, covariance = weight.double(), inputs.covariance
+    classes = exact.view(s, nblocks, nblocks, p).permute(2, 1, 0, 3)  # (chunk k, class j, s, p)
+    chunks = torch.stack([covariance[k : k + p, k : k + p] for k in range(0, in_features, p)]).unsqueeze(1)
+    # The squared singular values of B C^(1/2) are the eigenvalues of B C B^T.
+    values = torch.linalg.eigvalsh(classes @ chunks @ classes.mT).flip(-1).clamp_min(0).sum((0, 1))
+    tails = values.flip(0).cumsum(0).flip(0)
+    whole = ((exact @ covariance) * exact).sum().clamp_min(1e-300)
+    return [*(tails / whole).tolist(), 0.0]

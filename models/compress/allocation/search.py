@@ -6,27 +6,26 @@ is measured again inside the compressed model, by the KL's slopes, and the budge
 all allocations by measured KL is kept.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ...divergence import Divergence, answers, divergence
 from ...layers.layer_spec import LayerSpec
 from ...layers.select import linear_layer
 from ...progress import SILENT, Progress
 from ..projection.aware import RIDGE
-from ..projection.layer_fit import LayerFit, fit_layers
+from ..projection.layer_fit import FitRequest, LayerFit, fit_layer, fit_layers
 from ..projection.parallel import each_on_one_thread
 from ..projection.statistics import InputStatistics
 from .budget import Option, allocate
-from .candidates import BLOCK_COUNTS, layer_candidates
-from .layer import SearchedLayer
-from .slopes import Change, slopes
+from .candidates import BLOCK_COUNTS, Candidate, layer_candidates
+from .costs import Cost
+from .slopes import Change, changed, slopes
 
-Cost = Callable[[str, LayerSpec | None], float]
-"""Gives the cost of a layer as a structure, or dense (None), in the budget's unit."""
+PROBE_SWEEPS = 3
 
 PROBE_SHARE = 0.5
 """The share of its weights at which a layer's sensitivity is first measured."""
@@ -78,7 +77,7 @@ class Search:
         cost: the cost of a layer, in the budget's unit.
         reference: the dense model's log-probabilities (images, classes) of these images.
         block_counts: block counts to choose from; 1 is low rank.
-        ridge: as in `project_aware`.
+        ridge: as in `fit_layer`.
     """
 
     def __init__(
@@ -95,20 +94,22 @@ class Search:
     ) -> None:
         self.model, self.batches, self.cost, self.ridge = model, batches, cost, ridge
         self._progress, self._reference = progress, reference
-        self._layers = self._with_candidates(statistics, block_counts)
-        self._weights = dict.fromkeys(self._layers, 1.0)  # nats of KL for a relative objective of 1
+        self._statistics, self._linears = statistics, {name: linear_layer(model, name) for name in statistics}
+        self._candidates = self._find_candidates(block_counts)
+        self._weights = dict.fromkeys(self._candidates, 1.0)  # nats of KL for a relative objective of 1
         self._contexts: dict[str, dict[str, float]] = {}  # sensitivities inside each trial's model
         self._fits: dict[tuple[str, LayerSpec], LayerFit] = {}
+        self._probes: dict[tuple[str, LayerSpec], LayerFit] = {}
 
     @property
     def names(self) -> tuple[str, ...]:
         """The layers that some structure would make smaller."""
-        return tuple(self._layers)
+        return tuple(self._candidates)
 
     def measure_sensitivities(self) -> dict[str, float]:
         """KL in nats that each layer at about half of its weights is responsible for."""
-        fits = {name: layer.probe(PROBE_SHARE, self.ridge) for name, layer in self._layers.items()}
-        found = self._slopes({name: self._layers[name].change(fit, PROBE_PART) for name, fit in fits.items()})
+        fits = {name: self._probe(name, PROBE_SHARE) for name in self.names}
+        found = self._slopes({name: self._change(name, fit, PROBE_PART) for name, fit in fits.items()})
         harms = {name: slope / (2 * PROBE_PART) for name, slope in found.items()}
         self._weights = {name: _sensitivity(harm, fits[name]) for name, harm in harms.items()}
         return {name: max(0.0, harm) for name, harm in harms.items()}
@@ -159,7 +160,7 @@ class Search:
 
     def _equal_shares(self, budget: float) -> dict[str, LayerSpec] | None:
         """The best structures with an equal share of the budget for each layer; None if a layer has none so cheap."""
-        share = budget / sum(self.cost(name, None) for name in self._layers) if self._layers else 0.0
+        share = budget / sum(self.cost(name, None) for name in self.names) if self.names else 0.0
         found = {}
         for name, options in self._options().items():
             cheap = [option for option in options if option.cost <= share * self.cost(name, None)]
@@ -172,10 +173,9 @@ class Search:
 
     def measure(self, label: str, structures: Mapping[str, LayerSpec]) -> Trial:
         """The divergence of the model with these structures."""
-        with ExitStack() as stack:
-            for name, fit in self.fits(structures).items():
-                stack.enter_context(self._layers[name].fitted(fit))
-            found = answers(self.model, self.batches)
+        changes = {name: self._change(name, fit, 1.0) for name, fit in self.fits(structures).items()}
+        parameters = changed(self.model, changes, dict.fromkeys(changes, 1.0))
+        found = answers(lambda images: functional_call(self.model, parameters, (images,)), self.batches)
         told = divergence(self._reference, found)
         self._progress.note(f"{label}: KL {told.kl:.3f}, {told.agreement:.1f} % agree on {told.images} held-out images")
         return Trial(label, dict(structures), found, told)
@@ -183,7 +183,7 @@ class Search:
     def fits(self, structures: Mapping[str, LayerSpec]) -> dict[str, LayerFit]:
         """The fitted layers; those fitted before are not fitted again."""
         missing = {
-            name: self._layers[name].request(structure)
+            name: self._request(name, structure)
             for name, structure in structures.items()
             if (name, structure) not in self._fits
         }
@@ -191,28 +191,38 @@ class Search:
         self._fits |= {(name, structures[name]): fit for name, fit in found.items()}
         return {name: self._fits[name, structure] for name, structure in structures.items()}
 
-    def _with_candidates(
-        self, statistics: Mapping[str, InputStatistics], block_counts: Sequence[int]
-    ) -> dict[str, SearchedLayer]:
-        names = list(statistics)
-        linears = {name: linear_layer(self.model, name) for name in names}
-        found = each_on_one_thread(
-            lambda name: layer_candidates(linears[name].weight.detach().cpu(), statistics[name], block_counts),
-            names,
-            progress=self._progress.of("finding candidates"),
-        )
-        return {
-            name: SearchedLayer(linears[name], statistics[name], candidates)
-            for name, candidates in zip(names, found, strict=True)
-            if candidates
-        }
+    def _find_candidates(self, block_counts: Sequence[int]) -> dict[str, tuple[Candidate, ...]]:
+        def candidates(name: str) -> tuple[Candidate, ...]:
+            linear, bias = self._linears[name], self._linears[name].bias is not None
+            return layer_candidates(linear.weight.detach().cpu(), self._statistics[name], block_counts, bias=bias)
+
+        told = self._progress.of("finding candidates")
+        found = each_on_one_thread(candidates, list(self._linears), progress=told)
+        return {name: candidates for name, candidates in zip(self._linears, found, strict=True) if candidates}
+
+    def _request(self, name: str, structure: LayerSpec) -> FitRequest:
+        return FitRequest.of(self._linears[name], structure, self._statistics[name])
+
+    def _probe(self, name: str, share: float) -> LayerFit:
+        """A quick fit with nearly that share of the dense weights, to measure sensitivity with; made once."""
+        structures = [candidate.structure for candidate in self._candidates[name]]
+        structure = min(structures, key=lambda each: abs(each.weight_count / each.dense_weight_count - share))
+        if (name, structure) not in self._probes:
+            request = self._request(name, structure)
+            self._probes[name, structure] = fit_layer(request, ridge=self.ridge, sweeps=PROBE_SWEEPS)
+        return self._probes[name, structure]
+
+    def _change(self, name: str, fit: LayerFit, part: float) -> Change:
+        """The difference that the fit makes to the layer, with the part of it that the model is to have."""
+        weight = self._linears[name].weight.detach()
+        return Change(fit.weight.to(weight) - weight, fit.bias_shift, part)
 
     def _options(self) -> dict[str, list[Option[LayerSpec | None]]]:
         options: dict[str, list[Option[LayerSpec | None]]] = {}
-        for name, layer in self._layers.items():
+        for name, candidates in self._candidates.items():
             options[name] = [Option(None, self.cost(name, None), 0.0)]
-            for candidate in layer.candidates:
-                structure = layer.structure(candidate)
+            for candidate in candidates:
+                structure = candidate.structure
                 fit = self._fits.get((name, structure))  # what was fitted need not be predicted
                 damage = self._weights[name] * (candidate.objective if fit is None else fit.error**2)
                 options[name].append(Option(structure, self.cost(name, structure), damage))
@@ -236,14 +246,12 @@ class Search:
         steps. A dense layer is given half of a change, where the slope equals what the whole change would add.
         """
         fits = self.fits(trial.structures)
-        changes = {name: self._layers[name].change(fit, 1.0) for name, fit in fits.items()}
+        changes = {name: self._change(name, fit, 1.0) for name, fit in fits.items()}
         harms = self._slopes(changes, "in context")
         found = {name: _sensitivity(harms[name] / 2, fit) for name, fit in fits.items()}
-        dense = {
-            name: layer.probe(CONTEXT_SHARE, self.ridge) for name, layer in self._layers.items() if name not in fits
-        }
+        dense = {name: self._probe(name, CONTEXT_SHARE) for name in self.names if name not in fits}
         if dense:
-            tried = {name: self._layers[name].change(fit, CONTEXT_PART) for name, fit in dense.items()}
+            tried = {name: self._change(name, fit, CONTEXT_PART) for name, fit in dense.items()}
             harms = self._slopes({**changes, **tried}, "of dense layers in context")
             found |= {name: _sensitivity(harms[name], fit) for name, fit in dense.items()}
         return found

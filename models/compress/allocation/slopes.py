@@ -58,7 +58,7 @@ def slopes(
     for batch in images.split(BATCH):
         with torch.inference_mode(False), torch.enable_grad():
             parts = {name: batch.new_tensor(change.part).requires_grad_() for name, change in changes.items()}
-            found = F.log_softmax(functional_call(model, _changed(model, changes, parts), (batch,)).float(), dim=-1)
+            found = F.log_softmax(functional_call(model, changed(model, changes, parts), (batch,)).float(), dim=-1)
             loss = F.kl_div(found, reference[done : done + len(batch)], reduction="sum", log_target=True)
             grads = torch.autograd.grad(loss, list(parts.values()), allow_unused=True) if parts else ()
         for name, grad in zip(parts, grads, strict=True):
@@ -68,7 +68,7 @@ def slopes(
     return {name: found / done for name, found in sums.items()}
 
 
-def _changed(model: nn.Module, changes: Mapping[str, Change], parts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def changed(model: nn.Module, changes: Mapping[str, Change], parts: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
     """Parameters of the changed layers, as functions of the parts."""
     found = {}
     for name, change in changes.items():

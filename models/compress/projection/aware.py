@@ -9,14 +9,10 @@ The start, chunk by chunk as if they were uncorrelated, is SVD-LLM's whitening (
 sub-block. One block is plain whitened low rank, exact without a sweep.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
-from ....kernels import monarch_to_dense
 from ...layers.monarch import monarch_shapes
-from .parallel import one_thread
 from .statistics import InputStatistics
 
 RIDGE = 1e-3
@@ -27,22 +23,7 @@ TOLERANCE = 1e-3
 """A sweep that lowers the error by less than this part of it is the last."""
 
 
-@dataclass(frozen=True)
-class AwareProjection:
-    """Factors w1 (N, q, p) and w2 (N, s, q), the shift of the bias, and the error.
-
-    Args:
-        bias_shift: (W - M) mu, (out_features,).
-        objective: tr((W-M) C (W-M)^T) / tr(W C W^T), C without ridge; the relative output error is its root.
-    """
-
-    w1: Tensor
-    w2: Tensor
-    bias_shift: Tensor
-    objective: float
-
-
-def project_aware(
+def monarch_factors(
     weight: Tensor,
     inputs: InputStatistics,
     nblocks: int,
@@ -50,32 +31,16 @@ def project_aware(
     *,
     ridge: float = RIDGE,
     sweeps: int = SWEEPS,
-) -> AwareProjection:
-    """Project the weight (out, in) of a linear layer onto the shapes of its `MonarchLinear`.
-
-    Computed in float64, returned in the weight's dtype.
+) -> tuple[Tensor, Tensor]:
+    """Return the factors w1 (N, q, p) and w2 (N, s, q), float64, of the `MonarchLinear` nearest to `weight` (out, in).
 
     Args:
         ridge: is added to the covariance's diagonal, relative to its mean.
         sweeps: the most sweeps to do; 0 is whitening chunk by chunk alone.
-
-    Raises:
-        ValueError: nblocks or rank outside their limits, widths that differ, values that are not finite.
     """
-    check_projectable(weight, inputs, ridge)
-    out_features, in_features = weight.shape
-    (K, q, p), (J, s, _) = monarch_shapes(in_features, out_features, nblocks, rank)
-    exact = weight.double()
-    problem = _Problem(exact, inputs.covariance, K, p, J, s, sub_block_ranks(K, J, q).to(weight.device), ridge)
-    M = _descend(problem, sweeps if K > 1 else 0)
-    w1, w2 = _factors(problem, M, q)
-    error = exact - monarch_to_dense(w1, w2, out_features, in_features)
-    return AwareProjection(
-        w1.to(weight.dtype),
-        w2.to(weight.dtype),
-        (error @ inputs.mean).to(weight.dtype),
-        relative_objective(exact, error, inputs.covariance),
-    )
+    (_, q, _), _ = monarch_shapes(weight.shape[1], weight.shape[0], nblocks, rank)
+    problem = _Problem(weight.double(), inputs.covariance, nblocks, q, ridge)
+    return _factors(problem, _descend(problem, sweeps if nblocks > 1 else 0))
 
 
 def relative_objective(weight: Tensor, error: Tensor, covariance: Tensor) -> float:
@@ -84,67 +49,44 @@ def relative_objective(weight: Tensor, error: Tensor, covariance: Tensor) -> flo
     return max(0.0, float(((error @ covariance) * error).sum()) / whole) if whole > 0 else 0.0
 
 
-def sub_block_ranks(K: int, J: int, q: int) -> Tensor:
-    """Rank of each sub-block (K, J): slots k*q + u of the intermediate with (k*q + u) mod J = j."""
-    ranks = torch.zeros(K, J, dtype=torch.long)
-    slots = torch.arange(K * q)
-    ranks.index_put_((slots // q, slots % J), torch.ones(K * q, dtype=torch.long), accumulate=True)
-    return ranks
-
-
-def check_projectable(weight: Tensor, inputs: InputStatistics, ridge: float) -> None:
-    """Refuse a weight that cannot be projected.
-
-    Raises:
-        ValueError: not a finite matrix of the statistics' width, or a ridge that is not positive.
-    """
-    if weight.dim() != 2 or not weight.is_floating_point():
-        raise ValueError(f"a {weight.dtype} of shape {tuple(weight.shape)} cannot be projected: it must be a matrix")
-    if not torch.isfinite(weight).all():
-        raise ValueError("a weight with NaN or infinity cannot be projected")
-    if inputs.covariance.shape != (weight.shape[1], weight.shape[1]):
-        raise ValueError(
-            f"statistics of {inputs.covariance.shape[0]} inputs do not fit a weight with {weight.shape[1]}"
-        )
-    if not ridge > 0:
-        raise ValueError(f"ridge {ridge} must be greater than 0")
+def ridged(covariance: Tensor, ridge: float) -> Tensor:
+    """The covariance with the ridge on its diagonal, relative to the diagonal's mean."""
+    scale = float(covariance.diagonal().mean()) or 1.0
+    return covariance + ridge * scale * torch.eye(len(covariance), dtype=torch.float64)
 
 
 class _Problem:
-    """One layer's projection: classes W (J, s, K*p), padded with zeros; C with its ridge, cut into chunks."""
+    """One layer's projection: classes W (N, s, N*p), padded with zeros; C with its ridge, cut into chunks.
 
-    def __init__(
-        self, weight: Tensor, covariance: Tensor, K: int, p: int, J: int, s: int, ranks: Tensor, ridge: float
-    ) -> None:
-        self.K, self.p, self.J, self.s, self.ranks = K, p, J, s, ranks
+    Sub-block (k, j) has as many ranks as there are slots k*q + u of the intermediate with (k*q + u) mod N = j.
+    """
+
+    def __init__(self, weight: Tensor, covariance: Tensor, N: int, q: int, ridge: float) -> None:
         rows, columns = weight.shape
-        padded = weight.new_zeros(J * s, K * p)
+        self.N, self.q, self.p, self.s = N, q, -(-columns // N), -(-rows // N)
+        slots = torch.arange(N * q)
+        self.ranks = torch.bincount(slots // q * N + slots % N, minlength=N * N).view(N, N)
+        padded = weight.new_zeros(N * self.s, N * self.p)
         padded[:rows, :columns] = weight
-        self.W = padded.view(s, J, K * p).transpose(0, 1).contiguous()
-        scale = float(covariance.diagonal().mean()) or 1.0
+        self.W = padded.view(self.s, N, N * self.p).transpose(0, 1).contiguous()
         # A padded input never varies; its own variance keeps C invertible and couples with nothing.
-        self.C = torch.eye(K * p, dtype=torch.float64, device=weight.device) * scale * ridge
-        self.C[:columns, :columns] += covariance
-        if K * p > columns:
-            self.C.diagonal()[columns:] = scale
-        chunks = torch.stack([self.C[self.chunk(k), self.chunk(k)] for k in range(K)])
+        self.C = torch.eye(N * self.p, dtype=torch.float64)
+        self.C[:columns, :columns] = ridged(covariance, ridge)
+        chunks = torch.stack([self.C[self.chunk(k), self.chunk(k)] for k in range(N)])
         self.roots = torch.linalg.cholesky(chunks)  # C_kk = L L^T
 
     def chunk(self, k: int) -> slice:
         return slice(k * self.p, (k + 1) * self.p)
 
-    def whitened(self, T: Tensor, k: int) -> Tensor:
-        """T (J, s, p) in the norm of chunk k, T L."""
-        return T @ self.roots[k]
-
-    def unwhitened(self, A: Tensor, k: int) -> Tensor:
-        """A L^-1, for A (J, r, p)."""
-        return torch.linalg.solve_triangular(self.roots[k], A, upper=False, left=False)
+    def truncated(self, T: Tensor, k: int) -> tuple[Tensor, Tensor]:
+        """U (N, s, r) and V (N, r, p), U V nearest to T (N, s, p) in the norm of C_kk, of chunk k's ranks."""
+        U, B = _truncated(T @ self.roots[k], self.ranks[k])
+        return U, torch.linalg.solve_triangular(self.roots[k], B, upper=False, left=False)
 
     def nearest(self, T: Tensor, k: int) -> Tensor:
-        """The matrices of chunk k's ranks nearest to T (J, s, p) in the norm of C_kk."""
-        U, B = _truncated(self.whitened(T, k), self.ranks[k])
-        return U @ self.unwhitened(B, k)
+        """The product of the two."""
+        U, V = self.truncated(T, k)
+        return U @ V
 
     def error(self, M: Tensor) -> float:
         """tr((W-M) C (W-M)^T) with ridge, which the sweeps lower."""
@@ -153,17 +95,17 @@ class _Problem:
 
 
 def _descend(problem: _Problem, sweeps: int) -> Tensor:
-    """Descend from the chunk by chunk start; returns M (J, s, K*p)."""
+    """Descend from the chunk by chunk start; returns M (N, s, N*p)."""
     M = torch.empty_like(problem.W)
-    for k in range(problem.K):
+    for k in range(problem.N):
         M[..., problem.chunk(k)] = problem.nearest(problem.W[..., problem.chunk(k)], k)
     before = problem.error(M) if sweeps else 0.0
     for _ in range(sweeps):
-        for k in range(problem.K):
+        for k in range(problem.N):
             chunk = problem.chunk(k)
             # With the others fixed, the target is W_k + sum over k' != k of (W - M)_k' C_k'k C_kk^-1.
             pull = (problem.W - M) @ problem.C[:, chunk]
-            T = M[..., chunk] + _right_solve(pull, problem.roots[k])
+            T = M[..., chunk] + torch.cholesky_solve(pull.mT, problem.roots[k]).mT
             M[..., chunk] = problem.nearest(T, k)
         after = problem.error(M)
         if before - after <= TOLERANCE * before:
@@ -173,17 +115,14 @@ def _descend(problem: _Problem, sweeps: int) -> Tensor:
 
 
 def _refit(problem: _Problem, M: Tensor) -> Tensor:
-    """The best left factors of all chunks together, for the right factors that M (J, s, K*p) has.
+    """The best left factors of all chunks together, for the right factors that M (N, s, N*p) has.
 
     One least-squares problem a class: U = W C P^T (P C P^T)^-1 with P the block-diagonal right factors. It takes
     the steps along the chunks' common directions that single chunks take slowly.
     """
-    rights = []
-    for k in range(problem.K):
-        _, B = _truncated(problem.whitened(M[..., problem.chunk(k)], k), problem.ranks[k])
-        rights.append(problem.unwhitened(B, k))
+    rights = [problem.truncated(M[..., problem.chunk(k)], k)[1] for k in range(problem.N)]
     widths = [V.shape[-2] for V in rights]
-    P = M.new_zeros(problem.J, sum(widths), M.shape[-1])
+    P = M.new_zeros(problem.N, sum(widths), M.shape[-1])
     for k, V in enumerate(rights):
         P[:, sum(widths[:k]) : sum(widths[: k + 1]), problem.chunk(k)] = V
     CP = problem.C @ P.mT
@@ -192,24 +131,17 @@ def _refit(problem: _Problem, M: Tensor) -> Tensor:
     return U @ P
 
 
-def _right_solve(A: Tensor, L: Tensor) -> Tensor:
-    """A (L L^T)^-1."""
-    half = torch.linalg.solve_triangular(L.T, A, upper=True, left=False)
-    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
-
-
 def _truncated(A: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
-    """U (J, s, r) and B (J, r, p) with U B the best approximation of A (J, s, p), U's columns orthonormal.
+    """U (N, s, r) and B (N, r, p) with U B the best approximation of A (N, s, p), U's columns orthonormal.
 
-    r is the greatest of `ranks` (J,); pairs beyond a matrix's own rank are zero. By the eigenvectors of the
+    r is the greatest of `ranks` (N,); pairs beyond a matrix's own rank are zero. By the eigenvectors of the
     smaller Gram matrix: several times faster than an SVD, and only leading directions are wanted of it.
     """
     r = int(ranks.max())
     tall = A.shape[-2] > A.shape[-1]
     gram = A.mT @ A if tall else A @ A.mT
-    with one_thread():
-        vectors = torch.linalg.eigh(gram).eigenvectors.flip(-1)[..., :r]
-    keep = (torch.arange(vectors.shape[-1], device=A.device) < ranks.unsqueeze(-1)).to(A.dtype)
+    vectors = torch.linalg.eigh(gram).eigenvectors.flip(-1)[..., :r]
+    keep = (torch.arange(vectors.shape[-1]) < ranks.unsqueeze(-1)).to(A.dtype)
     if not tall:
         U = vectors * keep.unsqueeze(-2)
         return U, U.mT @ A
@@ -217,30 +149,20 @@ def _truncated(A: Tensor, ranks: Tensor) -> tuple[Tensor, Tensor]:
     return A @ V, V.mT
 
 
-def _factors(problem: _Problem, M: Tensor, q: int) -> tuple[Tensor, Tensor]:
-    """w1 (K, q, p) and w2 (J, s, K*q/J) of the classes M: pair t of sub-block (k, j) is on its t-th slot."""
-    K, J, s, p = problem.K, problem.J, problem.s, problem.p
-    w1 = M.new_zeros(K, q, p)
-    w2 = M.new_zeros(J, s, K * q // J)
-    slots = torch.arange(K * q, device=M.device)
-    for k in range(K):
-        own = slots[k * q : (k + 1) * q]
-        j, pair = own % J, _places(own % J, J)
-        U, B = _truncated(problem.whitened(M[..., problem.chunk(k)], k), problem.ranks[k])
-        V = problem.unwhitened(B, k)
+def _factors(problem: _Problem, M: Tensor) -> tuple[Tensor, Tensor]:
+    """w1 (N, q, p) and w2 (N, s, q) of the classes M: pair t of sub-block (k, j) is on its t-th slot."""
+    N, q = problem.N, problem.q
+    w1, w2 = M.new_zeros(N, q, problem.p), M.new_zeros(N, problem.s, q)
+    for k in range(N):
+        own = torch.arange(k * q, (k + 1) * q)
+        j, pair = own % N, torch.arange(q) // N
+        U, V = problem.truncated(M[..., problem.chunk(k)], k)
         used = pair < V.shape[-2]
         j, pair, own = j[used], pair[used], own[used]
         left, right = U[j, :, pair], V[j, pair]
-        # Half of the pair's size to each factor, as the plain projection has it: trains better, and half
-        # precision keeps both.
+        # Each factor gets half of the pair's size: it trains better so, and half precision keeps both.
         balance = (right.norm(dim=-1) / left.norm(dim=-1).clamp_min(1e-300)).sqrt().unsqueeze(-1)
         balance = torch.where((balance > 0) & torch.isfinite(balance), balance, torch.ones_like(balance))
         w1[k, own - k * q] = right / balance
-        w2[j, :, own // J] = left * balance
+        w2[j, :, own // N] = left * balance
     return w1, w2
-
-
-def _places(classes: Tensor, J: int) -> Tensor:
-    """For each entry, how many entries of its class come before it."""
-    counts = torch.nn.functional.one_hot(classes, J).cumsum(0)
-    return counts.gather(1, classes.unsqueeze(1)).squeeze(1) - 1

@@ -10,11 +10,10 @@ from ...architectures.meta_init import on_meta
 from ...layers.blockdiag import shuffled
 from ...layers.layer_spec import LayerSpec
 from ...progress import Count, ignore
-from .aware import RIDGE, SWEEPS, check_projectable, project_aware, relative_objective
-from .parallel import each_on_one_thread
-from .pixelfly import butterfly_of, neutral_state
-from .plain import project_state
-from .statistics import InputStatistics
+from .aware import RIDGE, SWEEPS, monarch_factors, relative_objective, ridged
+from .parallel import each_on_one_thread, one_thread
+from .pixelfly import butterfly_of, neutral_state, project_pixelfly
+from .statistics import InputStatistics, uncorrelated
 
 PIXELFLY_TURNS = 20
 
@@ -56,34 +55,61 @@ class FitRequest:
         return cls(linear.weight.detach().cpu(), structure, inputs)
 
 
+@one_thread()
 def fit_layer(request: FitRequest, *, ridge: float = RIDGE, sweeps: int = SWEEPS) -> LayerFit:
     """Fit a structure to a dense layer: to its outputs where `inputs` are known, else to its weight.
 
+    The nearest matrix is the fit to inputs that are uncorrelated and all vary alike; for pixelfly it is a local
+    optimum, which another method finds better.
+
     Args:
-        ridge, sweeps: as in `project_aware`.
+        ridge, sweeps: as in `monarch_factors`.
 
     Raises:
         ValueError: a weight of other widths than the structure's, or values that are not finite.
     """
-    weight, structure, inputs = request.weight, request.structure, request.inputs
-    if inputs is None:
-        state, error = project_state(weight, structure)
-        return LayerFit(structure, state, _dense(structure, state), torch.zeros_like(weight[:, 0]), error)
+    weight, structure = request.weight, request.structure
+    inputs = request.inputs or uncorrelated(structure.in_features)
+    _check(weight, structure, inputs, ridge)
+    exact = weight.double()
+    if request.inputs is not None:
+        found = _FITS[structure.kind](exact, inputs, structure, ridge, sweeps)
+    elif structure.kind == "pixelfly":
+        found = project_pixelfly(exact, structure)[0]
+    else:
+        found = _FITS[structure.kind](exact, inputs, structure, ridge, 0)
+    state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in found.items()}
+    dense = _dense(structure, state)
+    left = exact - dense.double()
+    error = relative_objective(exact, left, inputs.covariance) ** 0.5
+    return LayerFit(structure, state, dense, (left @ inputs.mean).to(weight.dtype), error)
+
+
+def monarch_objective(
+    weight: Tensor,
+    inputs: InputStatistics,
+    nblocks: int,
+    rank: int | None = None,
+    *,
+    sweeps: int,
+    ridge: float = RIDGE,
+) -> float:
+    """tr((W-M) C (W-M)^T) / tr(W C W^T) of the Monarch matrix M that is fitted to W (out, in)."""
+    structure = LayerSpec("monarch", weight.shape[1], weight.shape[0], nblocks, rank)
+    return fit_layer(FitRequest(weight, structure, inputs), sweeps=sweeps, ridge=ridge).error ** 2
+
+
+def _check(weight: Tensor, structure: LayerSpec, inputs: InputStatistics, ridge: float) -> None:
+    """Raise ValueError for a weight that cannot be fitted."""
     widths = (structure.out_features, structure.in_features)
     if tuple(weight.shape) != widths:
         raise ValueError(f"a weight of shape {tuple(weight.shape)} is not {widths}, the layer's widths")
-    check_projectable(weight, inputs, ridge)
-    found = _FITS[structure.kind](weight.double(), inputs, structure, ridge, sweeps)
-    state = {key: tensor.to(weight.dtype).contiguous() for key, tensor in found.items()}
-    dense = _dense(structure, state)
-    left = weight.double() - dense.double()
-    return LayerFit(
-        structure,
-        state,
-        dense,
-        (left @ inputs.mean).to(weight.dtype),
-        relative_objective(weight.double(), left, inputs.covariance) ** 0.5,
-    )
+    if not torch.isfinite(weight).all():
+        raise ValueError("a weight with NaN or infinity cannot be projected")
+    if len(inputs.mean) != widths[1]:
+        raise ValueError(f"statistics of {len(inputs.mean)} inputs do not fit a weight with {widths[1]}")
+    if not ridge > 0:
+        raise ValueError(f"ridge {ridge} must be greater than 0")
 
 
 def fit_layers(
@@ -107,13 +133,13 @@ def _dense(structure: LayerSpec, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _monarch(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
-    found = project_aware(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
-    return {"blkdiag1": found.w1, "blkdiag2": found.w2}
+    w1, w2 = monarch_factors(weight, inputs, structure.nblocks, structure.rank, ridge=ridge, sweeps=sweeps)
+    return {"blkdiag1": w1, "blkdiag2": w2}
 
 
 def _lowrank(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
-    found = project_aware(weight, inputs, 1, structure.rank, ridge=ridge)
-    return {"lr_weight1": found.w1[0], "lr_weight2": found.w2[0]}
+    w1, w2 = monarch_factors(weight, inputs, 1, structure.rank, ridge=ridge)
+    return {"lr_weight1": w1[0], "lr_weight2": w2[0]}
 
 
 def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ridge: float, sweeps: int) -> State:
@@ -122,7 +148,7 @@ def _blockdiag(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, ri
     rows, columns = structure.out_features, structure.in_features
     places = torch.arange(N * p)
     order = shuffled(places, N) if structure.shuffle else places
-    C = _ridged(inputs.covariance, ridge)
+    C = ridged(inputs.covariance, ridge)
     cross = weight @ C
     blocks = weight.new_zeros(N, s, p)
     for g in range(N):
@@ -143,7 +169,7 @@ def _pixelfly(weight: Tensor, inputs: InputStatistics, structure: LayerSpec, rid
     assert structure.rank is not None
     side, shape = structure.block_size, butterfly_of(structure)
     layout = shape.layout()
-    C = _ridged(inputs.covariance, ridge)
+    C = ridged(inputs.covariance, ridge)
     L = torch.linalg.cholesky(C)
     blocks, low = torch.zeros_like(weight), torch.zeros_like(weight)
     U, V = weight.new_zeros(weight.shape[0], structure.rank), weight.new_zeros(structure.rank, weight.shape[1])
@@ -176,11 +202,6 @@ def _regressed(weight: Tensor, C: Tensor, layout: Tensor, side: int) -> Tensor:
         if len(seen) and outputs.start < weight.shape[0]:
             found[outputs, seen] = torch.linalg.solve(C[seen][:, seen], cross[outputs][:, seen].T).T
     return found
-
-
-def _ridged(covariance: Tensor, ridge: float) -> Tensor:
-    scale = float(covariance.diagonal().mean()) or 1.0
-    return covariance + ridge * scale * torch.eye(len(covariance), dtype=torch.float64, device=covariance.device)
 
 
 _Fit = Callable[[Tensor, InputStatistics, LayerSpec, float, int], State]

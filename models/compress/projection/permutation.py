@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ...architectures.plain_mlp import plain_mlp
 from ...progress import Count, ignore
-from .aware import project_aware
+from .layer_fit import monarch_objective
 from .parallel import each_on_one_thread
 from .statistics import InputStatistics
 
@@ -107,8 +107,8 @@ def _best_arrangement(
     in1, in2 = statistics[f"{name}.fc1"], statistics[f"{name}.fc2"]
 
     def objective(order: Tensor) -> float:
-        first = project_aware(W1[order], in1, nblocks, sweeps=SWEEPS).objective
-        return first + project_aware(W2[:, order], permuted(in2, order), nblocks, sweeps=SWEEPS).objective
+        parts = (W1[order], in1), (W2[:, order], permuted(in2, order))
+        return sum(monarch_objective(weight, inputs, nblocks, sweeps=SWEEPS) for weight, inputs in parts)
 
     as_it_is = torch.arange(W1.shape[0])
     before = objective(as_it_is)

@@ -36,6 +36,11 @@ class InputStatistics:
         return InputStatistics(rest * self.mean + share * other.mean, covariance, self.tokens)
 
 
+def uncorrelated(features: int) -> InputStatistics:
+    """The statistics of inputs of which nothing is known: mean 0, and each varies by 1 and with no other."""
+    return InputStatistics(torch.zeros(features, dtype=torch.float64), torch.eye(features, dtype=torch.float64), 0)
+
+
 class Moments:
     """Sums over all tokens, in float64; each batch's product is float32 about a shift that keeps it exact."""
 

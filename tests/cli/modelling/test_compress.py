@@ -104,7 +104,7 @@ def test_wrong_options_are_refused(
     ("arguments", "message"),
     [
         (("--budget", "1.5", "--calibration", "{loose}"), "budget 1.5 must be above 0 and below 1"),
-        (("--cost", "joules"), "cost 'joules' must be one of parameters, macs, latency"),
+        (("--cost", "joules"), "cost 'joules' must be one of parameters, macs"),
         (("--structure", "magic"), "layer blocks.0.attn.qkv: structure kind 'magic' is unknown"),
         (("--calibration", "{out}"), "DATA {out}: no such folder"),
         (("--calibration", "{few}"), "DATA {few}: 10 of 10 images can be read, calibration needs at least 16"),

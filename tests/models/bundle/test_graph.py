@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -44,6 +45,10 @@ def graph_of(model: onnx.ModelProto, **changes: Any) -> Graph:
     return Graph(model.SerializeToString(), replace(record, **changes))
 
 
+COUNTS = {"macs": 509264, "dense_values": 16479}
+"""What a bundle that is saved says about the model of `tiny_bundle`."""
+
+
 @pytest.fixture
 def config(tiny_bundle: Path) -> BundleConfig:
     return read_config(tiny_bundle)
@@ -51,20 +56,29 @@ def config(tiny_bundle: Path) -> BundleConfig:
 
 @pytest.fixture
 def graph(config: BundleConfig) -> Graph:
-    return graph_of(proto(int(config.preprocess["size"]), config.num_classes), quantisation={"images": 64})
+    changes = {"quantisation": {"images": 64}, "counts": COUNTS}
+    return graph_of(proto(int(config.preprocess["size"]), config.num_classes), **changes)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for bundles that are saved once, and copied for each test."""
+    return tmp_path_factory.mktemp("saved")
 
 
 @pytest.fixture
-def both(tmp_path: Path, tiny_bundle: Path, graph: Graph) -> Path:
-    model, config = load_bundle(tiny_bundle)
-    save_bundle(tmp_path / "both", model, config, graph=graph)
-    return tmp_path / "both"
+def both(saved: Path, tmp_path: Path, tiny_bundle: Path, graph: Graph) -> Path:
+    if not (saved / "both").exists():
+        model, config = load_bundle(tiny_bundle)
+        save_bundle(saved / "both", model, config, graph=graph)
+    return Path(shutil.copytree(saved / "both", tmp_path / "both"))
 
 
 @pytest.fixture
-def alone(tmp_path: Path, config: BundleConfig, graph: Graph) -> Path:
-    save_bundle(tmp_path / "alone", None, config, graph=graph)
-    return tmp_path / "alone"
+def alone(saved: Path, tmp_path: Path, config: BundleConfig, graph: Graph) -> Path:
+    if not (saved / "alone").exists():
+        save_bundle(saved / "alone", None, config, graph=replace(graph, record=replace(graph.record, counts={})))
+    return Path(shutil.copytree(saved / "alone", tmp_path / "alone"))
 
 
 def refused(load: Callable[[Path], object], bundle: Path, *parts: str) -> None:
@@ -105,6 +119,7 @@ def test_config_names_the_graph(alone: Path) -> None:
         "backends": ["onnxruntime"],
         "quantisation": {"images": 64},
         "golden": GOLDEN,
+        "counts": COUNTS,
     }
 
 
@@ -214,6 +229,8 @@ def test_graph_that_a_runtime_must_not_see(alone: Path, change: Callable[[Any], 
         (lambda g: g.update(evil=1), "graph: member 'evil' is unknown"),
         (lambda g: g.pop("golden"), "graph: member 'golden' is missing"),
         (lambda g: g.update(golden={}), "golden {} must have index and probability"),
+        (lambda g: g.update(counts={"macs": 1}), "graph: counts must be whole numbers: macs, dense_values"),
+        (lambda g: g["counts"].update(macs="1"), "graph: counts must be whole numbers"),
         (lambda g: g.update(quantisation=None), "graph: quantisation None must be an object"),
     ],
 )

@@ -8,26 +8,19 @@ from torch import Tensor
 
 from milkweed.models.compress.allocation.candidates import (
     Candidate,
-    candidate_ranks,
+    candidate_structures,
     frontier,
     layer_candidates,
-    weight_count,
 )
-from milkweed.models.compress.projection.aware import project_aware
+from milkweed.models.compress.projection.layer_fit import monarch_objective
 from milkweed.models.compress.projection.statistics import InputStatistics
-from milkweed.models.layers.monarch import MonarchLinear
+from milkweed.models.layers.layer_spec import LayerSpec
 
 Inputs = Callable[..., InputStatistics]
 
 
 def matrix(rows: int, columns: int) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(0))
-
-
-@pytest.mark.parametrize(("columns", "rows", "nblocks", "rank"), [(32, 128, 4, 3), (20, 12, 1, 5), (16, 16, 2, 8)])
-def test_weights_are_those_of_the_layer(columns: int, rows: int, nblocks: int, rank: int) -> None:
-    layer = MonarchLinear(columns, rows, bias=False, nblocks=nblocks, rank=rank)
-    assert weight_count(columns, rows, nblocks, rank) == sum(parameter.numel() for parameter in layer.parameters())
 
 
 @pytest.mark.parametrize(
@@ -45,26 +38,28 @@ def test_weights_are_those_of_the_layer(columns: int, rows: int, nblocks: int, r
     ],
 )
 def test_ranks_that_save_weights(columns: int, rows: int, nblocks: int, ranks: list[int]) -> None:
-    assert candidate_ranks(columns, rows, nblocks) == ranks
-    assert all(weight_count(columns, rows, nblocks, rank) < columns * rows for rank in ranks)
+    found = candidate_structures(columns, rows, nblocks, bias=False)
+    assert [structure.rank for structure in found] == ranks
+    assert all(sum(weight.numel() for weight in one.build().parameters()) < columns * rows for one in found)
 
 
 def test_low_rank_errors_are_exact(inputs: Inputs) -> None:
     weight, seen = matrix(40, 24), inputs(24)
     found = layer_candidates(weight, seen, [1])
-    assert [candidate.rank for candidate in found] == [8]
+    assert [candidate.structure.rank for candidate in found] == [8]
     for candidate in found:
-        exact = project_aware(weight.double(), seen, 1, candidate.rank, ridge=1e-12)
-        assert candidate.objective == pytest.approx(exact.objective, rel=1e-6)
+        exact = monarch_objective(weight.double(), seen, 1, candidate.structure.rank, sweeps=0, ridge=1e-12)
+        assert candidate.objective == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(64, 32), (32, 64)])
 def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, columns: int) -> None:
     weight, seen = matrix(rows, columns), inputs(columns)
     found = layer_candidates(weight, seen, [4])
-    assert [candidate.rank for candidate in found] == [1, 2, 3, 4, 5]
+    assert [candidate.structure.rank for candidate in found] == [1, 2, 3, 4, 5]
     ratios = [
-        candidate.objective / project_aware(weight, seen, 4, candidate.rank, sweeps=3).objective for candidate in found
+        candidate.objective / monarch_objective(weight, seen, 4, candidate.structure.rank, sweeps=3)
+        for candidate in found
     ]
     assert [ratios[1], ratios[3]] == pytest.approx([1, 1])  # 37.5 and 75 % of the weights: fitted themselves
     assert 0.5 < ratios[2] < 2  # between them
@@ -72,16 +67,16 @@ def test_other_errors_are_nearly_those_of_a_fit(inputs: Inputs, rows: int, colum
 
 
 def test_the_frontier_is_by_its_definition() -> None:
-    chance = torch.randint(0, 12, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
-    candidates = [Candidate(1, place, weights, float(error)) for place, (weights, error) in enumerate(chance)]
+    chance = torch.randint(1, 12, (60, 2), generator=torch.Generator().manual_seed(0)).tolist()
+    candidates = [Candidate(LayerSpec("lowrank", 20, 30, rank=rank), float(error)) for rank, error in chance]
     found = frontier(candidates)
-    pairs = {(candidate.weights, candidate.objective) for candidate in candidates}
+    pairs = {(candidate.structure.weight_count, candidate.objective) for candidate in candidates}
     kept = {
         (weights, error)
         for weights, error in pairs
         if not any((w <= weights and e <= error) and (w, e) != (weights, error) for w, e in pairs)
     }
-    assert [(candidate.weights, candidate.objective) for candidate in found] == sorted(kept)
+    assert [(candidate.structure.weight_count, candidate.objective) for candidate in found] == sorted(kept)
 
 
 def test_a_layer_that_nothing_fits_has_no_candidates(inputs: Inputs) -> None:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from milkweed.kernels import monarch_to_dense
-from milkweed.models.compress.projection.aware import AwareProjection, project_aware
-from milkweed.models.compress.projection.plain import project_linear
 from milkweed.models.compress.projection.statistics import InputStatistics
 from milkweed.models.layers.monarch import monarch_shapes
+
+from .monarch_fit import fit_monarch
 
 Inputs = Callable[..., InputStatistics]
 
@@ -25,10 +25,6 @@ shapes = pytest.mark.parametrize("shape", [*SHAPES, (32, 48, 4, 2), (30, 31, 4, 
 
 def matrix(rows: int, columns: int, seed: int = 0) -> Tensor:
     return torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def dense_of(found: AwareProjection, weight: Tensor) -> Tensor:
-    return monarch_to_dense(found.w1, found.w2, *weight.shape)
 
 
 def objective(weight: Tensor, other: Tensor, covariance: Tensor) -> float:
@@ -44,11 +40,11 @@ def test_it_is_as_good_as_the_golden_projections(shared: Path, name: str) -> Non
         plain, white, best = (float(data[f"aware_{name}/rel_obj_{key}"]) for key in ("plain", "blockwhite", "bcd"))
         rank = int(data[f"aware_{name}/rank"])
     inputs = InputStatistics(golden["mean"], golden["cov"], 2000)
-    start, whole = (project_aware(golden["W"], inputs, 4, rank, sweeps=sweeps) for sweeps in (0, 100))
+    start, whole = (fit_monarch(golden["W"], inputs, 4, rank, sweeps=sweeps) for sweeps in (0, 100))
     assert start.objective == pytest.approx(white, rel=1e-3)
     assert whole.objective <= best * (1 + 1e-3) < plain
     for found in (start, whole):
-        M = dense_of(found, golden["W"])
+        M = found.dense(golden["W"])
         assert found.objective == pytest.approx(objective(golden["W"], M, golden["cov"]), rel=1e-9)
         np.testing.assert_allclose(found.bias_shift, (golden["W"] - M).numpy() @ golden["mean"].numpy(), atol=1e-12)
 
@@ -60,10 +56,9 @@ def test_more_sweeps_are_no_worse_and_all_better_than_blind(
     rows, columns, nblocks, rank = shape
     for seed in range(3):
         W, seen = matrix(rows, columns, seed), inputs(columns, seed=seed)
-        found = [project_aware(W, seen, nblocks, rank, ridge=1e-9, sweeps=sweeps) for sweeps in (0, 1, 2, 4, 16)]
-        blind = project_linear(W, nblocks, rank)
-        M = monarch_to_dense(blind.w1, blind.w2, rows, columns)
-        assert found[1].objective < objective(W, M, seen.covariance)
+        found = [fit_monarch(W, seen, nblocks, rank, ridge=1e-9, sweeps=sweeps) for sweeps in (0, 1, 2, 4, 16)]
+        blind = fit_monarch(W, None, nblocks, rank).dense(W)
+        assert found[1].objective < objective(W, blind, seen.covariance)
         for fewer, more in pairwise(found):
             # The last refit helps one sweep's result a little more than another's.
             assert more.objective <= 1.01 * fewer.objective
@@ -75,9 +70,9 @@ def test_the_factors_fit_their_layer_and_the_bias_takes_the_mean(
 ) -> None:
     rows, columns, nblocks, rank = shape
     W, seen = matrix(rows, columns), inputs(columns)
-    found = project_aware(W, seen, nblocks, rank)
+    found = fit_monarch(W, seen, nblocks, rank)
     assert (tuple(found.w1.shape), tuple(found.w2.shape)) == monarch_shapes(columns, rows, nblocks, rank)
-    E = W - dense_of(found, W)
+    E = W - found.dense(W)
     torch.testing.assert_close(found.bias_shift, E @ seen.mean)
     # E|(W x + b) - (M x + b')|^2 = tr(E C E^T) + |E mu + b - b'|^2: measured on the inputs' own moments
     second = seen.covariance + seen.mean.outer(seen.mean)
@@ -92,9 +87,9 @@ def test_a_weight_in_the_class_is_kept(inputs: Inputs, rows: int, columns: int, 
     generator = torch.Generator().manual_seed(0)
     w1, w2 = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in (shape1, shape2))
     W = monarch_to_dense(w1, w2, rows, columns)
-    found = project_aware(W, inputs(columns), nblocks, rank)
+    found = fit_monarch(W, inputs(columns), nblocks, rank)
     assert found.objective < 1e-12
-    torch.testing.assert_close(dense_of(found, W), W, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found.dense(W), W, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(12, 20), (20, 12)])
@@ -105,17 +100,16 @@ def test_one_block_is_the_whitened_svd(inputs: Inputs, rows: int, columns: int) 
     root, back = (vectors * values**power @ vectors.T for power in (0.5, -0.5))
     U, S, Vh = np.linalg.svd(W.numpy() @ root, full_matrices=False)
     want = (U[:, :4] * S[:4]) @ Vh[:4] @ back
-    found = project_aware(W, seen, 1, 4, ridge=ridge, sweeps=50)
-    np.testing.assert_allclose(dense_of(found, W), want, atol=1e-9)
+    found = fit_monarch(W, seen, 1, 4, ridge=ridge, sweeps=50)
+    np.testing.assert_allclose(found.dense(W), want, atol=1e-9)
 
 
 def test_inputs_that_never_vary_leave_plain_projection() -> None:
     W = matrix(12, 8)
     mean = torch.arange(8.0, dtype=torch.float64)
-    found = project_aware(W, InputStatistics(mean, torch.zeros(8, 8, dtype=torch.float64), 5), 2, 1)
-    plain = project_linear(W, 2, 1)
-    M = dense_of(found, W)
-    torch.testing.assert_close(M, monarch_to_dense(plain.w1, plain.w2, 12, 8))
+    found = fit_monarch(W, InputStatistics(mean, torch.zeros(8, 8, dtype=torch.float64), 5), 2, 1)
+    M = found.dense(W)
+    torch.testing.assert_close(M, fit_monarch(W, None, 2, 1).dense(W))
     assert found.objective == 0.0
     torch.testing.assert_close(M @ mean + found.bias_shift, W @ mean)  # the one input there is gets its answer
 
@@ -124,9 +118,9 @@ def test_inputs_of_few_directions_are_kept_whole(inputs: Inputs) -> None:
     """A covariance of rank 3: three pairs a sub-block are enough for every class, and nothing is divided by zero."""
     W, seen = matrix(24, 16), inputs(16, directions=3)
     assert int(torch.linalg.matrix_rank(seen.covariance)) == 3
-    found = project_aware(W, seen, 2, 3)
+    found = fit_monarch(W, seen, 2, 3)
     assert found.objective < 1e-4
-    assert project_aware(W, seen, 2, 1).objective < 0.5
+    assert fit_monarch(W, seen, 2, 1).objective < 0.5
     assert torch.isfinite(found.w1).all()
     assert torch.isfinite(found.w2).all()
 
@@ -138,25 +132,25 @@ def test_one_huge_or_tiny_input_is_no_trouble(inputs: Inputs, ratio: float) -> N
     scale[5] = ratio
     seen = inputs(16)
     scaled = InputStatistics(seen.mean * scale, seen.covariance * scale.outer(scale), seen.tokens)
-    found = project_aware(W, scaled, 4, 2)
-    assert torch.isfinite(dense_of(found, W)).all()
+    found = fit_monarch(W, scaled, 4, 2)
+    assert torch.isfinite(found.dense(W)).all()
     assert 0 <= found.objective < 0.5
     if ratio > 1:  # that input is nearly all the output: it must be kept
         assert found.objective < 1e-6
 
 
 def test_a_weight_of_zeros_stays_so(inputs: Inputs) -> None:
-    found = project_aware(torch.zeros(8, 12, dtype=torch.float64), inputs(12), 4)
+    found = fit_monarch(torch.zeros(8, 12, dtype=torch.float64), inputs(12), 4)
     assert found.objective == 0
-    assert torch.equal(dense_of(found, torch.zeros(8, 12)), torch.zeros(8, 12, dtype=torch.float64))
+    assert torch.equal(found.dense(torch.zeros(8, 12)), torch.zeros(8, 12, dtype=torch.float64))
     assert torch.isfinite(found.w1).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_comes_in_the_weights_dtype(inputs: Inputs, dtype: torch.dtype) -> None:
     W = matrix(32, 48).to(dtype)
-    found = project_aware(W, inputs(48), 4, 2)
-    exact = project_aware(W.double(), inputs(48), 4, 2)
+    found = fit_monarch(W, inputs(48), 4, 2)
+    exact = fit_monarch(W.double(), inputs(48), 4, 2)
     assert {found.w1.dtype, found.w2.dtype, found.bias_shift.dtype} == {dtype}
     assert torch.equal(found.w1, exact.w1.to(dtype))
     assert torch.equal(found.w2, exact.w2.to(dtype))
@@ -168,8 +162,6 @@ def test_it_comes_in_the_weights_dtype(inputs: Inputs, dtype: torch.dtype) -> No
 @pytest.mark.parametrize(
     ("weight", "features", "options", "message"),
     [
-        (torch.zeros(4), 4, {}, r"a torch.float32 of shape \(4,\) cannot be projected: it must be a matrix"),
-        (torch.zeros(4, 4, dtype=torch.int64), 4, {}, "it must be a matrix"),
         (torch.full((4, 4), torch.nan), 4, {}, "a weight with NaN or infinity cannot be projected"),
         (torch.zeros(4, 5), 4, {}, "statistics of 4 inputs do not fit a weight with 5"),
         (torch.zeros(4, 4), 4, {"ridge": 0.0}, "ridge 0.0 must be greater than 0"),
@@ -182,4 +174,4 @@ def test_what_cannot_be_projected_is_refused(
     inputs: Inputs, weight: Tensor, features: int, options: dict[str, float], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        project_aware(weight, inputs(features), **{"nblocks": 2, **options})  # type: ignore[arg-type]
+        fit_monarch(weight, inputs(features), **{"nblocks": 2, **options})  # type: ignore[arg-type]

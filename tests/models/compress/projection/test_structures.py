@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from milkweed.models.compress.projection.layer_fit import FitRequest, fit_layer
 from milkweed.models.compress.projection.pixelfly import project_pixelfly
-from milkweed.models.compress.projection.plain import project_state
 from milkweed.models.layers.layer_spec import KINDS, LayerSpec
 from milkweed.models.layers.structured import StructuredLinear
 
@@ -30,6 +30,11 @@ def loaded(layer: LayerSpec, state: dict[str, Tensor]) -> StructuredLinear:
     module = layer.build(dtype=torch.float64)
     module.load_state_dict(state, strict=True)
     return module.requires_grad_(False)
+
+
+def project_state(weight: Tensor, layer: LayerSpec) -> tuple[dict[str, Tensor], float]:
+    fit = fit_layer(FitRequest(weight, layer))
+    return dict(fit.state), fit.error
 
 
 def structure(kind: str, out_features: int, in_features: int, options: dict[str, Any]) -> LayerSpec:
