@@ -6,6 +6,7 @@ import sys
 import tempfile
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from ..models.bundle.onnx_header import read_header
 from ..models.errors import ExportError, first_line
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
+from .batch_sizes import with_equal_sizes
 from .forward import Forward, LanePlan
 
 EXPORT_SECONDS = 900.0
@@ -48,10 +50,13 @@ class BundleGraph:
         version: of the bundle that was loaded; another one may lie in its place by now.
         folder: closes the temporary folder of what was exported.
         own: the graph that the bundle holds.
+        fixed: whether every forward has the plan's micro-batch.
     """
 
-    def __init__(self, bundle: Path, version: str, folder: ExitStack, own: Graph | None = None) -> None:
-        self._bundle, self._version, self._folder = bundle, version, folder
+    def __init__(
+        self, bundle: Path, version: str, folder: ExitStack, own: Graph | None = None, *, fixed: bool = False
+    ) -> None:
+        self._bundle, self._version, self._folder, self._fixed = bundle, version, folder, fixed
         self._made: Graph | BackendError | None = own
 
     def forward(self, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
@@ -60,7 +65,7 @@ class BundleGraph:
         Raises:
             BackendError: why it is not possible.
         """
-        return graph_forward(self._graph(), candidate, plan, size)
+        return graph_forward(self._graph(), candidate, plan, size, fixed=self._fixed)
 
     def _graph(self) -> Graph:
         if self._made is None:
@@ -81,15 +86,22 @@ class BundleGraph:
         return Graph(file, export(self._bundle, self._version, file))
 
 
-def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int) -> Forward:
+def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int, *, fixed: bool = False) -> Forward:
     """Make the forward of a graph in a backend that runs graphs.
+
+    Args:
+        fixed: whether every forward has the plan's micro-batch. Otherwise OpenVINO, which gains by larger batches, may
+            compute others that give the same bits; ONNX Runtime is slower with them.
 
     Raises:
         BackendError: why it is not possible.
     """
     try:
-        session = _session(candidate, graph, plan)
+        session = _session(candidate, graph, plan, plan.micro_batch)
         session(torch.zeros(plan.micro_batch, 3, size, size))
+        if candidate.backend == "openvino" and not fixed:
+            make = partial(_session, candidate, graph, plan)
+            session, plan = with_equal_sizes(session, make, plan, size)
     except (ExportError, ImportError) as error:  # a package that cannot be loaded
         raise BackendError(first_line(error)) from error
     cpu, dtype = torch.device("cpu"), candidate.dtype
@@ -99,14 +111,14 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int)
     return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
 
 
-def _session(candidate: Candidate, graph: Graph, plan: LanePlan) -> GraphSession:
+def _session(candidate: Candidate, graph: Graph, plan: LanePlan, batch: int) -> GraphSession:
     if candidate.backend == "onnxruntime":
         # The lanes call from threads of their own; the threads that their forwards need beside them are shared.
-        return OnnxSession(graph.source, threads=plan.lanes * (plan.threads - 1) + 1, batch=plan.micro_batch)
+        return OnnxSession(graph.source, threads=plan.lanes * (plan.threads - 1) + 1, batch=batch)
     from ..models.onnx.openvino_session import OpenVinoSession, user_cache
 
     threads = {"lanes": plan.lanes, "threads": plan.threads}
-    return OpenVinoSession(graph.source, **threads, batch=plan.micro_batch, dtype=candidate.dtype, cache=user_cache())
+    return OpenVinoSession(graph.source, **threads, batch=batch, dtype=candidate.dtype, cache=user_cache())
 
 
 def export(bundle: Path, version: str, file: Path) -> int:

@@ -168,7 +168,7 @@ class _Forwards:
         check_version(bundle, config.version, self.config.version)
         self._record = None if own is None else self.config.graph
         self._bundle, self._options, self._device = bundle, options, device
-        self._graph = BundleGraph(bundle, config.version, folder, own)
+        self._graph = BundleGraph(bundle, config.version, folder, own, fixed=options.micro_batch > 0)
         self.spec = PreprocessSpec.from_dict(self.config.preprocess)
         if not counts:
             with naming(bundle):

@@ -119,7 +119,6 @@ class TokenBlock(nn.Module):
         count = 0 if self.merging is None else self.merging.count(patches)
         if count:
             order, nearest = matched(k.mean(dim=1)[:, self.prefix :], self._importance(q, k, size, patches))
-            size = torch.ones_like(x[..., :1], dtype=torch.float32) if size is None else size
             x, size = merged(x, size, order, nearest, count, self.prefix)
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x)))), size
 

@@ -135,14 +135,17 @@ def matched(keys: Tensor, importance: Tensor | None = None) -> tuple[Tensor, Ten
     return similarity.topk(similarity.shape[1]).indices, nearest
 
 
-def merged(x: Tensor, size: Tensor, order: Tensor, nearest: Tensor, count: int, prefix: int) -> tuple[Tensor, Tensor]:
+def merged(
+    x: Tensor, size: Tensor | None, order: Tensor, nearest: Tensor, count: int, prefix: int
+) -> tuple[Tensor, Tensor]:
     """Merge the first `count` tokens of `order` into their nearest ones: means, weighted by the tokens' sizes.
 
     There is no scatter: what merges is summed by a product with a matrix of zeros and ones.
 
     Args:
         x: tokens (B, N, C).
-        size: (B, N, 1), how many patches each token stands for.
+        size: float32 (B, N, 1), how many patches each token stands for; None: one each. A tensor of ones would be a
+            constant of an exported graph, which OpenVINO fuses in other ways, with other last bits, for other batches.
         count: at least 1, and less than `order` has.
         order, nearest: as `matched` gives them for the tokens behind the first `prefix`, which stay as they are.
 
@@ -154,15 +157,19 @@ def merged(x: Tensor, size: Tensor, order: Tensor, nearest: Tensor, count: int, 
     source = prefix + 2 * merging
     # In their own order: by similarity, rounding would decide which tokens are in which set at the next merge.
     kept = prefix + 2 * kept.topk(kept.shape[1], largest=False).values
-    into, into_size = x[:, prefix + 1 :: 2], size[:, prefix + 1 :: 2]
-    places = torch.arange(into.shape[1], device=x.device)[:, None]
-    joins = (target == places).to(size.dtype) * rows(size, source).transpose(1, 2)  # (B, targets, count)
-    total = into_size + joins.sum(dim=-1, keepdim=True)
-    means = into * (into_size / total).to(x.dtype) + (joins / total).to(x.dtype) @ rows(x, source)
-    return (
-        torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1),
-        torch.cat([size.narrow(1, 0, prefix), rows(size, kept), total], dim=1),
-    )
+    into = x[:, prefix + 1 :: 2]
+    joins = (target == torch.arange(into.shape[1], device=x.device)[:, None]).float()  # (B, targets, count)
+    if size is None:
+        stays = torch.ones_like(x[:, : prefix + kept.shape[1], :1], dtype=torch.float32)
+        total = 1 + joins.sum(dim=-1, keepdim=True)
+        share = 1 / total
+    else:
+        stays = torch.cat([size.narrow(1, 0, prefix), rows(size, kept)], dim=1)
+        joins = joins * rows(size, source).transpose(1, 2)
+        total = size[:, prefix + 1 :: 2] + joins.sum(dim=-1, keepdim=True)
+        share = size[:, prefix + 1 :: 2] / total
+    means = into * share.to(x.dtype) + (joins / total).to(x.dtype) @ rows(x, source)
+    return torch.cat([x.narrow(1, 0, prefix), rows(x, kept), means], dim=1), torch.cat([stays, total], dim=1)
 
 
 def places(order: Tensor, nearest: Tensor, count: int, patches: int) -> Tensor:

@@ -19,8 +19,8 @@ logger = logging.getLogger("milkweed.backend")
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}
 """OpenVINO's name of each dtype that it computes in; layers that a graph quantises are computed in int8 by both."""
 
-CACHED_MODELS = 16
-"""So many compiled models at most are kept in the cache, those that were compiled last."""
+CACHED_MODELS = 32
+"""So many compiled models at most are kept in the cache, those that were compiled last: one for each batch size."""
 
 
 class OpenVinoSession(GraphSession):

@@ -39,6 +39,15 @@ def test_merging_is_what_a_plain_loop_does(count: int, prefix: int, merging: int
         torch.testing.assert_close((found[0] * found[1]).sum(1), (x * size).sum(1), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_without_sizes_count_as_one_patch_each(dtype: torch.dtype) -> None:
+    x, _, keys = tokens(33, 1, dtype)
+    order, nearest = matched(keys)
+    alone, sized = (merged(x, size, order, nearest, 9, 1) for size in (None, torch.ones(2, 33, 1)))
+    assert torch.equal(alone[0], sized[0])
+    assert torch.equal(alone[1], sized[1])
+
+
 def test_tokens_that_stay_keep_their_bits_and_large_sets_their_places_in_bfloat16() -> None:
     """bfloat16 tells no whole numbers apart above 256."""
     x, size, keys = tokens(601, 1, torch.bfloat16)

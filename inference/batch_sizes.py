@@ -1,0 +1,111 @@
+"""Lets a runtime compute other numbers of images than the micro-batch, where they are proved to give the same bits."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..models.bundle.golden import golden_images
+from ..models.errors import ExportError
+from ..models.onnx.session import GraphSession
+from .forward import LanePlan
+
+logger = logging.getLogger("milkweed.backend")
+
+LARGE = 4
+"""Images of a large forward. DeiT-Tiny in OpenVINO takes as long an image in batches of 4 as of 8, and each size takes
+40 to 50 MB of memory a lane."""
+
+MAX_SECONDS = 5.0
+"""A size that would take longer to be proved is not tried: DeiT-Tiny takes 0.3 s."""
+
+
+class SizedSession(GraphSession):
+    """Sessions on one graph for different numbers of images; the batch decides which of them computes it.
+
+    Args:
+        by_size: at least one.
+    """
+
+    def __init__(self, by_size: dict[int, GraphSession]) -> None:
+        super().__init__()
+        self._by_size = by_size
+        first = next(iter(by_size.values()))
+        self.runtime, self.computes_elsewhere = first.runtime, first.computes_elsewhere
+
+    def _compute(self, images: Any) -> Any:
+        return self._by_size[len(images)]._compute(images)
+
+
+def other_sizes(micro_batch: int) -> tuple[int, ...]:
+    """The sizes that are worth trying beside a micro-batch: 1, since most requests are, and a large one."""
+    return tuple({1, max(LARGE, micro_batch)} - {micro_batch})
+
+
+def with_equal_sizes(
+    session: GraphSession, make: Callable[[int], GraphSession], plan: LanePlan, size: int
+) -> tuple[GraphSession, LanePlan]:
+    """Add sessions for other sizes that give the same bits; what gives others is let go, and the plan says so.
+
+    Each size computes different images in every place, with other neighbours each time.
+
+    Args:
+        session: computes the plan's micro-batch.
+        make: makes a session for batches of a size; raises ExportError where it cannot.
+        size: side of the model's input, px.
+
+    Returns:
+        The session for all of them, and the plan with their seconds.
+    """
+    images, by_size, refused = _images(size), {plan.micro_batch: session}, []
+    answers, spent = _answers(session, images, plan.micro_batch)
+    expected, seconds = answers[:, 0], {plan.micro_batch: spent}
+    for count in other_sizes(plan.micro_batch):
+        if spent * len(images) * max(1, count / plan.micro_batch) > MAX_SECONDS:
+            continue
+        try:
+            other = make(count)
+            found, taken = _answers(other, images, count)
+        except ExportError as error:
+            logger.warning("no forward of %d images: %s", count, error)
+            refused.append(count)
+            continue
+        if all(bool((each == expected[:, None]).all()) for each in (answers, found)):
+            by_size[count], seconds[count] = other, taken
+            small, large = sorted(seconds)
+            # No image takes longer in a larger forward: what a busy machine measures beyond that is noise.
+            seconds[large] = min(seconds[large], large / small * seconds[small])
+        else:
+            logger.warning("a forward of %d images gives other bits than one of %d", count, plan.micro_batch)
+            refused.append(count)
+    return SizedSession(by_size), replace(plan, seconds=seconds, refused=tuple(refused))
+
+
+def _answers(session: GraphSession, images: Tensor, count: int) -> tuple[Tensor, float]:
+    """Logits and probabilities (n, count, 2 * classes) of n images in each place of a batch; its least seconds."""
+    rows, seconds = [], []
+    for first in range(len(images)):
+        batch = images.roll(-first, 0).repeat(-(-count // len(images)), 1, 1, 1)[:count]
+        started = time.perf_counter()
+        logits = session(batch)
+        seconds.append(time.perf_counter() - started)
+        rows.append(torch.cat([logits, logits.softmax(-1)], 1))
+    answers = torch.stack(rows)
+    turned = [answers[:, place].roll(place, 0) for place in range(count)]  # place p of batch i has image i + p
+    return torch.stack(turned, 1), min(seconds)
+
+
+def _images(size: int) -> Tensor:
+    """Five images: the golden ones, noise, and two of large and small shapes with edges, as photographs have."""
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, 3, size, size, generator=generator)
+    shapes = [
+        F.interpolate(torch.randn(2, 3, cells, cells, generator=generator), size=(size, size), mode=mode)
+        for cells, mode in ((2, "bilinear"), (5, "nearest"), (11, "bilinear"))
+    ]
+    return torch.cat([golden_images(size), noise, torch.stack(shapes).sum(0)])
