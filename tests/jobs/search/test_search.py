@@ -17,6 +17,7 @@ from milkweed.jobs.search import runs, search, timing
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.front import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
+from milkweed.jobs.search.levers import Levers
 from milkweed.jobs.search.search import Found
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.loaders.dataset.evaluation import PreparedImages
@@ -90,7 +91,7 @@ class Killed(BaseException):
 
 @dataclass(frozen=True)
 class Searched:
-    """A search with all levers that was killed where each of its steps was first told."""
+    """A search with all levers that was killed where each kind of step was first told."""
 
     out: Path
     found: Found
@@ -103,13 +104,13 @@ class Searched:
 @pytest.fixture(scope="module")
 def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Searched:
     out = tmp_path_factory.mktemp("searched") / "out"
-    job = SearchJob(source=vit, out=out, images=photos, target=Target(bytes=70_000), distil=False)
+    job = SearchJob(source=vit, out=out, images=photos, target=Target(bytes=95_000), distil=False)
     kills, notes, quantised = list[str](), list[str](), list[str]()
     quantise = runs.quantized_graph
 
     def step(name: str, *_: int) -> None:
-        if name not in kills:
-            kills.append(name)
+        if (kind := name.split()[0]) not in kills:
+            kills.append(kind)
             raise Killed
 
     def counted(source: Path, *arguments: Any) -> Any:
@@ -145,7 +146,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     graph, read = load_graph(out)
     assert read == config
     assert config.graph_only
-    assert config.bytes_on_disk < 85_000  # the graph, and a few kB of labels and config
+    assert config.bytes_on_disk < 110_000  # the graph, and a few kB of labels and config
     record = config.metrics["search"]
     (chosen,) = (row for row in record["models"] if row["chosen"])
     assert "int8" in chosen["name"]
@@ -158,7 +159,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
     names = {row["name"] for row in record["models"]}
     assert {"dense", "class token last", "class token last, int8"} < names
     assert any("merge 40 %" in name for name in names)
-    small = [row for row in record["models"] if row["bytes"] <= 70_000]
+    small = [row for row in record["models"] if row["bytes"] <= 95_000]
     assert chosen["quality"]["kl"]["value"] == min(row["quality"]["kl"]["value"] for row in small)
     assert not (out.parent / ".out.search").exists()
     assert config.tokens == searched.found.chosen.levers.tokens
@@ -179,9 +180,7 @@ def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photo
 
 
 def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
-    assert {"reading the judging images", "token schedules", "exporting class token last"} < set(searched.kills)
-    assert any(name.startswith("quantising") for name in searched.kills)
-    assert any(name.startswith("timing and judging") for name in searched.kills)
+    assert {"reading", "exporting", "timing", "quantising", "token"} == set(searched.kills)
     assert any("going on with the unfinished search" in note for note in searched.notes)
     assert len(searched.quantised) == len(set(searched.quantised)) == 2  # the exact model and a schedule, each once
     assert any(re.fullmatch(r"search: \d of \d models(, about \d+ min left)?", note) for note in searched.notes)
@@ -209,6 +208,21 @@ def test_levers_that_a_model_does_not_take_are_named(job: SearchJob, tmp_path: P
     _, config = compress(replace(job, source=pooled), Progress(note=notes.append))
     assert any(note.startswith("without class token last: ") and "avg" in note for note in notes)
     assert all("class token last" not in row["name"] for row in config.metrics["search"]["models"])
+
+
+def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(levers: Levers) -> float:
+        return 0.0 if levers.tokens.merging is None else levers.tokens.merging.share
+
+    schedules = [TokenMerging(1, 1, k / 16, 0.1) for k in range(1, 9)]
+    monkeypatch.setattr(search, "mergings", lambda depth, token: schedules)
+    monkeypatch.setattr(search.Search, "_kl", lambda self, levers: share(levers))
+    monkeypatch.setattr(search.Search, "_speedup", lambda self, levers: 1 + 10 * (share(levers) or 10))
+    monkeypatch.setattr(search.Search, "_wanted_speedup", lambda self: 1 + 10 * 5.5 / 16)
+    found, _ = compress(job)
+    tried = sorted({16 * share(run.levers) for run in found.models if share(run.levers)})
+    assert {5.0, 6.0} <= set(tried)  # the last that is too slow, and the first that is not
+    assert len(tried) <= 4
 
 
 def test_narrower_layers_keep_a_promise_of_bytes(job: SearchJob, vit: Path) -> None:
