@@ -112,7 +112,9 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
     height, width = (size, size) if isinstance(size, int) else size
     first = next(model.parameters())
     mode: AbstractContextManager[Any] = FakeTensorMode() if first.is_meta else nullcontext()
-    with mode:
+    # Outside inference mode, in which the image must not be made either, composite operations arrive as their parts,
+    # which have formulas.
+    with torch.inference_mode(False), mode:
         twin = _twin(model, first.is_meta)
         device = "cpu" if first.is_meta else first.device
         image = torch.zeros(1, 3, height, width, dtype=first.dtype, device=device)
@@ -123,7 +125,6 @@ def macs(model: nn.Module, size: int | tuple[int, int]) -> Macs:
         if name:
             module.register_forward_pre_hook(lambda *_, name=name: counter.path.append(name))
             module.register_forward_hook(lambda *_: counter.path.pop() and None)
-    # Outside inference mode composite operations arrive as their parts, which have formulas.
     with torch.inference_mode(False), torch.no_grad(), mode, counter:
         twin(image)
     by_layer = dict(counter.counts)

@@ -2,6 +2,7 @@
 
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, get_args
 
 from ..errors import WRONG_USAGE, CommandError
@@ -43,6 +44,8 @@ def search(options: CompressOptions) -> None:
     job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
     with job_progress("compress: ", row=epoch_line) as progress:
         found, config = compress(job, progress)
+    if job.source != options.bundle:
+        rmtree(job.source)
     record = config.metrics["search"]
     frontier = Frontier.from_dict(record)
     if options.plot is not None:
@@ -97,8 +100,7 @@ def _source(options: CompressOptions) -> Path:
     from ...models.importing import import_checkpoint
 
     source = options.out.parent / f".{options.out.name}.source"
-    if not source.exists():
-        import_checkpoint(str(options.bundle), None, source)
+    import_checkpoint(str(options.bundle), None, source, overwrite=True)  # one that is there may be of another MODEL
     return source
 
 

@@ -13,6 +13,7 @@ from ...models.report.frontier import front
 from ...models.report.terms import counted
 from .front import speedup
 from .job import SearchJob
+from .narrower import widths_of
 from .report import run_report
 from .search import Found, Search
 
@@ -37,6 +38,7 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
         arguments,
         found.seconds,
         tokens=levers.tokens,
+        widths={**search.subject.config.widths, **widths_of(search.subject.model, levers.widths)},
         metrics={"search": record(found, job)},
     )
 

@@ -1,6 +1,6 @@
 """Levers: what a search may do to a model, and the names that a person reads."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,7 +11,10 @@ SHARES, EVERY, PROTECT = (0.16, 0.24, 0.32, 0.4), (2, 3, 4), 0.1
 every block gained nothing. Keeping what the class token attends to took a third off the KL wherever it was measured."""
 
 ALPHAS: tuple[float | None, ...] = (None, 0.5)
-"""SmoothQuant's alphas that are tried: without it, which was best for DeiT-Tiny (KL .005 against .026), and half."""
+"""SmoothQuant's alphas, in the order in which they are tried: without it, which was best for DeiT-Tiny (KL .005; .018
+with half), and half, which takes minutes and is tried only where int8 without it loses more than ENOUGH_KL."""
+
+ENOUGH_KL = 0.02
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,21 @@ class Bits:
 
 
 @dataclass(frozen=True)
+class Shares:
+    """What narrower layers keep: of the MLPs' hidden units, and of the head dims of queries and keys."""
+
+    mlp: float = 1.0
+    qk: float = 1.0
+
+    def __str__(self) -> str:
+        parts = {"queries and keys": self.qk, "hidden units": self.mlp}
+        return ", ".join(f"{100 * share:g} % of {name}" for name, share in parts.items() if share < 1)
+
+
+WHOLE = Shares()
+
+
+@dataclass(frozen=True)
 class Levers:
     """What is done to a model.
 
@@ -36,16 +54,19 @@ class Levers:
         tokens: which tokens it computes.
         bits: how it is quantised; None where it is not.
         distilled: it was trained to answer as the dense model.
+        widths: how narrow its layers are.
     """
 
     tokens: TokenPlan = ALL_TOKENS
     bits: Bits | None = None
     distilled: bool = False
+    widths: Shares = WHOLE
 
     def __str__(self) -> str:
         parts = ["class token last"] if self.tokens.class_last else []
         if (merging := self.tokens.merging) is not None:
             parts.append(merging_name(merging))
+        parts += [str(self.widths)] if self.widths != WHOLE else []
         parts += ["distilled"] if self.distilled else []
         parts += [str(self.bits)] if self.bits else []
         return ", ".join(parts) or "dense"
@@ -58,7 +79,7 @@ class Levers:
     @property
     def plain(self) -> "Levers":
         """The same, neither trained nor quantised."""
-        return Levers(self.tokens)
+        return Levers(self.tokens, widths=self.widths)
 
     @property
     def file(self) -> str:
@@ -66,6 +87,7 @@ class Levers:
         merging = self.tokens.merging
         parts = [f"m{merging.start}-{merging.every}-{merging.share:g}-{merging.protect:g}"] if merging else []
         parts += ["last"] if self.tokens.class_last else []
+        parts += [f"w{self.widths.mlp:g}-{self.widths.qk:g}"] if self.widths != WHOLE else []
         parts += ["distilled"] if self.distilled else []
         parts += [f"int8-{self.bits.alpha}"] if self.bits else []
         return "_".join(parts) or "dense"
@@ -76,13 +98,8 @@ class Levers:
             "tokens": self.tokens.to_dict(),
             "bits": asdict(self.bits) if self.bits else None,
             "distilled": self.distilled,
+            "widths": asdict(self.widths),
         }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Levers":
-        """Read what `to_dict` wrote."""
-        bits = None if values["bits"] is None else Bits(**values["bits"])
-        return cls(TokenPlan.from_dict(values["tokens"]), bits, values["distilled"])
 
 
 def merging_name(merging: TokenMerging) -> str:

@@ -4,7 +4,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...models import BundleConfig
-from ...models.accounting import macs
 from ...models.bundle.provenance import library_versions
 from ...models.report import DataUse, Frontier, Measured, RunReport, Totals
 from ...models.report.rows import model_totals
@@ -59,10 +58,6 @@ def _totals(search: Search, found: Found, frontier: Frontier) -> tuple[Totals, T
     """Costs of the dense model and of the chosen one, whose bytes are those of its file."""
     batch, size = search.job.batches[0], search.subject.size
     _, dense = model_totals(search.subject.model, size)
-    chosen = Totals(
-        parameters=dense.parameters,
-        macs=macs(search.runs.model(found.chosen.levers), size).total,
-        bytes=frontier.chosen.bytes,
-        latency_ms=frontier.chosen.ms[batch],
-    )
+    _, chosen = model_totals(search.runs.model(found.chosen.levers), size)
+    chosen = replace(chosen, bytes=frontier.chosen.bytes, latency_ms=frontier.chosen.ms[batch])
     return replace(dense, latency_ms=frontier.dense.ms[batch]), chosen

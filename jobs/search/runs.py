@@ -18,6 +18,7 @@ from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.graph import Graph
 from ...models.bundle.graph_record import GraphRecord
+from ...models.errors import ExportError
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.progress import Progress
@@ -25,16 +26,14 @@ from ...models.report.frontier import Quality
 from ...models.serving.prepare import prepare_for_inference
 from .front import Measured
 from .job import SearchJob
-from .levers import Levers
+from .levers import WHOLE, Levers
+from .narrower import narrowed
 from .quality import quality
 from .subject import Subject
 from .timing import time_in_turns
 from .trials import Trials
 
 CPU, DENSE = torch.device("cpu"), Levers()
-
-GROUP = 4
-"""So many runs are timed in turns with the dense model: more take memory and say no more."""
 
 FEWEST = 1e-30
 """Probabilities below are this, which has a logarithm."""
@@ -68,29 +67,25 @@ class Runs:
         self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
         self._graphs = job.work / "graphs"
         self._graphs.mkdir(parents=True, exist_ok=True)
-        times: dict[str, dict[str, float]] = trials.get(
-            "dense", lambda: self._times([Run(DENSE, c) for c in _usable(job)])
-        )
-        usable = [each for each in _usable(job) if str(Run(DENSE, each)) in times]
+        usable = _usable(job, progress)
+        times: dict[str, dict[str, float]] = trials.get("dense", lambda: self._times([Run(DENSE, c) for c in usable]))
+        usable = [each for each in usable if str(Run(DENSE, each)) in times]
         self.candidates = sorted(usable, key=lambda each: sum(times[str(Run(DENSE, each))].values()))
         self.base = Run(DENSE, next(each for each in self.candidates if each.dtype is torch.float32))
         self._dense_ms = times[str(self.base)]
-        self.measure([DENSE])
+        self.measure(DENSE)
 
     @property
     def dense(self) -> Measured:
         """The dense model in float32, in the backend that it is fastest in."""
         return self.found[self.base]
 
-    def measure(self, levers: Sequence[Levers]) -> None:
-        """Measure models in the backends that may be fastest; what is on record is not measured again."""
-        runs = [Run(each, candidate) for each in levers for candidate in self._candidates(each)]
+    def measure(self, levers: Levers) -> None:
+        """Measure a model in the backends that may be fastest; what is on record is not measured again."""
+        runs = [Run(levers, candidate) for candidate in self._candidates(levers)]
         missing = [run for run in runs if f"measured/{run}" not in self.trials.found]
-        for first in range(0, len(missing), GROUP):
-            self.progress.step("timing and judging", first, len(missing))
-            measured = self._measured(missing[first : first + GROUP])
-            for run, values in measured.items():
-                self.trials.get(f"measured/{run}", lambda values=values: values)  # type: ignore[misc]
+        for run, values in self._measured(missing).items() if missing else ():
+            self.trials.get(f"measured/{run}", lambda values=values: values)  # type: ignore[misc]
         for run in runs:
             if (record := self.trials.found.get(f"measured/{run}")) is not None:
                 ms = {int(batch): each for batch, each in record["ms"].items()}
@@ -98,8 +93,16 @@ class Runs:
                 self.found[run] = Measured(str(run.levers), found, ms, record["bytes"], str(run.candidate))
 
     def model(self, levers: Levers) -> nn.Module:
-        """Make the float32 model of some levers."""
-        model = apply_token_plan(self.subject.fresh_model(), levers.tokens)
+        """Make the float32 model of some levers.
+
+        Raises:
+            ValueError: the model does not take them.
+        """
+        model = self.subject.fresh_model()
+        if levers.widths != WHOLE:
+            file = self._graphs / f"{Levers(widths=levers.widths).file}.pt"
+            narrowed(model, levers.widths, self.subject.fit.batches, file)
+        apply_token_plan(model, levers.tokens)
         if levers.distilled:
             model.load_state_dict(torch.load(self.weights_file(levers), weights_only=True))
         return model
@@ -150,6 +153,7 @@ class Runs:
         found: dict[Run, dict[str, Any]] = {}
         with ExitStack() as opened:
             forwards = self._forwards(dict.fromkeys([self.base, *runs]), opened)
+            self.progress.step(f"timing and judging {runs[0].levers}", 0, 1)
             times = time_in_turns({str(run): each for run, each in forwards.items()}, self.job.batches)
             base = times[str(self.base)]
             for run in (run for run in runs if run in forwards):
@@ -165,13 +169,13 @@ class Runs:
             return time_in_turns(forwards, self.job.batches)
 
     def _forwards(self, runs: Iterable[Run], opened: ExitStack) -> dict[Run, Forward]:
-        """Make the forwards; a backend that cannot compute the model is told and left out."""
+        """Make the forwards; a model that cannot be exported, or not be computed by a backend, is told and left out."""
         made = {}
         for run in runs:
             try:
                 made[run] = self._forward(run)
-            except BackendError as error:
-                self.progress.note(f"{run.candidate}: {error}")
+            except (BackendError, ExportError) as error:
+                self.progress.note(f"{run.levers}, {run.candidate}: {error}")
                 continue
             opened.callback(made[run].close)
         return made
@@ -190,10 +194,13 @@ class Runs:
         return torch.cat(found).double().clamp(min=FEWEST).log()
 
     def _bytes(self, run: Run) -> int:
-        return self.graph_file(run.levers).stat().st_size
+        """Bytes of what a bundle would hold: the weights, or the quantised graph alone."""
+        if run.levers.bits is not None:
+            return self.graph_file(run.levers).stat().st_size
+        return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())
 
 
-def _usable(job: SearchJob) -> list[Candidate]:
+def _usable(job: SearchJob, progress: Progress) -> list[Candidate]:
     """Every backend and number type that may compute the result on this machine.
 
     Raises:
@@ -201,6 +208,9 @@ def _usable(job: SearchJob) -> list[Candidate]:
     """
     found, refused = find_candidates("auto", "auto", CPU)
     usable = [each for each in found if not job.backends or each.backend in job.backends]
+    missing = "; ".join(refused[name] for name in job.backends if name in refused)
     if not usable:
-        raise BackendError("; ".join(refused[name] for name in job.backends if name in refused))
+        raise BackendError(missing)
+    if missing:
+        progress.note(missing)
     return usable

@@ -9,26 +9,28 @@ import platform
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from math import inf
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...inference.device import computes_in_bfloat16, usable_cores
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan, token_depth
 from ...models.bundle.provenance import library_versions
 from ...models.divergence import diverge
-from ...models.errors import ExportError
 from ...models.layers.token_merging import TokenPlan
+from ...models.onnx.quantize import int8_instructions
 from ...models.progress import SILENT, Progress
 from ...models.report.frontier import front
 from ..train_split import digest
 from .distil import distil
 from .front import Measured, pick, speedup
 from .job import SearchJob
-from .levers import ALPHAS, Bits, Levers, mergings
+from .levers import ALPHAS, ENOUGH_KL, WHOLE, Bits, Levers, mergings
+from .narrower import smaller
+from .pace import Pace
 from .runs import CPU, DENSE, Run, Runs
 from .subject import Subject
 from .trials import Trials
@@ -36,8 +38,9 @@ from .trials import Trials
 SCREENED_IMAGES = 64
 """Token schedules are compared by so many judging images; those that are left, by all."""
 
-MEASURED, DISTILLED = 4, 2
-"""So many token schedules are exported, quantised and timed where no speed is promised; so many models are trained."""
+MEASURED, NARROWER, DISTILLED = 4, 2, 2
+"""So many token schedules are exported, quantised and timed where no speed is promised; so many models that are narrow
+enough for the bytes; so many are trained."""
 
 MOST_KL = 0.3
 """Beyond this a model answers something else."""
@@ -75,6 +78,7 @@ class Search:
         if self.trials.resumed:
             progress.note(f"going on with the unfinished search in {job.work}")
         self.runs = Runs(self.subject, job, self.trials, self.progress)
+        self.pace = Pace(progress, 2 + MEASURED + self._trained)
 
     def run(self) -> Found:
         """Search, and choose.
@@ -83,9 +87,13 @@ class Search:
             TargetError: no model keeps the promise; the message says what can be had.
         """
         exact = self._exact()
-        self.runs.measure([exact])
-        bits = self._bits(exact)
-        self._schedules(self._screened(exact.tokens), exact, bits)
+        self._measure(exact)
+        best = replace(exact, bits=self._bits(exact))
+        over = min((found.bytes for found in self._found(best)), default=0) - (self.job.target.bytes or inf)
+        if over > 0:  # merging tokens saves no bytes
+            self._narrower(best, int(over))
+        else:
+            self._schedules(self._screened(best.tokens), best)
         if self.job.distil:
             self._distilled()
         chosen = self._pick()
@@ -105,15 +113,27 @@ class Search:
             return False
         return True
 
+    def _measure(self, levers: Levers) -> None:
+        known = len(self.trials.found)
+        with self.pace.model(lambda: len(self.trials.found) > known):
+            self.runs.measure(levers)
+
     def _bits(self, exact: Levers) -> Bits | None:
         """The quantisation that loses least on the exact model; None where there is none."""
-        tried = [replace(exact, bits=Bits(alpha)) for alpha in ALPHAS]
-        try:
-            self.runs.measure(tried)
-        except (ExportError, ImportError, ValueError) as error:
-            self.progress.note(f"without int8: {error}")
-            return None
-        kl = {run.levers.bits: found.quality.kl.value for run, found in self.runs.found.items() if run.levers in tried}
+        kl: dict[Bits, float] = {}
+        for bits in map(Bits, ALPHAS):
+            if min(kl.values(), default=inf) <= ENOUGH_KL:
+                break
+            tried = replace(exact, bits=bits)
+            try:
+                self._measure(tried)
+            except (ImportError, ValueError) as error:
+                self.progress.note(f"without {bits}: {error}")
+                continue
+            if found := self._found(tried):
+                kl[bits] = min(each.quality.kl.value for each in found)
+        if kl and int8_instructions() is None:
+            self.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
         return min(kl, key=lambda bits: kl[bits], default=None)
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
@@ -121,15 +141,11 @@ class Search:
         plans = [TokenPlan(each, tokens.class_last) for each in mergings(*_tokens(self.subject.model))]
         if not plans or not self._takes(plans[0], "token merging"):
             return {}
-        dtype = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
-        batches = self.subject.judge.pixels[:SCREENED_IMAGES].to(dtype).split(32)
-        dense = self.subject.dense[:SCREENED_IMAGES]
         kl: dict[TokenPlan, float] = {}
         cost: dict[TokenPlan, int] = {}
         for at, plan in enumerate(plans):
-            model = apply_token_plan(self.subject.fresh_model(), plan)
-            cost[plan] = macs(model, self.subject.size).total
-            kl[plan] = self.trials.get(f"screened/{Levers(plan).file}", partial(_kl, model.to(dtype), batches, dense))
+            cost[plan] = macs(self.runs.model(Levers(plan)), self.subject.size).total
+            kl[plan] = self._kl(Levers(plan))
             self.progress.step("token schedules", at + 1, len(plans))
         kept: list[TokenPlan] = []
         for plan in sorted(plans, key=lambda plan: (cost[plan], kl[plan])):
@@ -137,27 +153,67 @@ class Search:
                 kept.append(plan)
         return {plan: cost[plan] for plan in reversed(kept)}
 
-    def _schedules(self, cost: Mapping[TokenPlan, int], exact: Levers, bits: Bits | None) -> None:
-        """Measure some schedules: from one that may keep a promise of speed to one beyond it, or from end to end.
+    def _kl(self, levers: Levers) -> float:
+        """KL of a model without quantisation, by some of the judging images."""
+
+        def measured() -> float:
+            dtype = torch.bfloat16 if computes_in_bfloat16(CPU) else torch.float32
+            batches = self.subject.judge.pixels[:SCREENED_IMAGES].to(dtype).split(32)
+            return diverge(self.runs.model(levers).to(dtype), batches, self.subject.dense[:SCREENED_IMAGES]).kl
+
+        return float(self.trials.get(f"screened/{levers.file}", measured))
+
+    def _schedules(self, cost: Mapping[TokenPlan, int], best: Levers) -> None:
+        """Measure some schedules: those that find the first one which keeps a promise of speed, or from end to end.
 
         Args:
             cost: multiply-accumulates of each, the least KL and the most operations first.
         """
         wanted, plans = self._wanted_speedup(), list(cost)
         if wanted is None or not plans:
-            return self.runs.measure([Levers(plan, bits) for plan in _spread(plans, MEASURED)])
-        whole, now = macs(self.runs.model(exact), self.subject.size).total, self._speedup(replace(exact, bits=bits))
-        slow = [plan for plan in plans if now * whole / cost[plan] < wanted]  # as fast as their operations say at best
-        kept = False
-        for plan in plans[len(slow) :] or plans[-1:]:
-            self.runs.measure([Levers(plan, bits)])
-            if kept:
-                break
-            kept = self._speedup(Levers(plan, bits)) >= wanted
+            spread = _spread(plans, MEASURED)
+            self.pace.expect(len(spread) + self._trained)
+            for plan in spread:
+                self._measure(replace(best, tokens=plan))
+            return
+        whole, now = macs(self.runs.model(best), self.subject.size).total, self._speedup(best)
+        slow = sum(now * whole / cost[plan] < wanted for plan in plans)  # as fast as their operations say at best
+        first, end = min(slow, len(plans) - 1), len(plans)
+        while first < end:
+            self.pace.expect((end - first).bit_length() + self._trained)
+            middle = (first + end) // 2
+            self._measure(replace(best, tokens=plans[middle]))
+            if self._speedup(replace(best, tokens=plans[middle])) >= wanted:
+                end = middle
+            else:
+                first = middle + 1
+
+    def _narrower(self, best: Levers, over: int) -> None:
+        """Measure models whose layers are so narrow that their file has `over` bytes less."""
+        try:
+            shares = smaller(self.subject.model, over, 1 if best.bits else 4)
+            tried = []
+            for at, each in enumerate(shares):
+                tried.append(replace(best, widths=each))
+                self._kl(tried[-1].plain)
+                self.progress.step("narrower layers", at + 1, len(shares))
+        except ValueError as error:
+            return self.progress.note(f"without narrower layers: {error}")
+        self.pace.expect(min(len(tried), NARROWER) + self._trained)
+        for levers in sorted(tried, key=lambda levers: self._kl(levers.plain))[:NARROWER]:
+            self._measure(levers)
 
     def _speedup(self, levers: Levers) -> float:
         """How many times as fast as the dense model some levers are, in their fastest backend."""
-        return max(speedup(found, self.runs.dense) for run, found in self.runs.found.items() if run.levers == levers)
+        return max((speedup(found, self.runs.dense) for found in self._found(levers)), default=0.0)
+
+    def _found(self, levers: Levers) -> list[Measured]:
+        return [found for run, found in self.runs.found.items() if run.levers == levers]
+
+    @property
+    def _trained(self) -> int:
+        """How many models may be trained in the end."""
+        return DISTILLED if self.job.distil else 0
 
     def _wanted_speedup(self) -> float | None:
         """The promised speed, as times the dense model's; None where none is promised."""
@@ -169,18 +225,18 @@ class Search:
     def _distilled(self) -> None:
         """Train the model that would be taken and its faster neighbour on the front, and measure them.
 
-        Only what merging took away is learnt again: rounding to 8 bits leaves too little to learn.
+        Only what merging or narrower layers took away is learnt again: rounding to 8 bits leaves too little to learn.
         """
         ordered = front(list(self.runs.found.values()), self.job.batches[0])
         chosen = self.runs.found[self._pick()]
         place = ordered.index(chosen) if chosen in ordered else 0
         by_model = {found: run.levers for run, found in self.runs.found.items()}
         near = [by_model[one] for one in ordered[max(0, place - DISTILLED + 1) : place + 1]]
-        for levers in dict.fromkeys(each for each in near if each.tokens.merging):
+        for levers in dict.fromkeys(each for each in near if each.tokens.merging or each.widths != WHOLE):
             trained = replace(levers, distilled=True)
             if not self.runs.weights_file(trained).exists():
                 distil(self.runs, trained, self.progress)
-            self.runs.measure([trained])
+            self._measure(trained)
 
     def _pick(self) -> Run:
         by_model = {found: run for run, found in self.runs.found.items()}
@@ -204,10 +260,6 @@ class Search:
             "machine": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}, {usable_cores()} cores",
             "versions": library_versions(),
         }
-
-
-def _kl(model: nn.Module, batches: Sequence[Tensor], dense: Tensor) -> float:
-    return diverge(model, batches, dense).kl
 
 
 def _tokens(model: nn.Module) -> tuple[int, bool]:

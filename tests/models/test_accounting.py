@@ -60,6 +60,14 @@ def test_counting_leaves_the_model_as_it_was(tiny_vitae: dict[str, Any]) -> None
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules())
 
 
+def test_inference_mode_hides_no_attention(tiny_vit: dict[str, Any]) -> None:
+    model = create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit)
+    outside = macs(model, 32)
+    with torch.inference_mode():
+        assert macs(model, 32) == outside
+        assert macs(create_model("deit_tiny_patch16_224", num_classes=3, **tiny_vit), 32) == outside
+
+
 def test_dense_equivalent_is_the_dense_model() -> None:
     with torch.device("meta"):
         dense, model = create_model("vitae_basic_tiny"), create_model("vitae_basic_tiny")

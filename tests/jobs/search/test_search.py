@@ -1,7 +1,8 @@
 """A search from a small model and pictures to a bundle: its record is true, a killed one goes on, what it refuses."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import pytest
 import torch
 from PIL import Image
 
+from milkweed.inference import backend, device
 from milkweed.jobs.dataset import DataError
 from milkweed.jobs.search import runs, search, timing
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.front import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
+from milkweed.jobs.search.levers import Levers
+from milkweed.jobs.search.search import Found
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.loaders.dataset.evaluation import PreparedImages
 from milkweed.loaders.dataset.training import Sample
@@ -30,7 +34,7 @@ from milkweed.models.report import Frontier, read_report
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 
 ARCH = "deit_tiny_patch16_224"
-ARGS = {"num_classes": 5, "embed_dim": 32, "depth": 4, "num_heads": 2, "img_size": 32, "patch_size": 8}
+ARGS = {"num_classes": 5, "embed_dim": 32, "depth": 3, "num_heads": 2, "img_size": 32, "patch_size": 8}
 PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
 COUNT = 72
 
@@ -62,22 +66,66 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return saved(tmp_path_factory.mktemp("vit") / "vit")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    """One schedule, one alpha, short timings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])
+        patch.setattr(search, "ALPHAS", (None,))
+        patch.setattr(search, "MOST_KL", 100.0)
+        patch.setattr(timing, "SECONDS", 0.01)
+        yield
+
+
 @pytest.fixture
 def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
-    """Two schedules, one alpha, short timings, no training, any speed."""
-    monkeypatch.setattr(
-        search, "mergings", lambda depth, token: [TokenMerging(1, 1, share, 0.1) for share in (0.2, 0.4)]
-    )
-    monkeypatch.setattr(search, "ALPHAS", (None,))
-    monkeypatch.setattr(search, "MOST_KL", 100.0)
-    monkeypatch.setattr(timing, "SECONDS", 0.01)
-    return SearchJob(source=vit, out=tmp_path / "out", images=photos, target=Target(bytes=1 << 30), distil=False)
-
-
-@pytest.fixture
-def no_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without quantisation, which takes longest."""
+    """In torch, which needs no exports; without quantisation, which takes longest, and without training."""
     monkeypatch.setattr(search, "ALPHAS", ())
+    out, anything = tmp_path / "out", Target(bytes=1 << 30)
+    return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)
+
+
+class Killed(BaseException):
+    """Whatever ends a process; pytest itself listens to KeyboardInterrupt."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """A search with all levers that was killed where each kind of step was first told."""
+
+    out: Path
+    found: Found
+    config: BundleConfig
+    kills: Sequence[str]
+    notes: Sequence[str]
+    quantised: Sequence[str]
+
+
+@pytest.fixture(scope="module")
+def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Searched:
+    out = tmp_path_factory.mktemp("searched") / "out"
+    job = SearchJob(source=vit, out=out, images=photos, target=Target(bytes=95_000), distil=False)
+    kills, notes, quantised = list[str](), list[str](), list[str]()
+    quantise = runs.quantized_graph
+
+    def step(name: str, *_: int) -> None:
+        if (kind := name.split()[0]) not in kills:
+            kills.append(kind)
+            raise Killed
+
+    def counted(source: Path, *arguments: Any) -> Any:
+        quantised.append(source.name)
+        return quantise(source, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runs, "quantized_graph", counted)
+        while True:
+            try:
+                found, config = compress(job, Progress(step=step, note=notes.append))
+            except Killed:
+                assert not out.exists()
+                continue
+            return Searched(out, found, config, kills, notes, quantised)
 
 
 def divergence(dense: torch.Tensor, found: torch.Tensor) -> float:
@@ -93,9 +141,9 @@ def judging(photos: Path) -> torch.Tensor:
     return images
 
 
-def test_the_bundle_is_what_the_record_says(job: SearchJob, vit: Path, photos: Path) -> None:
-    found, config = compress(replace(job, target=Target(bytes=95_000)))
-    graph, read = load_graph(job.out)
+def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photos: Path) -> None:
+    out, config = searched.out, searched.config
+    graph, read = load_graph(out)
     assert read == config
     assert config.graph_only
     assert config.bytes_on_disk < 110_000  # the graph, and a few kB of labels and config
@@ -113,9 +161,9 @@ def test_the_bundle_is_what_the_record_says(job: SearchJob, vit: Path, photos: P
     assert any("merge 40 %" in name for name in names)
     small = [row for row in record["models"] if row["bytes"] <= 95_000]
     assert chosen["quality"]["kl"]["value"] == min(row["quality"]["kl"]["value"] for row in small)
-    assert not job.work.exists()
-    assert config.tokens == found.chosen.levers.tokens
-    report = read_report(job.out)
+    assert not (out.parent / ".out.search").exists()
+    assert config.tokens == searched.found.chosen.levers.tokens
+    report = read_report(out)
     assert report is not None
     assert report.version == config.version
     assert report.frontier == Frontier.from_dict(record)
@@ -128,35 +176,14 @@ def test_the_bundle_is_what_the_record_says(job: SearchJob, vit: Path, photos: P
     assert report.totals_after is not None
     assert (report.totals_after.bytes, report.totals_after.latency_ms) == (chosen["bytes"], chosen["ms"]["1"])
     assert report.warnings[0].startswith("the judging images chose among the models")
-    assert (job.out / "report.html").read_text().count("<svg") == 2
+    assert (out / "report.html").read_text().count("<svg") == 2
 
 
-def test_a_killed_search_goes_on_and_finds_the_same(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    quantise, made = runs.quantized_graph, list[str]()
-
-    def once(source: Path, *arguments: Any) -> Any:
-        if len(made) == 1:
-            raise KeyboardInterrupt
-        made.append(source.name)
-        return quantise(source, *arguments)
-
-    monkeypatch.setattr(runs, "quantized_graph", once)
-    with pytest.raises(KeyboardInterrupt):
-        compress(job)
-    assert not job.out.exists()
-    measured = (job.work / "trials.jsonl").read_text().count("measured/")
-    assert measured >= 3
-
-    def counted(source: Path, *arguments: Any) -> Any:
-        made.append(source.name)
-        return quantise(source, *arguments)
-
-    monkeypatch.setattr(runs, "quantized_graph", counted)
-    notes: list[str] = []
-    _, config = compress(job, Progress(note=notes.append))
-    assert any("going on with the unfinished search" in note for note in notes)
-    assert len(made) == len(set(made)) == 3  # the exact model and two schedules, each once
-    assert len(config.metrics["search"]["models"]) >= measured
+def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
+    assert {"reading", "exporting", "timing", "quantising", "token"} == set(searched.kills)
+    assert any("going on with the unfinished search" in note for note in searched.notes)
+    assert len(searched.quantised) == len(set(searched.quantised)) == 2  # the exact model and a schedule, each once
+    assert any(re.fullmatch(r"search: \d of \d models(, about \d+ min left)?", note) for note in searched.notes)
 
 
 def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +194,6 @@ def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch:
         compress(replace(job, batches=(2,)))
 
 
-@pytest.mark.usefixtures("no_bits")
 def test_what_cannot_be_promised_says_what_can(job: SearchJob) -> None:
     with pytest.raises(TargetError, match="1000 times as fast as dense cannot be kept: the fastest of"):
         compress(replace(job, target=Target(speedup=1000)))
@@ -176,13 +202,61 @@ def test_what_cannot_be_promised_says_what_can(job: SearchJob) -> None:
     assert config.metrics["search"]["models"]
 
 
-@pytest.mark.usefixtures("no_bits")
 def test_levers_that_a_model_does_not_take_are_named(job: SearchJob, tmp_path: Path) -> None:
     pooled = saved(tmp_path / "pooled", global_pool="avg")
     notes: list[str] = []
     _, config = compress(replace(job, source=pooled), Progress(note=notes.append))
     assert any(note.startswith("without class token last: ") and "avg" in note for note in notes)
     assert all("class token last" not in row["name"] for row in config.metrics["search"]["models"])
+
+
+def test_the_first_schedule_that_keeps_a_speed_is_bisected(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    def share(levers: Levers) -> float:
+        return 0.0 if levers.tokens.merging is None else levers.tokens.merging.share
+
+    schedules = [TokenMerging(1, 1, k / 16, 0.1) for k in range(1, 9)]
+    monkeypatch.setattr(search, "mergings", lambda depth, token: schedules)
+    monkeypatch.setattr(search.Search, "_kl", lambda self, levers: share(levers))
+    monkeypatch.setattr(search.Search, "_speedup", lambda self, levers: 1 + 10 * (share(levers) or 10))
+    monkeypatch.setattr(search.Search, "_wanted_speedup", lambda self: 1 + 10 * 5.5 / 16)
+    found, _ = compress(job)
+    tried = sorted({16 * share(run.levers) for run in found.models if share(run.levers)})
+    assert {5.0, 6.0} <= set(tried)  # the last that is too slow, and the first that is not
+    assert len(tried) <= 4
+
+
+def test_narrower_layers_keep_a_promise_of_bytes(job: SearchJob, vit: Path) -> None:
+    whole = sum(each.numel() * 4 for each in load_bundle(vit)[0].state_dict().values())
+    _, config = compress(replace(job, target=Target(bytes=int(0.75 * whole))))
+    (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
+    assert "hidden units" in chosen["name"]
+    assert 0.7 * whole < chosen["bytes"] <= 0.75 * whole
+    model, read = load_bundle(job.out)
+    assert read.widths == config.widths
+    assert sum(each.numel() * 4 for each in model.state_dict().values()) == chosen["bytes"]
+    least = min(row["quality"]["kl"]["value"] for row in config.metrics["search"]["models"] if "units" in row["name"])
+    assert chosen["quality"]["kl"]["value"] == least
+
+
+def test_fewer_bytes_than_there_can_be_are_refused_with_the_least(job: SearchJob) -> None:
+    with pytest.raises(TargetError, match=r"1,000 bytes cannot be kept: the least of \d+ models has .* 5 % of hidden"):
+        compress(replace(job, target=Target(bytes=1000)))
+
+
+def test_a_cpu_without_bfloat16_computes_in_float32(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (search, device):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: False)
+    _, config = compress(job)
+    assert {row["computed_by"] for row in config.metrics["search"]["models"]} == {"torch float32"}
+
+
+def test_a_backend_that_is_missing_is_named(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend, "runtime_version", lambda name: None)
+    notes: list[str] = []
+    compress(replace(job, backends=("torch", "openvino")), Progress(note=notes.append))
+    assert "OpenVINO is not installed: pip install 'milkweed[openvino]'" in notes
+    with pytest.raises(backend.BackendError, match="OpenVINO is not installed"):
+        compress(replace(job, backends=("openvino",), out=job.out.with_name("other")))
 
 
 @pytest.mark.parametrize(
