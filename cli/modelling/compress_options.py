@@ -64,6 +64,9 @@ class CompressOptions:
     backend: Annotated[
         str, text_option("LIST", "torch, onnxruntime, openvino: what may compute the result. All that are installed.")
     ] = ""
+    keep_weights: Annotated[
+        bool, typer.Option("--keep-weights", help="Keep float weights beside a graph, for GPUs and to train on from.")
+    ] = False
     distil: Annotated[bool, typer.Option(help="Train what is chosen to answer as the dense model, for minutes.")] = True
     layers: Layers = "mlp"
     structure: Annotated[str, text_option("KIND", "monarch, lowrank, blockdiag or pixelfly (not with --budget).")] = (
@@ -121,7 +124,9 @@ class CompressOptions:
     json: Json = False
 
 
-SEARCH = frozenset({"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "distil"})
+SEARCH = frozenset(
+    {"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "keep_weights", "distil"}
+)
 """The options of the search."""
 
 OF_BOTH = frozenset({"bundle", "out", "threads", "plot", "force", "json"})

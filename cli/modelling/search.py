@@ -73,6 +73,7 @@ def _job(options: CompressOptions) -> "SearchJob":
         target=target,
         backends=tuple(backends),
         batches=tuple(map(int, batches)),
+        keep_weights=options.keep_weights,
         distil=options.distil,
         overwrite=options.force,
         command=command_line(),

@@ -21,7 +21,7 @@ from .search import Found, Search
 def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, BundleConfig]:
     """Search, write the bundle `job.out`, and remove the work folder; a search that was interrupted goes on.
 
-    Where the model is quantised, the bundle holds its graph alone.
+    The bundle holds what was measured: the graph where a runtime computes it, the weights where torch does.
 
     Raises:
         BackendError, BundleError, DataError, TargetError, TrialsError: one line that says what is wrong.
@@ -45,7 +45,8 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
         return write_report(run_report(search, found, saved, arguments))
 
-    model, graph = (search.runs.model(levers), None) if levers.bits is None else (None, search.runs.quantised(levers))
+    graph = None if found.chosen.candidate.backend == "torch" else search.runs.graph(levers)
+    model = search.runs.model(levers) if graph is None or job.keep_weights else None
     saved = save_bundle(job.out, model, config, graph=graph, overwrite=job.overwrite, extras=extras)
     shutil.rmtree(job.work)
     return found, saved

@@ -24,6 +24,7 @@ class SearchJob:
         backends: those that may compute the result; empty for all that are installed.
         batches: numbers of images at a time for which the promise of speed holds.
         max_images: how many images are used at most, evenly spaced.
+        keep_weights: write the weights beside a graph, for torch and GPUs, and to train on from.
         distil: train the chosen model to answer as the dense one, for some minutes.
         command: the command line that does it again, for the report.
 
@@ -38,6 +39,7 @@ class SearchJob:
     backends: tuple[str, ...] = ()
     batches: tuple[int, ...] = (1, 8)
     max_images: int = MAX_IMAGES
+    keep_weights: bool = False
     distil: bool = True
     overwrite: bool = False
     command: str | None = None

@@ -21,6 +21,7 @@ from ...models.bundle.graph_record import GraphRecord
 from ...models.errors import ExportError
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
+from ...models.onnx.recorded import graph_record
 from ...models.progress import Progress
 from ...models.report.frontier import Quality
 from ...models.serving.prepare import prepare_for_inference
@@ -131,9 +132,11 @@ class Runs:
             partial.replace(file)
         return file
 
-    def quantised(self, levers: Levers) -> Graph:
-        """Return the quantised graph of a model, with its record."""
+    def graph(self, levers: Levers) -> Graph:
+        """Return the graph of a model as a bundle holds it, with its record."""
         file = self.graph_file(levers)
+        if levers.bits is None:
+            return Graph(file.read_bytes(), GraphRecord(precision="float32", **graph_record(file, torch.float32)))
         record = json.loads(file.with_suffix(".json").read_text())
         return Graph(file.read_bytes(), GraphRecord.from_dict(record, self.subject.config.num_classes))
 
@@ -194,8 +197,8 @@ class Runs:
         return torch.cat(found).double().clamp(min=FEWEST).log()
 
     def _bytes(self, run: Run) -> int:
-        """Bytes of what a bundle would hold: the weights, or the quantised graph alone."""
-        if run.levers.bits is not None:
+        """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
+        if run.candidate.backend != "torch":
             return self.graph_file(run.levers).stat().st_size
         return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())
 

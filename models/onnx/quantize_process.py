@@ -16,13 +16,10 @@ from typing import Any
 
 import numpy
 import torch
-from torch import Tensor
 
-from ..bundle.golden import check_golden, golden_images, recorded
-from ..errors import BundleError, ExportError, first_line
+from ..errors import ExportError, first_line
 from .file import INPUT
-from .openvino_session import OpenVinoSession
-from .session import OnnxSession
+from .recorded import graph_record
 from .telemetry import without_telemetry
 
 BATCH_SIZE = 8
@@ -122,40 +119,9 @@ def _strip(model: Any) -> None:
 
 
 def _record(file: Path) -> dict[str, Any]:
-    """What a bundle says of the graph: its opset, its golden answers, the backends that give them, and versions.
-
-    Raises:
-        ExportError: no backend computes the graph, with the reason of the last one.
-    """
-    import onnx
-
-    model = onnx.load_model(str(file))
-    images = golden_images(model.graph.input[0].type.tensor_type.shape.dim[2].dim_value)
-    computed, failed = {}, ExportError("no backend computes the graph")
-    # ONNX Runtime computes no product of matrices in batches whose weights have a scale a channel: Monarch layers do.
-    for name, session in (("onnxruntime", OnnxSession), ("openvino", OpenVinoSession)):
-        try:
-            computed[name] = session(file)(images)
-        except ExportError as error:
-            failed = error
-    if not computed:
-        raise failed
-    golden = recorded(next(iter(computed.values())))
-    backends = [name for name, logits in computed.items() if _agrees(golden, logits)]
-    return {
-        "opset": model.opset_import[0].version,
-        "backends": backends,
-        "golden": golden,
-        "versions": {name: version(name) for name in ("nncf", *backends)},
-    }
-
-
-def _agrees(golden: dict[str, Any], logits: Tensor) -> bool:
-    try:
-        check_golden(golden, logits.softmax(-1), torch.int8)
-    except BundleError:
-        return False
-    return True
+    """What a bundle says of the graph: its opset, its golden answers, the backends that give them, and versions."""
+    record = graph_record(file, torch.int8)
+    return {**record, "versions": {name: version(name) for name in ("nncf", *record["backends"])}}
 
 
 if __name__ == "__main__":

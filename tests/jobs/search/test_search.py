@@ -278,3 +278,19 @@ def test_images_that_teach_nothing_are_refused(
             (folder / path.name).write_bytes(path.read_bytes())
     with pytest.raises(DataError, match=said):
         compress(replace(job, images=folder))
+
+
+def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_asked(
+    job: SearchJob, photos: Path
+) -> None:
+    _, config = compress(replace(job, backends=("openvino",), keep_weights=True))
+    (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
+    graph, _ = load_graph(job.out)
+    assert (graph.record.precision, config.graph_only) == ("float32", False)
+    assert chosen["computed_by"].partition(" ")[0] == "openvino"
+    assert (job.out / "graph.onnx").stat().st_size == chosen["bytes"]
+    model, _ = load_bundle(job.out)
+    with torch.inference_mode():
+        torch.testing.assert_close(
+            OnnxSession(graph.data)(judging(photos)), model(judging(photos)), rtol=1e-3, atol=1e-3
+        )
