@@ -103,7 +103,7 @@ def recover(
     teacher = teacher.eval()
     evaluate = _Judge.of(teacher, held_out)
     results: list[TrainResult] = []
-    with _only_trained(model, plan.trained):
+    with only_trained(model, plan.trained):
         for phase in _phases(model, teacher, plan):
             trainer = Trainer(
                 model,
@@ -165,7 +165,7 @@ def _phases(model: nn.Module, teacher: nn.Module, plan: RecoveryPlan) -> list[_P
 
 
 @contextmanager
-def _only_trained(model: nn.Module, trained: str) -> Iterator[None]:
+def only_trained(model: nn.Module, trained: str) -> Iterator[None]:
     """Inside, the parameters that the plan trains want gradients, and no others; a bundle is loaded with none."""
     before = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     structured = {

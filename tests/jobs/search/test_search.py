@@ -13,7 +13,7 @@ from PIL import Image
 
 from milkweed.inference import backend, device
 from milkweed.jobs.dataset import DataError
-from milkweed.jobs.search import runs, search, timing
+from milkweed.jobs.search import distil, runs, search, timing
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.front import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
@@ -184,6 +184,22 @@ def test_a_search_killed_at_any_step_goes_on(searched: Searched) -> None:
     assert any("going on with the unfinished search" in note for note in searched.notes)
     assert len(searched.quantised) == len(set(searched.quantised)) == 2  # the exact model and a schedule, each once
     assert any(re.fullmatch(r"search: \d of \d models(, about \d+ min left)?", note) for note in searched.notes)
+
+
+def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distil, "STEPS", 2)
+    monkeypatch.setattr(distil, "RATE", 1e-3)
+    monkeypatch.setattr(search, "front", lambda models, batch: models)  # times are noise here, and so is a front
+    monkeypatch.setattr(search, "pick", lambda models, dense, target: models[-1])
+    steps: list[str] = []
+    _, config = compress(replace(job, distil=True), Progress(lambda step, *_: steps.append(step)))
+    kl = {row["name"]: row["quality"]["kl"]["value"] for row in config.metrics["search"]["models"]}
+    trained = [name for name in kl if name.endswith(", distilled, int8")]
+    assert trained
+    for name in trained:
+        plain = name.replace(", distilled", "")
+        assert f"training {plain.removesuffix(', int8')}" in steps
+        assert kl[name] != kl[plain]
 
 
 def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,140 @@
+"""Training within a search: a model that merges tokens answers more like the dense one, after a kill too."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from milkweed.jobs.search import distil
+from milkweed.jobs.search.levers import Levers
+from milkweed.loaders.dataset.training import Sample
+from milkweed.models import create_model
+from milkweed.models.architectures.token_blocks import apply_token_plan
+from milkweed.models.divergence import answers, diverge
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.progress import Progress
+
+from ...models.tiny import TINY_VITAE
+
+VIT = {"num_classes": 5, "embed_dim": 32, "depth": 4, "num_heads": 2, "img_size": 32, "patch_size": 8}
+MERGING = TokenMerging(1, 1, 0.4)
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+COUNT = 40
+
+Lent = Callable[..., Any]
+
+
+def pictures(seed: int) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return (rng.uniform(0, 255, (COUNT, 1, 1, 3)) + rng.normal(0, 40, (COUNT, 32, 32, 3))).clip(0, 255).astype(np.uint8)
+
+
+def damaged(dense: nn.Module, levers: Levers) -> nn.Module:
+    """The model of some levers, and its last MLP halved: merging alone costs a random model next to nothing."""
+    model = apply_token_plan(copy.deepcopy(dense), levers.tokens)
+    for name, parameter in model.named_parameters():
+        if "blocks.3.mlp" in name:
+            parameter.mul_(0.5)
+    return model
+
+
+@pytest.fixture
+def runs(tmp_path: Path, one_thread: None) -> Lent:
+    """Make what `distil` takes of a search, for a dense model; the same files at every call."""
+    for number, pixels in enumerate(pictures(0)):
+        Image.fromarray(pixels).save(tmp_path / f"{number}.png")
+    samples = [Sample(tmp_path / f"{number}.png", None) for number in range(COUNT)]
+
+    def make(dense: nn.Module, name: str = "weights") -> Any:
+        subject = SimpleNamespace(model=dense, config=SimpleNamespace(preprocess=PREPROCESS), samples=samples)
+        return SimpleNamespace(
+            subject=subject, model=lambda levers: damaged(dense, levers), weights_file=lambda _: tmp_path / f"{name}.pt"
+        )
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few steps at a rate for tiny models."""
+    monkeypatch.setattr(distil, "STEPS", 30)
+    monkeypatch.setattr(distil, "RATE", 1e-3)
+
+
+def dense_model(arch: str = "deit_tiny_patch16_224", **arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = create_model(arch, **arguments).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.mul_(20 if name == "head.weight" else 3)
+    return model
+
+
+def judging() -> tuple[Tensor, ...]:
+    """Normalised images that are not among the files."""
+    return tuple((torch.from_numpy(pictures(1)).permute(0, 3, 1, 2) / 127.5 - 1).split(16))
+
+
+def trained(runs: Any, levers: Levers) -> dict[str, Tensor]:
+    weights: dict[str, Tensor] = torch.load(runs.weights_file(levers), weights_only=True)
+    return weights
+
+
+@pytest.mark.parametrize("pool", ["token", "avg"])
+def test_the_answers_come_nearer_to_the_dense_models(runs: Lent, pool: str) -> None:
+    dense = dense_model(**VIT, global_pool=pool)
+    lent, levers = runs(dense), Levers(TokenPlan(MERGING, class_last=pool == "token"), distilled=True)
+    steps: list[tuple[str, int, int]] = []
+    distil.distil(lent, levers, Progress(lambda *args: steps.append(args)))
+    model, images = lent.model(levers), judging()
+    wanted = answers(dense, images)
+    before = diverge(model, images, wanted).kl
+    model.load_state_dict(trained(lent, levers))
+    assert diverge(model, images, wanted).kl < 0.5 * before
+    assert steps == [(f"training {levers.plain}", step, 30) for step in range(1, 31)]  # 15 passes of two batches
+    assert not any(parameter.requires_grad for parameter in dense.parameters())
+
+
+@pytest.mark.parametrize(
+    ("arch", "arguments", "start", "behind"),
+    [
+        ("deit_tiny_patch16_224", VIT, 1, ("blocks.1.", "blocks.2.", "blocks.3.", "norm.", "head.")),
+        ("vitae_basic", {"num_classes": 5, **TINY_VITAE}, 1, ("layers.1.NC.1.", "norm.", "head.")),
+    ],
+)
+def test_what_lies_before_the_first_merge_stays(
+    runs: Lent, arch: str, arguments: dict[str, Any], start: int, behind: tuple[str, ...]
+) -> None:
+    dense = dense_model(arch, **arguments)
+    lent, levers = runs(dense), Levers(TokenPlan(TokenMerging(start, 1, 0.4)), distilled=True)
+    distil.distil(lent, levers, Progress())
+    found, before = trained(lent, levers), damaged(dense, levers).state_dict()
+    moved = {name for name in found if not torch.equal(found[name], before[name])}
+    assert moved == {name for name, _ in dense.named_parameters() if name.startswith(behind)}
+
+
+def test_a_killed_training_goes_on_to_the_same_weights(runs: Lent) -> None:
+    dense, levers = dense_model(**VIT), Levers(TokenPlan(MERGING, class_last=True), distilled=True)
+    whole, killed = runs(dense, "whole"), runs(dense, "killed")
+    distil.distil(whole, levers, Progress())
+
+    def kill(_: str, done: int, total: int) -> None:
+        if done == total // 2 + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        distil.distil(killed, levers, Progress(kill))
+    assert not killed.weights_file(levers).exists()
+    steps: list[int] = []
+    distil.distil(killed, levers, Progress(lambda _, done, __: steps.append(done)))
+    assert steps[0] > 10
+    one, other = trained(whole, levers), trained(killed, levers)
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
