@@ -63,9 +63,12 @@ class Target:
 
 MAX_DROP = 1.0
 
+AS_FAST = 1.03
+"""Where a model is hardly slower than the fastest, noise would decide between them: the one with less KL is taken."""
+
 
 def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measured:
-    """Return the model that keeps the promise: with the least KL, or for `drop` the fastest.
+    """Return the model that keeps the promise: with the least KL, or for `drop` one of the fastest.
 
     Raises:
         TargetError: none does.
@@ -77,7 +80,10 @@ def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measure
     if target.drop is not None:
         kept = [one for one in faster if one.quality.change.low >= -target.drop]
         if kept:
-            return max(kept, key=lambda one: speedup(one, dense))
+            fastest = max(speedup(one, dense) for one in kept)
+            return min(
+                (one for one in kept if AS_FAST * speedup(one, dense) >= fastest), key=lambda one: one.quality.kl.value
+            )
         best = max(faster, key=lambda one: one.quality.change.low, default=None)
         raise TargetError(_no_drop(target.drop, best))
     if target.speedup is not None:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from milkweed.jobs.search import distil
-from milkweed.jobs.search.levers import Levers
+from milkweed.jobs.search.levers import Levers, Shares
 from milkweed.loaders.dataset.training import Sample
 from milkweed.models import create_model
 from milkweed.models.architectures.token_blocks import apply_token_plan
@@ -118,6 +118,14 @@ def test_what_lies_before_the_first_merge_stays(
     found, before = trained(lent, levers), damaged(dense, levers).state_dict()
     moved = {name for name in found if not torch.equal(found[name], before[name])}
     assert moved == {name for name, _ in dense.named_parameters() if name.startswith(behind)}
+
+
+def test_all_blocks_of_a_narrower_model_are_trained(runs: Lent) -> None:
+    dense = dense_model(**VIT)
+    lent, levers = runs(dense), Levers(TokenPlan(class_last=True), widths=Shares(0.5, 1), distilled=True)
+    distil.distil(lent, levers, Progress())
+    found, before = trained(lent, levers), damaged(dense, levers).state_dict()
+    assert not torch.equal(found["blocks.0.mlp.fc1.weight"], before["blocks.0.mlp.fc1.weight"])
 
 
 def test_a_killed_training_goes_on_to_the_same_weights(runs: Lent) -> None:

@@ -44,6 +44,11 @@ def test_a_promise_is_kept_with_the_least_divergence_or_fastest(target: Target, 
     assert pick(MODELS, DENSE, target).name == name
 
 
+def test_of_models_that_are_about_as_fast_the_one_with_less_divergence_is_taken() -> None:
+    near = [DENSE, model("fastest", 9.9, 0.02), model("nearer", 10, 0.01), model("slower", 11, 0.001)]
+    assert pick(near, DENSE, Target(drop=50)).name == "nearer"
+
+
 def test_what_is_slower_than_the_dense_model_is_not_taken() -> None:
     slow = [DENSE, model("slow", 30, 0.001)]
     assert pick(slow, DENSE, Target(drop=50)).name == "dense"
