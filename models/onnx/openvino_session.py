@@ -1,5 +1,6 @@
 """Runs a graph in OpenVINO on the CPU, with its telemetry off; no other file imports openvino."""
 
+import functools
 import logging
 import os
 import threading
@@ -52,7 +53,7 @@ class OpenVinoSession(GraphSession):
         cache: Path | None = None,
     ) -> None:
         super().__init__()
-        core = openvino().Core()
+        core = _core(openvino())
         try:
             model = core.read_model(graph)
             if batch is not None:
@@ -78,6 +79,16 @@ def openvino() -> ModuleType:
     except ImportError as error:
         raise ImportError(f"OpenVINO is missing: pip install 'milkweed[openvino]' ({error})") from error
     return openvino
+
+
+@functools.cache
+def _core(package: ModuleType) -> Any:
+    """The one Core of this process, which is never let go.
+
+    OpenVINO's CPU plugin gives the thread that loads it a stack of its own for signals, and unmaps that when the plugin
+    goes, in whichever thread that happens: the next signal to the first thread would end the process.
+    """
+    return package.Core()
 
 
 def user_cache() -> Path | None:

@@ -40,6 +40,20 @@ print(json.dumps({"calls": calls, "told": told, "threads": threads, "classes": l
 """
 
 
+SIGNALLED = """
+import faulthandler, signal, sys, threading
+from pathlib import Path
+faulthandler.enable()
+signal.signal(signal.SIGUSR1, lambda *_: print("handled"))
+from milkweed.models.onnx.openvino_session import OpenVinoSession
+sessions = [OpenVinoSession(Path(sys.argv[1]), batch=1)]
+thread = threading.Thread(target=sessions.clear)
+thread.start()
+thread.join()
+signal.raise_signal(signal.SIGUSR1)
+"""
+
+
 @pytest.fixture(scope="module")
 def exported(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     file = tmp_path_factory.mktemp("onnx") / "colours.onnx"
@@ -61,6 +75,12 @@ def test_nothing_is_sent_and_nothing_written_into_the_home_folder(exported: Path
     said = json.loads(done.stdout)
     assert said == {"calls": [], "told": [], "threads": ["MainThread"], "classes": 3}
     assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_comes_after_a_session_has_gone(exported: Path) -> None:
+    """The session goes in another thread than it came in, as models that a server replaces do."""
+    done = subprocess.run([sys.executable, "-c", SIGNALLED, str(exported)], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "handled\n"), done.stderr
 
 
 def test_several_threads_at_once_get_their_own_answers(exported: Path) -> None:
