@@ -4,8 +4,7 @@ CPU libraries round differently for different batch sizes, but not for different
 nor for different numbers of threads (measured: DeiT-Tiny, batch 1 against 8: 1.4e-6, places: 0). So on a CPU
 every forward has the same number of images, the micro-batch, filled up with zeros, or one that was proved to give the
 same bits (`batch_sizes`). Several run at once in lanes, as recorded graphs, so that they do not wait for each other's
-Python. On a GPU there is one lane and the whole
-batch goes at once, by a captured graph where there is one.
+Python. On a GPU there is one lane and the whole batch goes at once, by a captured graph where there is one.
 """
 
 import heapq

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +162,9 @@ class Runs:
             for run in (run for run in runs if run in forwards):
                 mine = times[str(run)]
                 ms = {batch: self._dense_ms[str(batch)] * mine[batch] / base[batch] for batch in mine}
+                # A trained model computes the same as before: only noise could make it faster or slower.
+                if (untrained := self.found.get(replace(run, levers=replace(run.levers, distilled=False)))) is not None:
+                    ms = dict(untrained.ms)
                 judged = quality(self.subject.dense, self._answers(forwards[run]), self.subject.judge.targets)
                 found[run] = {"ms": ms, "quality": judged.to_dict(), "bytes": self._bytes(run)}
         return found

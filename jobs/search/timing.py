@@ -8,10 +8,10 @@ from torch import Tensor
 
 from ...inference.forward import Forward
 
-SECONDS = 1.5
+SECONDS = 3.0
 """Time for each batch size and model; slow models have FEWEST rounds whatever they take."""
 
-FEWEST, MOST = 7, 60
+FEWEST, MOST = 7, 120
 
 
 def time_in_turns(forwards: Mapping[str, Forward], batches: Sequence[int]) -> dict[str, dict[int, float]]:

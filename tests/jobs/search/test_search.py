@@ -194,12 +194,14 @@ def test_a_model_that_merges_is_trained_and_measured_again(job: SearchJob, monke
     steps: list[str] = []
     _, config = compress(replace(job, distil=True), Progress(lambda step, *_: steps.append(step)))
     kl = {row["name"]: row["quality"]["kl"]["value"] for row in config.metrics["search"]["models"]}
+    ms = {row["name"]: row["ms"] for row in config.metrics["search"]["models"]}
     trained = [name for name in kl if name.endswith(", distilled")]
     assert trained
     for name in trained:
         plain = name.replace(", distilled", "")
         assert f"training {plain}" in steps
         assert kl[name] != kl[plain]
+        assert ms[name] == ms[plain]  # the same operations
 
 
 def test_another_searchs_folder_is_not_gone_on_with(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
