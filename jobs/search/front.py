@@ -80,10 +80,7 @@ def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measure
     if target.drop is not None:
         kept = [one for one in faster if one.quality.change.low >= -target.drop]
         if kept:
-            fastest = max(speedup(one, dense) for one in kept)
-            return min(
-                (one for one in kept if AS_FAST * speedup(one, dense) >= fastest), key=lambda one: one.quality.kl.value
-            )
+            return fastest(kept, dense)
         best = max(faster, key=lambda one: one.quality.change.low, default=None)
         raise TargetError(_no_drop(target.drop, best))
     if target.speedup is not None:
@@ -97,6 +94,12 @@ def pick(models: Sequence[Measured], dense: Measured, target: Target) -> Measure
     found = _nearest(kept)
     assert found is not None
     return found
+
+
+def fastest(models: Sequence[Measured], dense: Measured) -> Measured:
+    """Return the model with the least KL among those that are about as fast as the fastest one."""
+    most = max(speedup(one, dense) for one in models)
+    return min((one for one in models if AS_FAST * speedup(one, dense) >= most), key=lambda one: one.quality.kl.value)
 
 
 def speedup(model: Measured, dense: Measured) -> float:

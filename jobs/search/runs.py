@@ -1,7 +1,7 @@
 """Makes the models of a search as graphs in files, and measures their KL, and their time beside the dense model's."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -125,12 +125,18 @@ class Runs:
             if levers.bits is None:
                 write_verified(self.model(levers), partial, self.subject.size)
             else:
-                settings = QuantizeSettings(smooth_quant=levers.bits.alpha)
+                settings = self._settings(levers)
                 graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
                 partial.write_bytes(graph.data)
                 file.with_suffix(".json").write_text(json.dumps(graph.record.to_dict()))
             partial.replace(file)
         return file
+
+    def _settings(self, levers: Levers) -> QuantizeSettings:
+        assert levers.bits is not None
+        modules = () if levers.bits.convolutions else self.model(levers.floating).named_modules()
+        floating = tuple(name for name, module in modules if isinstance(module, nn.Conv2d))
+        return QuantizeSettings(smooth_quant=levers.bits.alpha, keep_float=floating)
 
     def graph(self, levers: Levers) -> Graph:
         """Return the graph of a model as a bundle holds it, with its record."""
@@ -152,27 +158,37 @@ class Runs:
         return found[:1] if levers.tokens.merging else found  # merging changes nothing in which of them is the fastest
 
     def _measured(self, runs: Sequence[Run]) -> dict[Run, dict[str, Any]]:
-        """Time runs in turns with the base, and judge them; a time is the base's by the ratio of the two."""
-        found: dict[Run, dict[str, Any]] = {}
+        """Judge runs, and time them in turns with the base."""
         with ExitStack() as opened:
-            forwards = self._forwards(dict.fromkeys([self.base, *runs]), opened)
+            forwards = self._forwards(runs, opened)
             self.progress.step(f"timing and judging {runs[0].levers}", 0, 1)
-            times = time_in_turns({str(run): each for run, each in forwards.items()}, self.job.batches)
-            base = times[str(self.base)]
-            for run in (run for run in runs if run in forwards):
-                mine = times[str(run)]
-                ms = {batch: self._dense_ms[str(batch)] * mine[batch] / base[batch] for batch in mine}
-                # A trained model computes the same as before: only noise could make it faster or slower.
-                if (untrained := self.found.get(replace(run, levers=replace(run.levers, distilled=False)))) is not None:
-                    ms = dict(untrained.ms)
-                judged = quality(self.subject.dense, self._answers(forwards[run]), self.subject.judge.targets)
-                found[run] = {"ms": ms, "quality": judged.to_dict(), "bytes": self._bytes(run)}
+            # A trained model computes what it did before: only noise could make it faster or slower.
+            untrained = {run: replace(run, levers=replace(run.levers, distilled=False)) for run in forwards}
+            ms = {run: self.found[twin].ms for run, twin in untrained.items() if twin in self.found}
+            ms |= self._beside_base({run: each for run, each in forwards.items() if run not in ms}, opened)
+            found = {}
+            for run, forward in forwards.items():
+                judged = quality(self.subject.dense, self._answers(forward), self.subject.judge.targets)
+                found[run] = {"ms": ms[run], "quality": judged.to_dict(), "bytes": self._bytes(run)}
         return found
+
+    def _beside_base(self, forwards: Mapping[Run, Forward], opened: ExitStack) -> dict[Run, dict[int, float]]:
+        """Milliseconds an image by batch size: the base's on record by the ratio to the base in the same rounds."""
+        if not forwards:
+            return {}
+        base = {} if self.base in forwards else self._forwards([self.base], opened)
+        times = time_in_turns({**base, **forwards}, self.job.batches)
+        return {
+            run: {
+                batch: self._dense_ms[str(batch)] * mine / times[self.base][batch] for batch, mine in times[run].items()
+            }
+            for run in forwards
+        }
 
     def _times(self, runs: Sequence[Run]) -> dict[str, dict[int, float]]:
         with ExitStack() as opened:
-            forwards = {str(run): each for run, each in self._forwards(runs, opened).items()}
-            return time_in_turns(forwards, self.job.batches)
+            found = time_in_turns(self._forwards(runs, opened), self.job.batches)
+            return {str(run): ms for run, ms in found.items()}
 
     def _forwards(self, runs: Iterable[Run], opened: ExitStack) -> dict[Run, Forward]:
         """Make the forwards; a model that cannot be exported, or not be computed by a backend, is told and left out."""

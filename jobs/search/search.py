@@ -26,9 +26,9 @@ from ...models.progress import SILENT, Progress
 from ...models.report.frontier import front
 from ..train_split import digest
 from .distil import distil
-from .front import Measured, pick, speedup
+from .front import Measured, fastest, pick, speedup
 from .job import SearchJob
-from .levers import ALPHAS, ENOUGH_KL, WHOLE, Bits, Levers, mergings
+from .levers import BITS, ENOUGH_KL, WHOLE, Bits, Levers, mergings
 from .narrower import smaller
 from .pace import Pace
 from .runs import CPU, DENSE, Run, Runs
@@ -119,11 +119,12 @@ class Search:
             self.runs.measure(levers)
 
     def _bits(self, exact: Levers) -> Bits | None:
-        """The quantisation that loses least on the exact model; None where there is none."""
+        """The quantisation of every further model: the fastest that loses little, and None where float is faster."""
         kl: dict[Bits, float] = {}
-        for bits in map(Bits, ALPHAS):
-            if min(kl.values(), default=inf) <= ENOUGH_KL:
-                break
+        for bits in BITS:
+            enough = bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL
+            if enough or not (bits.convolutions or _convolutions(self.subject.model) > 1):
+                continue
             tried = replace(exact, bits=bits)
             try:
                 self._measure(tried)
@@ -134,7 +135,11 @@ class Search:
                 kl[bits] = min(each.quality.kl.value for each in found)
         if kl and int8_instructions() is None:
             self.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
-        return min(kl, key=lambda bits: kl[bits], default=None)
+        if not kl or self.job.target.bytes is not None:
+            return min(kl, key=lambda bits: kl[bits], default=None)
+        close = [bits for bits in kl if kl[bits] <= max(ENOUGH_KL, min(kl.values()))]
+        by_model = {found: bits for bits in (None, *close) for found in self._found(replace(exact, bits=bits))}
+        return by_model[fastest(list(by_model), self.runs.dense)]
 
     def _screened(self, tokens: TokenPlan) -> dict[TokenPlan, int]:
         """Multiply-accumulates of token schedules that no other one beats in KL with as many, the least KL first."""
@@ -265,6 +270,10 @@ class Search:
 def _tokens(model: nn.Module) -> tuple[int, bool]:
     """The number of blocks that a plan counts, and whether the model has a class token."""
     return token_depth(model), getattr(model, "cls_token", None) is not None
+
+
+def _convolutions(model: nn.Module) -> int:
+    return sum(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from statistics import median
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -13,18 +14,20 @@ SECONDS = 3.0
 
 FEWEST, MOST = 7, 120
 
+Name = TypeVar("Name")
 
-def time_in_turns(forwards: Mapping[str, Forward], batches: Sequence[int]) -> dict[str, dict[int, float]]:
+
+def time_in_turns(forwards: Mapping[Name, Forward], batches: Sequence[int]) -> dict[Name, dict[int, float]]:
     """Return milliseconds an image by batch size.
 
     The first one's is its median over rounds; each other one's is that by the median of the ratios of its time to the
     first one's in the same round. So whatever else the machine does for longer than a round hits both.
     """
-    found: dict[str, dict[int, float]] = {name: {} for name in forwards}
+    found: dict[Name, dict[int, float]] = {name: {} for name in forwards}
     first = next(iter(forwards))
     for batch in batches:
         images = forwards[first].blank(batch)
-        rounds: list[dict[str, float]] = []
+        rounds: list[dict[Name, float]] = []
         for forward in forwards.values():
             forward.run(images)
         end = time.perf_counter() + SECONDS * len(forwards)

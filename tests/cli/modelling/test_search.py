@@ -12,7 +12,7 @@ from ...support.command import Milkweed, Refused
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "ALPHAS", ())
+    monkeypatch.setattr(search, "BITS", ())
     monkeypatch.setattr(search, "mergings", lambda depth, token: [])
     monkeypatch.setattr(timing, "SECONDS", 0.01)
 

@@ -17,7 +17,7 @@ from milkweed.jobs.search import distil, runs, search, timing
 from milkweed.jobs.search.compress import compress
 from milkweed.jobs.search.front import Target, TargetError
 from milkweed.jobs.search.job import SearchJob
-from milkweed.jobs.search.levers import Levers
+from milkweed.jobs.search.levers import Bits, Levers
 from milkweed.jobs.search.search import Found
 from milkweed.jobs.search.trials import TrialsError
 from milkweed.loaders.dataset.evaluation import PreparedImages
@@ -68,10 +68,10 @@ def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """One schedule, one alpha, short timings."""
+    """One schedule, one quantisation, short timings."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])
-        patch.setattr(search, "ALPHAS", (None,))
+        patch.setattr(search, "BITS", (Bits(),))
         patch.setattr(search, "MOST_KL", 100.0)
         patch.setattr(timing, "SECONDS", 0.01)
         yield
@@ -80,7 +80,7 @@ def quick() -> Iterator[None]:
 @pytest.fixture
 def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
     """In torch, which needs no exports; without quantisation, which takes longest, and without training."""
-    monkeypatch.setattr(search, "ALPHAS", ())
+    monkeypatch.setattr(search, "BITS", ())
     out, anything = tmp_path / "out", Target(bytes=1 << 30)
     return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)
 
