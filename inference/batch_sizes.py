@@ -42,15 +42,15 @@ class SizedSession(GraphSession):
         return self._by_size[len(images)]._compute(images)
 
 
-def other_sizes(micro_batch: int) -> tuple[int, ...]:
-    """The sizes that are worth trying beside a micro-batch: 1, since most requests are, and a large one."""
-    return tuple({1, max(LARGE, micro_batch)} - {micro_batch})
+def other_size(micro_batch: int) -> int:
+    """The size that is worth trying beside a micro-batch: 1, since most requests are, or a large one beside 1."""
+    return LARGE if micro_batch == 1 else 1
 
 
-def with_equal_sizes(
+def with_equal_size(
     session: GraphSession, make: Callable[[int], GraphSession], plan: LanePlan, size: int
 ) -> tuple[GraphSession, LanePlan]:
-    """Add sessions for other sizes that give the same bits; what gives others is let go, and the plan says so.
+    """Add a session for another size that gives the same bits; one that gives others is let go, and the plan says so.
 
     Each size computes different images in every place, with other neighbours each time.
 
@@ -60,30 +60,26 @@ def with_equal_sizes(
         size: side of the model's input, px.
 
     Returns:
-        The session for all of them, and the plan with their seconds.
+        The session for both, and the plan with their seconds; or what was given.
     """
-    images, by_size, refused = _images(size), {plan.micro_batch: session}, []
-    answers, spent = _answers(session, images, plan.micro_batch)
-    expected, seconds = answers[:, 0], {plan.micro_batch: spent}
-    for count in other_sizes(plan.micro_batch):
-        if spent * len(images) * max(1, count / plan.micro_batch) > MAX_SECONDS:
-            continue
-        try:
-            other = make(count)
-            found, taken = _answers(other, images, count)
-        except ExportError as error:
-            logger.warning("no forward of %d images: %s", count, error)
-            refused.append(count)
-            continue
-        if all(bool((each == expected[:, None]).all()) for each in (answers, found)):
-            by_size[count], seconds[count] = other, taken
-            small, large = sorted(seconds)
-            # No image takes longer in a larger forward: what a busy machine measures beyond that is noise.
-            seconds[large] = min(seconds[large], large / small * seconds[small])
-        else:
-            logger.warning("a forward of %d images gives other bits than one of %d", count, plan.micro_batch)
-            refused.append(count)
-    return SizedSession(by_size), replace(plan, seconds=seconds, refused=tuple(refused))
+    images, own, other = _images(size), plan.micro_batch, other_size(plan.micro_batch)
+    answers, seconds = _answers(session, images, own)
+    if seconds * len(images) * max(1, other / own) > MAX_SECONDS:
+        return session, plan
+    try:
+        added = make(other)
+        found, taken = _answers(added, images, other)
+    except ExportError as error:
+        logger.warning("no forward of %d images: %s", other, error)
+        return session, replace(plan, refused=other)
+    if not all(bool((each == answers[:, :1]).all()) for each in (answers, found)):
+        logger.warning("a forward of %d images gives other bits than one of %d", other, own)
+        return session, replace(plan, refused=other)
+    measured = {own: seconds, other: taken}
+    small, large = sorted(measured)
+    # No image takes longer in a larger forward: what a busy machine measures beyond that is noise.
+    measured[large] = min(measured[large], large / small * measured[small])
+    return SizedSession({own: session, other: added}), replace(plan, seconds=measured)
 
 
 def _answers(session: GraphSession, images: Tensor, count: int) -> tuple[Tensor, float]:

@@ -7,6 +7,7 @@ same bits (`batch_sizes`). Several run at once in lanes, as recorded graphs, so 
 Python. On a GPU there is one lane and the whole batch goes at once, by a captured graph where there is one.
 """
 
+import functools
 import heapq
 import itertools
 import math
@@ -42,23 +43,24 @@ class LanePlan:
         micro_batch: images of one forward; 0 = the whole batch.
         lanes: forwards at once.
         threads: of each.
-        seconds: of a forward by its number of images, where others than the micro-batch give the same bits.
-        refused: numbers of images that give other bits.
+        seconds: of a forward by its number of images, where another than the micro-batch gives the same bits.
+        refused: a number of images that gives other bits; 0 = none.
     """
 
     micro_batch: int
     lanes: int
     threads: int
     seconds: Mapping[int, float] = field(default_factory=dict, hash=False)
-    refused: tuple[int, ...] = ()
+    refused: int = 0
 
     def __str__(self) -> str:
         if not self.micro_batch:
             return "whole batch"
         sizes = " or ".join(map(str, sorted(self.seconds or [self.micro_batch])))
-        refused = f" (not {' or '.join(map(str, self.refused))}: other bits)" if self.refused else ""
+        refused = f" (not {self.refused}: other bits)" if self.refused else ""
         return f"{self.lanes} lanes x {self.threads} threads x micro-batch {sizes}{refused}"
 
+    @functools.lru_cache(maxsize=256)  # noqa: B019 (a few plans live as long as the process)
     def cut(self, count: int) -> tuple[int, ...]:
         """Cut a batch into forwards so that the last lane ends as early as possible, by as little work as that takes.
 

@@ -16,7 +16,7 @@ from ..models.bundle.onnx_header import read_header
 from ..models.errors import ExportError, first_line
 from ..models.onnx.session import GraphSession, OnnxSession
 from .backend import BackendError, Candidate
-from .batch_sizes import with_equal_sizes
+from .batch_sizes import with_equal_size
 from .forward import Forward, LanePlan
 
 EXPORT_SECONDS = 900.0
@@ -91,7 +91,7 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
 
     Args:
         fixed: whether every forward has the plan's micro-batch. Otherwise OpenVINO, which gains by larger batches, may
-            compute others that give the same bits; ONNX Runtime is slower with them.
+            compute another size that gives the same bits; ONNX Runtime is slower with them.
 
     Raises:
         BackendError: why it is not possible.
@@ -101,7 +101,7 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
         session(torch.zeros(plan.micro_batch, 3, size, size))
         if candidate.backend == "openvino" and not fixed:
             make = partial(_session, candidate, graph, plan)
-            session, plan = with_equal_sizes(session, make, plan, size)
+            session, plan = with_equal_size(session, make, plan, size)
     except (ExportError, ImportError) as error:  # a package that cannot be loaded
         raise BackendError(first_line(error)) from error
     cpu, dtype = torch.device("cpu"), candidate.dtype

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
-from ...inference.batch_sizes import other_sizes
+from ...inference.batch_sizes import other_size
 from ...inference.device import (
     DeviceError,
     device_names,
@@ -178,8 +178,7 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
     plan = plan_lanes(device, model.macs, **chosen)
     sizes = f"{plan.lanes} forwards at once, {plan.threads} threads each, {plan.micro_batch} images each"
     if "openvino" in names and not settings.micro_batch:
-        others = " or ".join(map(str, other_sizes(plan.micro_batch)))
-        sizes += f" (OpenVINO: or {others}, where they give the same bits)"
+        sizes += f" (OpenVINO: or {other_size(plan.micro_batch)}, where they give the same bits)"
     if not graph:
         sizes += ", recorded at start" if settings.cpu_graphs else ", not recorded (--cpu-graphs false)"
     yield _row("forward", "ok", sizes)

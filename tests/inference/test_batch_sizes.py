@@ -13,7 +13,7 @@ from torch import Tensor
 
 from milkweed.inference import batch_sizes
 from milkweed.inference.backend import Candidate
-from milkweed.inference.batch_sizes import other_sizes, with_equal_sizes
+from milkweed.inference.batch_sizes import other_size, with_equal_size
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.graph import Graph, graph_forward
 from milkweed.models import export_bundle
@@ -61,13 +61,13 @@ def planned(micro_batch: int, **planted: Any) -> tuple[dict[int, Colours], Forwa
         made[count] = Colours(count, **planted)
         return made[count]
 
-    session, plan = with_equal_sizes(made[micro_batch], make, LanePlan(micro_batch, 2, 1), SIZE)
+    session, plan = with_equal_size(made[micro_batch], make, LanePlan(micro_batch, 2, 1), SIZE)
     return made, Forward(session, plan, device=CPU, dtype=torch.float32, size=SIZE)
 
 
-@pytest.mark.parametrize(("micro_batch", "sizes"), [(1, (4,)), (4, (1,)), (8, (1,))])
-def test_sizes_beside_the_micro_batch(micro_batch: int, sizes: tuple[int, ...]) -> None:
-    assert other_sizes(micro_batch) == sizes
+@pytest.mark.parametrize(("micro_batch", "size"), [(1, 4), (2, 1), (4, 1), (8, 1)])
+def test_the_size_beside_the_micro_batch(micro_batch: int, size: int) -> None:
+    assert other_size(micro_batch) == size
 
 
 def test_equal_sizes_are_used_and_told() -> None:
@@ -98,22 +98,22 @@ def test_a_size_with_other_bits_is_not_used_and_that_is_said_once(
 
 
 def test_a_micro_batch_whose_places_differ_is_not_taken_for_another_size() -> None:
-    _, plan = with_equal_sizes(Colours(4, {1: 1e-6}), Colours, LanePlan(4, 1, 1), SIZE)
-    assert (plan.refused, plan.cut(5)) == ((1,), (4, 4))
+    _, plan = with_equal_size(Colours(4, {1: 1e-6}), Colours, LanePlan(4, 1, 1), SIZE)
+    assert (plan.refused, plan.cut(5)) == (1, (4, 4))
 
 
 def test_a_size_that_cannot_be_compiled_is_done_without(caplog: pytest.LogCaptureFixture) -> None:
     def make(count: int) -> Colours:
         raise ExportError("shapes are fixed")
 
-    _, plan = with_equal_sizes(Colours(1), make, LanePlan(1, 2, 1), SIZE)
+    _, plan = with_equal_size(Colours(1), make, LanePlan(1, 2, 1), SIZE)
     assert plan.cut(4) == (1, 1, 1, 1)
     assert [each.message for each in caplog.records] == ["no forward of 4 images: shapes are fixed"]
 
 
 def test_proving_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_sizes, "MAX_SECONDS", 0.0)
-    _, plan = with_equal_sizes(Colours(1), lambda _: pytest.fail("tried"), LanePlan(1, 2, 1), SIZE)
+    _, plan = with_equal_size(Colours(1), lambda _: pytest.fail("tried"), LanePlan(1, 2, 1), SIZE)
     assert str(plan) == "2 lanes x 1 threads x micro-batch 1"
 
 
