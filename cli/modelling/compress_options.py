@@ -124,7 +124,7 @@ class CompressOptions:
     json: Json = False
 
 
-SEARCH = frozenset(
+OF_SEARCH = frozenset(
     {"images", "speedup", "target_ms", "max_drop", "bytes", "batch", "backend", "keep_weights", "distil"}
 )
 """The options of the search."""

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 COMMON = ("kind", "in_features", "out_features", "bias")
 """The members that the structure of every layer has."""
 
-SEARCH = "search"
-"""The member of `metrics` that is shown as a table: what a search measured."""
-
 MaybeBundle = Annotated[
     Path | None, typer.Argument(metavar="BUNDLE", help="Folder of the bundle; the demo model if not given.")
 ]
@@ -70,10 +67,8 @@ def _read_frontier(bundle: Path, metrics: Mapping[str, Any]) -> "Frontier | None
     """Read what a search measured; a record that cannot be used is named on stderr and ignored."""
     from ...models.report import Frontier
 
-    if SEARCH not in metrics:
-        return None
     try:
-        return Frontier.from_dict(metrics[SEARCH])
+        return Frontier.of_bundle(metrics)
     except ValueError as error:
         note(f"bundle {bundle}: metrics.{one_line(str(error))}: passed over")
         return None
@@ -182,6 +177,8 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
 
 def _of_search(name: str) -> bool:
     """Whether a flattened name belongs to a search's record, of this bundle or of one that it was made from."""
+    from ...models.report.frontier import SEARCH
+
     return name.startswith(f"{SEARCH}.") or f".input_metrics.{SEARCH}." in name
 
 

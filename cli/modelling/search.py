@@ -9,7 +9,7 @@ from ..errors import WRONG_USAGE, CommandError
 from ..options import split_list
 from ..output import bundle_line, command_line, note, print_fields, print_json
 from ..progress import epoch_line, job_progress
-from .compress_options import OF_BOTH, SEARCH, CompressOptions
+from .compress_options import OF_BOTH, OF_SEARCH, CompressOptions
 from .report import print_frontier
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def check_form(options: CompressOptions) -> None:
         default = None if field.default is MISSING else field.default
         if field.name in OF_BOTH or getattr(options, field.name) == default:
             continue
-        if (field.name in SEARCH) != searches:
+        if (field.name in OF_SEARCH) != searches:
             name = f"--{field.name.replace('_', '-')}"
             why = "is of the expert's form, not of a search" if searches else "needs a search: give --images DIR"
             raise CommandError(f"{name} {why}", WRONG_USAGE)
@@ -40,13 +40,14 @@ def search(options: CompressOptions) -> None:
     """Search, and print what was found."""
     from ...jobs.search.compress import compress
     from ...models.report import Frontier, plot_frontier
+    from ...models.report.frontier import SEARCH
 
     job = replace(_job(options), source=_source(options))  # what was asked for is right; now it may take time
     with job_progress("compress: ", row=epoch_line) as progress:
         found, config = compress(job, progress)
     if job.source != options.bundle:
         rmtree(job.source)
-    record = config.metrics["search"]
+    record = config.metrics[SEARCH]
     frontier = Frontier.from_dict(record)
     if options.plot is not None:
         note(f"wrote {plot_frontier(frontier, options.plot)}")

@@ -9,7 +9,7 @@ from ...models import BundleConfig, save_bundle
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
 from ...models.report import check_report_packages, write_report
-from ...models.report.frontier import front
+from ...models.report.frontier import SEARCH, front
 from ...models.report.terms import counted
 from .front import speedup
 from .job import SearchJob
@@ -39,7 +39,7 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
         found.seconds,
         tokens=levers.tokens,
         widths={**search.subject.config.widths, **widths_of(search.subject.model, levers.widths)},
-        metrics={"search": record(found, job)},
+        metrics={SEARCH: record(found, job)},
     )
 
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:

@@ -6,6 +6,7 @@ from typing import Any
 from ...models import BundleConfig
 from ...models.bundle.provenance import library_versions
 from ...models.report import DataUse, Frontier, Measured, RunReport, Totals
+from ...models.report.frontier import SEARCH
 from ...models.report.rows import model_totals
 from ...models.report.verdict import doubts
 from ..train_report import data_use
@@ -14,7 +15,7 @@ from .search import Found, Search
 
 def run_report(search: Search, found: Found, config: BundleConfig, arguments: dict[str, Any]) -> RunReport:
     """Return the report of the bundle with this config, whose metrics have the search's record."""
-    job, frontier = search.job, Frontier.from_dict(config.metrics["search"])
+    job, frontier = search.job, Frontier.from_dict(config.metrics[SEARCH])
     before, after = _totals(search, found, frontier)
     went_on = ", since it went on" if search.trials.resumed else ""
     return RunReport(

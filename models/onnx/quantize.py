@@ -1,4 +1,4 @@
-"""Makes the W8A8 form of a model's graph from a few images, and bundles that hold it: post-training, by NNCF.
+"""Makes the W8A8 form of a model's graph from a few images: post-training, by NNCF.
 
 Weights become int8 with a scale a channel, and the inputs of products uint8 or int8 with a scale a tensor. All else
 stays float32, which OpenVINO may compute in bfloat16. The file is ONNX with QuantizeLinear and DequantizeLinear, which
@@ -9,9 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,10 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..bundle.bundle import load_bundle, save_bundle
-from ..bundle.config import BundleConfig
 from ..bundle.graph import Graph
 from ..bundle.graph_record import GraphRecord
 from ..bundle.onnx_header import read_header
-from ..bundle.provenance import made_from
 from ..errors import ExportError
-from .export import write_verified
 
 MIN_IMAGES = 32
 SECONDS = 3600.0
@@ -91,41 +85,6 @@ def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | N
     }
     backends = tuple(found.pop("backends"))
     return Graph(data, GraphRecord(precision="int8", backends=backends, quantisation=said, **found))
-
-
-def quantize_bundle(
-    source: Path,
-    out: Path,
-    images: Tensor,
-    settings: QuantizeSettings | None = None,
-    *,
-    keep_weights: bool = True,
-    overwrite: bool = False,
-) -> BundleConfig:
-    """Write a bundle whose graph is the quantised model of another bundle.
-
-    Args:
-        keep_weights: whether torch's weights lie beside the graph. Without them the bundle is a quarter of the size,
-            and can be served from its graph alone.
-
-    Raises:
-        BundleError: a bundle cannot be read or written.
-        ExportError, ImportError, ValueError: as `quantized_graph`; nothing is written.
-    """
-    started = time.perf_counter()
-    settings = settings or QuantizeSettings()
-    _check_packages()
-    model, config = load_bundle(source)
-    size = int(config.preprocess["size"])
-    images = _checked(images, (3, size, size))  # before an export, which takes longest
-    with tempfile.TemporaryDirectory(prefix="milkweed-") as folder:
-        file = Path(folder) / "float.onnx"
-        write_verified(model, file, size)
-        graph = quantized_graph(file, images, settings)
-    config = made_from(config, "quantize", asdict(settings), time.perf_counter() - started, metrics={})
-    kept = load_bundle(source)[0] if keep_weights else None  # the export used the first one up
-    storage: Mapping[str, str] = config.storage if keep_weights else {}
-    return save_bundle(out, kept, config, graph=graph, storage=storage, overwrite=overwrite)
 
 
 def int8_instructions() -> str | None:

@@ -7,6 +7,9 @@ from typing import Any, ClassVar, Protocol, TypeVar
 
 from ..errors import quoted
 
+SEARCH = "search"
+"""The member of a bundle's metrics that is the record of a search."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -95,13 +98,13 @@ class DenseTime:
 
 @dataclass(frozen=True, kw_only=True)
 class Frontier:
-    """What a search found: the member `search` of a bundle's metrics.
+    """What a search found: the member SEARCH of a bundle's metrics.
 
     Args:
         models: everything that was measured, the fastest first.
         images: the number of those that judged.
         notes: what happened on the way.
-        measured_on: the processor, and the lanes that computed; empty where that is not on record.
+        measured_on: the processor and its cores; empty where that is not on record.
 
     Raises:
         ValueError: not one model is the chosen one, or one was measured at other batch sizes or no time at all.
@@ -135,8 +138,17 @@ class Frontier:
         return next(model for model in self.models if model.chosen)
 
     @classmethod
+    def of_bundle(cls, metrics: Mapping[str, Any]) -> "Frontier | None":
+        """Read the record in a bundle's metrics; None where no search made the bundle.
+
+        Raises:
+            ValueError: as `from_dict`.
+        """
+        return cls.from_dict(metrics[SEARCH]) if SEARCH in metrics else None
+
+    @classmethod
     def from_dict(cls, document: Any) -> "Frontier":
-        """Read `metrics["search"]` of a bundle's config.
+        """Read a record.
 
         Raises:
             ValueError: names the member that is missing or of another type.

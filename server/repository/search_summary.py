@@ -8,9 +8,6 @@ from ...models.report.frontier import Frontier, Interval, front
 
 logger = logging.getLogger("milkweed.opening")
 
-SEARCH = "search"
-"""The member of a bundle's metrics that is the record of a search."""
-
 
 def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return the models of the search by KL and milliseconds, one image at a time where that was measured.
@@ -18,12 +15,12 @@ def search_summary(name: str, metrics: Mapping[str, Any]) -> dict[str, Any] | No
     Returns:
         None where no search made the model, or its record cannot be read, which is logged.
     """
-    if SEARCH not in metrics:
-        return None
     try:
-        found = Frontier.from_dict(metrics[SEARCH])
+        found = Frontier.of_bundle(metrics)
     except ValueError as error:
         logger.warning("model %s: metrics.%s: not shown", name, error)
+        return None
+    if found is None:
         return None
     batch = 1 if 1 in found.batches else found.batches[0]
     ahead = front(found.models, batch)

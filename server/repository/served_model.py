@@ -18,12 +18,13 @@ from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
 from ...models.onnx.session import runtime_version
+from ...models.report.frontier import SEARCH
 from ...models.serving.prepare import kernel_decision
 from ..config.inference_options import inference_options
 from ..config.settings import Settings, image_limits
 from ..errors import ServiceError
 from ..scheduler.cost_model import CostModel
-from .search_summary import SEARCH, search_summary
+from .search_summary import search_summary
 
 
 @dataclass(frozen=True, kw_only=True)

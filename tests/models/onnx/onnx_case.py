@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
 
 from milkweed.models import create_model
+from milkweed.models.bundle.graph import Graph
 from milkweed.models.layers.layer_spec import layer_specs_for, replace_linears
 from milkweed.models.layers.select import select_linears
 from milkweed.models.onnx.session import OnnxSession
@@ -41,3 +43,14 @@ def differences(model: nn.Module, file: Path, images: Tensor) -> list[float]:
     with torch.inference_mode():
         assert float(model(images).std(0).max()) > 0.01
         return [float((session(images[:n]) - model(images[:n])).abs().max()) for n in (1, 3, 8)]
+
+
+def proto_of(graph: Graph) -> Any:
+    return onnx.load_from_string(graph.data)
+
+
+def float_inputs(graph: Graph) -> dict[str, bool]:
+    """For each product, whether its weight is read as it is, without DequantizeLinear."""
+    made_by = {name: node.op_type for node in proto_of(graph).graph.node for name in node.output}
+    products = [node for node in proto_of(graph).graph.node if node.op_type == "MatMul"]
+    return {node.name: made_by.get(node.input[1]) != "DequantizeLinear" for node in products}

@@ -13,36 +13,21 @@ import onnx
 import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
-from safetensors.torch import load_file
 from torch import Tensor
 
-from milkweed.loaders.dataset.evaluation import PreparedImages
-from milkweed.loaders.dataset.training import Sample
-from milkweed.loaders.preprocess.spec import PreprocessSpec
-from milkweed.models import (
-    BundleConfig,
-    ExportError,
-    create_model,
-    default_preprocess,
-    load_bundle,
-    read_config,
-    save_bundle,
-)
-from milkweed.models.bundle.golden import check_golden, golden_images
-from milkweed.models.bundle.graph import Graph, load_graph
-from milkweed.models.bundle.labels import default_labels
-from milkweed.models.divergence import answers, divergence
+from milkweed.models import ExportError
+from milkweed.models.bundle.golden import golden_images
+from milkweed.models.bundle.graph import Graph
 from milkweed.models.onnx import quantize as quantize_module
-from milkweed.models.onnx.export import write_verified
-from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.quantize import (
     QuantizeSettings,
     int8_instructions,
-    quantize_bundle,
     quantized_graph,
 )
 from milkweed.models.onnx.quantize_process import BATCH_SIZE, kept_nodes
 from milkweed.models.onnx.session import OnnxSession
+
+from .onnx_case import float_inputs, proto_of
 
 # Importing either would start its telemetry, so they are looked for and not imported.
 pytestmark = pytest.mark.skipif(not (find_spec("nncf") and find_spec("openvino")), reason="needs milkweed[quantize]")
@@ -89,17 +74,6 @@ def quantised(mlp: Path, images: Tensor) -> Graph:
 
 def values_of(graph: Graph) -> dict[str, Any]:
     return {each.name: numpy_helper.to_array(each) for each in proto_of(graph).graph.initializer}
-
-
-def proto_of(graph: Graph) -> Any:
-    return onnx.load_from_string(graph.data)
-
-
-def float_inputs(graph: Graph) -> dict[str, bool]:
-    """For each product, whether its weight is read as it is, without DequantizeLinear."""
-    made_by = {name: node.op_type for node in proto_of(graph).graph.node for name in node.output}
-    products = [node for node in proto_of(graph).graph.node if node.op_type == "MatMul"]
-    return {node.name: made_by.get(node.input[1]) != "DequantizeLinear" for node in products}
 
 
 def test_weights_have_a_scale_for_each_output(quantised: Graph, weights: tuple[Any, Any]) -> None:
@@ -283,68 +257,3 @@ def test_cpu_tells_what_it_multiplies_int8_with(monkeypatch: pytest.MonkeyPatch)
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda features=features: features)
         assert int8_instructions() == name
-
-
-def saved_vit(folder: Path) -> Path:
-    """A plain transformer, whose products all runtimes compute in int8."""
-    arch = "deit_tiny_patch16_224"
-    arguments = {"num_classes": 7, "embed_dim": 32, "depth": 2, "num_heads": 2, "img_size": 32, "patch_size": 8}
-    preprocess = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
-    torch.manual_seed(0)
-    config = BundleConfig(arch=arch, arch_args=arguments, preprocess=preprocess)
-    save_bundle(folder, create_model(arch, **arguments).eval(), config, default_labels(7))
-    return folder
-
-
-def quantised_bundle(source: Path, out: Path, **options: Any) -> Graph:
-    """Quantise a bundle; whoever opens its bytes gets its golden answers."""
-    before = read_config(source)
-    golden = golden_images(int(before.preprocess["size"]))
-    noise = torch.randn(40, *golden.shape[1:], generator=torch.Generator().manual_seed(5))
-    config = quantize_bundle(source, out, noise, **options)
-    graph, found = load_graph(out)
-    assert found == config
-    assert config.provenance["commands"][-1]["command"] == "quantize"
-    assert config.provenance["commands"][-1]["input_version"] == before.version
-    sessions = {"onnxruntime": OnnxSession, "openvino": OpenVinoSession}
-    for name in graph.record.backends:
-        check_golden(graph.record.golden, sessions[name](graph.data)(golden).softmax(-1), torch.int8)
-    return graph
-
-
-def test_bundle_holds_the_quantised_graph_alone(tmp_path: Path) -> None:
-    graph = quantised_bundle(saved_vit(tmp_path / "vit"), tmp_path / "int8", keep_weights=False)
-    assert graph.record.backends == ("onnxruntime", "openvino")
-    layers = {name.rpartition("/")[0]: kept for name, kept in float_inputs(graph).items()}
-    assert not layers["blocks.0.attn.qkv"]
-    assert not layers["blocks.1.mlp.fc2"]
-    assert read_config(tmp_path / "int8").graph_only
-
-
-def test_bundle_holds_weights_beside_the_graph(tmp_path: Path, tiny_bundle: Path) -> None:
-    """The model has Monarch layers: ONNX Runtime computes no int8 product of matrices in batches."""
-    graph = quantised_bundle(tiny_bundle, tmp_path / "int8")
-    assert graph.record.backends == ("openvino",)
-    model, saved = load_bundle(tmp_path / "int8")
-    dense, before = load_bundle(tiny_bundle)
-    assert all(torch.equal(value, dense.state_dict()[key]) for key, value in model.state_dict().items())
-    assert saved.golden == before.golden
-
-
-def test_deit_keeps_its_answers(tmp_path: Path, shared: Path) -> None:
-    """KL .0036 to .0048 was measured with 32 to 250 photographs on 250 others; .018 with NNCF's SmoothQuant."""
-    arch = "deit_tiny_patch16_224"
-    model = create_model(arch)
-    model.load_state_dict(load_file(shared / f"weights/{arch}.safetensors"))
-    files = sorted((shared / "data/imagenet-sample").glob("*.JPEG"))[::5][:96]
-    spec = PreprocessSpec.from_dict(default_preprocess(arch))
-    prepared = PreparedImages([Sample(file, None) for file in files], spec, 32, cache_bytes=0)
-    photographs = torch.cat([batch for batch, _ in prepared])
-    fitted, judged = photographs[::3], photographs[torch.arange(96) % 3 > 0].split(8)
-    write_verified(model.eval().requires_grad_(False), tmp_path / "float.onnx", 224)
-    dense = answers(OnnxSession(tmp_path / "float.onnx"), judged)
-    graph = quantized_graph(tmp_path / "float.onnx", fitted)
-    found = divergence(dense, answers(OnnxSession(graph.data), judged))
-    assert found.kl < 0.01
-    assert found.agreement > 95
-    assert len(graph.data) < 6.3e6
