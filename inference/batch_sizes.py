@@ -19,10 +19,10 @@ logger = logging.getLogger("milkweed.backend")
 
 LARGE = 4
 """Images of a large forward. DeiT-Tiny in OpenVINO takes as long an image in batches of 4 as of 8, and each size takes
-40 to 50 MB of memory a lane."""
+memory in every lane."""
 
 MAX_SECONDS = 5.0
-"""A size that would take longer to be proved is not tried: DeiT-Tiny takes 0.3 s."""
+"""A size that would take longer to be proved is not tried."""
 
 
 class SizedSession(GraphSession):

@@ -81,6 +81,8 @@ class TrainJob:
             raise ValueError("name an architecture, or a bundle to start from, and not both")
         if self.arch_args and self.arch is None:
             raise ValueError("arguments of the architecture are those of the bundle to start from: give none")
+        if "num_classes" in self.arch_args:
+            raise ValueError("arch_args: num_classes is the number of the data's folders, which is not given")
         if self.new_head and self.start_bundle is None:
             raise ValueError("a new head is for a bundle to start from")
         if self.schedule == "s2d" and self.structure == DENSE:

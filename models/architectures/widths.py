@@ -12,7 +12,8 @@ from .timm_models import type_name
 from .vitae.attention import Attention
 
 Widths = Mapping[str, int]
-"""By name of a module: the number of hidden units of an MLP, or the head dim of an attention's queries and keys."""
+"""The number of hidden units of each narrower MLP, and the head dim of the queries and keys of each narrower attention,
+by the module's name."""
 
 _ATTENTIONS = (
     # The class's place in current and older versions of timm.

@@ -60,6 +60,8 @@ def fit_checkpoint(
     if arch is None and (arch := _named_candidate(family, named)) is not None:
         notes.append(f"took the architecture that the file names, {arch}")
     arch = arch or _only_candidate(source, family)
+    if "num_classes" in arch_args:
+        raise ValueError("arch_args: num_classes is an argument of its own")
     arch_args = {**(family.arch_args if family.fits(arch) else {}), **arch_args}
     classes = _classes(source, state, num_classes)
     model = built_on_meta(lambda: create_model(arch, num_classes=classes, **arch_args))

@@ -22,7 +22,7 @@ LABEL_PX = 95
 TICKS = (0.0, *(digit * 10.0**power for power in range(-5, 2) for digit in (1, 2, 5)))
 """KL that may be written at the axis."""
 TICK_GAP = 1 / 7
-"""Of the axis: nearer to each other no two of them stand."""
+"""No two ticks stand nearer to each other than this share of the axis."""
 
 _LABEL: dict[str, Any] = {"textcoords": "offset points", "fontsize": 11, "zorder": 6}
 

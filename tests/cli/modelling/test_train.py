@@ -184,6 +184,7 @@ def test_unreadable_images_are_named(train: Callable[..., Any], photos: Path, tm
         (["--held-out-fraction", "0.001"], "leaves 36 to train on and 0 to measure on"),
         (["--keep-state-at", "99"], "--keep-state-at 99: must be an epoch from 1 to 30"),
         (["--parallel", "ddp"], "start it with torchrun"),
+        (["--arch-args", '{"num_classes": 3}'], "arch_args: num_classes is the number of the data's folders"),
         (["--new-head"], "a new head is for a bundle to start from"),
         (["--start-at", "nowhere"], "state nowhere: there is none to start from"),
     ],

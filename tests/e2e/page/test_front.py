@@ -40,7 +40,7 @@ def test_a_model_says_what_its_search_measured(browser: "Browser", searched: Any
 
 
 def test_the_picture_is_to_scale(browser: "Browser", searched: Any) -> None:
-    """Of one image at a time: the front is another one than that of eight, by which the record is sorted."""
+    """The front for one image at a time is another one than that for eight, by which the record is sorted."""
     with visited(browser, searched.url, viewport={"width": 1280, "height": 900}) as tab:
         arrive(tab, searched.url)
         expect(tab.locator("#front .line")).to_have_count(1)

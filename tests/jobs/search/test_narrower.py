@@ -1,4 +1,4 @@
-"""Which narrower layers take so many bytes less, and models that have them, fitted once."""
+"""Narrower layers that take so many bytes less are found, and the models that have them are fitted once."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -79,7 +79,7 @@ def quick() -> Iterator[None]:
 
 @pytest.fixture
 def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
-    """In torch, which needs no exports; without quantisation, which takes longest, and without training."""
+    """A search in torch, which needs no exports, without quantisation, which takes longest, and without training."""
     monkeypatch.setattr(search, "BITS", ())
     out, anything = tmp_path / "out", Target(bytes=1 << 30)
     return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)

@@ -69,7 +69,7 @@ def test_units_without_outputs_and_idle_dimensions_go_at_no_loss(family: str, pi
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_fit_answers_better_than_the_same_units_cut_out(family: str, pictures: Tensor) -> None:
-    """On images that it was not fitted to."""
+    """The model is judged on images that it was not fitted to."""
     model, cut, others = made(family), made(family), pictures[60:]
     reference = answers(model, [others])
     narrow_model(model, widths_for(model, mlp=0.75), pictures[:60].split(30))

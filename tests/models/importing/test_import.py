@@ -254,3 +254,12 @@ def test_a_checkpoint_without_classifier_says_so(custom: Any, imported: Any) -> 
     with pytest.raises(CheckpointError, match=r"first missing head\.weight") as caught:
         imported(state)
     assert any("no classifier" in line for line in caught.value.details)
+
+
+def test_the_number_of_classes_is_no_argument_of_the_architecture(
+    tmp_path: Path, custom: Any, tiny_vitae: dict[str, Any]
+) -> None:
+    torch.save(custom().state_dict(), tmp_path / "x.pth")
+    arguments = {**tiny_vitae, "num_classes": 4}
+    with pytest.raises(ValueError, match="arch_args: num_classes is an argument of its own"):
+        import_checkpoint(tmp_path / "x.pth", "vitae_basic", tmp_path / "b", arch_args=arguments)

@@ -44,7 +44,7 @@ def test_the_refit_is_the_ridge_solution() -> None:
 
 
 def test_each_unit_that_goes_is_the_one_that_is_missed_least() -> None:
-    """By trying: refit the layer without each unit, and take away the one whose loss raises the error least."""
+    """Refit the layer without each unit in turn, and take away the one whose loss raises the error least."""
     units, weight, ridge = correlated(400, 10), layer(4, 10), 1e-3
     covariance = torch.cov(units.T, correction=0)
     damped = covariance + ridge * covariance.diagonal().mean() * torch.eye(10, dtype=torch.float64)
@@ -61,7 +61,7 @@ def test_each_unit_that_goes_is_the_one_that_is_missed_least() -> None:
 
 
 def test_units_that_say_nothing_or_the_same_go_at_no_loss() -> None:
-    """Of eight, one is always zero, one constant, and two are twins: five are enough, without any ridge to speak of."""
+    """One of eight units is always zero, one constant, and two are twins: five are enough, with hardly any ridge."""
     units, weight = correlated(300, 8), layer(3, 8)
     units[:, 2], units[:, 5], units[:, 6] = 0, 4, units[:, 1]
     wanted = units @ weight.T

@@ -48,7 +48,7 @@ def test_attention_stays_where_the_products_have_the_rank(biased: bool) -> None:
 
 
 def test_the_error_of_the_products_is_what_eckart_and_young_leave() -> None:
-    """On the tokens themselves: products of queries with centred keys, as one matrix, and its best approximation."""
+    """Compute the products of queries with centred keys of the tokens themselves, and their best approximation."""
     x, (weight, bias, k) = tokens(), weights(HEAD)
     rows = x.flatten(0, 1)
     queries, its_bias, keys = narrower_products((weight, bias), k, statistics(x), 4, HEAD**-0.5)
