@@ -5,15 +5,19 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.output import print_table
-from ...models.report.drawing import PICTURE, figure, save_picture
+from ...models.report.drawing import MUTED, PICTURE, SERIES, figure, save_picture
 from ...models.report.frontier import Frontier, Interval, Quality
 from ...models.report.frontier_chart import draw_batch
 from ...models.report.terms import optional, points
+from ..labels import Label, label_ends
 
+Row = Mapping[str, Any]
+
+OURS = "milkweed"
+"""The source of our rows begins with this."""
 SHOWN = 75.0
-"""Percent of the answers that have to be the dense model's for a place in the picture."""
-
-PANEL_PX, LINE_PX = 300, 15
+"""Percent of the answers that have to be the dense model's for a place in the picture and in README's table."""
+PANEL_PX = 330
 
 
 def print_document(document: Mapping[str, Any]) -> None:
@@ -63,46 +67,62 @@ def _change(found: Interval) -> str:
     return f"{points(found.value)} [{points(found.low)}, {points(found.high)}]"
 
 
-def draw(document: Mapping[str, Any], path: Path) -> Path:
-    """Write the picture: every model in the backend that it is fastest in, by number; the first of ours is `chosen`.
+def shown_rows(document: Mapping[str, Any]) -> list[Row]:
+    """The dense model that all are timed against, then every model in the backend that it is fastest in, dense too.
 
     Raises:
-        ValueError: none of ours was measured.
+        ValueError: none of ours was measured that mostly answers as the dense model does.
+    """
+    dense, *others = (row for row in document["rows"] if "missing" not in row)
+    fastest: dict[tuple[str, str], Row] = {}
+    for row in sorted(others, key=lambda row: sum(row["ms"].values())):
+        if row["quality"]["agreement"]["value"] >= SHOWN:
+            fastest.setdefault((row["name"], row["source"]), row)
+    if not any(map(is_ours, fastest.values())):
+        raise ValueError("no bundle of ours was measured that answers as its dense model does")
+    return [dense, *fastest.values()]
+
+
+def is_ours(row: Row) -> bool:
+    return str(row["source"]).startswith(OURS)
+
+
+def draw(document: Mapping[str, Any], path: Path) -> Path:
+    """Write the picture: a panel for each batch size, every model named.
+
+    Raises:
+        ValueError: as `shown_rows`.
     """
     return save_picture(lambda: _figure(document), path)
 
 
 def _figure(document: Mapping[str, Any]) -> Any:
-    frontier = _frontier(document)
-    numbered = [model for model in frontier.models if not model.chosen]
-    lines = [f"{number}  {model.name} ({model.computed_by})" for number, model in enumerate(numbered, 1)]
-    drawn = figure(PICTURE, PANEL_PX * len(frontier.batches) + LINE_PX * (len(lines) + 2))
-    drawn.suptitle(f"Chosen: {frontier.chosen.name} ({frontier.chosen.computed_by})", x=0.01, ha="left", fontsize=12)
-    drawn.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=10)
+    dense, *shown = shown_rows(document)
+    frontier, ours = _frontier(dense, shown), next(filter(is_ours, shown))
+    drawn = figure(PICTURE, PANEL_PX * len(frontier.batches))
+    drawn.suptitle(f"{document['model']['arch']} dense, compressed here, and by other tools", x=0.01, ha="left")
     panels = drawn.subplots(len(frontier.batches), 1, squeeze=False)[:, 0]
     for axis, batch in zip(panels, frontier.batches, strict=True):
-        draw_batch(axis, frontier, batch)
-        for number, model in enumerate(numbered, 1):
-            place = (model.ms[batch], model.quality.kl.value)
-            axis.annotate(str(number), place, (5, 4), textcoords="offset points", fontsize=9, zorder=6)
+        draw_batch(axis, frontier, batch, OURS)
+        axis.set_xlim(0, 1.15 * axis.get_xlim()[1])
+        axis.get_legend().remove()
+        label_ends(axis, [_label(row, dense, batch) for row in shown if row is not ours])
     return drawn
 
 
-def _frontier(document: Mapping[str, Any]) -> Frontier:
-    """The fastest row of every model that mostly answers as the dense one does, and the first of ours in any case."""
-    base, *others = (row for row in document["rows"] if "missing" not in row)
-    ours = next((row for row in others if row["source"].startswith("milkweed")), None)
-    if ours is None:
-        raise ValueError("no picture: no bundle of ours was measured")
-    fastest: dict[str, Mapping[str, Any]] = {}
-    for row in sorted(others, key=lambda row: -sum(row["ms"].values())):  # the fastest one last
-        if row is ours or row["quality"]["agreement"]["value"] >= SHOWN:
-            fastest.pop(key := f"{row['name']}, {row['source']}", None)
-            fastest[key] = row
+def _label(row: Row, dense: Row, batch: int) -> Label:
+    """The name of a row at its place."""
+    text = f"dense, {row['computed_by']}" if row["name"] == dense["name"] else row["name"]
+    return row["ms"][str(batch)], row["quality"]["kl"]["value"], text, SERIES[0] if is_ours(row) else MUTED
+
+
+def _frontier(dense: Row, shown: Sequence[Row]) -> Frontier:
+    """The rows as a search's record; the fastest of ours is the chosen one."""
+    ours = next(filter(is_ours, shown))
     models = [
         {name: row[name] for name in ("name", "computed_by", "ms", "bytes", "quality")}
         | {"speedup": min(row["times_dense"].values()), "on_front": False, "chosen": row is ours}
-        for row in reversed(fastest.values())
+        for row in shown
     ]
-    dense = {name: base[name] for name in ("computed_by", "ms")}
-    return Frontier.from_dict({"models": models, "dense": dense, "images": document["photographs"]["judged"]})
+    base = {name: dense[name] for name in ("computed_by", "ms")}
+    return Frontier.from_dict({"models": models, "dense": base, "images": dense["quality"]["images"]})

@@ -62,8 +62,12 @@ def frontier_charts(frontier: Frontier) -> list[str]:
     return found
 
 
-def draw_batch(axis: Any, frontier: Frontier, batch: int) -> None:
-    """Draw every model with its interval, join those of the front, and name the dense and the chosen one."""
+def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen") -> None:
+    """Draw every model with its interval, join those of the front, and name the dense and the chosen one.
+
+    Args:
+        chosen: what the chosen one is called.
+    """
     ahead = front(frontier.models, batch)
     line = [(model.ms[batch], model.quality.kl.value) for model in ahead]
     axis.plot(*zip(*line, strict=True), color=SERIES[0], lw=1.6, zorder=2, label="front")
@@ -75,7 +79,7 @@ def draw_batch(axis: Any, frontier: Frontier, batch: int) -> None:
     axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 0), (4, -9), ha="right", va="top", **_LABEL)
     axis.set_xlim(0, 1.06 * max(dense, *(model.ms[batch] for model in frontier.models)))
     _make_room(axis, frontier)
-    _name_chosen(axis, frontier, batch)
+    _name_chosen(axis, frontier, batch, chosen)
     axis.set_title(f"KL to the dense model on {counted(frontier.images, 'image')}: up is closer")
     axis.set_xlabel(f"ms an image, {'one' if batch == 1 else batch} at a time")
     handles, labels = axis.get_legend_handles_labels()
@@ -137,11 +141,11 @@ def _square(root: Any) -> Any:
     return np.sign(root) * np.square(root)
 
 
-def _name_chosen(axis: Any, frontier: Frontier, batch: int) -> None:
+def _name_chosen(axis: Any, frontier: Frontier, batch: int, name: str) -> None:
     """Name the chosen model above its bar, to the left, where no model of the front can be; or right of its dot."""
     chosen, found = frontier.chosen, frontier.chosen.quality.kl
     ms, room = chosen.ms[batch], LABEL_PX / axis.figure.bbox.width * axis.get_xlim()[1]
-    text = f"chosen\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
+    text = f"{name}\n{three_digits(ms)} ms, {frontier.dense.ms[batch] / ms:.1f}×"
     if ms > room:
         axis.annotate(text, (ms, found.low), (4, 4), ha="right", va="bottom", color=SERIES[1], **_LABEL)
     else:

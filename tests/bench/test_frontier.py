@@ -145,7 +145,7 @@ def test_rows_say_what_the_models_do(
     assert re.search(r"torchao dynamic int8 \(torch \w+\): not measured: torchao is not installed", printed)
     assert "arXiv 2602.05243" in printed
     picture = draw(document, tmp_path / "f.svg").read_text()
-    assert "Chosen: ours" in picture
+    assert ">milkweed<" in picture
     assert str(place) not in json.dumps({**document, "command": ""})
 
 

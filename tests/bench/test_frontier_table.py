@@ -60,7 +60,7 @@ def test_the_table_is_dense_beside_compressed(document: dict[str, Any]) -> None:
     assert text.endswith("<!-- end of table -->\nz\n")
     assert (
         "![deit_tiny_patch16_224, compressed here: 3.0 times as fast, 92.6 % the same answers]"
-        "(bench/results/frontier_readme.svg)\n<!-- end of picture -->" in text
+        "(bench/results/frontier.svg)\n<!-- end of picture -->" in text
     )
     table = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("|")][2:]
     assert table == [
@@ -85,7 +85,7 @@ def test_the_table_is_dense_beside_compressed(document: dict[str, Any]) -> None:
     ("change", "said"),
     [
         ({"finished": False}, "has not finished"),
-        ({"rows": slice(0, 5)}, "no model of ours"),
+        ({"rows": slice(0, 5)}, "no bundle of ours"),
     ],
 )
 def test_what_cannot_be_shown_leaves_readme(
@@ -93,9 +93,9 @@ def test_what_cannot_be_shown_leaves_readme(
 ) -> None:
     if "rows" in change:
         change = {"rows": document["rows"][change["rows"]]}
-    given = {name: tmp_path / name for name in ("document", "readme", "picture.svg")}
+    given = {name: tmp_path / name for name in ("document", "readme")}
     given["readme"].write_text(README)
-    arguments = [f"--{name.partition('.')[0]}={path}" for name, path in given.items()]
+    arguments = [f"--{name}={path}" for name, path in given.items()]
     assert main(arguments) == 1
     assert "No such file" in capsys.readouterr().err
     given["document"].write_text(json.dumps({**document, **change}))
@@ -105,7 +105,7 @@ def test_what_cannot_be_shown_leaves_readme(
     given["document"].write_text(json.dumps(document))
     assert main(arguments) == 0
     assert given["readme"].read_text() == filled(README, document)
-    drawn = given["picture.svg"].read_text()
+    drawn = (tmp_path / "document.svg").read_text()
     for words in (">milkweed<", "8.70 ms, 3.0×", "dense", "NNCF default int8"):
         assert words in drawn
     assert "SVD-LLM" not in drawn
@@ -117,4 +117,4 @@ def test_readme_is_what_the_command_writes(document: dict[str, Any]) -> None:
     if (ROOT / DOCUMENT).exists():
         assert text == filled(text, json.loads((ROOT / DOCUMENT).read_text()))
     else:
-        assert "bench/results/frontier_readme.svg" in filled(text, document)
+        assert "bench/results/frontier.svg" in filled(text, document)
