@@ -58,7 +58,8 @@ class OpenVinoSession(GraphSession):
             model = core.read_model(graph)
             if batch is not None:
                 model.reshape([batch, *list(model.input().partial_shape)[1:]])
-            self._model = core.compile_model(model, "CPU", _options(lanes, threads, dtype) | _cache_option(core, cache))
+            options = _options(lanes, threads, dtype) | _cache_option(cache, dtype)
+            self._model = core.compile_model(model, "CPU", options)
         except Exception as error:  # openvino raises RuntimeError and whatever its bindings make of C++'s exceptions
             raise ExportError(f"OpenVINO cannot load the model: {first_line(error)}") from error
         self._requests = threading.local()  # a request is for one call at a time
@@ -106,10 +107,15 @@ def _options(lanes: int, threads: int, dtype: torch.dtype) -> dict[str, Any]:
     }
 
 
-def _cache_option(core: Any, cache: Path | None) -> dict[str, str]:
-    """The option that names the cache, which is made and, where it grew, thinned out."""
+def _cache_option(cache: Path | None, dtype: torch.dtype) -> dict[str, str]:
+    """The option that names the cache, which is made and, where it grew, thinned out.
+
+    Each number type has a folder of its own: the names that OpenVINO gives compiled models do not tell them apart, and
+    on CPUs with AMX one that was compiled for float32 gives wrong answers in bfloat16.
+    """
     if cache is None:
         return {}
+    cache = cache / PRECISIONS[dtype]
     try:
         cache.mkdir(mode=0o700, parents=True, exist_ok=True)
         compiled = sorted(cache.glob("*.blob"), key=os.path.getmtime)

@@ -1,13 +1,9 @@
-"""The backends and number types of a forward: torch's answers, chosen by measurement, never silently another."""
+"""The backends of a forward: torch's answers, chosen by measurement, never silently another."""
 
 import gc
-import itertools
-import json
 import logging
-import shutil
-import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
@@ -15,47 +11,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from milkweed.inference import backend, graph
-from milkweed.inference import device as devices
+from milkweed.inference import backend
 from milkweed.inference import open as opening
 from milkweed.inference.backend import RUNTIMES, Backend, BackendChoice, Candidate
 from milkweed.inference.forward import Forward, LanePlan
 from milkweed.inference.pipeline import Pipeline
 from milkweed.models import export_bundle, import_checkpoint
-from milkweed.models.bundle.golden import TOLERANCES
-from milkweed.models.errors import BundleError
 from milkweed.models.onnx.openvino_session import OpenVinoSession
 from milkweed.models.onnx.session import GraphSession, OnnxSession
 from milkweed.server.config.settings import Settings
 from milkweed.server.repository.open import open_on_all
-from milkweed.server.repository.served_model import ServedModel, open_model
+from milkweed.server.repository.served_model import ServedModel
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline, served_model
+from .backend_case import measured, opened
 
 CPU = torch.device("cpu")
-BFLOAT16 = devices.computes_in_bfloat16(CPU)  # a fixture says otherwise while tests run
-
-
-@pytest.fixture(scope="session")
-def exported(colour_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("onnx") / "colours.onnx"
-    export_bundle(colour_bundle, file)
-    return file
-
-
-@pytest.fixture
-def at_once(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The export is there already; the process that makes it is tested by itself."""
-
-    def given(bundle: Path, version: str, file: Path) -> int:
-        file.write_bytes(exported.read_bytes())
-        return 12345
-
-    monkeypatch.setattr(graph, "export", given)
-
-
-def opened(bundle: Path, **settings: Any) -> ServedModel:
-    return open_model("colours", bundle, Settings(device="cpu", **settings))
 
 
 def pixels(count: int) -> Tensor:
@@ -137,12 +108,6 @@ def test_only_the_forward_that_was_chosen_stays(colour_bundle: Path, monkeypatch
         model.pipeline.close()
 
 
-def measured(monkeypatch: pytest.MonkeyPatch, *seconds: Sequence[float]) -> None:
-    """What the candidates take, for each batch size."""
-    turns = itertools.cycle(seconds)
-    monkeypatch.setattr(backend, "_medians", lambda forwards, size: list(next(turns))[: len(forwards)])
-
-
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("seconds", "name", "reason"),
@@ -169,95 +134,6 @@ def test_auto_takes_the_fastest_one_and_says_so(
     assert choice.speeds.keys() == {"torch float32", "onnxruntime float32", "openvino float32"}
     assert model.describe()["backend_reason"] == choice.reason
     assert f"backend {choice.name} float32: {choice.reason}" in caplog.text
-    model.pipeline.close()
-
-
-@pytest.fixture
-def able(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU computes in bfloat16; where it does not, torch and OpenVINO still give the same answers, slowly."""
-    for module in (devices, backend):
-        monkeypatch.setattr(module, "computes_in_bfloat16", lambda device: True)
-
-
-@pytest.mark.usefixtures("able")
-@pytest.mark.parametrize(
-    ("seconds", "dtype"), [((1.0, 1.8), "bfloat16"), ((1.04, 1.0), "bfloat16"), ((1.1, 1.0), "float32")]
-)
-def test_a_cpu_that_computes_in_bfloat16_serves_it_unless_float32_is_faster(
-    seconds: tuple[float, float], dtype: str, colour_bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    measured(monkeypatch, seconds)
-    model = opened(colour_bundle)
-    assert (model.pipeline.backend.name, model.dtype) == ("torch", dtype)
-    ratio = seconds[1] / seconds[0]
-    sizes = f"1 and {model.max_batch_size}"
-    assert (
-        model.pipeline.backend.reason
-        == f"times as fast as torch float32, batches of {sizes}: torch bfloat16 {ratio:.2f}"
-    )
-    model.pipeline.close()
-
-
-@pytest.mark.usefixtures("able")
-@pytest.mark.parametrize("recorded", [True, False])
-def test_bfloat16_that_misses_the_golden_answers_is_not_served(
-    recorded: bool,
-    colour_bundle: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """A bundle that recorded none is held against what it answers in float32."""
-    if not recorded:
-        colour_bundle = shutil.copytree(colour_bundle, tmp_path / "colours")
-        document = json.loads((colour_bundle / "config.json").read_text())
-        del document["golden"]
-        (colour_bundle / "config.json").write_text(json.dumps(document))
-    monkeypatch.setitem(TOLERANCES, torch.bfloat16, 0.0)
-    before = set(threading.enumerate())
-    model = opened(colour_bundle, lanes=2)
-    lanes = {thread for thread in set(threading.enumerate()) - before if thread.name.startswith("milkweed-lane")}
-    assert len(lanes) == 1  # those of the other forward have ended; the thread that calls is a lane itself
-    assert model.dtype == "float32"
-    assert model.pipeline.backend.reason.startswith("not torch bfloat16: golden image 0, class ")
-    assert model.describe()["backend_reason"] == model.pipeline.backend.reason
-    [record] = [each for each in caplog.records if each.name == "milkweed.backend"]
-    assert (record.levelno, record.message) == (
-        logging.WARNING,
-        f"backend torch float32: {model.pipeline.backend.reason}",
-    )
-    model.pipeline.close()
-    if recorded:  # asked for by name, it is not replaced
-        with pytest.raises(BundleError, match=r"^bundle \S+: golden image 0, class "):
-            opened(colour_bundle, dtype="bfloat16")
-
-
-@pytest.mark.skipif(not BFLOAT16, reason="OpenVINO computes in bfloat16 where the CPU does")
-@pytest.mark.usefixtures("able", "at_once")
-def test_bfloat16_of_each_backend_is_near_float32(colour_bundle: Path) -> None:
-    images = [encoded(seed=seed) for seed in range(5)]
-    answers = {}
-    for name, dtype in itertools.product(("torch", "openvino"), ("float32", "bfloat16")):
-        model = opened(colour_bundle, backend=name, dtype=dtype)
-        assert (model.dtype, model.pipeline.forward_stage.dtype) == (dtype, getattr(torch, dtype))
-        answers[name, dtype] = model.pipeline.classify(images, top_k=3)
-        model.pipeline.close()
-    for name in ("torch", "openvino"):
-        exact = [each.score for each in answers[name, "float32"]]
-        assert [each.score for each in answers[name, "bfloat16"]] == [pytest.approx(score, abs=0.05) for score in exact]
-        assert [each.score for each in answers[name, "bfloat16"]] != exact
-
-
-@pytest.mark.usefixtures("able", "at_once")
-def test_auto_measures_every_backend_in_every_dtype(colour_bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backend, "MEASURE_SECONDS", 0.0)
-    model = opened(colour_bundle, backend="auto")
-    choice = model.pipeline.backend
-    assert set(choice.speeds) == {
-        *("torch bfloat16", "torch float32", "onnxruntime float32", "openvino bfloat16", "openvino float32")
-    }
-    assert choice.speeds["torch float32"] == 1
-    assert choice.speeds[f"{choice.name} {model.dtype}"] * backend.MIN_SPEEDUP > max(choice.speeds.values())
     model.pipeline.close()
 
 

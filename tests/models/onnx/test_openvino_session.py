@@ -103,8 +103,8 @@ def test_a_cached_model_answers_to_the_bit(exported: Path, tmp_path: Path) -> No
     answers = [OpenVinoSession(exported, batch=1, cache=each)(images) for each in (None, cache, cache)]
     assert torch.equal(answers[0], answers[1])
     assert torch.equal(answers[0], answers[2])
-    [compiled] = cache.glob("*.blob")
-    assert cache.stat().st_mode & 0o077 == 0
+    [compiled] = cache.rglob("*.blob")
+    assert compiled.parent.stat().st_mode & 0o077 == 0
     compiled.chmod(0o600)
     compiled.write_bytes(compiled.read_bytes()[: compiled.stat().st_size // 2])  # cut short by a full disk
     assert torch.equal(answers[0], OpenVinoSession(exported, batch=1, cache=cache)(images))
@@ -114,7 +114,7 @@ def test_the_cache_does_not_grow_without_end(exported: Path, tmp_path: Path, mon
     monkeypatch.setattr(openvino_session, "CACHED_MODELS", 2)
     for batch in (1, 2, 3, 4):
         OpenVinoSession(exported, batch=batch, cache=tmp_path)
-    assert len(list(tmp_path.glob("*.blob"))) == 2
+    assert len(list(tmp_path.rglob("*.blob"))) == 2
 
 
 def test_a_cache_that_cannot_be_made_is_done_without(exported: Path, tmp_path: Path) -> None:
@@ -126,13 +126,24 @@ def test_a_cache_that_cannot_be_made_is_done_without(exported: Path, tmp_path: P
 def test_a_cache_that_can_neither_be_read_nor_written_is_done_without(exported: Path, tmp_path: Path) -> None:
     """Folders stand where its files would be: permissions do not stop root."""
     OpenVinoSession(exported, batch=1, cache=tmp_path / "whole")
-    blobs = list((tmp_path / "whole").glob("*.blob"))
+    blobs = [blob.relative_to(tmp_path / "whole") for blob in (tmp_path / "whole").rglob("*.blob")]
     assert blobs
     for blob in blobs:
-        (tmp_path / "blocked" / blob.name).mkdir(parents=True)
+        (tmp_path / "blocked" / blob).mkdir(parents=True)
     session = OpenVinoSession(exported, batch=1, cache=tmp_path / "blocked")
     torch.testing.assert_close(session(pixels(1)), OnnxSession(exported)(pixels(1)), atol=1e-4, rtol=1e-4)
-    assert all(each.is_dir() for each in (tmp_path / "blocked").iterdir())
+    assert all(each.is_dir() for each in (tmp_path / "blocked").rglob("*"))
+
+
+def test_a_model_that_was_compiled_for_another_number_type_is_not_taken_from_the_cache(
+    exported: Path, tmp_path: Path
+) -> None:
+    """OpenVINO would take it, and on a CPU with AMX answer wrongly."""
+    images, types = pixels(1), (torch.float32, torch.bfloat16)
+    answers = [OpenVinoSession(exported, batch=1, dtype=dtype, cache=tmp_path)(images) for dtype in types]
+    assert len(list(tmp_path.rglob("*.blob"))) == 2
+    torch.testing.assert_close(answers[0], answers[1], atol=0.2, rtol=0.05)
+    torch.testing.assert_close(answers[1], OpenVinoSession(exported, batch=1, dtype=types[1])(images), rtol=0, atol=0)
 
 
 class Photos(quantization.CalibrationDataReader):  # type: ignore[misc]
