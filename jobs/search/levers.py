@@ -20,19 +20,18 @@ class Bits:
 
     Args:
         alpha: SmoothQuant's; None does without it.
-        convolutions: whether convolutions are quantised too. OpenVINO computes some quantised ones in float32, where
-            float ones would be bfloat16.
+        symmetric: activations have no zero points, without which some CPUs compute convolutions faster.
     """
 
     alpha: float | None = None
-    convolutions: bool = True
+    symmetric: bool = False
 
     def __str__(self) -> str:
-        what = "int8" if self.convolutions else "int8 linears"
+        what = "symmetric int8" if self.symmetric else "int8"
         return what if self.alpha is None else f"{what}, SmoothQuant {self.alpha:g}"
 
 
-BITS = (Bits(), Bits(convolutions=False), Bits(0.5))
+BITS = (Bits(), Bits(symmetric=True), Bits(0.5))
 """The quantisations in the order in which they are tried. DeiT-Tiny's KL was .005 without SmoothQuant, .018 with."""
 
 
@@ -95,7 +94,7 @@ class Levers:
         parts += [f"w{self.widths.mlp:g}-{self.widths.qk:g}"] if self.widths != WHOLE else []
         parts += ["distilled"] if self.distilled else []
         if self.bits:
-            parts += [f"int8-{self.bits.alpha}" + ("" if self.bits.convolutions else "-linears")]
+            parts += [f"int8-{self.bits.alpha}" + ("-symmetric" if self.bits.symmetric else "")]
         return "_".join(parts) or "dense"
 
     def to_dict(self) -> dict[str, Any]:

@@ -125,18 +125,12 @@ class Runs:
             if levers.bits is None:
                 write_verified(self.model(levers), partial, self.subject.size)
             else:
-                settings = self._settings(levers)
+                settings = QuantizeSettings(smooth_quant=levers.bits.alpha, symmetric=levers.bits.symmetric)
                 graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
                 partial.write_bytes(graph.data)
                 file.with_suffix(".json").write_text(json.dumps(graph.record.to_dict()))
             partial.replace(file)
         return file
-
-    def _settings(self, levers: Levers) -> QuantizeSettings:
-        assert levers.bits is not None
-        modules = () if levers.bits.convolutions else self.model(levers.floating).named_modules()
-        floating = tuple(name for name, module in modules if isinstance(module, nn.Conv2d))
-        return QuantizeSettings(smooth_quant=levers.bits.alpha, keep_float=floating)
 
     def graph(self, levers: Levers) -> Graph:
         """Return the graph of a model as a bundle holds it, with its record."""

@@ -123,7 +123,7 @@ class Search:
         kl: dict[Bits, float] = {}
         for bits in BITS:
             enough = bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL
-            if enough or not (bits.convolutions or _convolutions(self.subject.model) > 1):
+            if enough or (bits.symmetric and _convolutions(self.subject.model) < 2):
                 continue
             tried = replace(exact, bits=bits)
             try:

@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -39,11 +39,14 @@ class QuantizeSettings:
         smooth_quant: alpha of SmoothQuant, 0 to 1, which moves outliers of activations into the weights; None is
             without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .004
             without: DeiT-Tiny).
+        symmetric: the levels of activations lie evenly around zero, so that runtimes need no zero points. On CPUs with
+            AMX, OpenVINO computes convolutions in int8 only so, and otherwise in float32.
         keep_float: layers that are not quantised, by name or pattern (`blocks.0`, `*.fc2`); modules include theirs.
         images: so many of the images are used at most, evenly spaced.
     """
 
     smooth_quant: float | None = None
+    symmetric: bool = False
     keep_float: tuple[str, ...] = ()
     images: int = 128
 
@@ -79,6 +82,7 @@ def quantized_graph(source: Path, images: Tensor, settings: QuantizeSettings | N
     said = {
         "method": "NNCF",
         "smooth_quant": settings.smooth_quant,
+        "symmetric": settings.symmetric,
         "keep_float": list(settings.keep_float),
         "images": len(chosen),
         "versions": found.pop("versions"),
@@ -123,7 +127,7 @@ def _checked(images: Tensor, shape: tuple[int | None, ...]) -> Tensor:
 
 
 def _run(source: Path, images: Path, out: Path, settings: QuantizeSettings) -> dict[str, Any]:
-    said = json.dumps({"smooth_quant": settings.smooth_quant, "keep_float": settings.keep_float})
+    said = json.dumps({name: value for name, value in asdict(settings).items() if name != "images"})
     module = "milkweed.models.onnx.quantize_process"
     command = [sys.executable, "-P", "-m", module, str(source), str(images), str(out), said]
     try:

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     settings = json.loads(arguments[3])
     try:
         with contextlib.redirect_stdout(sys.stderr):
-            quantise(source, images, out, settings["smooth_quant"], settings["keep_float"])
+            quantise(source, images, out, **settings)
             record = _record(out)
     except (ValueError, OSError, ImportError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
@@ -50,7 +50,9 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def quantise(source: Path, images: Path, out: Path, smooth_quant: float | None, keep_float: Sequence[str]) -> None:
+def quantise(
+    source: Path, images: Path, out: Path, *, smooth_quant: float | None, keep_float: Sequence[str], symmetric: bool
+) -> None:
     """Write the W8A8 form of a graph: QuantizeLinear and DequantizeLinear around what runtimes compute in int8.
 
     Raises:
@@ -66,7 +68,7 @@ def quantise(source: Path, images: Path, out: Path, smooth_quant: float | None, 
     pixels = numpy.load(images, mmap_mode="r")
     batches = [pixels[start : start + BATCH_SIZE] for start in range(0, len(pixels), BATCH_SIZE)]
     try:
-        quantised = _nncf_form(model, batches, smooth_quant, kept)
+        quantised = _nncf_form(model, batches, smooth_quant, kept, symmetric)
         _strip(quantised)
         onnx.save_model(quantised, str(out))
         onnx.checker.check_model(str(out), full_check=True)
@@ -74,7 +76,9 @@ def quantise(source: Path, images: Path, out: Path, smooth_quant: float | None, 
         raise ExportError(f"NNCF cannot quantise the graph: {type(error).__name__}: {first_line(error)}") from error
 
 
-def _nncf_form(model: Any, batches: Sequence[Any], smooth_quant: float | None, kept: Sequence[str]) -> Any:
+def _nncf_form(
+    model: Any, batches: Sequence[Any], smooth_quant: float | None, kept: Sequence[str], symmetric: bool
+) -> Any:
     without_telemetry()
     import nncf
     from nncf.quantization.advanced_parameters import AdvancedQuantizationParameters, AdvancedSmoothQuantParameters
@@ -87,6 +91,7 @@ def _nncf_form(model: Any, batches: Sequence[Any], smooth_quant: float | None, k
         nncf.Dataset(batches, lambda batch: {INPUT: numpy.ascontiguousarray(batch)}),
         subset_size=len(batches),
         model_type=nncf.ModelType.TRANSFORMER,
+        preset=nncf.QuantizationPreset.PERFORMANCE if symmetric else nncf.QuantizationPreset.MIXED,
         ignored_scope=nncf.IgnoredScope(names=list(kept)),
         advanced_parameters=AdvancedQuantizationParameters(smooth_quant_alphas=alphas),
     )

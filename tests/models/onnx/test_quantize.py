@@ -103,6 +103,14 @@ def test_activations_have_the_mean_range_of_the_batches(
     assert found["zero_point_h_1"].dtype == numpy.uint8
 
 
+def test_symmetric_activations_have_no_zero_points(mlp: Path, images: Tensor, quantised: Graph) -> None:
+    found = values_of(quantized_graph(mlp, images, QuantizeSettings(symmetric=True)))
+    assert values_of(quantised)["zero_point_images_1"]
+    assert not any(found[name].any() for name in found if name.startswith("zero_point"))
+    high = numpy.mean([float(batch.abs().max()) for batch in images.split(BATCH_SIZE)])
+    assert found["scale_images_1"] == pytest.approx(high / 127, rel=0.01)
+
+
 def test_record_says_how_it_was_made(quantised: Graph) -> None:
     record = quantised.record
     assert record.precision == "int8"
@@ -113,6 +121,7 @@ def test_record_says_how_it_was_made(quantised: Graph) -> None:
     assert {**record.quantisation, "versions": {}} == {
         "method": "NNCF",
         "smooth_quant": None,
+        "symmetric": False,
         "keep_float": [],
         "images": 37,
         "versions": {},
@@ -239,7 +248,7 @@ def test_nothing_is_sent_and_nothing_is_written_home(mlp: Path, images: Tensor, 
     out = tmp_path / "out.onnx"
     done = run(
         *("-m", "milkweed.models.onnx.quantize_process", str(mlp), str(tmp_path / "images.npy"), str(out)),
-        '{"smooth_quant": null, "keep_float": []}',
+        '{"smooth_quant": null, "keep_float": [], "symmetric": false}',
     )
     assert done.returncode == 0, done.stderr
     assert out.is_file()
