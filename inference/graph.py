@@ -29,18 +29,17 @@ class Graph:
     Args:
         source: an ONNX file, or its bytes.
         weight_bytes: what its weights take in the file.
-        quantised: whether they take as much in memory, whatever else is computed in; float32 weights become those of
-            the forward's number type.
+        weight_dtype: their number type in the file. Float weights become those of the forward's type in memory.
     """
 
     source: Path | bytes
     weight_bytes: int
-    quantised: bool = False
+    weight_dtype: torch.dtype = torch.float32
 
 
 def own_graph(graph: bundle_graph.Graph) -> Graph:
     """The graph that a bundle holds, for a backend."""
-    return Graph(graph.data, read_header(graph.data).weight_bytes, graph.record.precision == "int8")
+    return Graph(graph.data, read_header(graph.data).weight_bytes, getattr(torch, graph.record.precision))
 
 
 class BundleGraph:
@@ -106,8 +105,8 @@ def graph_forward(graph: Graph, candidate: Candidate, plan: LanePlan, size: int,
         raise BackendError(first_line(error)) from error
     cpu, dtype = torch.device("cpu"), candidate.dtype
     weight_bytes = graph.weight_bytes
-    if not graph.quantised:
-        weight_bytes = weight_bytes * dtype.itemsize // torch.float32.itemsize  # float32 in the file
+    if graph.weight_dtype.is_floating_point:
+        weight_bytes = weight_bytes * dtype.itemsize // graph.weight_dtype.itemsize
     return Forward(session, plan, device=cpu, dtype=dtype, size=size, weight_bytes=weight_bytes)
 
 

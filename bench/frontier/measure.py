@@ -108,7 +108,7 @@ class Bench:
         if candidate.backend != "torch":
             file = self._graph(rival)
             weights = file.stat().st_size
-            graph = Graph(file, weights, quantised=rival.quantise is not None)
+            graph = Graph(file, weights, torch.int8 if rival.quantise is not None else torch.float32)
             return graph_forward(graph, candidate, self.plan, size), str(candidate), weights
         model, saved = rival.model(self.subject), io.BytesIO()
         if rival.finish is not None:

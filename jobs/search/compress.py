@@ -45,7 +45,7 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
         return write_report(run_report(search, found, saved, arguments))
 
-    graph = None if found.chosen.candidate.backend == "torch" else search.runs.graph(levers)
+    graph = None if found.chosen.candidate.backend == "torch" else search.runs.graph(found.chosen)
     model = search.runs.model(levers) if graph is None or job.keep_weights else None
     saved = save_bundle(job.out, model, config, graph=graph, overwrite=job.overwrite, extras=extras)
     shutil.rmtree(job.work)

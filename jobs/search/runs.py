@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ...inference.backend import Backend, BackendError, Candidate, find_candidates
+from ...inference.device import dtype_name
 from ...inference.forward import Forward, plan_lanes
 from ...inference.graph import Graph as GraphFile
 from ...inference.graph import graph_forward
@@ -112,18 +113,22 @@ class Runs:
         """The file of the weights of a distilled model."""
         return self._graphs / f"{levers.floating.file}.pt"
 
-    def graph_file(self, levers: Levers) -> Path:
+    def graph_file(self, levers: Levers, weights: torch.dtype = torch.float32) -> Path:
         """Return the file of a model's graph, which is made if it is not there.
+
+        Args:
+            weights: their number type in the file, where they are not quantised.
 
         Raises:
             ExportError, ImportError, ValueError: the model cannot be exported or quantised.
         """
-        file = self._graphs / f"{levers.file}.onnx"
+        name = dtype_name(weights)
+        file = self._graphs / f"{levers.file}{'' if levers.bits else '_' + name}.onnx"
         if not file.exists():
             self.progress.step(f"{'exporting' if levers.bits is None else 'quantising'} {levers}", 0, 1)
             partial = file.with_suffix(".partial")
             if levers.bits is None:
-                write_verified(self.model(levers), partial, self.subject.size)
+                write_verified(self.model(levers), partial, self.subject.size, name)
             else:
                 settings = QuantizeSettings(smooth_quant=levers.bits.alpha, symmetric=levers.bits.symmetric)
                 graph = quantized_graph(self.graph_file(levers.floating), self.subject.fit.pixels, settings)
@@ -132,13 +137,18 @@ class Runs:
             partial.replace(file)
         return file
 
-    def graph(self, levers: Levers) -> Graph:
-        """Return the graph of a model as a bundle holds it, with its record."""
-        file = self.graph_file(levers)
-        if levers.bits is None:
-            return Graph(file.read_bytes(), GraphRecord(precision="float32", **graph_record(file, torch.float32)))
+    def graph(self, run: Run) -> Graph:
+        """Return the graph of a run as a bundle holds it, with its record."""
+        file = self._file(run)
+        if run.levers.bits is None:
+            precision = dtype_name(run.candidate.dtype)
+            return Graph(file.read_bytes(), GraphRecord(precision=precision, **graph_record(file, torch.float32)))
         record = json.loads(file.with_suffix(".json").read_text())
         return Graph(file.read_bytes(), GraphRecord.from_dict(record, self.subject.config.num_classes))
+
+    def _file(self, run: Run) -> Path:
+        """The file of a run's graph; weights that are computed in bfloat16 are stored so too."""
+        return self.graph_file(run.levers, run.candidate.dtype)
 
     def _candidates(self, levers: Levers) -> list[Candidate]:
         """The backends that a model is measured in: the dense model's base, or the fastest that compute its graph."""
@@ -199,7 +209,7 @@ class Runs:
     def _forward(self, run: Run) -> Forward:
         dtype = run.candidate.dtype
         if run.candidate.backend != "torch":
-            file = self.graph_file(run.levers)
+            file = self._file(run)
             return graph_forward(GraphFile(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
         model = prepare_for_inference(self.model(run.levers), dtype=dtype)
         return Forward(model, self.plan, device=CPU, dtype=dtype, size=self.subject.size, cpu_graphs=True)
@@ -212,7 +222,7 @@ class Runs:
     def _bytes(self, run: Run) -> int:
         """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
         if run.candidate.backend != "torch":
-            return self.graph_file(run.levers).stat().st_size
+            return self._file(run).stat().st_size
         return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())
 
 

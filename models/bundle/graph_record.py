@@ -13,7 +13,7 @@ GRAPH = "graph.onnx"
 MAX_OPSET = 20
 """The newest opset that a graph may be of: all runtimes that are supported know it."""
 
-PRECISIONS = ("float32", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8")
 BACKENDS = ("onnxruntime", "openvino")
 
 COUNTS = ("macs", "dense_values")
@@ -25,7 +25,8 @@ class GraphRecord:
     """The member `graph` of config.json.
 
     Args:
-        precision: one of PRECISIONS; int8 is the precision of the layers that are quantised, others are float32.
+        precision: one of PRECISIONS; int8 is that of the layers that are quantised, bfloat16 that of the weights in the
+            file. All else is float32, which a backend may compute in bfloat16.
         opset: the version of ONNX's operators.
         backends: those of BACKENDS whose answers to the golden images were compared when the graph was made.
         quantisation: how it was quantised, as plain data; empty where it was not.

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from milkweed.inference import backend, device
+from milkweed.inference.open import InferenceOptions, open_model
 from milkweed.jobs.dataset import DataError
 from milkweed.jobs.search import distil, runs, search, timing
 from milkweed.jobs.search.compress import compress
@@ -298,17 +299,32 @@ def test_images_that_teach_nothing_are_refused(
         compress(replace(job, images=folder))
 
 
+@pytest.mark.parametrize("fastest", ["float32", "bfloat16"])
 def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_asked(
-    job: SearchJob, photos: Path
+    fastest: str, job: SearchJob, photos: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, config = compress(replace(job, backends=("openvino",), keep_weights=True))
+    def timed(forwards: Sequence[runs.Run], batches: Sequence[int]) -> Any:
+        return {run: dict.fromkeys(batches, 1.0 if fastest in str(run) else 2.0) for run in forwards}
+
+    for module in (device, backend):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: True)
+    monkeypatch.setattr(runs, "time_in_turns", timed)
+    _, config = compress(replace(job, backends=("openvino",), keep_weights=True, target=Target(drop=99)))
     (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
     graph, _ = load_graph(job.out)
-    assert (graph.record.precision, config.graph_only) == ("float32", False)
-    assert chosen["computed_by"].partition(" ")[0] == "openvino"
+    assert (graph.record.precision, config.graph_only) == (fastest, False)
+    assert chosen["computed_by"] == f"openvino {fastest}"
     assert (job.out / "graph.onnx").stat().st_size == chosen["bytes"]
     model, _ = load_bundle(job.out)
+    weights = sum(each.numel() for each in model.parameters())
+    assert chosen["bytes"] / weights < (4.9 if fastest == "float32" else 2.9)
+    error = 1e-3 if fastest == "float32" else 0.2
     with torch.inference_mode():
         torch.testing.assert_close(
-            OnnxSession(graph.data)(judging(photos)), model(judging(photos)), rtol=1e-3, atol=1e-3
+            OnnxSession(graph.data)(judging(photos)), model(judging(photos)), rtol=error, atol=error
         )
+    served = open_model(job.out, InferenceOptions(device="cpu", dtype=fastest)).pipeline
+    in_memory = weights * getattr(torch, fastest).itemsize
+    assert served.backend.name == "openvino"
+    assert served.forward_stage.resident_bytes == pytest.approx(in_memory, rel=0.1)
+    served.close()
