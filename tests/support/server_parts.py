@@ -81,7 +81,8 @@ class HeldModel(Held, nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.hold(len(x))
-        out: Tensor = self.head(x.mean((2, 3)))
+        # A row at a time: a matrix product may sum a row of one in another order than a row of many.
+        out: Tensor = (x.mean((2, 3)).unsqueeze(1) * self.head.weight).sum(-1) + self.head.bias
         return out
 
 

@@ -28,7 +28,7 @@ def test_a_server_computes_with_another_backend(
         assert (model["backend"], model["backend_reason"]) == (backend, "as set")
         assert f'backend="{backend}"' in httpx.get(f"{url}/metrics").text
         found, expected = answers(url), answers(server.url)
-    compiled = list(tmp_path.glob("milkweed/openvino/*.blob"))
+    compiled = list(tmp_path.glob("milkweed/openvino/**/*.blob"))
     assert len(compiled) == (2 if backend == "openvino" else 0)  # one for each size of forward
     for ours, theirs in zip(found, expected, strict=True):
         assert list(ours) == list(theirs)  # best first
