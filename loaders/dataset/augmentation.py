@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image, ImageEnhance
+from PIL import Image, ImageEnhance, ImageOps
 from torch import Tensor
 
 from ..preprocess.spec import PreprocessSpec
@@ -154,9 +154,13 @@ def _colour_changes(augmentation: Augmentation, spec: PreprocessSpec) -> Callabl
 
         fill = tuple(min(255, max(0, round(255 * mean))) for mean in spec.mean)
         try:
-            changes.append(rand_augment_transform(augmentation.randaugment, {"img_mean": fill}))
+            transform = rand_augment_transform(augmentation.randaugment, {"img_mean": fill})
         except (AssertionError, ValueError, KeyError) as error:
             raise ValueError(f"randaugment {augmentation.randaugment!r} is not as timm spells it: {error}") from None
+        for change in transform.ops:
+            if change.name.startswith("Posterize"):
+                change.aug_fn = _posterized
+        changes.append(transform)
     if augmentation.color_jitter > 0:
         changes.append(partial(_jittered, most=augmentation.color_jitter))
     if not changes:
@@ -168,6 +172,11 @@ def _colour_changes(augmentation: Augmentation, spec: PreprocessSpec) -> Callabl
         return image
 
     return apply
+
+
+def _posterized(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    """The highest bits of each colour, one at least: timm asks for none at its strongest, which Pillow refuses."""
+    return ImageOps.posterize(image, min(8, max(1, bits)))
 
 
 def _jittered(image: Image.Image, most: float) -> Image.Image:

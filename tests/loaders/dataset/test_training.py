@@ -2,12 +2,14 @@
 
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from milkweed.loaders.dataset import augmentation
 from milkweed.loaders.dataset.augmentation import Augmentation
 from milkweed.loaders.dataset.counter_rng import epoch_order, random_uniform
 from milkweed.loaders.dataset.evaluation import PreparedImages
@@ -137,6 +139,20 @@ def test_settings_that_cannot_work_are_refused(samples: list[Sample], tmp_path: 
         Augmentation(crop="round")
     with pytest.raises(ValueError, match="randaugment 'strong' is not as timm spells it"):
         TrainingImages(samples, SPEC, Augmentation(randaugment="strong"), batch_size=1)
+
+
+@pytest.mark.parametrize("spec", ["rand-m0", "rand-m10-inc1"])  # both would keep no bit of a colour
+def test_the_strongest_posterize_keeps_a_bit(spec: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from timm.data import auto_augment
+
+    for names in ("_RAND_TRANSFORMS", "_RAND_INCREASING_TRANSFORMS"):
+        only = [name for name in getattr(auto_augment, names) if name.startswith("Posterize")]
+        monkeypatch.setattr(auto_augment, names, only)
+    change: Any = augmentation._colour_changes(Augmentation(randaugment=spec), SPEC)
+    image = Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3))
+    found = {tuple(np.asarray(change(image)).ravel()) for _ in range(60)}
+    assert found <= {tuple(np.asarray(image).ravel()), tuple((np.asarray(image) & 128).ravel())}
+    assert len(found) == 2  # it is applied with a probability
 
 
 def test_erasing_and_colours_change_what_they_should(samples: list[Sample]) -> None:
