@@ -47,7 +47,8 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
 
     graph = None if found.chosen.candidate.backend == "torch" else search.runs.graph(found.chosen)
     model = search.runs.model(levers) if graph is None or job.keep_weights else None
-    saved = save_bundle(job.out, model, config, graph=graph, overwrite=job.overwrite, extras=extras)
+    storage = None if model is None else search.subject.config.storage
+    saved = save_bundle(job.out, model, config, graph=graph, storage=storage, overwrite=job.overwrite, extras=extras)
     shutil.rmtree(job.work)
     return found, saved
 

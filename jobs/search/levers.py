@@ -20,7 +20,7 @@ class Bits:
 
     Args:
         alpha: SmoothQuant's; None does without it.
-        symmetric: activations have no zero points, without which some CPUs compute convolutions faster.
+        symmetric: activations have no zero points, without which CPUs with AMX are faster.
     """
 
     alpha: float | None = None

@@ -122,8 +122,7 @@ class Search:
         """The quantisation of every further model: the fastest that loses little, and None where float is faster."""
         kl: dict[Bits, float] = {}
         for bits in BITS:
-            enough = bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL
-            if enough or (bits.symmetric and _convolutions(self.subject.model) < 2):
+            if bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL:
                 continue
             tried = replace(exact, bits=bits)
             try:
@@ -270,10 +269,6 @@ class Search:
 def _tokens(model: nn.Module) -> tuple[int, bool]:
     """The number of blocks that a plan counts, and whether the model has a class token."""
     return token_depth(model), getattr(model, "cls_token", None) is not None
-
-
-def _convolutions(model: nn.Module) -> int:
-    return sum(isinstance(module, nn.Conv2d) for module in model.modules())
 
 
 def _spread(items: Sequence[Any], most: int) -> list[Any]:

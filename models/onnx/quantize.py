@@ -40,7 +40,7 @@ class QuantizeSettings:
             without. NNCF's own default is 0.95, the largest loss that int8 had here (KL .018; .006 with 0.5, .004
             without: DeiT-Tiny).
         symmetric: the levels of activations lie evenly around zero, so that runtimes need no zero points. On CPUs with
-            AMX, OpenVINO computes convolutions in int8 only so, and otherwise in float32.
+            AMX, OpenVINO computes linear layers faster so, and convolutions in int8 at all.
         keep_float: layers that are not quantised, by name or pattern (`blocks.0`, `*.fc2`); modules include theirs.
         images: so many of the images are used at most, evenly spaced.
     """
