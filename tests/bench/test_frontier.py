@@ -84,6 +84,7 @@ def dense_alone(exported: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, Any]]:
     """Measures some rivals in a moment."""
     monkeypatch.setattr(timing, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
 
     def measured(chosen: Sequence[Rival], out: Path, ours: bool = False, exchange: bool = False) -> dict[str, Any]:
         monkeypatch.setattr(command, "RIVALS", tuple(chosen))

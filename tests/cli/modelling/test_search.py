@@ -15,6 +15,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "BITS", ())
     monkeypatch.setattr(search, "mergings", lambda depth, token: [])
     monkeypatch.setattr(timing, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
 
 
 def test_a_search_prints_what_it_measured_and_what_it_took(

@@ -75,6 +75,7 @@ def quick() -> Iterator[None]:
         patch.setattr(search, "BITS", (Bits(),))
         patch.setattr(search, "MOST_KL", 100.0)
         patch.setattr(timing, "SECONDS", 0.01)
+        patch.setattr(timing, "TURN_SECONDS", 0.001)
         yield
 
 
