@@ -1,1 +1,1 @@
-"""What measures: decoding, forward, HTTP; and what made the demo model."""
+"""What measures: decoding, forward, HTTP."""

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from ..models.serving.torchscript import TorchScriptForward
 
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
-# The demo (49 M): 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
-# image waits half as long. The demo and its dense form (57 M) should fall on one side: people compare them.
+# A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
+# image waits half as long.
 MICRO_BATCHES = ((10_000_000, 8), (100_000_000, 4))
 
 

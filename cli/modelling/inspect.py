@@ -169,7 +169,8 @@ def _print(document: Mapping[str, Any], layers: bool) -> None:
         print()
         _print_layers(structured, document["structure"])
     for title in ("metrics", "provenance"):
-        flat = {f"  {name}": value for name, value in flattened(document[title]).items() if not _of_search(name)}
+        values = {name: value for name, value in flattened(document[title]).items() if value not in (None, "", {})}
+        flat = {f"  {name}": value for name, value in values.items() if not _of_search(name)}
         if flat or not document[title]:  # a search's record is printed apart
             print(f"\n{title}")
             print_fields(flat or {"  none on record": ""})

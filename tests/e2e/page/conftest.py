@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from milkweed.cli.bundle_args import demo_bundle
-from milkweed.models import densify_model, load_bundle, save_bundle
+from milkweed.models import CompressRequest, compress_model, load_bundle, save_bundle
 
 from ...support.frontiers import record
 from .browser import chromium, visited
@@ -28,10 +28,12 @@ def browser() -> Iterator["Browser"]:
 
 @pytest.fixture(scope="session")
 def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The demo, the same made dense, and a model of other classes."""
-    dense = tmp_path_factory.mktemp("dense") / "dense"
-    densify_model(demo_bundle(), dense)
-    bundles = {"monarch": demo_bundle(), "dense": dense, "other": tiny_bundle}
+    """The demo with Monarch layers, the demo, both without a graph or a search, and a model of other classes."""
+    folder = tmp_path_factory.mktemp("pair")
+    model, config = load_bundle(demo_bundle())
+    save_bundle(folder / "dense", model, replace(config, metrics={}))
+    compress_model(folder / "dense", folder / "monarch", CompressRequest(layers=("mlp", "qkv", "proj"), nblocks=8))
+    bundles = {"monarch": folder / "monarch", "dense": folder / "dense", "other": tiny_bundle}
     with serving(bundles, max_image_bytes=MAX_IMAGE_BYTES, micro_batch=1) as server:
         server.wait_ready()
         yield server
@@ -39,11 +41,11 @@ def pair(serving: Any, tiny_bundle: Path, tmp_path_factory: pytest.TempPathFacto
 
 @pytest.fixture(scope="session")
 def searched(serving: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """The demo with the record of a search, and the same made dense."""
+    """The demo with the record of a search, and without one."""
     folder = tmp_path_factory.mktemp("searched")
     model, config = load_bundle(demo_bundle())
     save_bundle(folder / "fast", model, replace(config, metrics={**config.metrics, "search": record()}))
-    densify_model(demo_bundle(), folder / "dense")
+    save_bundle(folder / "dense", load_bundle(demo_bundle())[0], replace(config, metrics={}))
     with serving({name: folder / name for name in ("fast", "dense")}, micro_batch=1) as server:
         server.wait_ready()
         yield server

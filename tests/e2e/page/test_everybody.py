@@ -3,11 +3,15 @@
 import io
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from PIL import Image
+
+from milkweed.cli.bundle_args import demo_bundle
+from milkweed.models import load_bundle, save_bundle
 
 from .browser import visited
 from .drawings import DRAWINGS, ship
@@ -87,13 +91,22 @@ def test_nothing_is_wider_than_the_window(
             wide = "() => [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
             assert tab.evaluate(wide) == [width, width]
             tab.screenshot(path=folder / f"{width}-{scheme}-{touch}.png", full_page=True)
-        if folder != tmp_path and not touch:
-            picture(tab, folder / f"page-{scheme}.png")
+
+
+@pytest.mark.skipif("MILKWEED_PICTURES" not in os.environ, reason="takes the documentation's pictures, where asked to")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pictures_of_the_demo_and_its_dense_twin(browser: "Browser", serving: Any, tmp_path: Path, scheme: Any) -> None:
+    model, config = load_bundle(demo_bundle())
+    save_bundle(tmp_path / "dense", model, replace(config, metrics={}))
+    with serving({"demo": demo_bundle(), "dense": tmp_path / "dense"}, dtype="auto", micro_batch=1) as server:
+        server.wait_ready()
+        with visited(browser, server.url, color_scheme=scheme, reduced_motion="reduce") as tab:
+            arrive(tab, server.url)
+            picture(tab, Path(os.environ["MILKWEED_PICTURES"]) / f"page-{scheme}.png")
 
 
 def picture(tab: "Page", path: Path) -> None:
     """The one for the documentation, once the strip has something to say."""
-    tab.get_by_role("button", name="Clear").click()
     photos = [photo(f"{drawing.__name__}.png", drawing()) for drawing in DRAWINGS] * 7  # medians of fewer are chance
     pick(tab, *photos)
     expect(tab.locator("#progress")).to_have_text(f"{len(photos)} of {len(photos)}", timeout=30_000)
