@@ -116,7 +116,8 @@ class Bench:
         torch.save(model.state_dict(), saved)
         if rival.finish is not None:
             model.compile()
-            forward = Forward(model, self.plan, device=CPU, dtype=dtype, size=size)
+            weights = saved.tell()  # its tensors have no memory of their own that could be counted
+            forward = Forward(model, self.plan, device=CPU, dtype=dtype, size=size, weight_bytes=weights)
             return forward, f"{candidate}, compiled", saved.tell()
         served = prepare_for_inference(model, dtype=dtype)
         forward = Forward(served, self.plan, device=CPU, dtype=dtype, size=size, cpu_graphs=True)

@@ -83,6 +83,12 @@ def shown_rows(document: Mapping[str, Any]) -> list[Row]:
     return [dense, *fastest.values()]
 
 
+def first_of_ours(document: Mapping[str, Any]) -> Row:
+    """The first bundle that the command named, of those that are shown."""
+    shown = shown_rows(document)
+    return next(row for row in document["rows"] if is_ours(row) and row in shown)
+
+
 def is_ours(row: Row) -> bool:
     return str(row["source"]).startswith(OURS)
 
@@ -98,7 +104,8 @@ def draw(document: Mapping[str, Any], path: Path) -> Path:
 
 def _figure(document: Mapping[str, Any]) -> Any:
     dense, *shown = shown_rows(document)
-    frontier, ours = _frontier(dense, shown), next(filter(is_ours, shown))
+    ours = first_of_ours(document)
+    frontier = _frontier(dense, shown, ours)
     drawn = figure(PICTURE, PANEL_PX * len(frontier.batches))
     drawn.suptitle(f"{document['model']['arch']} dense, compressed here, and by other tools", x=0.01, ha="left")
     panels = drawn.subplots(len(frontier.batches), 1, squeeze=False)[:, 0]
@@ -106,7 +113,10 @@ def _figure(document: Mapping[str, Any]) -> Any:
         draw_batch(axis, frontier, batch, OURS)
         axis.set_xlim(0, 1.15 * axis.get_xlim()[1])
         axis.get_legend().remove()
-        label_ends(axis, [_label(row, dense, batch) for row in shown if row is not ours])
+        label_ends(axis, [_label(row, dense, batch) for row in shown if not is_ours(row)])
+        for row in (row for row in shown if is_ours(row) and row is not ours):  # on the left, where nothing is
+            x, y, text, color = _label(row, dense, batch)
+            axis.annotate(text, (x, y), (-8, -4), textcoords="offset points", ha="right", fontsize=11, color=color)
     return drawn
 
 
@@ -116,9 +126,8 @@ def _label(row: Row, dense: Row, batch: int) -> Label:
     return row["ms"][str(batch)], row["quality"]["kl"]["value"], text, SERIES[0] if is_ours(row) else MUTED
 
 
-def _frontier(dense: Row, shown: Sequence[Row]) -> Frontier:
-    """The rows as a search's record; the fastest of ours is the chosen one."""
-    ours = next(filter(is_ours, shown))
+def _frontier(dense: Row, shown: Sequence[Row], ours: Row) -> Frontier:
+    """The rows as a search's record, ours the chosen one."""
     models = [
         {name: row[name] for name in ("name", "computed_by", "ms", "bytes", "quality")}
         | {"speedup": min(row["times_dense"].values()), "on_front": False, "chosen": row is ours}

@@ -15,11 +15,13 @@ from typing import Any
 
 from ...models.report.frontier import Quality
 from ...models.report.terms import MISSING, counted, percent, points, size, three_digits
-from ..frontier.show import draw, is_ours, shown_rows
+from ..frontier.show import draw, first_of_ours, is_ours, shown_rows
 
 DOCUMENT, README = Path("bench/results/frontier.json"), Path("README.md")
 WIDTH = 132
 """Letters of a line of README.md."""
+ROUNDING = 1e-6
+"""A KL that is nearer to 0 is that of float32's rounding."""
 HEADING = ("", "ms an image: alone, in eights", "times as fast", "top-1", "as dense", "KL", "size")
 
 Document = Mapping[str, Any]
@@ -35,7 +37,7 @@ def filled(readme: str, document: Document) -> str:
     if not document["finished"]:
         raise ValueError("the run that made it has not finished: give its command again")
     shown = shown_rows(document)
-    for name, text in (("picture", _picture_lines(document, shown)), ("table", _table_lines(document, shown))):
+    for name, text in (("picture", _picture_lines(document)), ("table", _table_lines(document, shown))):
         block = re.compile(rf"(<!-- frontier: {name} -->\n).*?(<!-- end of {name} -->)", re.DOTALL)
         readme, count = block.subn(lambda found, text=text: f"{found[1]}{text}{found[2]}", readme)  # type: ignore[misc]
         if count != 1:
@@ -43,8 +45,8 @@ def filled(readme: str, document: Document) -> str:
     return readme
 
 
-def _picture_lines(document: Document, shown: Sequence[Row]) -> str:
-    ours = next(row for row in shown if is_ours(row))
+def _picture_lines(document: Document) -> str:
+    ours = first_of_ours(document)
     times, found = ours["times_dense"], Quality.from_dict(ours["quality"])
     said = (
         f"{document['model']['arch']}, compressed here: {min(times.values()):.1f} times as fast, "
@@ -72,7 +74,7 @@ def _cells(row: Row) -> list[str]:
         ", ".join(f"{times:.2f}" for times in row["times_dense"].values()),
         top1,
         percent(found.agreement.value),
-        three_digits(found.kl.value) if found.kl.value else "0",
+        three_digits(found.kl.value) if found.kl.value > ROUNDING else "0",
         size(row["bytes"]),
     ]
 

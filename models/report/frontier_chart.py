@@ -76,7 +76,7 @@ def draw_batch(axis: Any, frontier: Frontier, batch: int, chosen: str = "chosen"
         _draw_model(axis, model, batch, model in ahead)
     dense = frontier.dense.ms[batch]
     axis.plot(dense, 0, "D", ms=7, color=INK, mec=PAPER, mew=1, zorder=5)
-    axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 0), (4, -9), ha="right", va="top", **_LABEL)
+    axis.annotate(f"dense\n{three_digits(dense)} ms", (dense, 0), (4, 8), ha="right", va="bottom", **_LABEL)
     axis.set_xlim(0, 1.06 * max(dense, *(model.ms[batch] for model in frontier.models)))
     _make_room(axis, frontier)
     _name_chosen(axis, frontier, batch, chosen)
@@ -113,7 +113,7 @@ def _draw_model(axis: Any, model: Tried, batch: int, ahead: bool) -> None:
 
 
 def _make_room(axis: Any, frontier: Frontier) -> None:
-    """Show all bars, and leave room above 0 for the chosen model's name; no tick stands there."""
+    """Show all bars, and leave room above 0 for names; no tick stands there."""
     high = max(1e-5, *(model.quality.kl.high for model in frontier.models))
     axis.set_yscale("function", functions=(_root, _square))
     axis.set_ylim(1.1 * high, -0.05 * high)
