@@ -1,0 +1,80 @@
+"""A tiny model, pictures and a quick search of it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from milkweed.jobs.search import search, timing
+from milkweed.jobs.search.front import Target
+from milkweed.jobs.search.job import SearchJob
+from milkweed.jobs.search.levers import Bits
+from milkweed.loaders.dataset.evaluation import PreparedImages
+from milkweed.loaders.dataset.training import Sample
+from milkweed.loaders.preprocess.spec import PreprocessSpec
+from milkweed.models import BundleConfig, create_model, save_bundle
+from milkweed.models.bundle.labels import default_labels
+from milkweed.models.layers.token_merging import TokenMerging
+
+ARCH = "deit_tiny_patch16_224"
+ARGS = {"num_classes": 5, "embed_dim": 32, "depth": 3, "num_heads": 2, "img_size": 32, "patch_size": 8}
+PREPROCESS = {"size": 32, "crop_pct": 1.0, "interpolation": "bicubic", "mean": [0.5] * 3, "std": [0.5] * 3}
+COUNT = 72
+
+
+@pytest.fixture(scope="session")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("photos")
+    for number in range(COUNT):
+        rng = np.random.default_rng(number)
+        pixels = rng.uniform(0, 255, 3) + rng.normal(0, 40, (32, 32, 3))
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / f"{number:02d}.png")
+    return folder
+
+
+def saved(path: Path, **arguments: Any) -> Path:
+    torch.manual_seed(0)
+    model = create_model(ARCH, **ARGS, **arguments).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 2:
+                parameter.mul_(30 if name == "head.weight" else 4)
+    config = BundleConfig(arch=ARCH, arch_args={**ARGS, **arguments}, preprocess=PREPROCESS)
+    save_bundle(path, model, config, default_labels(5))
+    return path
+
+
+@pytest.fixture(scope="session")
+def vit(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return saved(tmp_path_factory.mktemp("vit") / "vit")
+
+
+@pytest.fixture(scope="module")
+def quick() -> Iterator[None]:
+    """One schedule, one quantisation, short timings."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "mergings", lambda depth, token: [TokenMerging(1, 1, 0.4, 0.1)])
+        patch.setattr(search, "BITS", (Bits(),))
+        patch.setattr(search, "MOST_KL", 100.0)
+        patch.setattr(timing, "SECONDS", 0.01)
+        patch.setattr(timing, "TURN_SECONDS", 0.001)
+        yield
+
+
+@pytest.fixture
+def job(vit: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
+    """A search in torch, which needs no exports, without quantisation, which takes longest, and without training."""
+    monkeypatch.setattr(search, "BITS", ())
+    out, anything = tmp_path / "out", Target(bytes=1 << 30)
+    return SearchJob(source=vit, out=out, images=photos, target=anything, backends=("torch",), distil=False)
+
+
+def judging(photos: Path) -> torch.Tensor:
+    samples = [Sample(path, None) for path in sorted(photos.iterdir())][1::2]
+    (images, _), *rest = PreparedImages(samples, PreprocessSpec.from_dict(PREPROCESS), COUNT)
+    assert rest == []
+    return images
