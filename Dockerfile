@@ -20,8 +20,12 @@ RUN if [ "${VARIANT}" = cpu ]; then \
         pip install --index-url "${TORCH_CPU_INDEX}" $(grep -E '^(torch|torchvision)==' /locks/constraints.txt); \
     fi
 
+# Our CPU kernels, for every x86-64 there is.
 FROM packages AS kernels-cpu
-RUN mkdir /native
+RUN apt-get update && apt-get install --yes --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
+WORKDIR /src
+COPY kernels milkweed/kernels
+RUN PYTHONPATH=/src python -m milkweed.kernels.cpu.build && mv milkweed/kernels/_native /native
 
 # nvcc of PyTorch's own CUDA, for every architecture or for those in ARCH. Of the sources only what it takes: this is slow.
 FROM packages AS kernels-cuda
@@ -33,7 +37,8 @@ RUN apt-get update \
 RUN pip install --require-hashes --requirement /locks/nvcc.txt
 WORKDIR /src
 COPY kernels milkweed/kernels
-RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}}
+RUN PYTHONPATH=/src python -m milkweed.kernels.native.build ${ARCH:+--arch ${ARCH}} \
+    && PYTHONPATH=/src python -m milkweed.kernels.cpu.build
 # The one C file that Triton would compile at its first launch: with it, nothing is compiled for the CPU at run time.
 RUN PYTHONPATH=/src python -m milkweed.kernels.triton.driver_module && mv milkweed/kernels/_native /native
 

@@ -7,14 +7,16 @@ MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 # So that `python -m` from the root does not let server/, models/, ... hide other packages.
 export PYTHONSAFEPATH := 1
 
+CPU_KERNELS := kernels/_native/libmilkweed_cpu.so
+
 .PHONY: serve test test-deploy check docs audit bench kernels image lock clean
 
-serve: .venv/.installed
+serve: $(CPU_KERNELS)
 	$(BIN)/milkweed serve --port $(PORT)
 
 # A file's tests stay in one process, since they share servers; JOBS=0 for all in one.
 JOBS ?= auto
-test: .venv/.installed-test
+test: .venv/.installed-test $(CPU_KERNELS)
 	$(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 
 # What `make test` leaves out of tests/deploy, since it takes minutes: a real Prometheus and Alertmanager, and other programs;
@@ -44,8 +46,13 @@ bench: .venv/.installed-bench
 	$(BIN)/milkweed bench decode
 	$(BIN)/milkweed bench http
 
-# The CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.
-kernels: .venv/.installed
+# The CPU kernels, for all instruction sets: needs a C++ compiler. Without them, as on a CPU that is no x86-64, PyTorch or OpenVINO
+# computes.
+$(CPU_KERNELS): .venv/.installed $(wildcard kernels/cpu/csrc/*) kernels/cpu/instruction_sets.py kernels/cpu/sources.py
+	-$(BIN)/python -m milkweed.kernels.cpu.build
+
+# And the CUDA kernels: needs nvcc, no GPU. ARCH="90a" builds for one kind of GPU in a fraction of the time.
+kernels: $(CPU_KERNELS)
 	$(BIN)/python -m milkweed.kernels.native.build $(if $(ARCH),--arch $(ARCH))
 
 # VARIANT=cpu for PyTorch's CPU build: no CUDA, no DALI.

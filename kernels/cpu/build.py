@@ -1,0 +1,63 @@
+"""Builds the library of CPU kernels, for all instruction sets in one file: `make kernels`.
+
+Any C++17 compiler for x86-64 will do (CXX names another than c++); what the machine itself has does not matter.
+"""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from .instruction_sets import SETS
+from .library import LIBRARY, CpuLibraryError, sources_of
+from .sources import OPTIONS, SOURCES, source_hash
+
+
+def build(library: Path = LIBRARY) -> bool:
+    """Build the library unless it is there and current; return whether it was built.
+
+    Raises:
+        CpuLibraryError: there is no compiler, or it failed; its own words follow the first line.
+    """
+    wanted = source_hash()
+    if library.is_file() and sources_of(library) == wanted:
+        return False
+    if platform.machine() != "x86_64":
+        raise CpuLibraryError(f"{platform.machine()}: the kernels are for x86-64")
+    compiler = os.environ.get("CXX") or "c++"
+    if shutil.which(compiler) is None:
+        raise CpuLibraryError(f"no C++ compiler {compiler}: install g++, or name one in CXX")
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder, ThreadPoolExecutor() as pool:
+        objects = [Path(folder) / f"{name}.o" for name in ("library", *(each.name for each in SETS))]
+        commands = [[compiler, *OPTIONS, f'-DSOURCES="{wanted}"', "-c", str(SOURCES / "library.cpp")]]
+        for each, (_, flags) in SETS.items():
+            names = (f"-DISA={each.name}", f"-DENTRY=milkweed_run_{each.name}", f"-DPEAK=milkweed_peak_{each.name}")
+            commands.append([compiler, *OPTIONS, *flags, *names, "-c", str(SOURCES / "isa.cpp")])
+        list(pool.map(_run, ([*c, "-o", str(o)] for c, o in zip(commands, objects, strict=True))))
+        built = Path(folder) / library.name
+        _run([compiler, "-shared", "-s", "-o", str(built), *map(str, objects)])
+        built.replace(library)
+    return True
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise CpuLibraryError(f"{' '.join(command)}: ended with {done.returncode}\n{done.stderr}")
+
+
+def main() -> None:
+    """Build, and say so."""
+    try:
+        print(f"{LIBRARY}: {'built' if build() else 'is up to date'}")
+    except CpuLibraryError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Loads the library of CPU kernels and runs assembled programs; no other file knows its symbols."""
+
+import ctypes
+import functools
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import structs
+from .assemble import Assembled
+from .instruction_sets import preferred_sets
+from .packing import InstructionSet
+from .sources import source_hash
+
+LIBRARY = Path(__file__).resolve().parents[1] / "_native" / "libmilkweed_cpu.so"
+
+
+class CpuLibraryError(RuntimeError):
+    """Says in one line why the kernels cannot be used."""
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("steps", "stages", "buffers")),
+        *((name, ctypes.c_int32) for name in ("count", "classes")),
+        *((name, ctypes.c_int64) for name in ("logits", "logits_bytes")),
+    )
+
+
+class Runner:
+    """An assembled program, ready to run. Several threads may call it at a time; each has memory of its own.
+
+    The CPU has to have its instruction set (`fastest_set`): another one ends the process.
+
+    Raises:
+        CpuLibraryError: the library is missing, or of other sources, or the system does not allow AMX.
+    """
+
+    def __init__(self, assembled: Assembled, library: Path = LIBRARY) -> None:
+        self._assembled = assembled  # the structure points into its arrays
+        self._run = _entry(library, assembled.isa.name)
+        self._program = _Program(
+            *(each.ctypes.data for each in (assembled.steps, assembled.stages, assembled.buffers)),
+            *(len(assembled.steps), assembled.classes, assembled.logits, assembled.logits_bytes),
+        )
+        self._own = threading.local()
+
+    def __call__(self, images: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Images (n, 3, size, size), contiguous, n at most the assembled number -> logits (n, classes)."""
+        whole = self._assembled
+        count, *shape = images.shape
+        if shape != [3, whole.size, whole.size] or not 0 < count <= whole.images:
+            raise ValueError(
+                f"images of shape {images.shape}: (1 to {whole.images}, 3, {whole.size}, {whole.size}) fit"
+            )
+        if images.dtype != np.float32 or not images.flags.c_contiguous:
+            raise ValueError(f"images of {images.dtype}: contiguous float32 is taken")
+        if not hasattr(self._own, "arena"):
+            self._own.arena = structs.aligned(whole.arena_bytes + structs.SLACK)
+        logits = np.empty((count, whole.classes), np.float32)
+        data = (each.ctypes.data for each in (whole.constants, self._own.arena, images))
+        self._run(ctypes.addressof(self._program), *data, count, logits.ctypes.data)
+        return logits
+
+
+def sources_of(library: Path) -> str:
+    """Return the hash of the sources that a library was built of.
+
+    Raises:
+        CpuLibraryError: it cannot be loaded, or is another library.
+    """
+    try:
+        return (ctypes.c_char_p.in_dll(_loaded(library), "milkweed_cpu_sources").value or b"").decode()
+    except ValueError as error:
+        raise CpuLibraryError(f"{library} is not the library of CPU kernels: {error}") from error
+
+
+def fastest_set(library: Path = LIBRARY) -> InstructionSet:
+    """Return the fastest instruction set of this CPU that the system lets a process use.
+
+    Raises:
+        CpuLibraryError: the library is missing, or of other sources.
+    """
+    return next(each for each in preferred_sets() if _allowed(library, each.name))
+
+
+def _allowed(library: Path, name: str) -> bool:
+    """Whether the system lets the process use an instruction set; for AMX it has to be asked."""
+    request = _checked(library).milkweed_request_tiles
+    request.restype = ctypes.c_bool
+    return name != "amx" or bool(request())
+
+
+def multiply_again(isa: InstructionSet, *, eight_bits: bool, repeats: int, library: Path = LIBRARY) -> int:
+    """Multiply one panel so many times, and return the multiply-accumulates; the fastest that a thread can be, to time.
+
+    Raises:
+        CpuLibraryError: the library cannot be used here.
+    """
+    if not _allowed(library, isa.name):
+        raise CpuLibraryError("this system does not let a process use AMX's tiles")
+    peak = getattr(_checked(library), f"milkweed_peak_{isa.name}")
+    peak.restype = ctypes.c_int64
+    return int(peak(int(eight_bits), isa.panels[0], repeats))
+
+
+@functools.cache
+def _loaded(library: Path) -> Any:
+    if not library.is_file():
+        raise CpuLibraryError("the CPU kernels are not built: make kernels")
+    try:
+        return ctypes.CDLL(str(library))
+    except OSError as error:
+        raise CpuLibraryError(f"the CPU kernels cannot be loaded: {error}") from error
+
+
+def _checked(library: Path) -> Any:
+    """The library of these sources: one of others may read the structures in another way."""
+    if sources_of(library) != source_hash():
+        raise CpuLibraryError("the CPU kernels were built of other sources: make kernels")
+    return _loaded(library)
+
+
+def _entry(library: Path, name: str) -> Any:
+    if not _allowed(library, name):
+        raise CpuLibraryError("this system does not let a process use AMX's tiles")
+    entry = getattr(_checked(library), f"milkweed_run_{name}")
+    entry.argtypes = [*[ctypes.c_void_p] * 4, ctypes.c_int, ctypes.c_void_p]
+    entry.restype = None
+    return entry

@@ -1,0 +1,142 @@
+"""Packs the weights of a factor into the panels that an instruction set multiplies by."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .layout import groups_of, rows_by_position
+from .program import Factor, Floats, Places, Quantiser
+
+LANES = 16
+STEP_BYTES = 4
+
+
+@dataclass(frozen=True)
+class InstructionSet:
+    """How weights lie for an instruction set; `csrc/product.h` has the layout.
+
+    Args:
+        steps: panels hold a multiple of so many k-steps.
+        panels: the numbers of 16 outputs that a panel may hold.
+    """
+
+    name: str
+    steps: int
+    panels: tuple[int, ...]
+
+    def panel_for(self, outputs: int) -> int:
+        """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""
+        return min(self.panels, key=lambda nr: -(-outputs // (LANES * nr)) * nr)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedFactor:
+    """A factor as `csrc/program.h` takes it: outputs of all blocks one behind the other, each block's filled up.
+
+    Args:
+        panels: int8 or the bits of bfloat16: (blocks, panels, k-steps, 16 nr, numbers of a k-step).
+        scale, bias: (blocks x outputs,), float32: of the sums.
+        scale2, bias2: behind GELU, from its values to 8 bits; None where they stay floats.
+        places: (groups,), int32: column of each group of outputs.
+    """
+
+    nr: int
+    outputs: int
+    panels: NDArray[np.int8] | NDArray[np.uint16]
+    scale: NDArray[np.float32]
+    bias: NDArray[np.float32]
+    scale2: NDArray[np.float32] | None
+    bias2: NDArray[np.float32] | None
+    group: int
+    places: NDArray[np.int32]
+
+
+def pack(
+    factor: Factor, order: Places, place: Places, dropped: int, out: Quantiser | None, isa: InstructionSet
+) -> PackedFactor:
+    """Pack a factor.
+
+    Args:
+        order: channel at each position of its inputs.
+        place: position of each channel of its outputs.
+        dropped: column where outputs that are not kept may be written.
+        out: how its outputs become 8 bits; None where they stay floats.
+    """
+    blocks, outputs, _ = factor.weight.shape
+    nr = isa.panel_for(outputs)
+    padded = -(-outputs // (LANES * nr)) * LANES * nr
+    weight, scale, bias = _ordered(factor, order)
+    rows = np.full((blocks, padded), -1)
+    at = np.full((blocks, padded), -1)
+    for block in range(blocks):
+        rows[block, :outputs], at[block, :outputs] = rows_by_position(factor.outputs[block], place)
+    weight, scale, bias = (_rows(each, rows) for each in (weight, scale, bias))
+    to_8_bits = _rows_of(out, factor, rows)
+    if to_8_bits is not None and not factor.gelu:
+        scale, bias = scale * to_8_bits[0], bias * to_8_bits[0] + to_8_bits[1]
+    group, places = groups_of(at.reshape(-1))
+    return PackedFactor(
+        nr=nr,
+        outputs=padded,
+        panels=_panels(weight, nr, isa),
+        scale=_flat(scale),
+        bias=_flat(bias),
+        scale2=None if to_8_bits is None else _flat(to_8_bits[0]),
+        bias2=None if to_8_bits is None else _flat(to_8_bits[1]),
+        group=group,
+        places=np.where(places < 0, dropped, places).astype(np.int32),
+    )
+
+
+def _flat(values: Floats) -> NDArray[np.float32]:
+    return values.astype(np.float32).reshape(-1)
+
+
+def _ordered(factor: Factor, order: Places) -> tuple[NDArray[Any], Floats, Floats]:
+    """The weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums."""
+    blocks, outputs, inputs = factor.weight.shape
+    column = np.full(max(factor.inputs.max(), order.max()) + 1, 0)
+    weight = np.zeros_like(factor.weight)
+    bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
+    scale = np.ones((blocks, outputs)) if factor.scale is None else factor.scale.astype(np.float64)
+    for block in range(blocks):
+        channels = order[block * inputs : (block + 1) * inputs]
+        column[factor.inputs[block]] = np.arange(inputs)
+        weight[block] = np.where(channels >= 0, factor.weight[block][:, column[channels]], 0)
+        if factor.quantiser is not None:
+            zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
+            bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
+    return weight, scale, bias
+
+
+def _rows(values: NDArray[Any], rows: Places) -> NDArray[Any]:
+    """Rows of each block in another order, zeros at -1."""
+    taken = np.stack([each[np.maximum(row, 0)] for each, row in zip(values, rows, strict=True)])
+    taken[rows < 0] = 0
+    return taken
+
+
+def _rows_of(out: Quantiser | None, factor: Factor, rows: Places) -> tuple[Floats, Floats] | None:
+    """Factor and summand that make 8 bits of each row."""
+    if out is None:
+        return None
+    kept = np.minimum(factor.outputs, factor.width - 1)
+    return _rows((1 / out.scale)[kept], rows), _rows(out.zero.astype(np.float64)[kept], rows)
+
+
+def _panels(weight: NDArray[Any], nr: int, isa: InstructionSet) -> NDArray[Any]:
+    blocks, outputs, inputs = weight.shape
+    values = weight if weight.dtype == np.int8 else bfloat16(weight)
+    per = STEP_BYTES // values.itemsize
+    steps = -(-inputs // (per * isa.steps)) * isa.steps
+    full = np.zeros((blocks, outputs, steps * per), values.dtype)
+    full[..., :inputs] = values
+    return full.reshape(blocks, -1, LANES * nr, steps, per).transpose(0, 1, 3, 2, 4).copy()
+
+
+def bfloat16(values: NDArray[Any]) -> NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16."""
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)

@@ -1,0 +1,78 @@
+"""Vectors of channels as they lie in memory: their order, their number type, and the bytes of a row of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from . import structs
+from .layout import order_for
+from .packing import LANES
+from .program import Attention, Factor, Operator, Places, Quantiser
+
+
+@dataclass(frozen=True, eq=False)
+class Vector:
+    """A row's channels.
+
+    Args:
+        order: the channel at each position, -1 where there is none.
+        quantiser: how they become 8 bits; None where they are floats.
+        kind: their number type, one of `structs`.
+    """
+
+    order: Places
+    quantiser: Quantiser | None
+    kind: int
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row, with room behind it for outputs that are dropped."""
+        return (
+            -(-(len(self.order) + 4 * LANES) * structs.ITEM_BYTES[self.kind] // structs.ALIGNMENT) * structs.ALIGNMENT
+        )
+
+
+def inputs_of(factor: Factor, written: Sequence[Places]) -> Vector:
+    """Return the vector that a factor reads; `written` are the channels that each block of its writer gives."""
+    return vector(order_for(factor.inputs, written), factor.quantiser)
+
+
+def vector(order: Places, quantiser: Quantiser | None = None) -> Vector:
+    """Return a vector of 8-bit numbers, or of bfloat16 where there is no quantiser."""
+    return Vector(order, quantiser, structs.BF16 if quantiser is None else structs.U8)
+
+
+def stream_order(operators: Sequence[Operator], width: int) -> Places:
+    """Channels of the stream, in the order in which the factor with most blocks adds to them."""
+    adding = [each for each in operators if isinstance(each, Factor) and each.adds]
+    most = max(adding, key=lambda each: len(each.outputs), default=None)
+    order = np.arange(width) if most is None else most.outputs.reshape(-1)
+    return order[order < width]
+
+
+def qkv_order(writer: Factor, attention: Attention, reader: Factor) -> Places:
+    """Channels of queries, keys and values: heads in their order, and in each what is easy to write.
+
+    Queries and keys of all heads have to lie in one order, values where the reader's blocks are contiguous.
+    """
+    given, taken = _blocks(writer.outputs, writer.width), _blocks(reader.inputs, int(reader.inputs.max()) + 1)
+    heads = np.arange(writer.width).reshape(3, attention.heads, attention.head_dim)
+    order = np.argsort(given[heads], axis=2, kind="stable")
+    if (order[:2] != order[0, 0]).any():
+        order[:2] = np.arange(attention.head_dim)
+    values = heads[2] - 2 * attention.heads * attention.head_dim
+    order[2] = np.lexsort((given[heads[2]], taken[values]), axis=1)
+    return np.take_along_axis(heads, order, axis=2).reshape(-1)
+
+
+def kept_outputs(factor: Factor) -> list[Places]:
+    """Return the channels that each block of a factor gives."""
+    return [each[each < factor.width] for each in factor.outputs]
+
+
+def _blocks(channels: Places, count: int) -> Places:
+    """The block of each channel."""
+    found = np.zeros(max(count, int(channels.max()) + 1), np.int64)
+    found[channels] = np.arange(len(channels))[:, None]
+    return found

@@ -1,0 +1,200 @@
+"""Assembled programs of odd shapes by every instruction set of this CPU, held against their definitions in float64."""
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from milkweed.kernels.cpu.assemble import Assembled, assemble
+from milkweed.kernels.cpu.build import build
+from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
+from milkweed.kernels.cpu.library import LIBRARY, Runner
+from milkweed.kernels.cpu.packing import InstructionSet
+from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Merge, Norm, Operator, Program, dense, monarch
+from milkweed.kernels.cpu.quantise import calibrated, quantised
+from milkweed.kernels.cpu.reference import evaluate
+
+LARGE = 0x7F
+"""Bytes of this are large, but finite, in every number type."""
+
+BFLOAT16_ERROR, INT8_ERROR = 0.01, 0.05
+
+SHAPES = {
+    "tokens": {"size": 32, "patch": 16},
+    "small patches": {"size": 20, "patch": 5},
+    "wide patches": {"size": 72, "patch": 24},
+    "odd": {"size": 48, "width": 80, "head_dim": 16, "hidden": 200, "classes": 7},
+    "long": {"size": 112, "width": 64, "head_dim": 64},
+    "two": {"nblocks": 2},
+    "four": {"nblocks": 4, "everywhere": True},
+    "three": {"nblocks": 3, "width": 96, "hidden": 72 * 3, "head_dim": 32},
+    "padded": {"nblocks": 4, "width": 80, "hidden": 150, "head_dim": 16, "everywhere": True},
+    "merged": {"size": 112, "width": 96, "head_dim": 32, "merged": 11},
+    "merged odd": {"size": 96, "patch": 16, "width": 48, "head_dim": 16, "merged": 5, "hidden": 72},
+    "eight": {"nblocks": 8, "width": 128, "head_dim": 32, "everywhere": True},
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def library() -> None:
+    build()
+
+
+@pytest.fixture(params=[each.name for each in SETS])
+def isa(request: pytest.FixtureRequest) -> InstructionSet:
+    for each in supported_sets():
+        if each.name == request.param:
+            return each
+    pytest.skip(f"this CPU has no {request.param}")
+
+
+def made(
+    size: int = 64,
+    patch: int = 16,
+    width: int = 64,
+    head_dim: int = 32,
+    hidden: int = 256,
+    classes: int = 10,
+    nblocks: int = 1,
+    everywhere: bool = False,
+    merged: int = 0,
+) -> Program:
+    """A program of two blocks with random weights; with `everywhere` all linear layers are Monarch, else the MLPs."""
+    rng, number = np.random.default_rng(0), itertools.count()
+
+    def normal(*shape: int) -> np.ndarray:
+        return rng.standard_normal(shape) / np.sqrt(shape[-1])
+
+    def layer(inputs: int, outputs: int, structured: bool, gain: float = 1.2, **options: Any) -> list[Factor]:
+        bias, options["name"] = normal(1, outputs)[0], f"layer {next(number)}"
+        if nblocks == 1 or not structured:
+            return [dense(normal(outputs, inputs) * gain, bias, **options)]
+        p, s = -(-inputs // nblocks), -(-outputs // nblocks)
+        r = min(p, s)
+        return monarch(normal(nblocks, r, p) * gain, normal(nblocks, s, r), bias, outputs, **options)
+
+    def norm() -> Norm:
+        return Norm(1 + 0.3 * rng.standard_normal(width), normal(1, width)[0], 1e-6)
+
+    operators: list[Norm | Factor | Attention] = []
+    for block in range(2 if not merged else 4):
+        operators += [norm(), *layer(width, 3 * width, everywhere, 0.5), Attention(width // head_dim, head_dim)]
+        operators += layer(width, width, everywhere, adds=True)
+        if merged and block in (0, 2):
+            operators.append(Merge(width // head_dim, head_dim, 1, merged, 0.1 * block))
+        operators.append(norm())
+        operators += [*layer(width, hidden, True, gelu=True), *layer(hidden, width, True, adds=True)]
+    tokens = (size // patch) ** 2 + 1
+    embed = Embed(
+        normal(width, 3, patch, patch) / patch, normal(1, width)[0], rng.standard_normal((tokens, width)), size
+    )
+    return Program(embed, operators, Head(norm(), dense(normal(classes, width), normal(1, classes)[0], name="head")))
+
+
+def images_of(program: Program, count: int) -> np.ndarray:
+    size = program.embed.size
+    return np.random.default_rng(1).standard_normal((count, 3, size, size)).astype(np.float32)
+
+
+def error(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The root mean square of the differences, as a share of the values'."""
+    return float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted))
+
+
+def run(assembled: Assembled, images: np.ndarray) -> np.ndarray:
+    runner = Runner(assembled, LIBRARY)
+    return runner(images)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_is_near_the_definition(shape: str, isa: InstructionSet) -> None:
+    program = made(**SHAPES[shape])
+    images = images_of(program, 3)
+    wanted = evaluate(program, images.astype(np.float64))
+    found = run(assemble(program, isa, 3), images)
+    assert error(found, wanted) < BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_int8_is_near_the_definition(shape: str, isa: InstructionSet) -> None:
+    program = made(**SHAPES[shape])
+    images = images_of(program, 3)
+    wanted = evaluate(program, images.astype(np.float64))
+    rounded = quantised(program, calibrated(program, [images]))
+    found = run(assemble(rounded, isa, 3), images)
+    assert error(found, wanted) < INT8_ERROR
+
+
+@pytest.mark.parametrize("shape", ["odd", "padded"])
+@pytest.mark.parametrize("eight_bits", [False, True])
+def test_an_image_has_the_same_answer_in_any_company(shape: str, eight_bits: bool, isa: InstructionSet) -> None:
+    program = made(**SHAPES[shape])
+    images = images_of(program, 5)
+    if eight_bits:
+        program = quantised(program, calibrated(program, [images]))
+    runner = Runner(assemble(program, isa, 5), LIBRARY)
+    together = runner(images)
+    alone = np.concatenate([runner(image[None]) for image in images])
+    assert np.array_equal(together, alone)
+    assert np.array_equal(runner(np.ascontiguousarray(images[::-1])), together[::-1])
+
+
+def test_what_lies_in_memory_before_does_not_matter(isa: InstructionSet) -> None:
+    program = made(**SHAPES["merged odd"])
+    images = images_of(program, 3)
+    for each in (program, quantised(program, calibrated(program, [images]))):
+        assembled = assemble(each, isa, 3)
+        runner = Runner(assembled, LIBRARY)
+        expected = runner(images)
+        runner._own.arena[:] = LARGE
+        assert np.array_equal(runner(images), expected)
+
+
+MISTAKES: dict[str, Callable[[Operator], Operator]] = {
+    "a bias": lambda each: replace(each, bias=0 * each.bias) if isinstance(each, Factor) else each,
+    "epsilon": lambda each: replace(each, eps=0.1) if isinstance(each, Norm) else each,
+    "GELU": lambda each: replace(each, gelu=False) if isinstance(each, Factor) else each,
+    "an input": lambda each: replace(each, inputs=each.inputs[:, ::-1]) if isinstance(each, Factor) else each,
+    "an output": lambda each: replace(each, outputs=each.outputs[::-1]) if isinstance(each, Factor) else each,
+    "a head": lambda each: replace(each, heads=2 * each.heads, head_dim=16) if isinstance(each, Attention) else each,
+    "a merged token": lambda each: replace(each, count=each.count - 1) if isinstance(each, Merge) else each,
+    "protection": lambda each: replace(each, protect=1.0) if isinstance(each, Merge) else each,
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_more_than_rounding(mistake: str, isa: InstructionSet) -> None:
+    shape = {"nblocks": 2, "everywhere": True, "merged": 7, "size": 80, "head_dim": 32}
+    program = made(**shape)
+    images = images_of(program, 3)
+    wanted = evaluate(program, images.astype(np.float64))
+    assert error(run(assemble(program, isa, 3), images), wanted) < BFLOAT16_ERROR
+    wrong = replace(program, operators=[MISTAKES[mistake](each) for each in program.operators])
+    assert error(run(assemble(wrong, isa, 3), images), wanted) > 3 * BFLOAT16_ERROR
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"width": 40, "head_dim": 8}, "40 channels: the kernels take multiples of 16"),
+        ({"width": 48, "head_dim": 24}, "heads of 24 channels: the kernels take multiples of 16"),
+        ({"size": 64, "patch": 16, "merged": 8}, "8 of 16 tokens are to be merged: at most 7 can be"),
+    ],
+)
+def test_sizes_that_the_kernels_do_not_take_are_named(shape: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        assemble(made(**shape), next(iter(SETS)), 1)
+
+
+def test_images_of_another_shape_are_refused(isa: InstructionSet) -> None:
+    runner = Runner(assemble(made(), isa, 2), LIBRARY)
+    for shape in ((3, 3, 64, 64), (1, 3, 32, 32), (0, 3, 64, 64), (1, 1, 64, 64)):
+        with pytest.raises(ValueError, match=re.escape(f"images of shape {shape}: (1 to 2, 3, 64, 64) fit")):
+            runner(np.zeros(shape, np.float32))
+    for images in (np.zeros((1, 3, 64, 64)), np.zeros((1, 3, 64, 128), np.float32)[..., ::2]):
+        with pytest.raises(ValueError, match="contiguous float32 is taken"):
+            runner(images)

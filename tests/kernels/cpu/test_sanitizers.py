@@ -1,0 +1,87 @@
+"""The kernels under AddressSanitizer and UndefinedBehaviorSanitizer: no access outside its memory, no undefined sum."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from milkweed.kernels.cpu import build as building
+from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
+
+SANITIZED = (
+    *(
+        "-std=c++17",
+        "-O1",
+        "-fPIC",
+        "-fvisibility=hidden",
+        "-fsanitize=address,undefined",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ),
+    *("-Wno-psabi", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # of gcc's own headers
+)
+
+PROGRAM = """
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+import numpy as np
+from milkweed.kernels.cpu.assemble import assemble
+from milkweed.kernels.cpu.instruction_sets import supported_sets
+from milkweed.kernels.cpu.library import Runner
+from milkweed.kernels.cpu.quantise import calibrated, quantised
+
+library, cases, names, plant = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "plant"
+spec = spec_from_file_location("cases", cases)
+tests = module_from_spec(spec)
+spec.loader.exec_module(tests)
+for isa in (each for each in supported_sets() if each.name in names):
+    for shape in tests.SHAPES.values():
+        program = tests.made(**shape)
+        images = tests.images_of(program, 2)
+        for each in (program, quantised(program, calibrated(program, [images]))):
+            assembled = assemble(each, isa, 2)
+            if plant:  # more than the images hold
+                assembled.steps["side"][0] *= 2
+            assert np.isfinite(Runner(assembled, library)(images)).all()
+print("done")
+"""
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]:
+    """The library with sanitizers, the names of the sets in it, and what has to be loaded before."""
+    compiler = os.environ.get("CXX") or "c++"
+    if platform.machine() != "x86_64" or shutil.which(compiler) is None:
+        pytest.skip("no C++ compiler for x86-64")
+    found = []
+    for name in ("libasan.so", "libubsan.so"):
+        asked = subprocess.run([compiler, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
+        found.append(asked.stdout.strip())
+    if not all(Path(each).is_file() for each in found):
+        pytest.skip(f"{compiler} has no sanitizers")
+    sets = {each: SETS[each] for each in supported_sets() if each.name in ("avx512_vnni", "avx2", "plain")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(building, "OPTIONS", SANITIZED)
+        patch.setattr(building, "SETS", sets)
+        library = tmp_path_factory.mktemp("sanitized") / "library.so"
+        building.build(library)
+    return library, ",".join(each.name for each in sets), " ".join(found)
+
+
+@pytest.mark.parametrize("plant", ["", "plant"])
+def test_no_access_is_outside_its_memory(sanitized: tuple[Path, str, str], plant: str) -> None:
+    library, names, preload = sanitized
+    cases = Path(__file__).with_name("test_programs.py")
+    environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", PROGRAM, str(library), str(cases), names, plant]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if plant:
+        assert "ERROR: AddressSanitizer: heap-" in done.stderr
+    else:
+        assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
