@@ -11,17 +11,24 @@ from typing import Literal, get_args
 import torch
 
 from ..models.bundle.graph_record import GraphRecord
+from ..models.bundle.program_record import ProgramRecord
 from ..models.errors import BundleError
 from ..models.onnx.session import runtime_version
+from ..models.programs.session import instruction_set, kernels_refusal
 from .device import computes_in_bfloat16, dtype_name, resolve_dtypes
 from .forward import Forward
 
 logger = logging.getLogger("milkweed.backend")
 
-Backend = Literal["torch", "onnxruntime", "openvino"]
-BackendSetting = Literal["default", "torch", "onnxruntime", "openvino", "auto"]
+Backend = Literal["torch", "milkweed", "onnxruntime", "openvino"]
+BackendSetting = Literal["default", "torch", "milkweed", "onnxruntime", "openvino", "auto"]
 
-RUNTIMES = {"torch": "PyTorch", "onnxruntime": "ONNX Runtime", "openvino": "OpenVINO"}
+RUNTIMES = {
+    "torch": "PyTorch",
+    "milkweed": "milkweed's CPU kernels",
+    "onnxruntime": "ONNX Runtime",
+    "openvino": "OpenVINO",
+}
 EXTRAS = {"onnxruntime": "onnx", "openvino": "openvino"}
 
 MIN_SPEEDUP = 1.05
@@ -58,21 +65,31 @@ class BackendChoice:
     speeds: Mapping[str, float] = field(default_factory=dict)
 
 
+def runtime_name(backend: Backend) -> str:
+    """What computes, in words: PyTorch; another library with its version; our CPU kernels with the instruction set."""
+    if backend == "torch":
+        return RUNTIMES[backend]
+    return f"{RUNTIMES[backend]} {instruction_set() if backend == 'milkweed' else runtime_version(backend)}"
+
+
 def find_candidates(
     backend: BackendSetting,
     dtype: str,
     device: torch.device,
     graph: GraphRecord | None = None,
+    program: ProgramRecord | None = None,
     *,
     weights: bool = True,
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     """What the settings allow on a device, and why it is not more.
 
     Where a bundle has a graph, it is the graph that was judged: torch computes the weights only where it is asked for,
-    or where no backend can compute the graph here.
+    or where no backend can compute the graph here. In the same way our CPU kernels compute a bundle that was made for
+    them, in its precision.
 
     Args:
         graph: the record of the bundle's own graph.
+        program: the record of what the bundle has for our CPU kernels.
         weights: whether the bundle holds weights.
 
     Returns:
@@ -83,8 +100,11 @@ def find_candidates(
         BackendError: nothing can compute as it is asked for.
     """
     dtypes = resolve_dtypes(dtype, device)
-    reasons = {name: _refusal(name, device, dtypes, graph, weights) for name in _asked_for(backend, graph)}
-    refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None}
+    own = _own_program(backend, dtype, device, program)
+    if isinstance(own, Candidate):
+        return (own,), {}
+    reasons = {name: _refusal(name, device, dtypes, graph, weights) for name in _asked_for(backend, dtypes, graph)}
+    refused: dict[str, str] = {name: why for name, why in reasons.items() if why is not None} | own
     usable = [name for name in reasons if name not in refused]
     if not usable and weights and backend in ("default", "auto"):
         usable = ["torch"]
@@ -159,31 +179,53 @@ def _usable(
     return forwards
 
 
-def _asked_for(backend: BackendSetting, graph: GraphRecord | None) -> Sequence[Backend]:
-    """The backends that a setting means for a bundle with or without a graph."""
+def _own_program(
+    backend: BackendSetting, dtype: str, device: torch.device, program: ProgramRecord | None
+) -> Candidate | dict[str, str]:
+    """The candidate of a bundle that was made for our CPU kernels, or why they do not compute it, if it was."""
+    if program is None or device.type != "cpu" or backend not in ("default", "auto", "milkweed"):
+        return {}
+    if dtype not in ("auto", program.precision):
+        why = f"its kernels compute the bundle in {program.precision}, not in {dtype}, as is set"
+        return {} if backend == "milkweed" else {"milkweed": why}
+    refusal = kernels_refusal()
+    return Candidate("milkweed", getattr(torch, program.precision)) if refusal is None else {"milkweed": refusal}
+
+
+def _asked_for(backend: BackendSetting, dtypes: Sequence[torch.dtype], graph: GraphRecord | None) -> Sequence[Backend]:
+    """The backends that the settings mean for a bundle with or without a graph."""
     if backend != "default" and backend != "auto":
         return (backend,)
     if graph is not None:
         return tuple(name for name in get_args(Backend) if name in graph.backends)
-    return get_args(Backend) if backend == "auto" else ("torch",)
+    if backend == "default":
+        return ("torch",)
+    return tuple(name for name in get_args(Backend) if name != "milkweed" or torch.bfloat16 in dtypes)
 
 
 def _refusal(
     backend: Backend, device: torch.device, dtypes: Sequence[torch.dtype], graph: GraphRecord | None, weights: bool
 ) -> str | None:
     """Why a backend computes nothing here, before a model is tried; None where it may."""
-    if backend == "torch":
-        return None if weights else "the bundle holds a graph alone, without the weights that torch would compute"
     runtime = RUNTIMES[backend]
+    if not weights and backend in ("torch", "milkweed"):
+        whose = "torch" if backend == "torch" else runtime
+        return f"the bundle holds a graph alone, without the weights that {whose} would compute"
+    if backend == "torch":
+        return None
     if device.type != "cpu":
         where = "where torch computes it" if weights else "and a graph alone runs on a CPU: set --device cpu"
         return f"the model is on {device}, {where}"
-    if graph is not None and backend not in graph.backends:
+    if graph is not None and backend != "milkweed" and backend not in graph.backends:
         able = " or ".join(RUNTIMES[name] for name in get_args(Backend) if name in graph.backends)
         return f"the bundle's graph is for {able}: {runtime} gave other answers or none when it was made"
     if not set(dtypes) & set(_dtypes(backend, device)):
         where = "a CPU" if backend == "onnxruntime" else "this CPU"
+        if backend == "milkweed":
+            return f"the model computes in {dtype_name(dtypes[0])}, {runtime} in bfloat16 or int8"
         return f"the model computes in {dtype_name(dtypes[0])}, which {runtime} does not on {where}"
+    if backend == "milkweed":
+        return kernels_refusal()
     if runtime_version(backend) is None:
         return f"{runtime} is not installed: pip install 'milkweed[{EXTRAS[backend]}]'"
     return None
@@ -193,6 +235,8 @@ def _dtypes(backend: Backend, device: torch.device) -> Sequence[torch.dtype]:
     """The number types that a backend computes in."""
     if backend == "torch":
         return (torch.float32, torch.bfloat16, torch.float16)
+    if backend == "milkweed":
+        return (torch.bfloat16,)
     if backend == "openvino" and computes_in_bfloat16(device):
         return (torch.float32, torch.bfloat16)
     return (torch.float32,)

@@ -23,6 +23,7 @@ from ..models.bundle.bundle import empty_model, load_bundle, model_counts
 from ..models.bundle.config import BundleConfig
 from ..models.bundle.golden import golden_record
 from ..models.bundle.graph import load_graph
+from ..models.bundle.program_record import ProgramRecord
 from ..models.bundle.reading import naming, read_config
 from ..models.errors import BundleError
 from ..models.serving.fused.report import FusionReport
@@ -33,6 +34,7 @@ from .forward import Forward, LanePlan, plan_lanes
 from .graph import BundleGraph, check_version, own_graph
 from .memory import trim_heap
 from .pipeline import GPU_BATCH_SIZE, Pipeline, default_batch_size
+from .program import own_activations, program_forward
 
 logger = logging.getLogger("milkweed.opening")
 
@@ -155,10 +157,12 @@ class _Forwards:
     def __init__(self, bundle: Path, options: InferenceOptions, device: torch.device, folder: ExitStack) -> None:
         config = read_config(bundle)
         self.candidates, self.refused = find_candidates(
-            options.backend, options.dtype, device, config.graph, weights=not config.graph_only
+            options.backend, options.dtype, device, config.graph, config.program, weights=not config.graph_only
         )
         self._model: nn.Module | None = None
-        if config.graph is not None and self.candidates[0].backend != "torch":
+        record, first = config.program, self.candidates[0]
+        program = record is not None and str(first) == f"milkweed {record.precision}"
+        if config.graph is not None and self.candidates[0].backend in config.graph.backends:
             graph, self.config = load_graph(bundle)
             own = own_graph(graph)
             counts = graph.record.counts
@@ -166,7 +170,8 @@ class _Forwards:
             self._model, self.config = load_bundle(bundle)
             counts, own = {}, None
         check_version(bundle, config.version, self.config.version)
-        self._record = None if own is None else self.config.graph
+        self._record = self.config.program if program else None if own is None else self.config.graph
+        self._activations = own_activations(bundle, self.config) if program else None
         self._bundle, self._options, self._device = bundle, options, device
         self._graph = BundleGraph(bundle, config.version, folder, own, fixed=options.micro_batch > 0)
         self.spec = PreprocessSpec.from_dict(self.config.preprocess)
@@ -181,6 +186,8 @@ class _Forwards:
     @property
     def origin(self) -> str:
         """What is computed, in words, where the bundle has a graph."""
+        if isinstance(self._record, ProgramRecord):
+            return f"in {self._record.precision}, which the bundle was made for"
         if self._record is not None:
             return "the bundle's own graph"
         return "the bundle's weights, not its graph" if self.config.graph is not None else ""
@@ -201,6 +208,8 @@ class _Forwards:
 
     def make(self, candidate: Candidate) -> Forward:
         """The forward of a candidate, cold; raises BackendError, BundleError."""
+        if candidate.backend == "milkweed":
+            return program_forward(self._taken(), self.plan, self.spec.size, self._activations)
         if candidate.backend != "torch":
             return self._graph.forward(candidate, self.plan, self.spec.size)
         size, options = self.spec.size, self._options

@@ -24,6 +24,7 @@ def machine_findings(facts: SystemInfo, settings: Settings) -> Iterator[Finding]
     yield _row("system", "ok", f"{facts.system}, Python {facts.python}")
     yield _cores(facts)
     yield _numbers(facts, settings)
+    yield _kernels(facts, settings)
     yield _memory(facts, settings)
     yield _shm(facts)
     yield _files(facts, settings)
@@ -52,6 +53,15 @@ def _numbers(facts: SystemInfo, settings: Settings) -> Finding:
         return _row(name, "ok", text)
     text += f"; dtype = {settings.dtype} makes no use of that"
     return _row(name, "ok", text, "milkweed serve --dtype auto")
+
+
+def _kernels(facts: SystemInfo, settings: Settings) -> Finding:
+    """Tell whether our CPU kernels can be used, and by which instruction set."""
+    name, error = "CPU kernels", facts.cpu_kernels_error
+    if error is None:
+        return _row(name, "ok", f"{facts.cpu_kernels}: --backend milkweed or auto, and what the search makes for them")
+    what, _, fix = error.partition(": make ")
+    return _row(name, "broken" if settings.backend == "milkweed" else "missing", what, f"make {fix}" if fix else "")
 
 
 def _memory(facts: SystemInfo, settings: Settings) -> Finding:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from ...inference.backend import BackendError, Candidate, find_candidates, runtime_name
 from ...inference.batch_sizes import other_size
 from ...inference.device import (
     DeviceError,
@@ -25,7 +25,7 @@ from ...loaders.select import fastest
 from ...models.accounting import macs
 from ...models.bundle.bundle import verified_model
 from ...models.bundle.graph_record import GraphRecord
-from ...models.onnx.session import runtime_version
+from ...models.bundle.program_record import ProgramRecord
 from ...models.serving.fused.device_kernels import device_kernels
 from ...models.serving.prepare import kernel_decision
 from ...server.config.settings import OFF, Settings
@@ -44,6 +44,7 @@ class Model:
         macs: multiply-accumulates of one image.
         structured: how many of its layers are structured.
         graph: the record of its own graph.
+        program: the record of what it has for our CPU kernels.
         weights: whether it holds weights.
     """
 
@@ -52,12 +53,15 @@ class Model:
     macs: int
     structured: int
     graph: GraphRecord | None
+    program: ProgramRecord | None
     weights: bool
 
     @property
     def form(self) -> str:
         """What it holds, in words."""
         layers = f"{self.structured} structured layers" if self.structured else "dense"
+        if self.program is not None:
+            return f"{layers}, {self.program.precision} for our CPU kernels"
         if self.graph is None:
             return layers
         return f"{layers}, {self.graph.precision} graph {'beside its weights' if self.weights else 'alone'}"
@@ -144,7 +148,7 @@ def _numbers(
     except BackendError as error:
         yield _row("backend", "broken", f"{error}: {given}", "milkweed serve --backend auto")
         return
-    names = list(dict.fromkeys(_runtime(each.backend) for each in candidates))
+    names = list(dict.fromkeys(runtime_name(each.backend) for each in candidates))
     which = names[0] if len(names) == 1 else f"{', '.join(names)}: whichever is fastest when the model loads"
     yield _row("backend", "ok", "; ".join([f"{which}: {given}", *refused.values()]))
 
@@ -152,13 +156,8 @@ def _numbers(
 def _candidates(
     settings: Settings, device: torch.device, model: Model | None
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
-    graph, weights = (None, True) if model is None else (model.graph, model.weights)
-    return find_candidates(settings.backend, settings.dtype, device, graph, weights=weights)
-
-
-def _runtime(backend: Backend) -> str:
-    """Name a backend's library, with its version where it is not torch."""
-    return RUNTIMES[backend] if backend == "torch" else f"{RUNTIMES[backend]} {runtime_version(backend)}"
+    graph, program, weights = (None, None, True) if model is None else (model.graph, model.program, model.weights)
+    return find_candidates(settings.backend, settings.dtype, device, graph, program, weights=weights)
 
 
 def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
@@ -169,7 +168,7 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
         return  # the row of the backend says it
     graph = "torch" not in names
     if graph:
-        yield _row("kernels", "ok", " or ".join(f"{RUNTIMES[name]}'s" for name in sorted(names)))
+        yield _row("kernels", "ok", " or ".join(runtime_name(name) for name in sorted(names)))
     elif model.structured:
         yield _row("kernels", "ok", kernel_decision(device))
     else:
@@ -230,7 +229,9 @@ def _read(path: Path) -> Model:
     """
     model, config = verified_model(path)
     cost = macs(model, int(config.preprocess["size"])).total
-    return Model(config.arch, config.version, cost, len(config.structure), config.graph, not config.graph_only)
+    return Model(
+        config.arch, config.version, cost, len(config.structure), config.graph, config.program, not config.graph_only
+    )
 
 
 def _given(name: str, settings: Settings, origins: Mapping[str, str]) -> str:

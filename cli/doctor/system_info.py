@@ -14,6 +14,7 @@ import psutil
 import torch
 
 from ...inference.device import usable_cores
+from ...models.programs.session import instruction_set, kernels_refusal
 from ...models.serving.fused.device_kernels import KernelTools, device_kernels, kernel_tools
 from ...server.telemetry.nvml import driver_version
 from ...server.telemetry.system_metrics import container_memory
@@ -52,6 +53,8 @@ class SystemInfo:
         files: the most files that may be open.
         cuda: the CUDA version of this torch; None where it is built without.
         cuda_error: why torch cannot use a GPU; "" where it can.
+        cpu_kernels: the instruction set that our CPU kernels use; "" where they cannot be used.
+        cpu_kernels_error: why not; None where they can.
         gpus_on_bus: how many NVIDIA GPUs the PCI bus has, whether or not a driver knows them.
         packages: the versions of all installed packages, by name.
     """
@@ -74,6 +77,8 @@ class SystemInfo:
     gpus: tuple[Gpu, ...]
     gpus_on_bus: int
     kernels: KernelTools
+    cpu_kernels: str
+    cpu_kernels_error: str | None
     packages: dict[str, str] = field(default_factory=dict)
 
 
@@ -81,7 +86,7 @@ def gather() -> SystemInfo:
     """Gather the facts; this starts no GPU work and opens no connection."""
     cpu, flags = _cpu()
     limit = container_memory()
-    cuda_error = _cuda_error()
+    cuda_error, cpu_kernels_error = _cuda_error(), kernels_refusal()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     return SystemInfo(
         system=platform.platform(),
@@ -102,6 +107,8 @@ def gather() -> SystemInfo:
         gpus=() if cuda_error else tuple(_gpu(index) for index in range(torch.cuda.device_count())),
         gpus_on_bus=_gpus_on_bus(),
         kernels=kernel_tools(),
+        cpu_kernels="" if cpu_kernels_error else instruction_set(),
+        cpu_kernels_error=cpu_kernels_error,
         packages=_packages(),
     )
 

@@ -113,6 +113,7 @@ def _describe(bundle: Path) -> dict[str, Any]:
         "tokens": config.tokens.to_dict(),
         "storage": dict(config.storage),
         "graph": None if config.graph is None else config.graph.to_dict(),
+        "program": None if config.program is None else config.program.to_dict(),
         "layers": [asdict(layer) for layer in layer_accounts(model, size)],
         "parameters": {**asdict(count), "total": count.total, "dense_equivalent": dense_equivalent_parameters(model)},
         "macs": {"per_image": costs.total, "dense_equivalent": costs.dense_equivalent, "counter": COUNTER},
@@ -190,7 +191,9 @@ def _share(actual: int, dense: int) -> str:
 
 def _forms(document: Mapping[str, Any]) -> dict[str, str]:
     """Say in which forms the bundle holds its model: weights, a graph, or both."""
-    weights, graph = f"{storage_line(document['storage'])} on disk", document["graph"]
+    weights, graph, program = f"{storage_line(document['storage'])} on disk", document["graph"], document["program"]
+    if program is not None:
+        return {"weights": weights, "made for": f"milkweed's CPU kernels, in {program['precision']}"}
     if graph is None:
         return {"weights": weights}
     runtimes = " and ".join(graph["backends"])

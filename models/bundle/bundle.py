@@ -25,6 +25,7 @@ from .golden import golden_record
 from .graph import Graph, check_graph, read_graph
 from .graph_record import GRAPH
 from .labels import Label, labels_document, parse_labels
+from .program_record import ACTIVATIONS, ProgramRecord
 from .reading import CONFIG, LABELS, WEIGHTS, about, check_digest, check_label_count, naming, read_unnamed
 from .safetensors_file import TensorEntry, read_tensors, write_tensors
 from .storage import as_stored, loaded_tensors, stored_tensors
@@ -117,6 +118,8 @@ def save_bundle(
     extras: Extras | None = None,
     storage: Mapping[str, str] | None = None,
     graph: Graph | None = None,
+    program: ProgramRecord | None = None,
+    activations: Mapping[str, Tensor] | None = None,
 ) -> BundleConfig:
     """Write a bundle, whole or not at all; returns `config` with labels, storage, hashes and size filled in.
 
@@ -129,6 +132,8 @@ def save_bundle(
             neither for the version nor for the size.
         storage: precision of the weights by layer, as in `stored_tensors`; all float32 when None.
         graph: a graph of the model, which has its own record. One that the bundle of `config` had is not taken over.
+        program: how the CPU kernels are to compute the weights; not taken over either.
+        activations: the content of ACTIVATIONS, for a program of int8.
 
     Raises:
         BundleError: labels, structure, keys, shapes, graph or extras that do not fit, weights that the storage cannot
@@ -139,7 +144,7 @@ def save_bundle(
         _check_target(path, overwrite)
         labels = tuple(config.labels if labels is None else labels)
         record = None if graph is None else graph.record
-        config = replace(config, labels=labels, storage=dict(storage or {}), graph=record, golden={})
+        config = replace(config, labels=labels, storage=dict(storage or {}), graph=record, program=program, golden={})
         empty = _check_saving(model, config, graph)
         if record is not None:
             config = replace(config, graph=replace(record, counts=model_counts(empty, int(config.preprocess["size"]))))
@@ -150,7 +155,7 @@ def save_bundle(
         path.parent.mkdir(parents=True, exist_ok=True)
         folder.mkdir()
         try:
-            config = _write(folder, model, config, graph)
+            config = _write(folder, model, config, graph, activations)
             _write_extras(folder, extras(config) if callable(extras) else extras or {})
             _move(folder, path)
         finally:
@@ -211,7 +216,13 @@ def _check_saving(model: nn.Module | None, config: BundleConfig, graph: Graph | 
     return empty
 
 
-def _write(folder: Path, model: nn.Module | None, config: BundleConfig, graph: Graph | None) -> BundleConfig:
+def _write(
+    folder: Path,
+    model: nn.Module | None,
+    config: BundleConfig,
+    graph: Graph | None,
+    activations: Mapping[str, Tensor] | None,
+) -> BundleConfig:
     files = [LABELS]
     (folder / LABELS).write_bytes(readable_json(labels_document(config.labels)))
     if model is not None:
@@ -220,6 +231,9 @@ def _write(folder: Path, model: nn.Module | None, config: BundleConfig, graph: G
     if graph is not None:
         files.append(GRAPH)
         (folder / GRAPH).write_bytes(graph.data)
+    if activations is not None:
+        files.append(ACTIVATIONS)
+        write_tensors(folder / ACTIVATIONS, activations)
     config = replace(config, files={name: sha256_of(folder / name) for name in sorted(files, reverse=True)})
     (folder / CONFIG).write_bytes(readable_json(config.to_dict()))
     for name in (*files, CONFIG):

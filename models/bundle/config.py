@@ -15,6 +15,7 @@ from ..layers.token_merging import ALL_TOKENS, TokenPlan
 from .golden import check_record
 from .graph_record import GRAPH, GraphRecord
 from .labels import Label
+from .program_record import ACTIVATIONS, ProgramRecord
 from .storage import PRECISIONS
 from .strict_json import canonical_json
 
@@ -47,6 +48,7 @@ class BundleConfig:
         golden: the answers of the torch model to its golden images (`golden.py`); empty in bundles of earlier versions
             and in those that hold their graph alone.
         graph: what the bundle's graph is, with its own golden answers; None where it holds none.
+        program: set where the CPU kernels are to compute the weights, with their own golden answers.
         files: sha256 of each file of the bundle except config.json, which holds them.
         labels: one for each class, in order.
         bytes_on_disk: size of the bundle's files together; 0 before it is saved.
@@ -64,6 +66,7 @@ class BundleConfig:
     files: Mapping[str, str] = field(default_factory=dict)
     golden: Mapping[str, Any] = field(default_factory=dict)
     graph: GraphRecord | None = None
+    program: ProgramRecord | None = None
     labels: tuple[Label, ...] = ()
     format: int = FORMAT
     bytes_on_disk: int = 0
@@ -110,6 +113,7 @@ class BundleConfig:
             "files": dict(self.files),
             **({"golden": dict(self.golden)} if self.golden else {}),
             **({"graph": self.graph.to_dict()} if self.graph is not None else {}),
+            **({"program": self.program.to_dict()} if self.program is not None else {}),
         }
 
     @property
@@ -133,7 +137,7 @@ class BundleConfig:
         _check_format(document.get("format"))
         known = {f.name for f in fields(cls)} - {"labels", "bytes_on_disk"}
         _require(set(document) <= known, f"unknown member {quoted(next(iter(set(document) - known), None))}")
-        for name in sorted(known - set(document) - {"golden", "graph", "storage", "tokens", "widths"}):
+        for name in sorted(known - set(document) - {"golden", "graph", "program", "storage", "tokens", "widths"}):
             raise BundleError(f"member {name!r} is missing")
         _require(isinstance(document["arch"], str), f"arch {quoted(document['arch'])} must be a string")
         for name in sorted((known & set(document)) - {"arch", "format"}):
@@ -154,8 +158,16 @@ class BundleConfig:
         _require(
             (graph is None) == (GRAPH not in document["files"]), f"files: {GRAPH} and member graph belong together"
         )
+        program = ProgramRecord.from_dict(document["program"], classes) if "program" in document else None
+        _require(
+            (program is not None and program.precision == "int8") == (ACTIVATIONS in document["files"]),
+            f"files: {ACTIVATIONS} and a program of int8 belong together",
+        )
+        _require(
+            program is None or "model.safetensors" in document["files"], "program: needs weights (model.safetensors)"
+        )
         structure, tokens = _layer_specs(document["structure"]), _token_plan(document.get("tokens", {}))
-        return cls(**{**document, "structure": structure, "tokens": tokens, "graph": graph})
+        return cls(**{**document, "structure": structure, "tokens": tokens, "graph": graph, "program": program})
 
 
 def check_preprocess(values: Mapping[str, Any]) -> None:

@@ -67,7 +67,7 @@ class Settings(BaseSettings):
         description="numbers of the forward; auto = bfloat16 on a GPU (float16 before Ampere) and on a CPU that "
         "computes in it, unless there float32 is measured faster or the golden answers are missed; else float32",
     )
-    backend: Literal["default", "torch", "onnxruntime", "openvino", "auto"] = Field(
+    backend: Literal["default", "torch", "milkweed", "onnxruntime", "openvino", "auto"] = Field(
         default="default",
         description="CPU: what computes the forward; default = torch, or for a bundle with a graph of its own the "
         "fastest that runs graphs; auto = the fastest one, measured at start",

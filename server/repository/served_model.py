@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ...inference.backend import RUNTIMES
+from ...inference.backend import runtime_name
 from ...inference.device import dtype_name
 from ...inference.open import open_model as open_bundle
 from ...inference.pipeline import Pipeline
@@ -17,7 +17,6 @@ from ...loaders.headers.limits import Limits
 from ...loaders.preprocess.spec import PreprocessSpec
 from ...models.bundle.config import BundleConfig
 from ...models.bundle.labels import Label
-from ...models.onnx.session import runtime_version
 from ...models.report.frontier import SEARCH
 from ...models.serving.prepare import kernel_decision
 from ..config.inference_options import inference_options
@@ -121,7 +120,7 @@ class ServedModel:
 
     def _kernels_of(self, pipeline: Pipeline) -> str:
         if pipeline.backend.name != "torch":
-            return f"{RUNTIMES[pipeline.backend.name]} {runtime_version(pipeline.backend.name)}"
+            return runtime_name(pipeline.backend.name)
         if pipeline.fusion is not None:
             what = pipeline.fusion.summary
         elif self.config.structure:

@@ -14,6 +14,7 @@ import torch
 
 from milkweed.inference import backend, graph
 from milkweed.inference.backend import EXTRAS, RUNTIMES, Backend, BackendError, Candidate, find_candidates
+from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.onnx import session as session_module
 from milkweed.models.onnx.file import BATCH, INPUT, OPSET, OUTPUT
 from milkweed.server.config.settings import Settings
@@ -124,9 +125,43 @@ def test_what_fails_for_one_backend_is_not_tried_again_for_the_next(
     ("device", "dtype", "words"),
     [("cuda:0", "float32", "the model is on cuda:0"), ("cpu", "bfloat16", "the model computes in bfloat16, which")],
 )
-def test_what_torch_alone_computes(name: Backend, device: str, dtype: str, words: str) -> None:
+def test_what_torch_alone_computes(
+    name: Backend, device: str, dtype: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: "the CPU kernels are not built: make kernels")
     with pytest.raises(BackendError, match=f"^backend {name}: {words}"):
         find_candidates(name, dtype, torch.device(device))
     found, refused = find_candidates("auto", dtype, torch.device(device))
     assert found == (Candidate("torch", getattr(torch, dtype)),)
     assert refused[name].startswith(words)
+
+
+def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu, int8 = torch.device("cpu"), ProgramRecord(precision="int8", golden={})
+    ours = Candidate("milkweed", torch.int8)
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: None)
+    for setting in ("default", "auto", "milkweed"):
+        assert find_candidates(setting, "auto", cpu, None, int8) == ((ours,), {})
+    assert find_candidates("torch", "float32", cpu, None, int8) == ((Candidate(),), {})
+    found, refused = find_candidates("default", "float32", cpu, None, int8)
+    assert found == (Candidate(),)
+    assert refused == {"milkweed": "its kernels compute the bundle in int8, not in float32, as is set"}
+    assert find_candidates("milkweed", "bfloat16", cpu, None, int8)[0] == (Candidate("milkweed", torch.bfloat16),)
+    for setting, dtype, where, weights, said in (
+        (
+            "milkweed",
+            "float32",
+            "cpu",
+            True,
+            "the model computes in float32, milkweed's CPU kernels in bfloat16 or int8",
+        ),
+        ("milkweed", "bfloat16", "cuda:0", True, "the model is on cuda:0, where torch computes it"),
+        ("milkweed", "auto", "cpu", False, "the bundle holds a graph alone, without the weights that milkweed's CPU"),
+    ):
+        with pytest.raises(BackendError, match=f"^backend milkweed: {said}"):
+            find_candidates(setting, dtype, torch.device(where), weights=weights)
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: "not built")
+    found, refused = find_candidates("default", "auto", cpu, None, int8)
+    assert (found[0].backend, refused) == ("torch", {"milkweed": "not built"})
+    with pytest.raises(BackendError, match=r"^backend milkweed: not built"):
+        find_candidates("milkweed", "auto", cpu, None, int8)

@@ -14,6 +14,7 @@ from milkweed.inference import backend
 from milkweed.inference import device as devices
 from milkweed.models.bundle.golden import TOLERANCES
 from milkweed.models.errors import BundleError
+from milkweed.models.programs.session import kernels_refusal
 
 from ..support.server_parts import encoded
 from .backend_case import measured, opened
@@ -103,7 +104,8 @@ def test_auto_measures_every_backend_in_every_dtype(colour_bundle: Path, monkeyp
     model = opened(colour_bundle, backend="auto")
     choice = model.pipeline.backend
     assert set(choice.speeds) == {
-        *("torch bfloat16", "torch float32", "onnxruntime float32", "openvino bfloat16", "openvino float32")
+        *("torch bfloat16", "torch float32", "onnxruntime float32", "openvino bfloat16", "openvino float32"),
+        *([] if kernels_refusal() else ["milkweed bfloat16"]),
     }
     assert choice.speeds["torch float32"] == 1
     assert choice.speeds[f"{choice.name} {model.dtype}"] * backend.MIN_SPEEDUP > max(choice.speeds.values())

@@ -15,7 +15,7 @@ from ....kernels.tuning.chain import Chain
 from ...architectures.plain_mlp import PLAIN_MLPS
 from ...architectures.t2t_vit import Block
 from ...architectures.timm_models import type_name
-from ...architectures.token_blocks import TokenBlock
+from ...architectures.token_blocks import TokenAttention, TokenBlock
 from ...architectures.vitae.attention import Attention as GlobalAttention
 from ...architectures.vitae.merging import MergingCell
 from ...architectures.vitae.normal import NormalCell
@@ -70,6 +70,15 @@ def _vit_block(block: Any) -> BlockChains:
     )
 
 
+def token_chains(block: TokenBlock) -> BlockChains:
+    """The chains of a block, whichever of its tokens it merges or computes.
+
+    Raises:
+        NotFusable: a chain cannot hold one of its parts.
+    """
+    return _vit_block(block)
+
+
 def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | Attention]:
     if type_name(attn) not in _TIMM_ATTENTIONS:
         raise NotFusable(f"there is no rule for attention of type {type(attn).__name__}")
@@ -115,7 +124,10 @@ def _own_block(block: nn.Module) -> BlockChains:
 
 
 # The class's place in current and older versions of timm.
-_TIMM_ATTENTIONS = ("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention")
+_TIMM_ATTENTIONS = (
+    *("timm.layers.attention.Attention", "timm.models.vision_transformer.Attention"),
+    type_name(TokenAttention),
+)
 
 RULES: Mapping[str, Rule] = {
     # By name, not by class: only architectures/timm_models imports timm.

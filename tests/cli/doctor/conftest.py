@@ -43,5 +43,7 @@ def facts(tools: dict[str, Any]) -> SystemInfo:
         gpus=(),
         gpus_on_bus=0,
         kernels=KernelTools(**tools),
+        cpu_kernels="amx",
+        cpu_kernels_error=None,
         packages={name: "1.0" for extra in EXTRAS for name in extra.packages},
     )

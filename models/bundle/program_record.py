@@ -1,0 +1,81 @@
+"""ProgramRecord holds what config.json says about a bundle's weights as the CPU kernels compute them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ..errors import BundleError, quoted
+from .golden import check_record
+from .safetensors_file import TensorEntry, read_tensors
+
+ACTIVATIONS = "activations.safetensors"
+"""The file of the largest magnitude of each channel of the inputs of each layer: float32 (channels,), by name."""
+
+PRECISIONS = ("bfloat16", "int8")
+
+MAX_CHANNELS = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgramRecord:
+    """The member `program` of config.json: the CPU kernels are what the bundle was made for and judged by.
+
+    Args:
+        precision: one of PRECISIONS. int8 needs ACTIVATIONS.
+        golden: the kernels' own answers to the golden images (`golden.py`).
+    """
+
+    precision: str
+    golden: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON form."""
+        return {"precision": self.precision, "golden": dict(self.golden)}
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any], num_classes: int) -> "ProgramRecord":
+        """Read the JSON form.
+
+        Raises:
+            BundleError: a member is missing, unknown or outside its limits.
+        """
+        known = {"precision", "golden"}
+        if odd := sorted(set(document) ^ known):
+            raise BundleError(f"program: member {quoted(odd[0])} is {'missing' if odd[0] in known else 'unknown'}")
+        precision, golden = document["precision"], document["golden"]
+        if precision not in PRECISIONS:
+            raise BundleError(f"program: precision {quoted(precision)} must be one of {', '.join(PRECISIONS)}")
+        if not isinstance(golden, dict):
+            raise BundleError(f"program: golden {quoted(golden, 40)} must be an object")
+        check_record(golden, num_classes)
+        return cls(precision=precision, golden=golden)
+
+
+def read_activations(path: Path) -> dict[str, NDArray[np.float32]]:
+    """Read the ACTIVATIONS of a bundle, whose hash was checked with its config.
+
+    Raises:
+        BundleError: it holds anything but vectors of finite numbers from 0 on; names the tensor.
+    """
+    try:
+        tensors = read_tensors(path / ACTIVATIONS, _check_entries).tensors
+        for name, tensor in tensors.items():
+            if not bool((tensor.isfinite() & (tensor >= 0)).all()):
+                raise ValueError(f"{quoted(name)} holds a number that is below 0 or not finite")
+    except ValueError as error:
+        raise BundleError(f"{ACTIVATIONS}: {error}") from None
+    return {name: tensor.numpy() for name, tensor in tensors.items()}
+
+
+def _check_entries(entries: Mapping[str, TensorEntry]) -> None:
+    for name, entry in entries.items():
+        if entry.dtype is not torch.float32 or len(entry.shape) != 1 or not 0 < entry.shape[0] <= MAX_CHANNELS:
+            shape = list(entry.shape)
+            raise ValueError(
+                f"{quoted(name)} is {entry.dtype} {shape}: must be float32 of 1 to {MAX_CHANNELS} channels"
+            )

@@ -1,0 +1,48 @@
+"""Programs in int8: the maxima of a model's activations over images, and the program that they make."""
+
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from ...kernels.cpu.program import Program
+from ...kernels.cpu.quantise import calibrated, channels_of, quantised
+from ..bundle.storage import storable_weights
+from ..compress.quantisation import FALLBACK
+from .from_model import program_of
+
+Activations = Mapping[str, NDArray[np.float32]]
+
+
+def calibrate(model: nn.Module, size: int, batches: Iterable[Tensor]) -> Activations:
+    """Return the largest magnitude of each channel of each layer's inputs over batches of normalised images.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part of the model.
+    """
+    return calibrated(program_of(model, size), (batch.numpy() for batch in batches))
+
+
+def int8_program(model: nn.Module, size: int, activations: Activations) -> Program:
+    """Make the program in int8.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part of the model.
+        ValueError: the activations are of another model; names the layer.
+    """
+    program = program_of(model, size)
+    wanted, found = channels_of(program), {name: len(values) for name, values in activations.items()}
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise ValueError(f"activations of {name}: {found.get(name, 'no')} channels, not {wanted.get(name, 'any')}")
+    return quantised(program, activations)
+
+
+def int8_storage(model: nn.Module, activations: Activations) -> dict[str, str]:
+    """Return the precision in which a bundle stores each layer of a program in int8: what it computes in.
+
+    Folding activations into weights that are int8 already, and rounding once more, loses nothing that was found.
+    """
+    layers = {name.removesuffix(".w1") for name in activations}
+    return {name: "int8" if name in layers else FALLBACK for name in storable_weights(model)}

@@ -1,0 +1,52 @@
+"""Runs a program by the CPU kernels, as other backends run graphs."""
+
+from typing import Any
+
+from ...kernels.cpu.assemble import assemble
+from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
+from ...kernels.cpu.program import Program
+from ..errors import ExportError
+from ..onnx.session import GraphSession
+
+
+class ProgramSession(GraphSession):
+    """A program on the fastest instruction set of this CPU, in the threads that call it.
+
+    Args:
+        batch: images of a call at most.
+
+    Raises:
+        ExportError: the library cannot be used here, or its kernels do not take the program's sizes.
+    """
+
+    runtime = "milkweed's CPU kernels"
+
+    def __init__(self, program: Program, batch: int) -> None:
+        super().__init__()
+        try:
+            assembled = assemble(program, fastest_set(), batch)
+            self._runner = Runner(assembled)
+        except (CpuLibraryError, ValueError) as error:
+            raise ExportError(str(error)) from error
+        self.weight_bytes = assembled.constants.nbytes
+
+    def _compute(self, images: Any) -> Any:
+        return self._runner(images)
+
+
+def instruction_set() -> str:
+    """Return the name of the instruction set that programs run on here.
+
+    Raises:
+        CpuLibraryError: the library cannot be used here.
+    """
+    return fastest_set().name
+
+
+def kernels_refusal() -> str | None:
+    """Say in one line why the CPU kernels cannot be used here; None where they can."""
+    try:
+        fastest_set()
+    except CpuLibraryError as error:
+        return str(error)
+    return None

@@ -1,0 +1,72 @@
+"""Models for the CPU kernels as bundles store them: weights in bfloat16, or in int8 with activations beside."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ..bundle.program_record import ACTIVATIONS, read_activations
+from ..bundle.safetensors_file import write_tensors
+from ..bundle.storage import as_stored, storable_weights, stored_tensors
+from .int8 import Activations, calibrate, int8_storage
+
+CALIBRATING, BATCH = 128, 8
+"""So many images are enough for the largest activations; so many are computed at a time."""
+
+
+@dataclass(frozen=True)
+class StoredProgram:
+    """What a bundle holds for the CPU kernels.
+
+    Args:
+        model: in float32.
+        storage: the precision of the weights in the file, by layer.
+        activations: the largest ones of each channel, by layer; None in bfloat16.
+    """
+
+    model: nn.Module
+    storage: Mapping[str, str]
+    activations: Activations | None = None
+
+    @property
+    def precision(self) -> str:
+        return "bfloat16" if self.activations is None else "int8"
+
+    @property
+    def loaded(self) -> nn.Module:
+        """The model that a reader of the bundle gets."""
+        return as_stored(self.model, self.storage)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The content of the bundle's file of activations."""
+        return {name: torch.from_numpy(values) for name, values in (self.activations or {}).items()}
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights and activations in the bundle."""
+        tensors = [*stored_tensors(self.model, self.storage).values(), *self.tensors.values()]
+        return sum(each.numel() * each.element_size() for each in tensors)
+
+
+def stored_bfloat16(model: nn.Module) -> StoredProgram:
+    """Return a model with all its weights in bfloat16."""
+    return StoredProgram(model, dict.fromkeys(storable_weights(model), "bfloat16"))
+
+
+def stored_int8(model: nn.Module, size: int, images: Tensor, folder: Path) -> StoredProgram:
+    """Return a model in int8, calibrated on images unless the folder has what was found.
+
+    Raises:
+        NotFusable: the kernels have no operator for a part of the model.
+    """
+    if not folder.exists():
+        found = calibrate(model, size, images[:: -(-len(images) // CALIBRATING)].split(BATCH))
+        partial = folder.with_suffix(".partial")
+        partial.mkdir(exist_ok=True)
+        write_tensors(partial / ACTIVATIONS, {name: torch.from_numpy(values) for name, values in found.items()})
+        partial.rename(folder)
+    activations = read_activations(folder)
+    return StoredProgram(model, int8_storage(model, activations), activations)

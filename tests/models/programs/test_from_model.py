@@ -1,0 +1,122 @@
+"""Programs for the CPU kernels answer as torch does: dense and Monarch, with fewer tokens, in bfloat16 and in int8."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from milkweed.kernels.cpu.reference import evaluate
+from milkweed.models import create_model
+from milkweed.models.architectures.token_blocks import apply_token_plan
+from milkweed.models.bundle.storage import as_stored
+from milkweed.models.errors import ExportError
+from milkweed.models.layers.layer_spec import LayerSpec, replace_linears
+from milkweed.models.layers.token_merging import TokenMerging, TokenPlan
+from milkweed.models.programs import session
+from milkweed.models.programs.from_model import program_of
+from milkweed.models.programs.int8 import calibrate, int8_program, int8_storage
+from milkweed.models.programs.session import ProgramSession, kernels_refusal
+from milkweed.models.serving.fused.chains import NotFusable
+
+ARGS = {"num_classes": 7, "embed_dim": 64, "depth": 4, "num_heads": 4, "img_size": 40, "patch_size": 8}
+MERGING = TokenMerging(1, 1, 0.4, 0.1)
+
+needs_library = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+
+
+def vit(plan: TokenPlan | None = None, **arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = create_model("deit_tiny_patch16_224", **{**ARGS, **arguments}).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if parameter.dim() == 2:
+            parameter.mul_(20 if name == "head.weight" else 5)
+        elif "norm" in name:
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return apply_token_plan(model, plan or TokenPlan())
+
+
+MODELS = {
+    "dense": lambda: vit(),
+    "layer scale": lambda: vit(init_values=0.5),
+    "no bias of qkv": lambda: vit(qkv_bias=False),
+    "class token last": lambda: vit(TokenPlan(class_last=True)),
+    "positions of patches alone": lambda: vit(no_embed_class=True),
+    "registers": lambda: vit(TokenPlan(MERGING, class_last=True), reg_tokens=3),
+    "merging": lambda: vit(TokenPlan(MERGING, class_last=True)),
+    "Monarch": lambda: monarch(),
+}
+
+
+def monarch() -> nn.Module:
+    model = vit()
+    names = {
+        name: LayerSpec("monarch", layer.in_features, layer.out_features, nblocks=4)
+        for name, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and name != "head"
+    }
+    return replace_linears(model, names).eval().requires_grad_(False)
+
+
+def images(count: int) -> Tensor:
+    return torch.randn(count, 3, 40, 40, generator=torch.Generator().manual_seed(1))
+
+
+def divergence(dense: Tensor, found: Tensor) -> float:
+    p, q = dense.double().softmax(-1), found.double().softmax(-1)
+    return float((p * (p / q).log()).sum(-1).mean())
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_program_is_the_model(name: str) -> None:
+    model = MODELS[name]()
+    found = evaluate(program_of(model, 40), images(3).double().numpy())
+    expected = model.double()(images(3).double())
+    np.testing.assert_allclose(found, expected.numpy(), rtol=1e-4, atol=1e-4)
+
+
+@needs_library
+@pytest.mark.parametrize("name", MODELS)
+def test_the_kernels_answer_as_torch_does(name: str) -> None:
+    model = MODELS[name]()
+    pixels, expected = images(32), MODELS[name]()(images(32))
+    assert divergence(expected, ProgramSession(program_of(model, 40), 32)(pixels)) < 0.002
+    activations = calibrate(model, 40, pixels.split(8))
+    stored = as_stored(model, int8_storage(model, activations))
+    assert divergence(expected, ProgramSession(int8_program(stored, 40, activations), 32)(pixels)) < 0.02
+
+
+def test_what_the_kernels_do_not_compute_is_named() -> None:
+    for model, said in (
+        (vit(global_pool="avg"), "fc_norm is a LayerNorm"),
+        (vit(qk_norm=True), "attn.q_norm is a LayerNorm"),
+        (create_model("mixer_s32_224", num_classes=3).eval(), "there is no program for a MlpMixer"),
+    ):
+        with pytest.raises(NotFusable, match=said):
+            program_of(model, 40)
+
+
+def test_activations_of_another_model_are_refused() -> None:
+    activations = dict(calibrate(vit(), 40, [images(2)]))
+    with pytest.raises(ValueError, match=r"activations of blocks\.3\.attn\.proj: 64 channels, not any"):
+        int8_program(vit(depth=3), 40, activations)
+    del activations["blocks.2.mlp.fc2"]
+    with pytest.raises(ValueError, match=r"activations of blocks\.2\.mlp\.fc2: no channels, not 256"):
+        int8_program(vit(), 40, activations)
+
+
+@needs_library
+def test_sizes_that_the_kernels_do_not_take_are_an_error_of_the_session() -> None:
+    with pytest.raises(ExportError, match="40 channels: the kernels take multiples of 16"):
+        ProgramSession(program_of(vit(embed_dim=40, num_heads=1), 40), 1)
+
+
+def test_without_the_library_the_refusal_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing() -> None:
+        raise session.CpuLibraryError("the CPU kernels are not built: make kernels")
+
+    monkeypatch.setattr(session, "fastest_set", missing)
+    assert kernels_refusal() == "the CPU kernels are not built: make kernels"
+    with pytest.raises(ExportError, match="not built"):
+        ProgramSession(program_of(vit(), 40), 1)
