@@ -2,10 +2,14 @@
 
 import shutil
 from collections.abc import Mapping
+from contextlib import closing
 from typing import Any
 
 from ...inference.device import processor_name, usable_cores
+from ...inference.program import program_forward
 from ...models import BundleConfig, save_bundle
+from ...models.bundle.golden import golden_images, recorded
+from ...models.bundle.program_record import ProgramRecord
 from ...models.bundle.provenance import made_from
 from ...models.progress import SILENT, Progress
 from ...models.report import check_report_packages, write_report
@@ -15,6 +19,7 @@ from .front import speedup
 from .job import SearchJob
 from .narrower import widths_of
 from .report import run_report
+from .runs import OURS
 from .search import Found, Search
 
 
@@ -45,12 +50,28 @@ def compress(job: SearchJob, progress: Progress = SILENT) -> tuple[Found, Bundle
     def extras(saved: BundleConfig) -> Mapping[str, bytes]:
         return write_report(run_report(search, found, saved, arguments))
 
-    graph = None if found.chosen.candidate.backend == "torch" else search.runs.graph(found.chosen)
-    model = search.runs.model(levers) if graph is None or job.keep_weights else None
-    storage = None if model is None else search.subject.config.storage
-    saved = save_bundle(job.out, model, config, graph=graph, storage=storage, overwrite=job.overwrite, extras=extras)
+    saved = save_bundle(job.out, config=config, overwrite=job.overwrite, extras=extras, **_contents(search, found))
     shutil.rmtree(job.work)
     return found, saved
+
+
+def _contents(search: Search, found: Found) -> dict[str, Any]:
+    """What `save_bundle` takes: weights for torch and our own kernels, else a graph, with weights where asked for."""
+    runs, chosen = search.runs, found.chosen
+    if chosen.candidate.backend == OURS:
+        program, size = runs.program(chosen), search.subject.size
+        with closing(program_forward(program.loaded, runs.plan, size, program.activations)) as forward:
+            answers = recorded(forward.run(golden_images(size)).probabilities.log())
+        record = ProgramRecord(precision=program.precision, golden=answers)
+        return {
+            "model": program.model,
+            "storage": program.storage,
+            "program": record,
+            "activations": program.tensors or None,
+        }
+    graph = None if chosen.candidate.backend == "torch" else runs.graph(chosen)
+    model = runs.model(chosen.levers) if graph is None or search.job.keep_weights else None
+    return {"model": model, "storage": None if model is None else search.subject.config.storage, "graph": graph}
 
 
 def record(found: Found, job: SearchJob) -> dict[str, Any]:

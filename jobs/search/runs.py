@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...inference.backend import Backend, BackendError, Candidate, find_candidates
+from ...inference.backend import RUNTIMES, Backend, BackendError, Candidate, find_candidates
 from ...inference.device import dtype_name
 from ...inference.forward import Forward, plan_lanes
 from ...inference.graph import Graph as GraphFile
 from ...inference.graph import graph_forward
+from ...inference.program import program_forward
 from ...models.accounting import macs
 from ...models.architectures.token_blocks import apply_token_plan
 from ...models.bundle.graph import Graph
@@ -23,8 +24,12 @@ from ...models.errors import ExportError
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import QuantizeSettings, quantized_graph
 from ...models.onnx.recorded import graph_record
+from ...models.programs.from_model import program_of
+from ...models.programs.session import kernels_refusal
+from ...models.programs.stored import StoredProgram, stored_bfloat16, stored_int8
 from ...models.progress import Progress
 from ...models.report.frontier import Quality
+from ...models.serving.fused.chains import NotFusable
 from ...models.serving.prepare import prepare_for_inference
 from .front import Measured
 from .job import SearchJob
@@ -35,6 +40,7 @@ from .subject import Subject
 from .timing import time_in_turns
 from .trials import Trials
 
+OURS: Backend = "milkweed"
 CPU, DENSE = torch.device("cpu"), Levers()
 
 FEWEST = 1e-30
@@ -58,6 +64,7 @@ class Runs:
     Args:
         found: by run, what was measured.
         base: the dense model in float32, in the backend that it is fastest in. All others are timed in turns with it.
+        ours: whether our own kernels may compute the result.
 
     Raises:
         BackendError: nothing can compute the model.
@@ -69,11 +76,15 @@ class Runs:
         self.plan = plan_lanes(CPU, macs(subject.model, subject.size).total)
         self._graphs = job.work / "graphs"
         self._graphs.mkdir(parents=True, exist_ok=True)
-        usable = _usable(job, progress)
-        times: dict[str, dict[str, float]] = trials.get("dense", lambda: self._times([Run(DENSE, c) for c in usable]))
+        refusal = _ours_refusal(subject) if not job.backends or OURS in job.backends else "not asked for"
+        self.ours = refusal is None
+        usable = _usable(job, progress, refusal)
+        # Our own kernels compute nothing in float32, of which all speeds are multiples.
+        timed = usable if any(each.dtype is torch.float32 for each in usable) else [*usable, Candidate()]
+        times: dict[str, dict[str, float]] = trials.get("dense", lambda: self._times([Run(DENSE, c) for c in timed]))
         usable = [each for each in usable if str(Run(DENSE, each)) in times]
         self.candidates = sorted(usable, key=lambda each: sum(times[str(Run(DENSE, each))].values()))
-        self.base = Run(DENSE, next(each for each in self.candidates if each.dtype is torch.float32))
+        self.base = Run(DENSE, next(each for each in [*self.candidates, Candidate()] if each.dtype is torch.float32))
         self._dense_ms = times[str(self.base)]
         self.measure(DENSE)
 
@@ -146,6 +157,23 @@ class Runs:
         record = json.loads(file.with_suffix(".json").read_text())
         return Graph(file.read_bytes(), GraphRecord.from_dict(record, self.subject.config.num_classes))
 
+    def program(self, run: Run) -> StoredProgram:
+        """Return a run of our own kernels as a bundle holds it.
+
+        Raises:
+            BackendError: the kernels have no operator for a part of the model.
+        """
+        model = self.model(run.levers)
+        if run.levers.bits is None:
+            return stored_bfloat16(model)
+        folder = self._graphs / run.levers.file
+        if not folder.exists():
+            self.progress.step(f"quantising {run.levers}", 0, 1)
+        try:
+            return stored_int8(model, self.subject.size, self.subject.fit.pixels, folder)
+        except NotFusable as error:
+            raise BackendError(str(error)) from error
+
     def _file(self, run: Run) -> Path:
         """The file of a run's graph; weights that are computed in bfloat16 are stored so too."""
         return self.graph_file(run.levers, run.candidate.dtype)
@@ -153,10 +181,13 @@ class Runs:
     def _candidates(self, levers: Levers) -> list[Candidate]:
         """The backends that a model is measured in: the dense model's base, or the fastest that compute its graph."""
         if levers == DENSE:
-            return list(dict.fromkeys([self.base.candidate, self.candidates[0]]))
-        graphs = [each for each in self.candidates if each.backend != "torch"]
+            return list(dict.fromkeys([self.base.candidate, *self.candidates[:1]]))
+        if levers.bits is not None and levers.bits.per_channel:
+            return [Candidate(OURS, torch.int8)]
         if levers.bits is None:
-            return (graphs or self.candidates)[:1]
+            able = [each for each in self.candidates if each.backend != OURS or levers.widths.qk == 1]
+            return ([each for each in able if each.backend != "torch"] or able)[:1]
+        graphs = [each for each in self.candidates if each.backend not in ("torch", OURS)]
         first: Backend = "openvino" if any(each.backend == "openvino" for each in graphs) else "onnxruntime"
         found = [each for each in graphs if each.backend == first]
         return found[:1] if levers.tokens.merging else found  # merging changes nothing in which of them is the fastest
@@ -208,6 +239,9 @@ class Runs:
 
     def _forward(self, run: Run) -> Forward:
         dtype = run.candidate.dtype
+        if run.candidate.backend == OURS:
+            program = self.program(run)
+            return program_forward(program.loaded, self.plan, self.subject.size, program.activations)
         if run.candidate.backend != "torch":
             file = self._file(run)
             return graph_forward(GraphFile(file, file.stat().st_size), run.candidate, self.plan, self.subject.size)
@@ -221,13 +255,24 @@ class Runs:
 
     def _bytes(self, run: Run) -> int:
         """Bytes of what a bundle would hold: the graph alone, or the weights where torch computes them."""
+        if run.candidate.backend == OURS:
+            return self.program(run).weight_bytes
         if run.candidate.backend != "torch":
             return self._file(run).stat().st_size
         return sum(each.numel() * each.element_size() for each in self.model(run.levers).state_dict().values())
 
 
-def _usable(job: SearchJob, progress: Progress) -> list[Candidate]:
-    """Every backend and number type that may compute the result on this machine.
+def _ours_refusal(subject: Subject) -> str | None:
+    """Why our own kernels cannot compute the model here; None where they can."""
+    try:
+        program_of(subject.model, subject.size)
+    except NotFusable as error:
+        return str(error)
+    return kernels_refusal()
+
+
+def _usable(job: SearchJob, progress: Progress, ours_refusal: str | None) -> list[Candidate]:
+    """Every backend and number type that may compute the result on this machine, apart from our kernels' int8.
 
     Raises:
         BackendError: none of those that were asked for is installed.
@@ -235,8 +280,12 @@ def _usable(job: SearchJob, progress: Progress) -> list[Candidate]:
     found, refused = find_candidates("auto", "auto", CPU)
     usable = [each for each in found if not job.backends or each.backend in job.backends]
     missing = "; ".join(refused[name] for name in job.backends if name in refused)
-    if not usable:
-        raise BackendError(missing)
+    if ours_refusal is not None:
+        usable = [each for each in usable if each.backend != OURS]
+        if not usable:
+            raise BackendError(missing or f"{RUNTIMES[OURS]}: {ours_refusal}")
+        if not missing and (not job.backends or OURS in job.backends):
+            missing = f"without our own kernels: {ours_refusal}"
     if missing:
         progress.note(missing)
     return usable

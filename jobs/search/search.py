@@ -124,6 +124,9 @@ class Search:
         for bits in BITS:
             if bits.alpha is not None and min(kl.values(), default=inf) <= ENOUGH_KL:
                 continue
+            # For few bytes queries and keys may have to be narrower, which our kernels do not compute.
+            if bits.per_channel and (not self.runs.ours or self.job.target.bytes is not None):
+                continue
             tried = replace(exact, bits=bits)
             try:
                 self._measure(tried)

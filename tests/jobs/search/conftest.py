@@ -78,3 +78,9 @@ def judging(photos: Path) -> torch.Tensor:
     (images, _), *rest = PreparedImages(samples, PreprocessSpec.from_dict(PREPROCESS), COUNT)
     assert rest == []
     return images
+
+
+def divergence(dense: torch.Tensor, found: torch.Tensor) -> float:
+    """KL(dense || found) of logits."""
+    p, q = dense.double().softmax(-1), found.double().softmax(-1)
+    return float((p * (p / q).log()).sum(-1).mean())

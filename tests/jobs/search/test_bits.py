@@ -12,7 +12,7 @@ from milkweed.jobs.search.levers import Bits, Levers
 from milkweed.models.progress import SILENT
 from milkweed.models.report.frontier import Interval, Quality
 
-WHOLE, EVEN, SMOOTH = Bits(), Bits(symmetric=True), Bits(0.5)
+OURS, WHOLE, EVEN, SMOOTH = Bits(per_channel=True), Bits(), Bits(symmetric=True), Bits(0.5)
 Case = dict[Bits | None, tuple[float, float]]
 
 
@@ -29,6 +29,8 @@ def measured(ms: float, kl: float) -> Measured:
         ({None: (6, 0), WHOLE: (7, 0.005), EVEN: (6.1, 0.004)}, None, [WHOLE, EVEN]),
         ({None: (10, 0), WHOLE: (7, 0.5), EVEN: (8, 0.4), SMOOTH: (9, 0.01)}, SMOOTH, [WHOLE, EVEN, SMOOTH]),
         ({None: (10, 0), WHOLE: (7, 0.5), EVEN: (7, 0.4), SMOOTH: (7, 0.6)}, EVEN, [WHOLE, EVEN, SMOOTH]),
+        ({None: (10, 0), OURS: (3, 0.003), WHOLE: (7, 0.005), EVEN: (8, 0.004)}, OURS, [OURS, WHOLE, EVEN]),
+        ({None: (10, 0), OURS: (3, 0.1), WHOLE: (7, 0.005), EVEN: (8, 0.004)}, WHOLE, [OURS, WHOLE, EVEN]),
         ({None: (10, 0)}, None, [WHOLE, EVEN, SMOOTH]),  # nothing could be quantised
     ],
 )
@@ -37,8 +39,8 @@ def test_the_fastest_that_loses_little_is_taken(found: Case, chosen: Bits | None
     assert (taken, asked) == (chosen, tried)
 
 
-def test_for_bytes_float_is_no_choice_however_fast() -> None:
-    found: Case = {None: (1, 0), WHOLE: (7, 0.005)}
+def test_for_bytes_float_is_no_choice_however_fast_and_neither_are_our_kernels() -> None:
+    found: Case = {None: (1, 0), OURS: (1, 0.001), WHOLE: (7, 0.005)}
     assert bits_of(found, Target(bytes=100)) == ([WHOLE, EVEN], WHOLE)
 
 
@@ -47,7 +49,7 @@ def bits_of(found: Case, target: Target) -> tuple[list[Bits], Bits | None]:
     asked: list[Any] = []
     stub: Any = SimpleNamespace(
         job=SimpleNamespace(target=target),
-        runs=SimpleNamespace(dense=measured(20, 0)),
+        runs=SimpleNamespace(dense=measured(20, 0), ours=OURS in found),
         progress=SILENT,
         _measure=lambda levers: asked.append(levers.bits),
         _found=lambda levers: [measured(*found[levers.bits])] if levers.bits in found else [],

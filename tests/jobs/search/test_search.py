@@ -22,7 +22,7 @@ from milkweed.models.onnx.session import OnnxSession
 from milkweed.models.progress import Progress
 from milkweed.models.report import Frontier, read_report
 
-from .conftest import COUNT, judging
+from .conftest import COUNT, divergence, judging
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 pytestmark = pytest.mark.usefixtures("quick")
@@ -69,12 +69,6 @@ def searched(vit: Path, photos: Path, tmp_path_factory: pytest.TempPathFactory) 
                 assert not out.exists()
                 continue
             return Searched(out, found, config, kills, notes, quantised)
-
-
-def divergence(dense: torch.Tensor, found: torch.Tensor) -> float:
-    """KL(dense || found) of logits."""
-    p, q = dense.double().softmax(-1), found.double().softmax(-1)
-    return float((p * (p / q).log()).sum(-1).mean())
 
 
 def test_the_bundle_is_what_the_record_says(searched: Searched, vit: Path, photos: Path) -> None:
@@ -164,7 +158,7 @@ def test_a_bundle_holds_the_float_graph_that_was_measured_and_the_weights_where_
         torch.testing.assert_close(
             OnnxSession(graph.data)(judging(photos)), model(judging(photos)), rtol=error, atol=error
         )
-    served = open_model(job.out, InferenceOptions(device="cpu", dtype=fastest)).pipeline
+    served = open_model(job.out, InferenceOptions(device="cpu", dtype=fastest, backend="openvino")).pipeline
     in_memory = weights * getattr(torch, fastest).itemsize
     assert served.backend.name == "openvino"
     assert served.forward_stage.resident_bytes == pytest.approx(in_memory, rel=0.1)

@@ -1,0 +1,128 @@
+"""Searches that end with our own CPU kernels: the bundle holds weights and activations, and the kernels serve it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from milkweed.inference import backend, device
+from milkweed.inference.open import InferenceOptions, open_model
+from milkweed.jobs.search import runs, search
+from milkweed.jobs.search.compress import compress
+from milkweed.jobs.search.front import Target
+from milkweed.jobs.search.job import SearchJob
+from milkweed.jobs.search.levers import Bits
+from milkweed.models import load_bundle
+from milkweed.models.bundle.program_record import read_activations
+from milkweed.models.programs import stored
+from milkweed.models.programs.session import kernels_refusal
+
+from .conftest import divergence, judging
+
+pytestmark = [
+    pytest.mark.usefixtures("quick"),
+    pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal())),
+]
+
+PER_CHANNEL = Bits(per_channel=True)
+
+
+@pytest.fixture
+def ours(job: SearchJob, monkeypatch: pytest.MonkeyPatch) -> SearchJob:
+    """A search in which our kernels are fastest, int8 before bfloat16."""
+
+    def timed(forwards: Sequence[runs.Run], batches: Sequence[int]) -> Any:
+        return {run: dict.fromkeys(batches, 3 - ("int8" in str(run)) - ("milkweed" in str(run))) for run in forwards}
+
+    monkeypatch.setattr(runs, "time_in_turns", timed)
+    for module in (device, backend):
+        monkeypatch.setattr(module, "computes_in_bfloat16", lambda _: True)
+    monkeypatch.setattr(search, "BITS", (PER_CHANNEL,))
+    return replace(job, backends=("milkweed",), target=Target(drop=99))
+
+
+def test_the_bundle_is_served_in_int8_as_it_was_measured(
+    ours: SearchJob, photos: Path, vit: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, config = compress(ours)
+    (chosen,) = (row for row in config.metrics["search"]["models"] if row["chosen"])
+    assert chosen["computed_by"] == "milkweed int8"
+    assert "per-channel int8" in chosen["name"]
+    assert config.program is not None
+    assert config.program.precision == "int8"
+    assert set(config.storage.values()) == {"int8", "bfloat16"}
+    weights, activations = (ours.out / name for name in ("model.safetensors", "activations.safetensors"))
+    assert chosen["bytes"] == pytest.approx(weights.stat().st_size + activations.stat().st_size, rel=0.3)
+
+    images, (dense, _) = judging(photos), load_bundle(vit)
+    opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
+    forward = opened.forward_stage
+    found = forward.run(images).probabilities.log()
+    assert divergence(dense(images), found) == pytest.approx(chosen["quality"]["kl"]["value"], rel=1e-4)
+    assert torch.equal(forward.run(images[:1]).probabilities.log(), found[:1])
+    assert (opened.backend.name, forward.dtype) == ("milkweed", torch.int8)
+    assert opened.backend.reason == "in int8, which the bundle was made for"
+    opened.close()
+
+    model, _ = load_bundle(ours.out)  # torch, a GPU and ONNX have the weights
+    assert divergence(model(images), found) < 0.05
+
+    refusal = "the CPU kernels are not built: make kernels"
+    monkeypatch.setattr(backend, "kernels_refusal", lambda: refusal)
+    opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
+    assert opened.backend.name == "torch"
+    assert refusal in opened.backend.reason
+    opened.close()
+    with pytest.raises(backend.BackendError, match=refusal):
+        open_model(ours.out, InferenceOptions(device="cpu", backend="milkweed"))
+
+
+def test_other_numbers_are_to_be_had_by_name(ours: SearchJob) -> None:
+    compress(ours)
+    for options, name, dtype in (
+        ({"dtype": "float32"}, "torch", torch.float32),
+        ({"dtype": "bfloat16", "backend": "milkweed"}, "milkweed", torch.bfloat16),
+        ({"backend": "torch", "dtype": "float32"}, "torch", torch.float32),
+    ):
+        opened = open_model(ours.out, InferenceOptions(device="cpu", **options)).pipeline
+        assert (opened.backend.name, opened.forward_stage.dtype) == (name, dtype)
+        opened.close()
+
+
+def test_bfloat16_by_our_kernels_is_kept_in_mind_too(ours: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "BITS", ())
+    _, config = compress(ours)
+    assert config.program is not None
+    assert config.program.precision == "bfloat16"
+    assert set(config.storage.values()) == {"bfloat16"}
+    opened = open_model(ours.out, InferenceOptions(device="cpu")).pipeline
+    assert (opened.backend.name, opened.forward_stage.dtype) == ("milkweed", torch.bfloat16)
+    opened.close()
+
+
+def test_activations_are_found_once(ours: SearchJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    calibrated: list[int] = []
+    calibrate = stored.calibrate
+
+    def counted(model: Any, size: int, batches: Sequence[torch.Tensor]) -> Any:
+        calibrated.append(sum(map(len, batches)))
+        return calibrate(model, size, batches)
+
+    monkeypatch.setattr(stored, "calibrate", counted)
+    compress(ours)
+    assert calibrated == [36, 36]  # the exact model and the one that merges, on the fitting images alone
+    assert len(read_activations(ours.out)) == 12
+
+
+def test_a_model_that_our_kernels_do_not_compute_is_left_to_others(
+    ours: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from .conftest import saved
+
+    pooled = saved(tmp_path / "pooled", global_pool="avg")
+    _, config = compress(replace(ours, source=pooled, backends=("milkweed", "torch")))
+    assert {row["computed_by"].partition(" ")[0] for row in config.metrics["search"]["models"]} == {"torch"}
+    assert "without our own kernels: fc_norm is a LayerNorm" in config.metrics["search"]["notes"]
