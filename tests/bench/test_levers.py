@@ -7,34 +7,38 @@ import torch
 
 from milkweed.bench.studies import levers
 from milkweed.jobs.search import timing
-from milkweed.models.onnx.session import OnnxSession
+from milkweed.models.programs.session import kernels_refusal
 
 pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
 
 ARCH = "deit_tiny_patch16_224"
 ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 6, "num_heads": 2, "num_classes": 3}
+FORMS = ["OpenVINO float32", "OpenVINO int8", *([] if kernels_refusal() else ["milkweed bfloat16", "milkweed int8"])]
 
 
 def test_every_model_is_timed_beside_the_dense_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(levers, "computes_in_bfloat16", lambda _: False)
     monkeypatch.setattr(timing, "SECONDS", 0.01)
     monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
-    monkeypatch.setattr(levers, "PLANS", dict(list(levers.PLANS.items())[::2]))
+    monkeypatch.setattr(levers, "VARIANTS", {name: levers.VARIANTS[name] for name in ("dense", "all Monarch")})
     found = levers.rows(ARCH, 32, **ARGS)
-    assert [row["model"].rpartition(", ")[2] for row in found] == ["float32", *["bfloat16", "symmetric int8"] * 2]
+    assert [row["model"] for row in found] == [
+        *(f"dense, {form}" for form in FORMS),
+        *(f"all Monarch, {form}" for form in FORMS),
+    ]
     assert found[0]["times_dense"] == {1: 1.0, 8: 1.0}
     for row in found:
         assert row["ms"] == pytest.approx({b: found[0]["ms"][b] / row["times_dense"][b] for b in levers.BATCHES})
+    assert len({row["ms"][8] * row["gmacs_a_second"][8] for row in found}) == 2  # the operations of two models
 
 
-def test_the_graphs_are_what_their_names_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(levers, "PLANS", dict(list(levers.PLANS.items())[::2]))
+def test_the_forms_are_what_their_names_say(tmp_path: Path) -> None:
     images = torch.randn(levers.MIN_IMAGES, 3, 32, 32)
-    made = {name: file for name, file, _ in levers.graphs(ARCH, tmp_path, images, **ARGS)}
-    dense, rounded, merged = (
-        OnnxSession(made[name])(images[:4])
-        for name in ("dense, bfloat16", "dense, symmetric int8", "merge 40 % every 2 blocks from 4, bfloat16")
-    )
-    assert made[levers.DENSE] == made["dense, bfloat16"]
-    assert 0 < (rounded - dense).norm() < 0.1 * dense.norm()
-    assert (merged - dense).norm() > 0
-    assert made["dense, symmetric int8"].stat().st_size < 0.6 * made["dense, bfloat16"].stat().st_size
+    model = levers.VARIANTS["40 % merged"].made(ARCH, **ARGS)
+    expected = model(images[:4]).softmax(-1)
+    for name, forward in levers.forwards("40 % merged", model, tmp_path, images):
+        error = (forward.run(images[:4]).probabilities - expected).norm() / expected.norm()
+        assert (error > 0) == (forward.dtype != torch.float32 or "int8" in name), name
+        assert error < 0.05, name
+        forward.close()
+    assert (tmp_path / "40 % merged.int8.onnx").stat().st_size < 0.6 * (tmp_path / "40 % merged.onnx").stat().st_size

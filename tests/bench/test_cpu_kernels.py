@@ -1,0 +1,45 @@
+"""The study of CPU kernels: every form computes the same stack of layers, and is timed beside OpenVINO's dense int8."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from milkweed.bench.studies import cpu_kernels
+from milkweed.jobs.search import timing
+from milkweed.models.programs.session import kernels_refusal
+
+pytest.importorskip("nncf", reason="the extra `quantize` is not installed")
+pytestmark = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
+
+ARCH = "deit_tiny_patch16_224"
+ARGS = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 3, "num_heads": 2, "num_classes": 3}
+
+
+@pytest.mark.parametrize("nblocks", [1, 2])
+def test_all_forms_compute_the_same_stack(nblocks: int, tmp_path: Path) -> None:
+    images = torch.randn(4, 3, 32, 32)
+    expected = cpu_kernels.without_attention(cpu_kernels.made(ARCH, nblocks, **ARGS))(images).softmax(-1)
+    names = []
+    for name, forward, count in cpu_kernels.forwards(ARCH, nblocks, 32, tmp_path, **ARGS):
+        names.append(name)
+        error = (forward.run(images).probabilities - expected).norm() / expected.norm()
+        assert error < (0.1 if "OpenVINO int8" in name else 0.02), name
+        assert count == 17 * 3 * 2 * 32 * 128 * (1 if nblocks == 1 else 0.625)
+        forward.close()
+    assert len(names) == len(set(names)) == 5
+
+
+def test_every_row_has_its_time_and_ours_their_share_of_the_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timing, "SECONDS", 0.01)
+    monkeypatch.setattr(timing, "TURN_SECONDS", 0.001)
+    monkeypatch.setattr(cpu_kernels, "NBLOCKS", (1, 2))
+    monkeypatch.setattr(cpu_kernels, "PEAK_SECONDS", 0.01)
+    found = cpu_kernels.rows("tiny", ARCH, 32, **ARGS)
+    assert len(found) == 10
+    assert found[0]["layer"] == "dense, OpenVINO int8"
+    assert found[0]["times_dense_int8"] == {1: 1.0, 8: 1.0}
+    for row in found:
+        assert row["us"][8] * row["times_dense_int8"][8] == pytest.approx(found[0]["us"][8])
+        assert ("of_peak" in row) == ("milkweed" in row["layer"])
+        assert all(0 < share < 1 for share in row.get("of_peak", {}).values())
