@@ -30,5 +30,9 @@ def quoted(value: object, limit: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error of another library, or its type where it has no message."""
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    """The first line that says something in an error of another library, or its type where there is none.
+
+    OpenVINO's begin with the places of its source that the exception went through.
+    """
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("Exception from ")), type(error).__name__)

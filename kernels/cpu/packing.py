@@ -20,11 +20,13 @@ class InstructionSet:
     Args:
         steps: panels hold a multiple of so many k-steps.
         panels: the numbers of 16 outputs that a panel may hold.
+        levels: the largest magnitude of an int8 weight. 63 where sums of two products have 16 bits: 2 x 255 x 63 fits.
     """
 
     name: str
     steps: int
     panels: tuple[int, ...]
+    levels: int = 127
 
     def panel_for(self, outputs: int) -> int:
         """Choose how many times 16 outputs a panel holds: the number that fills up least, or else the first."""
@@ -67,7 +69,7 @@ def pack(
     blocks, outputs, _ = factor.weight.shape
     nr = isa.panel_for(outputs)
     padded = -(-outputs // (LANES * nr)) * LANES * nr
-    weight, scale, bias = _ordered(factor, order)
+    weight, scale, bias = _ordered(factor, order, isa.levels)
     rows = np.full((blocks, padded), -1)
     at = np.full((blocks, padded), -1)
     for block in range(blocks):
@@ -94,20 +96,27 @@ def _flat(values: Floats) -> NDArray[np.float32]:
     return values.astype(np.float32).reshape(-1)
 
 
-def _ordered(factor: Factor, order: Places) -> tuple[NDArray[Any], Floats, Floats]:
-    """The weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums."""
+def _ordered(factor: Factor, order: Places, levels: int) -> tuple[NDArray[Any], Floats, Floats]:
+    """The weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums.
+
+    Where inputs are 8-bit numbers their scale is folded into the columns, and then every output is rounded to int8.
+    """
     blocks, outputs, inputs = factor.weight.shape
     column = np.full(max(factor.inputs.max(), order.max()) + 1, 0)
-    weight = np.zeros_like(factor.weight)
+    weight = np.zeros(factor.weight.shape, factor.weight.dtype if factor.quantiser is None else np.int8)
     bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
-    scale = np.ones((blocks, outputs)) if factor.scale is None else factor.scale.astype(np.float64)
+    scale = np.ones((blocks, outputs))
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
         column[factor.inputs[block]] = np.arange(inputs)
-        weight[block] = np.where(channels >= 0, factor.weight[block][:, column[channels]], 0)
+        taken = np.where(channels >= 0, factor.weight[block][:, column[channels]], 0)
         if factor.quantiser is not None:
+            folded = taken * factor.quantiser.scale[channels].astype(np.float64)
+            scale[block] = np.maximum(np.abs(folded).max(-1), 1e-30) / levels
+            taken = np.rint(folded / scale[block][:, None])
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
-            bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
+            bias[block] -= scale[block] * (taken @ zero)
+        weight[block] = taken
     return weight, scale, bias
 
 

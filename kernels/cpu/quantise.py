@@ -75,9 +75,4 @@ def _quantised(factor: Factor, most: Floats, *, gelu: bool) -> Factor:
     most = most**alpha * most.max() ** (1 - alpha)
     scale = most / (255 if gelu else LEVELS)
     zero = GELU_LEAST / scale if gelu else np.full(len(scale), 128.0)
-    wide = np.zeros(max(len(scale), factor.inputs.max() + 1))  # inputs that nobody gives count for nothing
-    wide[: len(scale)] = scale
-    folded = factor.weight.astype(np.float64) * wide[factor.inputs][:, None]
-    worth = np.maximum(np.abs(folded).max(-1), 1e-30) / LEVELS
-    weight = np.rint(folded / worth[..., None]).astype(np.int8)
-    return replace(factor, weight=weight, scale=worth, quantiser=Quantiser(scale, zero))
+    return replace(factor, quantiser=Quantiser(scale, zero))

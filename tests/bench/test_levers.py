@@ -29,7 +29,11 @@ def test_every_model_is_timed_beside_the_dense_one(monkeypatch: pytest.MonkeyPat
     assert found[0]["times_dense"] == {1: 1.0, 8: 1.0}
     for row in found:
         assert row["ms"] == pytest.approx({b: found[0]["ms"][b] / row["times_dense"][b] for b in levers.BATCHES})
-    assert len({row["ms"][8] * row["gmacs_a_second"][8] for row in found}) == 2  # the operations of two models
+    operations = [row["ms"][8] * row["gmacs_a_second"][8] for row in found]
+    dense, monarch = operations[: len(FORMS)], operations[len(FORMS) :]
+    assert dense == pytest.approx([dense[0]] * len(FORMS))
+    assert monarch == pytest.approx([monarch[0]] * len(FORMS))
+    assert monarch[0] != pytest.approx(dense[0])
 
 
 def test_the_forms_are_what_their_names_say(tmp_path: Path) -> None:
@@ -38,7 +42,7 @@ def test_the_forms_are_what_their_names_say(tmp_path: Path) -> None:
     expected = model(images[:4]).softmax(-1)
     for name, forward in levers.forwards("40 % merged", model, tmp_path, images):
         error = (forward.run(images[:4]).probabilities - expected).norm() / expected.norm()
-        assert (error > 0) == (forward.dtype != torch.float32 or "int8" in name), name
+        assert (error > 1e-6) == (forward.dtype != torch.float32 or "int8" in name), name
         assert error < 0.05, name
         forward.close()
     assert (tmp_path / "40 % merged.int8.onnx").stat().st_size < 0.6 * (tmp_path / "40 % merged.onnx").stat().st_size

@@ -50,7 +50,8 @@ def test_doctor_tells_what_would_compute_a_graph(
     assert found["backend"][0] == "ok"
     assert found["backend"][1].startswith("ONNX Runtime ")
     assert "whichever is fastest when the model loads: backend = default (default)" in found["backend"][1]
-    assert found["kernels"] == ("ok", "ONNX Runtime's or OpenVINO's")
+    names = [backend.runtime_name("onnxruntime"), backend.runtime_name("openvino")]
+    assert found["kernels"] == ("ok", " or ".join(names))
     assert "recorded" not in found["forward"][1]
     assert plan(graph_alone, backend="torch")["backend"][0] == "broken"
     assert "int8 graph beside its weights" in plan(graph_and_weights)["model"][1]

@@ -68,7 +68,7 @@ static void transpose_values(const char* v, long ld, int n, int width, int steps
         const int key = 2 * (j + i);
         const char* at = v + key * ld + 2 * d;
         const u16x16 even = key < n ? load<u16x16>(at) : u16x16{}, odd = key + 1 < n ? load<u16x16>(at + ld) : u16x16{};
-        rows[i] = __builtin_convertvector(even, u32x16) | __builtin_convertvector(odd, u32x16) << 16;
+        rows[i] = widened(even) | widened(odd) << 16;
       }
       transpose(rows);
 #pragma GCC unroll 16

@@ -10,73 +10,82 @@ static constexpr int rows_at_once(int) { return 4; }
 
 struct Tiles {};
 
-// Eight outputs' weights of one k-step, and the same 4 bytes of a row beside each, in the form that is multiplied.
-template <class T>
-struct Parts;
-
-template <>
-struct Parts<I8> {
-  __m256i even, odd;  // bytes 0 and 2, bytes 1 and 3, as 16 bits
-  static Parts of_weights(__m256i w) {
+// Adds the products of four bytes of a row by those of each of 8 outputs.
+static inline __m256i add_products(__m256i sum, __m256i row, __m256i weights) {
 #if defined(__AVXVNNI__)
-    return {w, w};
+  return _mm256_dpbusd_avx_epi32(sum, row, weights);
 #else
-    return {_mm256_srai_epi16(_mm256_slli_epi16(w, 8), 8), _mm256_srai_epi16(w, 8)};
+  // Sums of two products have 16 bits here: enough for weights between -63 and 63, which instruction_sets.py asks for.
+  return _mm256_add_epi32(sum, _mm256_madd_epi16(_mm256_maddubs_epi16(row, weights), _mm256_set1_epi16(1)));
 #endif
-  }
-  static Parts of_row(int32_t x) {
-#if defined(__AVXVNNI__)
-    return {_mm256_set1_epi32(x), _mm256_setzero_si256()};
-#else
-    return {_mm256_set1_epi32(x & 0x00ff00ff), _mm256_set1_epi32(x >> 8 & 0x00ff00ff)};
-#endif
-  }
-  static __m256i add(__m256i sum, const Parts& row, const Parts& w) {
-#if defined(__AVXVNNI__)
-    return _mm256_dpbusd_avx_epi32(sum, row.even, w.even);
-#else
-    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(row.even, w.even));
-    return _mm256_add_epi32(sum, _mm256_madd_epi16(row.odd, w.odd));
-#endif
-  }
-};
+}
 
-template <>
-struct Parts<BF16> {
-  __m256 even, odd;
-  static Parts of_weights(__m256i w) {
-    return {(__m256)_mm256_slli_epi32(w, 16), (__m256)_mm256_and_si256(w, _mm256_set1_epi32((int)0xffff0000))};
-  }
-  static Parts of_row(int32_t x) { return of_weights(_mm256_set1_epi32(x)); }
-  static __m256i add(__m256i sum, const Parts& row, const Parts& w) {
-    return (__m256i)_mm256_fmadd_ps(row.odd, w.odd, _mm256_fmadd_ps(row.even, w.even, (__m256)sum));
-  }
-};
-
-template <class T, int NR>
-static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums) {
+template <int NR>
+static inline void multiply_bytes(const char* rows, long ld, const char* panel, int steps, float* sums, long ld_sums) {
   constexpr int R = rows_at_once(NR);
   for (int j = 0; j < NR; j++) {
-    __m256i sum[R][2];
-#pragma GCC unroll 4
-    for (int r = 0; r < R; r++) sum[r][0] = sum[r][1] = __m256i{};
-    const char* a = (const char*)rows;
-    const char* w = (const char*)panel + 64 * j;
+    __m256i sum[R][2] = {};
+    const char *a = rows, *w = panel + 64 * j;
     for (int k = 0; k < steps; k++, a += 4, w += NR * 64) {
-      const auto low = Parts<T>::of_weights(load<__m256i>(w)), high = Parts<T>::of_weights(load<__m256i>(w + 32));
+      const __m256i low = load<__m256i>(w), high = load<__m256i>(w + 32);
 #pragma GCC unroll 4
       for (int r = 0; r < R; r++) {
-        const auto row = Parts<T>::of_row(load<int32_t>(a + r * ld));
-        sum[r][0] = Parts<T>::add(sum[r][0], row, low);
-        sum[r][1] = Parts<T>::add(sum[r][1], row, high);
+        const __m256i row = _mm256_set1_epi32(load<int32_t>(a + r * ld));
+        sum[r][0] = add_products(sum[r][0], row, low);
+        sum[r][1] = add_products(sum[r][1], row, high);
       }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < R; r++) {
-      store((float*)sums + r * ld_sums + kLanes * j, sum[r][0]);
-      store((float*)sums + r * ld_sums + kLanes * j + 8, sum[r][1]);
+    for (int r = 0; r < R; r++)
+      for (int half = 0; half < 2; half++) store(sums + r * ld_sums + kLanes * j + 8 * half, sum[r][half]);
+  }
+}
+
+// By float32, to which rows are widened once for all outputs of a panel, and weights as they are loaded.
+template <int NR>
+static inline void multiply_floats(const char* rows, long ld, const char* panel, int steps, float* sums, long ld_sums) {
+  constexpr int R = rows_at_once(NR), kChunk = 128;
+  alignas(32) float wide[R][2 * kChunk + 8];
+  for (int first = 0; first < steps; first += kChunk) {
+    const int here = steps - first < kChunk ? steps - first : kChunk;
+    for (int r = 0; r < R; r++)
+      for (int k = 0; k < here; k += 4)
+        store(wide[r] + 2 * k, _mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(rows + r * ld + 4L * (first + k))), 16));
+    for (int j = 0; j < NR; j++) {
+      __m256 sum[R][2];
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++)
+          sum[r][half] = first ? load<__m256>(sums + r * ld_sums + kLanes * j + 8 * half) : __m256{};
+      const char* w = panel + 64L * (NR * first + j);
+      for (int k = 0; k < here; k++, w += NR * 64) {
+        const __m256i low = load<__m256i>(w), high = load<__m256i>(w + 32), odd = _mm256_set1_epi32((int)0xffff0000);
+        const __m256 even_low = (__m256)_mm256_slli_epi32(low, 16), even_high = (__m256)_mm256_slli_epi32(high, 16);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const __m256 row = _mm256_broadcast_ss(wide[r] + 2 * k);
+          sum[r][0] = _mm256_fmadd_ps(row, even_low, sum[r][0]);
+          sum[r][1] = _mm256_fmadd_ps(row, even_high, sum[r][1]);
+        }
+        const __m256 odd_low = (__m256)_mm256_and_si256(low, odd), odd_high = (__m256)_mm256_and_si256(high, odd);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; r++) {
+          const __m256 row = _mm256_broadcast_ss(wide[r] + 2 * k + 1);
+          sum[r][0] = _mm256_fmadd_ps(row, odd_low, sum[r][0]);
+          sum[r][1] = _mm256_fmadd_ps(row, odd_high, sum[r][1]);
+        }
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < R; r++)
+        for (int half = 0; half < 2; half++) store(sums + r * ld_sums + kLanes * j + 8 * half, sum[r][half]);
     }
   }
+}
+
+template <class T, int NR>
+static inline void multiply(const void* rows, long ld, const void* panel, int steps, void* sums, long ld_sums) {
+  if constexpr (T::kPerStep == 4) multiply_bytes<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums);
+  else multiply_floats<NR>((const char*)rows, ld, (const char*)panel, steps, (float*)sums, ld_sums);
 }
 
 }  // namespace ISA
