@@ -135,7 +135,7 @@ class Search:
                 continue
             if found := self._found(tried):
                 kl[bits] = min(each.quality.kl.value for each in found)
-        if kl and int8_instructions() is None:
+        if kl and int8_instructions() is None and not self.runs.ours:
             self.progress.note("this CPU has no products of int8, such as VNNI: int8 saves bytes, but hardly time")
         if not kl or self.job.target.bytes is not None:
             return min(kl, key=lambda bits: kl[bits], default=None)
