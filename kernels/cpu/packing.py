@@ -99,24 +99,23 @@ def _flat(values: Floats) -> NDArray[np.float32]:
 def _ordered(factor: Factor, order: Places, levels: int) -> tuple[NDArray[Any], Floats, Floats]:
     """The weight with its columns in the order of the inputs, scale and bias (blocks, out) of its sums.
 
-    Where inputs are 8-bit numbers their scale is folded into the columns, and then every output is rounded to int8.
+    Int8 weights that are larger than `levels` are rounded once more.
     """
     blocks, outputs, inputs = factor.weight.shape
     column = np.full(max(factor.inputs.max(), order.max()) + 1, 0)
-    weight = np.zeros(factor.weight.shape, factor.weight.dtype if factor.quantiser is None else np.int8)
+    weight = np.zeros_like(factor.weight)
     bias = np.where(factor.outputs < factor.width, factor.bias[np.minimum(factor.outputs, factor.width - 1)], 0.0)
-    scale = np.ones((blocks, outputs))
+    scale, given = np.ones((blocks, outputs)), factor.weight
+    if factor.scale is not None:
+        most = np.maximum(np.abs(given.astype(np.int16)).max(-1) / levels, 1)
+        scale, given = factor.scale.astype(np.float64) * most, np.rint(given / most[..., None]).astype(np.int8)
     for block in range(blocks):
         channels = order[block * inputs : (block + 1) * inputs]
         column[factor.inputs[block]] = np.arange(inputs)
-        taken = np.where(channels >= 0, factor.weight[block][:, column[channels]], 0)
+        weight[block] = np.where(channels >= 0, given[block][:, column[channels]], 0)
         if factor.quantiser is not None:
-            folded = taken * factor.quantiser.scale[channels].astype(np.float64)
-            scale[block] = np.maximum(np.abs(folded).max(-1), 1e-30) / levels
-            taken = np.rint(folded / scale[block][:, None])
             zero = np.where(channels >= 0, factor.quantiser.zero[channels], 0.0)
-            bias[block] -= scale[block] * (taken @ zero)
-        weight[block] = taken
+            bias[block] -= scale[block] * (weight[block].astype(np.float64) @ zero)
     return weight, scale, bias
 
 

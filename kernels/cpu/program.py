@@ -44,12 +44,13 @@ class Factor:
     A dense or block-diagonal layer is one factor, a Monarch or low-rank layer two.
 
     Args:
-        weight: (blocks, out, in).
+        weight: (blocks, out, in): floats, or int8 values where `scale` is given.
         inputs: (blocks, in), channels of x, none twice.
         outputs: (blocks, out), channels of y; those from `width` on are not kept.
         width: channels of y.
         bias: (width,).
-        quantiser: of x, by whose 8-bit numbers int8 weights multiply; None computes in bfloat16.
+        quantiser: of x; None computes in bfloat16.
+        scale: (blocks, out): what an int8 weight's 1 is worth, where its inputs are the quantiser's 8-bit numbers.
         gelu: whether GELU follows.
         adds: whether the result is added to the stream.
         name: of the layer that it is a part of; no two are equal.
@@ -61,6 +62,7 @@ class Factor:
     width: int
     bias: Floats
     quantiser: Quantiser | None = None
+    scale: Floats | None = None
     gelu: bool = False
     adds: bool = False
     name: str = ""

@@ -2,8 +2,10 @@
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .program import Attention, Factor, Floats, Merge, Norm, Program
 
@@ -28,7 +30,7 @@ def erf(x: Floats) -> Floats:
 def evaluate(program: Program, images: Floats, observe: Observe = lambda factor, x: None) -> Floats:
     """Compute the logits (n, classes) of images (n, 3, size, size) in the images' number type.
 
-    Nothing is rounded to 8 bits.
+    Int8 weights are taken for what they are worth; inputs are not rounded.
 
     Args:
         observe: is called with the inputs (rows, channels) of each factor.
@@ -72,7 +74,7 @@ def _normed(norm: Norm, x: Floats) -> Floats:
 
 
 def _product(factor: Factor, x: Floats) -> Floats:
-    weight = factor.weight.astype(x.dtype)
+    weight = real_weight(factor).astype(x.dtype)
     wide = np.zeros((*x.shape[:-1], max(x.shape[-1], factor.inputs.max() + 1)), x.dtype)
     wide[..., : x.shape[-1]] = x
     y = np.zeros((*x.shape[:-1], max(factor.width, factor.outputs.max() + 1)), x.dtype)
@@ -80,6 +82,14 @@ def _product(factor: Factor, x: Floats) -> Floats:
         y[..., outputs] = wide[..., inputs] @ weight[block].T
     y = y[..., : factor.width] + factor.bias.astype(x.dtype)
     return y * 0.5 * (1 + erf(y / math.sqrt(2))) if factor.gelu else y
+
+
+def real_weight(factor: Factor) -> NDArray[Any]:
+    """Return the weight (blocks, out, in) of inputs that are no 8-bit numbers."""
+    if factor.scale is None or factor.quantiser is None:
+        return factor.weight
+    scale = np.append(factor.quantiser.scale, 1.0)[np.minimum(factor.inputs, len(factor.quantiser.scale))]
+    return factor.weight * factor.scale[..., None] / scale[:, None]
 
 
 def _heads(operator: Attention | Merge, x: Floats) -> tuple[Floats, Floats, Floats]:

@@ -11,6 +11,7 @@ from ...kernels.cpu.quantise import calibrated, channels_of, quantised
 from ..bundle.storage import storable_weights
 from ..compress.quantisation import FALLBACK
 from .from_model import program_of
+from .session import weight_levels
 
 Activations = Mapping[str, NDArray[np.float32]]
 
@@ -36,7 +37,7 @@ def int8_program(model: nn.Module, size: int, activations: Activations) -> Progr
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):
             raise ValueError(f"activations of {name}: {found.get(name, 'no')} channels, not {wanted.get(name, 'any')}")
-    return quantised(program, activations)
+    return quantised(program, activations, weight_levels())
 
 
 def int8_storage(model: nn.Module, activations: Activations) -> dict[str, str]:

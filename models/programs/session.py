@@ -5,6 +5,7 @@ from typing import Any
 from ...kernels.cpu.assemble import assemble
 from ...kernels.cpu.library import CpuLibraryError, Runner, fastest_set
 from ...kernels.cpu.program import Program
+from ...kernels.cpu.quantise import LEVELS
 from ..errors import ExportError
 from ..onnx.session import GraphSession
 
@@ -41,6 +42,14 @@ def instruction_set() -> str:
         CpuLibraryError: the library cannot be used here.
     """
     return fastest_set().name
+
+
+def weight_levels() -> int:
+    """Return the largest magnitude of int8 weights here; the usual one where the library cannot be used."""
+    try:
+        return fastest_set().levels
+    except CpuLibraryError:
+        return LEVELS
 
 
 def kernels_refusal() -> str | None:
