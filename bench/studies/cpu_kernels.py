@@ -28,7 +28,7 @@ from ...inference.forward import Forward, LanePlan
 from ...inference.graph import Graph, graph_forward
 from ...jobs.search.timing import time_in_turns
 from ...kernels.cpu.library import fastest_set, multiply_again
-from ...kernels.cpu.program import Factor, Operator, Program
+from ...kernels.cpu.program import Embed, Factor, Operator, Program
 from ...kernels.cpu.quantise import calibrated, quantised
 from ...models import create_model, layer_specs_for
 from ...models.layers.layer_spec import replace_linears
@@ -101,6 +101,7 @@ def forwards(arch: str, nblocks: int, size: int, work: Path, **arguments: Any) -
     whole = made(arch, nblocks, **arguments)
     program, stack = layers_of(program_of(whole, size)), without_attention(whole)
     name = "dense" if nblocks == 1 else f"Monarch {nblocks}"
+    assert isinstance(program.embed, Embed)
     operations = macs(program, len(program.embed.start))
 
     def opened(file: Path) -> Forward:

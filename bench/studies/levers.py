@@ -34,8 +34,10 @@ from ...models.layers.select import select_linears
 from ...models.layers.token_merging import ALL_TOKENS, TokenMerging, TokenPlan
 from ...models.onnx.export import write_verified
 from ...models.onnx.quantize import MIN_IMAGES, QuantizeSettings, quantized_graph
+from ...models.programs.from_model import program_of
 from ...models.programs.int8 import calibrate
 from ...models.programs.session import kernels_refusal
+from ...models.serving.fused.chains import NotFusable
 from ..machine import about
 
 BATCHES = (1, 8)
@@ -86,10 +88,19 @@ def forwards(name: str, model: nn.Module, work: Path, images: Tensor) -> Iterato
         yield f"{name}, OpenVINO {dtype_name(fast)}", opened(plain, fast)
     rounded.write_bytes(quantized_graph(plain, images, QuantizeSettings(images=MIN_IMAGES, symmetric=True)).data)
     yield f"{name}, OpenVINO int8", opened(rounded, fast)
-    if kernels_refusal() is None:
+    if kernels_refusal() is None and _takes(model, size):
         yield f"{name}, milkweed bfloat16", program_forward(model, ONE_LANE, size)
         activations = calibrate(model, size, [images[:CALIBRATING]])
         yield f"{name}, milkweed int8", program_forward(model, ONE_LANE, size, activations)
+
+
+def _takes(model: nn.Module, size: int) -> bool:
+    """Whether our kernels compute a model: of a ViTAE they do not that merges tokens."""
+    try:
+        program_of(model, size)
+    except NotFusable:
+        return False
+    return True
 
 
 def rows(arch: str, size: int, **arguments: Any) -> list[dict[str, Any]]:
@@ -128,7 +139,7 @@ def measure(archs: Sequence[str]) -> dict[str, Any]:
     return {**about("levers", before), "rows": found}
 
 
-ARCHS = ["deit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224"]
+ARCHS = ["deit_tiny_patch16_224", "vit_small_patch16_224", "vit_base_patch16_224", "vitae_basic_tiny"]
 
 
 def main() -> None:

@@ -40,7 +40,7 @@ class PackedFactor:
     Args:
         panels: int8 or the bits of bfloat16: (blocks, panels, k-steps, 16 nr, numbers of a k-step).
         scale, bias: (blocks x outputs,), float32: of the sums.
-        scale2, bias2: behind GELU, from its values to 8 bits; None where they stay floats.
+        scale2, bias2: behind GELU or SiLU, from its values to 8 bits; None where they stay floats.
         places: (groups,), int32: column of each group of outputs.
     """
 
@@ -76,7 +76,7 @@ def pack(
         rows[block, :outputs], at[block, :outputs] = rows_by_position(factor.outputs[block], place)
     weight, scale, bias = (_rows(each, rows) for each in (weight, scale, bias))
     to_8_bits = _rows_of(out, factor, rows)
-    if to_8_bits is not None and not factor.gelu:
+    if to_8_bits is not None and not (factor.gelu or factor.silu):
         scale, bias = scale * to_8_bits[0], bias * to_8_bits[0] + to_8_bits[1]
     group, places = groups_of(at.reshape(-1))
     return PackedFactor(

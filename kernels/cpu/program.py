@@ -3,6 +3,9 @@
 The tokens of an image are the rows of the *stream* (tokens, embed_dim), float32. Between attentions every operator acts
 on rows alone: a norm reads the stream, a factor reads what the one before it gave, and the last of them adds to the
 stream or gives the queries, keys and values of the next attention.
+
+Convolutions read the *grid*: the image, or what the stream was at the last `Grid`. A pyramid of them starts another
+stream, a branch of them adds to the one that there is.
 """
 
 from collections.abc import Sequence
@@ -11,6 +14,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+LEAST_GROUPS = 16
+"""With so many groups a lane computes one; with fewer a product multiplies zeros between them."""
 
 Floats = NDArray[np.floating[Any]]
 Places = NDArray[np.int64]
@@ -51,7 +57,7 @@ class Factor:
         bias: (width,).
         quantiser: of x; None computes in bfloat16.
         scale: (blocks, out): what an int8 weight's 1 is worth, where its inputs are the quantiser's 8-bit numbers.
-        gelu: whether GELU follows.
+        gelu, silu: whether GELU or SiLU follows.
         adds: whether the result is added to the stream.
         name: of the layer that it is a part of; no two are equal.
     """
@@ -64,6 +70,7 @@ class Factor:
     quantiser: Quantiser | None = None
     scale: Floats | None = None
     gelu: bool = False
+    silu: bool = False
     adds: bool = False
     name: str = ""
 
@@ -105,6 +112,91 @@ class Merge:
 
 
 @dataclass(frozen=True, eq=False)
+class Convolution:
+    """A factor of the kernel's taps at each place of a square grid: (side, side, channels) -> (across, across, width).
+
+    Args:
+        factor: its input tap x channels + c is channel c at that tap. Its blocks hold the groups in their order.
+        stride, dilation: in places of the grid.
+        padding: places of zeros on each side.
+    """
+
+    factor: Factor
+    side: int
+    channels: int
+    kernel: int
+    stride: int = 1
+    dilation: int = 1
+    padding: int = 0
+    groups: int = 1
+
+    @property
+    def across(self) -> int:
+        """Side of what it gives."""
+        return (self.side + 2 * self.padding - self.dilation * (self.kernel - 1) - 1) // self.stride + 1
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Makes the grid of what the stream now is, without the first tokens of a prefix."""
+
+    prefix: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Pyramid:
+    """Starts the stream anew with what convolutions of the grid give, their channels one behind the other."""
+
+    convolutions: Sequence[Convolution]
+
+
+@dataclass(frozen=True, eq=False)
+class Branch:
+    """Adds the last of convolutions, of which the first reads the grid, to the stream behind the first tokens."""
+
+    convolutions: Sequence[Convolution]
+    prefix: int = 0
+
+    @property
+    def by_groups(self) -> bool:
+        """Whether many groups stay apart in all of its convolutions, which then are computed in float32."""
+        return all(
+            each.groups == self.convolutions[0].groups >= LEAST_GROUPS
+            and (each.stride, each.dilation, each.padding) == (1, 1, each.kernel // 2)
+            and each.kernel % 2 == 1
+            and each.factor.silu | each.factor.adds
+            for each in self.convolutions
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Performer:
+    """Linear attention in float32: keys, queries, values (tokens, 3 width) -> (tokens, width).
+
+    The values are the new stream. With phi(t) = exp(w t - |t|^2 / 2) / sqrt(features),
+    y_t = sum_s (phi(q_t) phi(k_s)) v_s / (sum_s phi(q_t) phi(k_s) + eps).
+    Source: Performer (arXiv 2009.14794), positive random features.
+
+    Args:
+        w: (features, width).
+    """
+
+    w: Floats
+    eps: float
+
+
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """The first operator of a model whose first grid is the image itself.
+
+    Args:
+        size: side of the image, px.
+    """
+
+    size: int
+
+
+@dataclass(frozen=True, eq=False)
 class Embed:
     """The first operator: patches of the image, times a weight, are added to the first values of the stream.
 
@@ -123,20 +215,25 @@ class Embed:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The last operator: the norm and the classifier of the first token."""
+    """The last operator: the norm, if there is one, and the classifier of the first token or of a mean.
 
-    norm: Norm
+    Args:
+        mean_from: the first of the tokens whose mean is classified; None classifies the first token.
+    """
+
+    norm: Norm | None
     classifier: Factor
+    mean_from: int | None = None
 
 
-Operator = Norm | Factor | Attention | Merge
+Operator = Norm | Factor | Attention | Merge | Grid | Pyramid | Branch | Performer
 
 
 @dataclass(frozen=True, eq=False)
 class Program:
     """A model. The operators between its ends act on the whole stream."""
 
-    embed: Embed
+    embed: Embed | Pixels
     operators: Sequence[Operator]
     head: Head
 
@@ -157,3 +254,30 @@ def monarch(w1: Floats, w2: Floats, bias: Floats | None, outputs: int, **options
     first = Factor(w1, inputs, middle.reshape(K, q), K * q, np.zeros(K * q), name=f"{name}.w1")
     bias = np.zeros(outputs) if bias is None else bias
     return [first, Factor(w2, middle.reshape(r, J).T, np.arange(J * s).reshape(s, J).T, outputs, bias, **options)]
+
+
+def convolution(weight: Floats, bias: Floats | None, side: int, groups: int = 1, **options: Any) -> Convolution:
+    """Make a convolution of weight (out, in / groups, kernel, kernel); a block of its factor holds several groups.
+
+    Args:
+        options: stride, dilation and padding; the rest is the factor's.
+    """
+    out, per, kernel, _ = weight.shape
+    count, taps, given = _groups_in_block(groups, out // groups), kernel**2, out // groups
+    blocks = groups // count
+    full = np.zeros((blocks, count, given, taps, count, per), weight.dtype)
+    for i in range(count):
+        full[:, i, :, :, i] = weight.reshape(blocks, count, given, per, taps)[:, i].transpose(0, 1, 3, 2)
+    channels = np.arange(per * groups).reshape(blocks, 1, count * per)
+    inputs = (np.arange(taps)[:, None] * per * groups + channels).reshape(blocks, -1)
+    geometry = {name: options.pop(name) for name in ("stride", "dilation", "padding") if name in options}
+    bias = np.zeros(out) if bias is None else bias
+    weight = full.reshape(blocks, count * given, -1)
+    factor = Factor(weight, inputs, np.arange(out).reshape(blocks, -1), out, bias, **options)
+    return Convolution(factor, side, per * groups, kernel, groups=groups, **geometry)
+
+
+def _groups_in_block(groups: int, outputs: int) -> int:
+    """How many groups a block holds, so that panels of 32 outputs multiply few zeros; of equal ones the most."""
+    counts = [each for each in range(1, groups + 1) if groups % each == 0]
+    return min(counts, key=lambda each: (-(-each * outputs // 32), -each))

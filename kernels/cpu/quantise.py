@@ -6,18 +6,33 @@ SmoothQuant (arXiv 2211.10438, section 4), at no cost since LayerNorms and epilo
 outliers that weights cannot take: DeiT-Tiny's KL was .031 with a scale for each of their channels, .0014 nearly so.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .program import Attention, Factor, Floats, Norm, Operator, Program, Quantiser
+from .program import (
+    Attention,
+    Branch,
+    Embed,
+    Factor,
+    Floats,
+    Norm,
+    Operator,
+    Performer,
+    Program,
+    Pyramid,
+    Quantiser,
+)
 from .reference import evaluate
 
-ALPHA, ALPHA_GELU = 1.0, 0.1
+ALPHA = 1.0
 
-GELU_LEAST = 0.17
-"""GELU is never below its negative."""
+GELU_LEAST, SILU_LEAST = 0.17, 0.28
+"""They are never below its negative."""
+
+ALPHAS = {0.0: ALPHA, GELU_LEAST: 0.1, SILU_LEAST: 0.3}
+"""By the least that inputs can be."""
 
 LEVELS = 127
 
@@ -26,60 +41,92 @@ Maxima = Mapping[str, Floats]
 """The largest magnitude of each channel of the inputs of each factor, by the factor's name."""
 
 
+@dataclass(frozen=True, eq=False)
+class _Reader:
+    """A factor that is quantised.
+
+    Args:
+        channels: of its inputs; a convolution has them at each of its taps.
+        least: where its inputs are an activation's, the negative of the least that they can be; else 0.
+    """
+
+    factor: Factor
+    channels: int
+    least: float = 0.0
+    taps: int = 1
+
+
 def calibrated(program: Program, batches: Iterable[Floats]) -> Maxima:
     """Return the maxima over batches of images."""
     found: dict[str, Floats] = {}
+    wanted = channels_of(program)
 
     def observe(factor: Factor, x: Floats) -> None:
-        seen = np.abs(x).max(0).astype(np.float32)
-        found[factor.name] = np.maximum(seen, found.get(factor.name, seen))
+        if factor.name in wanted:
+            seen = np.abs(x).max(0).astype(np.float32)
+            found[factor.name] = np.maximum(seen, found.get(factor.name, seen))
 
     for batch in batches:
         evaluate(program, batch, observe)
-    found.pop(program.head.classifier.name)
     return found
 
 
 def channels_of(program: Program) -> dict[str, int]:
     """Return the number of channels of the inputs of each factor that is quantised, by its name."""
-    found: dict[str, int] = {}
-    channels = program.embed.start.shape[1]
-    for operator in program.operators:
-        if isinstance(operator, Factor):
-            found[operator.name] = channels
-            channels = operator.width
-        elif isinstance(operator, Norm):
-            channels = len(operator.weight)
-        elif isinstance(operator, Attention):
-            channels = operator.heads * operator.head_dim
-    return found
+    return {each.factor.name: each.channels for each in _readers(program)}
 
 
 def quantised(program: Program, maxima: Maxima, levels: int = LEVELS) -> Program:
-    """Return the program with all factors in int8 but the classifier's.
+    """Return the program with all factors in int8 but the classifier's and those of branches by groups.
 
     Args:
         levels: the largest magnitude of a weight: those of the instruction set that will run it, if that is known.
             What is rounded to more is rounded again where it runs, which doubled DeiT-Tiny's KL.
     """
-    operators = list[Operator]()
-    before: Operator | None = None
+    found = {
+        each.factor.name: _quantised(each, maxima[each.factor.name].astype(np.float64), levels)
+        for each in _readers(program)
+    }
+    return replace(program, operators=[_with(each, found) for each in program.operators])
+
+
+def _with(operator: Operator, factors: Mapping[str, Factor]) -> Operator:
+    """The operator with factors of the same names in their places."""
+    if isinstance(operator, Pyramid | Branch):
+        convolutions = [
+            replace(each, factor=factors.get(each.factor.name, each.factor)) for each in operator.convolutions
+        ]
+        return replace(operator, convolutions=convolutions)
+    return factors[operator.name] if isinstance(operator, Factor) else operator
+
+
+def _readers(program: Program) -> Iterator[_Reader]:
+    embed = program.embed
+    channels, least = embed.start.shape[1] if isinstance(embed, Embed) else 0, 0.0
     for operator in program.operators:
         if isinstance(operator, Factor):
-            behind_gelu = isinstance(before, Factor) and before.gelu
-            operators.append(_quantised(operator, maxima[operator.name].astype(np.float64), levels, gelu=behind_gelu))
-        else:
-            operators.append(operator)
-        before = operator
-    return replace(program, operators=operators)
+            yield _Reader(operator, channels, least)
+            channels, least = operator.width, GELU_LEAST if operator.gelu else 0.0
+        elif isinstance(operator, Norm):
+            channels, least = len(operator.weight), 0.0
+        elif isinstance(operator, Attention):
+            channels, least = operator.heads * operator.head_dim, 0.0
+        elif isinstance(operator, Performer):
+            channels, least = operator.w.shape[1], 0.0
+        elif isinstance(operator, Pyramid):
+            yield from (_Reader(each.factor, each.channels, taps=each.kernel**2) for each in operator.convolutions)
+        elif isinstance(operator, Branch) and not operator.by_groups:
+            for place, each in enumerate(operator.convolutions):
+                yield _Reader(each.factor, each.channels, SILU_LEAST if place else 0.0, each.kernel**2)
 
 
-def _quantised(factor: Factor, most: Floats, levels: int, *, gelu: bool) -> Factor:
-    alpha = ALPHA_GELU if gelu else ALPHA
-    most = np.maximum(most, 1e-6 * most.max() + 1e-30) + (GELU_LEAST if gelu else 0)
+def _quantised(reader: _Reader, most: Floats, levels: int) -> Factor:
+    factor, least = reader.factor, reader.least
+    alpha = ALPHAS[least]
+    most = np.maximum(most, 1e-6 * most.max() + 1e-30) + least
     most = most**alpha * most.max() ** (1 - alpha)
-    scale = most / (255 if gelu else LEVELS)
-    zero = GELU_LEAST / scale if gelu else np.full(len(scale), 128.0)
+    scale = np.tile(most / (255 if least else LEVELS), reader.taps)
+    zero = np.rint(least / scale) if least else np.full(len(scale), 128.0)
     wide = np.zeros(max(len(scale), factor.inputs.max() + 1))  # inputs that nobody gives count for nothing
     wide[: len(scale)] = scale
     folded = factor.weight.astype(np.float64) * wide[factor.inputs][:, None]

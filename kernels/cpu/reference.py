@@ -7,7 +7,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import Attention, Factor, Floats, Merge, Norm, Program
+from .program import (
+    Attention,
+    Branch,
+    Convolution,
+    Embed,
+    Factor,
+    Floats,
+    Grid,
+    Merge,
+    Norm,
+    Performer,
+    Program,
+    Pyramid,
+)
 
 Observe = Callable[[Factor, Floats], None]
 
@@ -33,10 +46,10 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
     Int8 weights are taken for what they are worth; inputs are not rounded.
 
     Args:
-        observe: is called with the inputs (rows, channels) of each factor.
+        observe: is called with the inputs (rows, channels) of each factor; of a convolution they are its grid.
     """
-    stream, x = _embedded(program, images), images
-    qkv, sizes = x, np.ones(stream.shape[:2], x.dtype)
+    stream = _embedded(program.embed, images) if isinstance(program.embed, Embed) else images
+    x, qkv, grid, sizes = images, images, images.transpose(0, 2, 3, 1), np.ones(stream.shape[:2], images.dtype)
     for operator in program.operators:
         if isinstance(operator, Norm):
             x = _normed(operator, stream)
@@ -44,6 +57,21 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             qkv, x = x, _attended(operator, x, sizes)
             if operator.first:
                 stream = stream[:, :1]
+        elif isinstance(operator, Performer):
+            stream, x = x[..., 2 * operator.w.shape[1] :], _performed(operator, x)
+        elif isinstance(operator, Grid):
+            side = math.isqrt(stream.shape[1] - operator.prefix)
+            grid = stream[:, operator.prefix :].reshape(len(stream), side, side, -1)
+        elif isinstance(operator, Pyramid):
+            stream = np.concatenate([_convolved(each, grid, observe) for each in operator.convolutions], axis=-1)
+            stream = stream.reshape(len(stream), -1, stream.shape[-1])
+            sizes = np.ones(stream.shape[:2], stream.dtype)
+        elif isinstance(operator, Branch):
+            y = grid
+            for each in operator.convolutions:
+                y = _convolved(each, y, observe)
+            stream = stream.copy()
+            stream[:, operator.prefix :] += y.reshape(len(y), -1, y.shape[-1])
         elif isinstance(operator, Merge):
             stream, sizes = _merged(operator, stream, sizes, qkv)
         else:
@@ -51,13 +79,14 @@ def evaluate(program: Program, images: Floats, observe: Observe = lambda factor,
             x = _product(operator, x)
             if operator.adds:
                 stream = stream + x
-    first = _normed(program.head.norm, stream[:, 0])
+    head = program.head
+    first = stream[:, 0] if head.mean_from is None else stream[:, head.mean_from :].mean(1)
+    first = first if head.norm is None else _normed(head.norm, first)
     observe(program.head.classifier, first)
     return _product(program.head.classifier, first)
 
 
-def _embedded(program: Program, images: Floats) -> Floats:
-    embed = program.embed
+def _embedded(embed: Embed, images: Floats) -> Floats:
     width, channels, patch, _ = embed.weight.shape
     across, count = embed.size // patch, len(images)
     cut = images.reshape(count, channels, across, patch, across, patch).transpose(0, 2, 4, 1, 3, 5)
@@ -81,7 +110,30 @@ def _product(factor: Factor, x: Floats) -> Floats:
     for block, (inputs, outputs) in enumerate(zip(factor.inputs, factor.outputs, strict=True)):
         y[..., outputs] = wide[..., inputs] @ weight[block].T
     y = y[..., : factor.width] + factor.bias.astype(x.dtype)
+    if factor.silu:
+        return y * 0.5 * (1 + np.tanh(y / 2))
     return y * 0.5 * (1 + erf(y / math.sqrt(2))) if factor.gelu else y
+
+
+def _convolved(convolution: Convolution, grid: Floats, observe: Observe) -> Floats:
+    """What a convolution gives of a grid (n, side, side, channels)."""
+    observe(convolution.factor, grid.reshape(-1, grid.shape[-1]))
+    edge, step, across = convolution.padding, convolution.dilation, convolution.across
+    padded = np.pad(grid, ((0, 0), (edge, edge), (edge, edge), (0, 0)))
+    reach = convolution.stride * (across - 1) + 1
+    starts = [step * each for each in range(convolution.kernel)]
+    taps = [padded[:, y : y + reach, x : x + reach] for y in starts for x in starts]
+    return _product(
+        convolution.factor,
+        np.concatenate([each[:, :: convolution.stride, :: convolution.stride] for each in taps], axis=-1),
+    )
+
+
+def _performed(performer: Performer, x: Floats) -> Floats:
+    k, q, v = np.split(x, 3, axis=-1)
+    w = performer.w.astype(x.dtype)
+    of_k, of_q = (np.exp(t @ w.T - (t**2).sum(-1, keepdims=True) / 2) / math.sqrt(len(w)) for t in (k, q))
+    return of_q @ (of_k.transpose(0, 2, 1) @ v) / (of_q @ of_k.sum(1)[..., None] + performer.eps)
 
 
 def real_weight(factor: Factor) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""The structures of `csrc/program.h`, field by field, and the two blocks of memory that their offsets point into."""
+"""The structures of `csrc/program.h`, field by field, their tables, and the memory that their offsets point into."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,15 +11,24 @@ SLACK = 4096
 """Bytes behind each buffer: what AMX reads there and what dropped outputs are written to."""
 
 F32, BF16, U8 = 0, 1, 2
-NORM, FACTOR = 0, 1
-STORE, GELU, ADD = 0, 1, 2
-PATCHES, ROWS, ATTENTION, MERGE = 0, 1, 2, 3
+NORM, FACTOR, CAST, GATHER = 0, 1, 2, 3
+STORE, GELU, ADD, SILU, SILU_ADD = 0, 1, 2, 3, 4
+PATCHES, ROWS, ATTENTION, MERGE, PIXELS, PERFORMER, MEAN, GROUPED = 0, 1, 2, 3, 4, 5, 6, 7
+
+LEAST_ROWS = 32
+"""What a kernel takes at least."""
+
+Fields = Mapping[str, Any]
+"""Some of a structure's fields."""
 
 ITEM_BYTES = {F32: 4, BF16: 2, U8: 1}
 
 _INTS = ("action", "type", "blocks", "inputs", "outputs", "nr", "epilogue", "to_type", "from", "to", "group")
+_TAPS = ("side", "across", "kernel", "stride", "dilation", "padding")
 _OFFSETS = ("weights", "scale", "bias", "scale2", "bias2", "places")
-STAGE = np.dtype([*((name, "i4") for name in _INTS), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True)
+STAGE = np.dtype(
+    [*((name, "i4") for name in (*_INTS, *_TAPS)), ("eps", "f4"), *((name, "i8") for name in _OFFSETS)], align=True
+)
 
 BUFFER = np.dtype([*((name, "i8") for name in ("offset", "image_bytes", "row_bytes")), ("in_arena", "i8")], align=True)
 
@@ -27,9 +36,11 @@ _STEP_INTS = ("kind", "stages", "first_stage", "first_buffer", "rows", "tile", "
 STEP = np.dtype(
     [
         *((name, "i4") for name in (*_STEP_INTS, "to_type", "queries", "weighted", "side", "patch")),
-        *((name, "i4") for name in ("prefix", "merged", "channels")),
+        *((name, "i4") for name in ("prefix", "merged", "channels", "features")),
+        ("epsilon", "f4"),
+        ("group", "i4"),
         ("protect", "f4"),
-        *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "scratch")),
+        *((name, "i8") for name in ("start", "start_bytes", "scale", "bias", "places", "scratch")),
     ],
     align=True,
 )
@@ -81,3 +92,52 @@ def table(rows: Sequence[Mapping[str, Any]], kind: np.dtype[Any]) -> NDArray[Any
         for name, value in row.items():
             found[name][place] = value
     return found
+
+
+class Tables:
+    """Steps, stages and buffers of a program for so many images, and the memory that they name."""
+
+    def __init__(self, images: int) -> None:
+        self.images, self.constants, self.arena = images, Constants(), Arena()
+        self.steps, self.stages, self.buffers = list[Fields](), list[Fields](), list[Fields]()
+        self._places: dict[tuple[Any, ...], int] = {}
+
+    def place(self, key: tuple[Any, ...], size: int) -> int:
+        """Offset of memory in the arena; what has one key is never needed at once, and is one."""
+        if key not in self._places:
+            self._places[key] = self.arena.add(size)
+        return self._places[key]
+
+    def rows(self, use: str, row_bytes: int, rows: int) -> Fields:
+        """A buffer with so many rows of each image."""
+        offset = self.place((use, row_bytes, rows), (rows * self.images + LEAST_ROWS) * row_bytes)
+        return {"offset": offset, "image_bytes": rows * row_bytes, "row_bytes": row_bytes, "in_arena": 1}
+
+    def tile(self, rows: int, place: int, kind: int, row_bytes: int) -> Fields:
+        """A buffer for the rows of a tile; steps share them."""
+        size = (rows + LEAST_ROWS) * row_bytes
+        # Of one kind: what is read behind a row has to be a number.
+        return {"offset": self.place(("tile", place, kind, size), size), "row_bytes": row_bytes}
+
+    def step(self, kind: int, buffers: Sequence[Fields], stages: Sequence[Fields] = (), **values: Any) -> None:
+        """Add a step, its buffers and its stages."""
+        places = {"first_buffer": len(self.buffers), "first_stage": len(self.stages), "stages": len(stages)}
+        self.steps.append({"kind": kind, **places, **values})
+        self.buffers += buffers
+        self.stages += stages
+
+
+def attention_bytes(tokens: int, width: int) -> int:
+    """What one head needs in the kernel: transposed values, queries, scores, probabilities, sums."""
+    keys, padded, panel = -(-tokens // 32) * 32, -(-width // 32) * 32, 32
+    return 4 * (padded * keys + 2 * panel * padded + 2 * panel * keys + panel * padded) + 16 * SLACK
+
+
+def merge_bytes(tokens: int, width: int) -> int:
+    """What a merge needs in the kernel: keys of both sets, and some numbers for each token."""
+    return 4 * (tokens + 32) * (width + 16)
+
+
+def performer_bytes(width: int, features: int) -> int:
+    """What a performer needs in the kernel: sums over keys, features and answers of 32 rows."""
+    return 4 * (features * (width + 1) + LEAST_ROWS * (features + width))

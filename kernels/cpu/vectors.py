@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
 from . import structs
 from .layout import order_for
 from .packing import LANES
-from .program import Attention, Factor, Operator, Places, Quantiser
+from .program import Attention, Factor, Operator, Performer, Places, Pyramid, Quantiser
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,14 @@ class Vector:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """A vector for each token of all images, and its buffer."""
+
+    vector: Vector
+    buffer: structs.Fields
+
+
 def inputs_of(factor: Factor, written: Sequence[Places]) -> Vector:
     """Return the vector that a factor reads; `written` are the channels that each block of its writer gives."""
     return vector(order_for(factor.inputs, written), factor.quantiser)
@@ -44,8 +53,12 @@ def vector(order: Places, quantiser: Quantiser | None = None) -> Vector:
 
 
 def stream_order(operators: Sequence[Operator], width: int) -> Places:
-    """Channels of the stream, in the order in which the factor with most blocks adds to them."""
-    adding = [each for each in operators if isinstance(each, Factor) and each.adds]
+    """Channels of the stream, in the order in which the factor with most blocks adds to them.
+
+    What starts the stream anew, or is another's values, comes in the channels' own order.
+    """
+    of_this = takewhile(lambda each: not isinstance(each, Pyramid | Performer), operators)
+    adding = [each for each in of_this if isinstance(each, Factor) and each.adds]
     most = max(adding, key=lambda each: len(each.outputs), default=None)
     order = np.arange(width) if most is None else most.outputs.reshape(-1)
     return order[order < width]

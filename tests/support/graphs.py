@@ -33,8 +33,8 @@ class _Noise:
 def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxruntime", "openvino")) -> Graph:
     """The quantised graph of a bundle's model; its files are left in `folder`.
 
-    Products of MLPs alone, in weights of 7 bits: every CPU adds those up to the same numbers, and noise says little about what
-    attention gives.
+    Products of MLPs alone, in weights of 7 bits: every CPU adds those up to the same numbers, and noise says little
+    about what attention gives.
     """
     without_telemetry()
     import onnx  # here, since this file is loaded for all tests
@@ -43,7 +43,8 @@ def int8_graph(bundle: Path, folder: Path, backends: tuple[str, ...] = ("onnxrun
     model, config = load_bundle(bundle)
     size = int(config.preprocess["size"])
     write_verified(model, folder / "float.onnx", size)
-    types: dict[str, Any] = {"weight_type": quantization.QuantType.QInt8, "activation_type": quantization.QuantType.QUInt8}
+    kinds = quantization.QuantType
+    types: dict[str, Any] = {"weight_type": kinds.QInt8, "activation_type": kinds.QUInt8}
     files = folder / "float.onnx", folder / "int8.onnx"
     names = [node.name for node in onnx.load(files[0]).graph.node]
     types |= {"quant_format": quantization.QuantFormat.QDQ, "reduce_range": True, "op_types_to_quantize": ["MatMul"]}

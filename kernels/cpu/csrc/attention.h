@@ -2,7 +2,7 @@
 // keys, and the sum of values. Nothing larger than a panel exists, and no lane ever has to be added to another.
 #pragma once
 
-#include "rows.h"
+#include "grid.h"
 
 namespace milkweed {
 namespace ISA {

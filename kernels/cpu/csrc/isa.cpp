@@ -61,6 +61,10 @@ extern "C" __attribute__((visibility("default"))) void ENTRY(const Program* p, c
     if (s.kind == kPatches) run_patches(*p, s, base, a, images, count);
     else if (s.kind == kRows) run_rows(*p, s, base, a, count);
     else if (s.kind == kAttention) run_attention(*p, s, base, a, count);
+    else if (s.kind == kPixels) run_pixels(*p, s, base, a, images, count);
+    else if (s.kind == kPerformer) run_performer(*p, s, base, a, count);
+    else if (s.kind == kMean) run_mean(*p, s, a, count);
+    else if (s.kind == kGrouped) run_grouped(*p, s, base, a, count);
     else run_merge(*p, s, a, count);
   }
   for (int i = 0; i < count; i++)

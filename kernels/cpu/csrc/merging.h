@@ -5,6 +5,7 @@
 #pragma once
 
 #include "attention.h"
+#include "performer.h"
 
 namespace milkweed {
 namespace ISA {

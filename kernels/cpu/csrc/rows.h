@@ -1,5 +1,4 @@
-// LayerNorms and linear layers, fused: a tile of rows goes through all stages of a step before the next tile does, so
-// that what lies between them stays in the core's own caches.
+// LayerNorms and linear layers on a tile of rows.
 #pragma once
 
 #include "product.h"
@@ -54,7 +53,7 @@ static inline void finish(const Stage& s, const char* base, int output, const fl
   const f32x16 bias = load<f32x16>((const float*)(base + s.bias) + output);
   const f32x16 scale = load<f32x16>((const float*)(base + s.scale) + output);
   f32x16 scale2{}, bias2{};
-  if constexpr (EPILOGUE == kGelu && TO == kU8) {
+  if constexpr ((EPILOGUE == kGelu || EPILOGUE == kSilu) && TO == kU8) {
     scale2 = load<f32x16>((const float*)(base + s.scale2) + output);
     bias2 = load<f32x16>((const float*)(base + s.bias2) + output);
   }
@@ -66,7 +65,11 @@ static inline void finish(const Stage& s, const char* base, int output, const fl
       if constexpr (TO == kU8) v = fma(gelu_coarse(v), scale2, bias2);
       else v = gelu_fine(v);
     }
-    if constexpr (EPILOGUE == kAdd) {
+    if constexpr (EPILOGUE == kSilu || EPILOGUE == kSiluAdd) {
+      v = silu(v);
+      if constexpr (TO == kU8) v = fma(v, scale2, bias2);
+    }
+    if constexpr (EPILOGUE == kAdd || EPILOGUE == kSiluAdd) {
       add(to, places, s.group, v);
     } else {
       put<TO>(to, places, s.group, v);
@@ -96,9 +99,15 @@ static void factor(const Stage& s, const char* base, const char* from, long ld_f
 template <class T>
 static void factor(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
   if (s.epilogue == kAdd) return factor<T, kAdd, kF32>(s, base, from, ld_from, to, ld_to, rows);
+  if (s.epilogue == kSiluAdd) return factor<T, kSiluAdd, kF32>(s, base, from, ld_from, to, ld_to, rows);
   if (s.epilogue == kGelu) {
     if (s.to_type == kU8) return factor<T, kGelu, kU8>(s, base, from, ld_from, to, ld_to, rows);
-    return factor<T, kGelu, kBF16>(s, base, from, ld_from, to, ld_to, rows);
+    if (s.to_type == kBF16) return factor<T, kGelu, kBF16>(s, base, from, ld_from, to, ld_to, rows);
+    return factor<T, kGelu, kF32>(s, base, from, ld_from, to, ld_to, rows);
+  }
+  if (s.epilogue == kSilu) {
+    if (s.to_type == kU8) return factor<T, kSilu, kU8>(s, base, from, ld_from, to, ld_to, rows);
+    return factor<T, kSilu, kBF16>(s, base, from, ld_from, to, ld_to, rows);
   }
   if (s.to_type == kU8) return factor<T, kStore, kU8>(s, base, from, ld_from, to, ld_to, rows);
   if (s.to_type == kBF16) return factor<T, kStore, kBF16>(s, base, from, ld_from, to, ld_to, rows);
@@ -138,35 +147,6 @@ static void norm(const Stage& s, const char* base, const char* from, long ld_fro
       for (int i = 0; i < kNormRows; i++)
         if (i < here)
           put<TO>(to + (r + i) * ld_to, places + g, s.group, fma((load<f32x16>(x[i] + c) - mean[i]) * rate[i], a, b));
-    }
-  }
-}
-
-static void run_stage(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
-  if (s.action == kNorm) {
-    if (s.type == kU8) return norm<kU8>(s, base, from, ld_from, to, ld_to, rows);
-    if (s.type == kBF16) return norm<kBF16>(s, base, from, ld_from, to, ld_to, rows);
-    return norm<kF32>(s, base, from, ld_from, to, ld_to, rows);
-  }
-  if (s.type == kU8) factor<I8>(s, base, from, ld_from, to, ld_to, rows);
-  else factor<BF16>(s, base, from, ld_from, to, ld_to, rows);
-}
-
-// All stages of a step, tile by tile.
-static void run_rows(const Program& p, const Step& step, const char* base, char* arena, int images) {
-  const Buffer* buffers = p.buffers + step.first_buffer;
-  const int in_one = step.images_are_rows ? step.rows * images : step.rows, turns = step.images_are_rows ? 1 : images;
-  for (int image = 0; image < turns; image++) {
-    for (int r = 0; r < in_one; r += step.tile) {
-      const int rows = in_one - r < step.tile ? in_one - r : step.tile;
-      for (int i = 0; i < step.stages; i++) {
-        const Stage& s = p.stages[step.first_stage + i];
-        const Buffer &a = buffers[s.from], &b = buffers[s.to];
-        const auto at = [&](const Buffer& buffer) {
-          return arena + buffer.offset + (buffer.in_arena ? image * buffer.image_bytes + r * buffer.row_bytes : 0);
-        };
-        run_stage(s, base, at(a), a.row_bytes, at(b), b.row_bytes, rows);
-      }
     }
   }
 }

@@ -43,6 +43,38 @@ struct Halves {
 static inline Halves halves(f32x16 v) { return load<Halves>(&v); }
 #endif
 
+// As many lanes as a register has. Arrays of them stay in registers, which those of sixteen lanes do with AVX-512 alone.
+#if defined(__AVX512F__)
+constexpr int kNative = 16;
+#elif defined(__AVX2__)
+constexpr int kNative = 8;
+#else
+constexpr int kNative = 4;
+#endif
+typedef float native __attribute__((vector_size(4 * kNative)));
+
+// a * b + c.
+static inline native fused(native a, native b, native c) {
+#if defined(__AVX512F__)
+  return (native)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+  return (native)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+  return a * b + c;
+#endif
+}
+
+// The same number in all lanes.
+static inline native spread(const float* v) {
+#if defined(__AVX512F__)
+  return (native)_mm512_set1_ps(*v);
+#elif defined(__AVX2__)
+  return (native)_mm256_set1_ps(*v);
+#else
+  return native{*v, *v, *v, *v};
+#endif
+}
+
 // Not `a < b ? a : b` alone, of which gcc 12 makes two instructions.
 #if defined(__AVX512F__)
 static inline f32x16 smaller(f32x16 a, f32x16 b) { return (f32x16)_mm512_min_ps((__m512)a, (__m512)b); }
@@ -188,6 +220,12 @@ static inline f32x16 exp2_of_negative(f32x16 x) {
   p = fma(p, f, all(0.693261f));
   p = fma(p, f, all(0.99992807f));
   return (f32x16)((i32x16)p + (n << 23));
+}
+
+// SiLU(x) = x / (1 + 2^(-x log2(e))); off by 1e-4 of its value at most.
+static inline f32x16 silu(f32x16 x) {
+  const f32x16 e = exp2_of_negative(smaller(x, -x) * 1.44269504f);
+  return x * (x < 0 ? e : all(1)) / (e + 1);
 }
 
 }  // namespace ISA

@@ -85,11 +85,11 @@ def _timm_attention(attn: nn.Module, scale: nn.Module | None) -> list[Linear | A
     parts = _parts(attn, "qkv", "proj", "q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate")
     for name in ("q_norm", "k_norm", "attn_drop", "proj_drop", "norm", "gate"):
         _check_idle(f"attn.{name}", parts[name])
-    qkv, heads = _linear(parts["qkv"]), int(getattr(attn, "num_heads", 0))
+    qkv, heads = as_linear(parts["qkv"]), int(getattr(attn, "num_heads", 0))
     if not heads or qkv.out_features % (3 * heads):
         raise NotFusable(f"attention of {heads} heads on a qkv of {qkv.out_features}")
     head_dim = qkv.out_features // (3 * heads)
-    return [qkv, Attention(heads, head_dim, head_dim**-0.5), _scaled(_linear(parts["proj"]), scale)]
+    return [qkv, Attention(heads, head_dim, head_dim**-0.5), _scaled(as_linear(parts["proj"]), scale)]
 
 
 def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
@@ -98,7 +98,7 @@ def _timm_mlp(mlp: nn.Module, scale: nn.Module | None) -> list[Linear | Gelu]:
     parts = _parts(mlp, "fc1", "act", "fc2", "drop", "drop1", "drop2", "norm")
     for name in ("drop", "drop1", "drop2", "norm"):
         _check_idle(f"mlp.{name}", parts[name])
-    return [_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(_linear(parts["fc2"]), scale)]
+    return [as_linear(parts["fc1"]), _gelu(parts["act"]), _scaled(as_linear(parts["fc2"]), scale)]
 
 
 def _token_block(block: nn.Module) -> BlockChains:
@@ -113,12 +113,12 @@ def _own_block(block: nn.Module) -> BlockChains:
         raise NotFusable("its queries and keys are narrower than its values")
     if type(attn) is not GlobalAttention:
         raise NotFusable("its attention is within windows")
-    qkv = _linear(attn.qkv)
+    qkv = as_linear(attn.qkv)
     head_dim = qkv.out_features // (3 * attn.num_heads)
     attention = Attention(attn.num_heads, head_dim, head_dim**-0.5)
     return BlockChains(
-        Chain([_norm(block.norm1), qkv, attention, _linear(attn.proj), Add()]),
-        Chain([_norm(block.norm2), _linear(mlp.fc1), _gelu(mlp.act), _linear(mlp.fc2), Add()]),
+        Chain([_norm(block.norm1), qkv, attention, as_linear(attn.proj), Add()]),
+        Chain([_norm(block.norm2), as_linear(mlp.fc1), _gelu(mlp.act), as_linear(mlp.fc2), Add()]),
         block if isinstance(block, NormalCell) else None,
     )
 
@@ -171,7 +171,12 @@ def _gelu(part: nn.Module | None) -> Gelu:
     return Gelu()
 
 
-def _linear(part: nn.Module | None) -> Linear:
+def as_linear(part: nn.Module | None) -> Linear:
+    """A linear layer of torch, dense or structured, as the kernels take it.
+
+    Raises:
+        NotFusable: it is another layer.
+    """
     factors = part.monarch_factors() if isinstance(part, StructuredLinear) else None
     if factors is not None:
         assert isinstance(part, StructuredLinear)

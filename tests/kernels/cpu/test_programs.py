@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from milkweed.kernels.cpu.assemble import Assembled, assemble
-from milkweed.kernels.cpu.build import build
-from milkweed.kernels.cpu.instruction_sets import SETS, supported_sets
+from milkweed.kernels.cpu.instruction_sets import SETS
 from milkweed.kernels.cpu.library import LIBRARY, Runner
 from milkweed.kernels.cpu.packing import InstructionSet
 from milkweed.kernels.cpu.program import Attention, Embed, Factor, Head, Merge, Norm, Operator, Program, dense, monarch
@@ -37,19 +36,6 @@ SHAPES = {
     "merged odd": {"size": 96, "patch": 16, "width": 48, "head_dim": 16, "merged": 5, "hidden": 72},
     "eight": {"nblocks": 8, "width": 128, "head_dim": 32, "everywhere": True},
 }
-
-
-@pytest.fixture(scope="session", autouse=True)
-def library() -> None:
-    build()
-
-
-@pytest.fixture(params=[each.name for each in SETS])
-def isa(request: pytest.FixtureRequest) -> InstructionSet:
-    for each in supported_sets():
-        if each.name == request.param:
-            return each
-    pytest.skip(f"this CPU has no {request.param}")
 
 
 def made(

@@ -36,12 +36,16 @@ from milkweed.kernels.cpu.instruction_sets import supported_sets
 from milkweed.kernels.cpu.library import Runner
 from milkweed.kernels.cpu.quantise import calibrated, quantised
 
-library, cases, names, plant = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), sys.argv[4] == "plant"
-spec = spec_from_file_location("cases", cases)
-tests = module_from_spec(spec)
-spec.loader.exec_module(tests)
+def loaded(cases):
+    spec = spec_from_file_location("cases", cases)
+    found = module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+library, names, plant = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3] == "plant"
+modules = [loaded(cases) for cases in sys.argv[4:]]
 for isa in (each for each in supported_sets() if each.name in names):
-    for shape in tests.SHAPES.values():
+    for tests, shape in ((tests, shape) for tests in modules for shape in tests.SHAPES.values()):
         program = tests.made(**shape)
         images = tests.images_of(program, 2)
         for each in (program, quantised(program, calibrated(program, [images]))):
@@ -77,9 +81,9 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, str]
 @pytest.mark.parametrize("plant", ["", "plant"])
 def test_no_access_is_outside_its_memory(sanitized: tuple[Path, str, str], plant: str) -> None:
     library, names, preload = sanitized
-    cases = Path(__file__).with_name("test_programs.py")
+    cases = [Path(__file__).with_name("test_programs.py"), Path(__file__).with_name("vitae_programs.py")]
     environment = {**os.environ, "LD_PRELOAD": preload, "ASAN_OPTIONS": "detect_leaks=0", "OPENBLAS_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", PROGRAM, str(library), str(cases), names, plant]
+    command = [sys.executable, "-c", PROGRAM, str(library), names, plant, *map(str, cases)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if plant:
         assert "ERROR: AddressSanitizer: heap-" in done.stderr

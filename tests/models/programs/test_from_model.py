@@ -1,4 +1,4 @@
-"""Programs for the CPU kernels answer as torch does: dense and Monarch, with fewer tokens, in bfloat16 and in int8."""
+"""Programs for the CPU kernels answer as torch does: ViT and ViTAE, dense and Monarch, in bfloat16 and in int8."""
 
 from typing import Any
 
@@ -21,6 +21,24 @@ from milkweed.models.programs.session import ProgramSession, kernels_refusal
 from milkweed.models.serving.fused.chains import NotFusable
 
 ARGS = {"num_classes": 7, "embed_dim": 64, "depth": 4, "num_heads": 4, "img_size": 40, "patch_size": 8}
+VITAE = {
+    "num_classes": 7,
+    "img_size": 40,
+    "embed_dims": (16, 16, 32),
+    "token_dims": (32, 16, 64),
+    "downsample": (4, 2, 2),
+    "depths": (0, 0, 2),
+    "num_heads": (1, 1, 4),
+    "mlp_ratio": 2,
+    "groups": (1, 1, 16),
+}
+PATCHES = {
+    "reductions": ("embedding", "none", "none"),
+    "embed_dims": (64, 64, 64),
+    "token_dims": (64, 64, 64),
+    "downsample": (8, 1, 1),
+    "shallow": True,
+}
 MERGING = TokenMerging(1, 1, 0.4, 0.1)
 
 needs_library = pytest.mark.skipif(kernels_refusal() is not None, reason=str(kernels_refusal()))
@@ -45,12 +63,29 @@ MODELS = {
     "positions of patches alone": lambda: vit(no_embed_class=True),
     "registers": lambda: vit(TokenPlan(MERGING, class_last=True), reg_tokens=3),
     "merging": lambda: vit(TokenPlan(MERGING, class_last=True)),
-    "Monarch": lambda: monarch(),
+    "Monarch": lambda: monarch(vit()),
+    "ViTAE": lambda: vitae(),
+    "ViTAE in few groups": lambda: vitae(groups=(1, 1, 4)),
+    "ViTAE, Monarch": lambda: monarch(vitae()),
+    "ViTAE with class token": lambda: vitae(**PATCHES),
 }
 
 
-def monarch() -> nn.Module:
-    model = vit()
+def vitae(**arguments: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model = create_model("vitae_basic", **{**VITAE, **arguments}).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" in name or name.endswith("bias"):
+            parameter.add_(0.2 * torch.randn_like(parameter))
+        elif parameter.dim() == 2 and not name.endswith(".w"):
+            parameter.mul_(20 if name == "head.weight" else 5)
+    for name, buffer in model.named_buffers():
+        if "running" in name:
+            buffer.add_(0.2 * torch.rand_like(buffer))
+    return model
+
+
+def monarch(model: nn.Module) -> nn.Module:
     names = {
         name: LayerSpec("monarch", layer.in_features, layer.out_features, nblocks=4)
         for name, layer in model.named_modules()
@@ -91,6 +126,9 @@ def test_what_the_kernels_do_not_compute_is_named() -> None:
     for model, said in (
         (vit(global_pool="avg"), "fc_norm is a LayerNorm"),
         (vit(qk_norm=True), "attn.q_norm is a LayerNorm"),
+        (create_model("vitaev2_s", num_classes=3).eval(), "there is no program for a ViTAEv2"),
+        (apply_token_plan(vitae(), TokenPlan(TokenMerging(0, 1, 0.4))), "it merges tokens"),
+        (vitae(**PATCHES, img_size=48), "it has positions for images of 48 px, not 40"),
         (create_model("mixer_s32_224", num_classes=3).eval(), "there is no program for a MlpMixer"),
     ):
         with pytest.raises(NotFusable, match=said):

@@ -1,0 +1,121 @@
+// Stages, fused: a tile of rows goes through all stages of a step before the next tile does, so that what lies between
+// them stays in the core's own caches. Of a convolution the taps of each place of a grid are gathered as the rows that a
+// factor then multiplies. A grid is its tokens, row by row.
+#pragma once
+
+#include "rows.h"
+
+namespace milkweed {
+namespace ISA {
+
+constexpr int kMostTaps = 256;
+
+// The taps of places `first` to `first + rows` of what a convolution gives: by block, then by tap, `inputs` bytes of the
+// grid's row there, or of a row that stands for what lies outside. More is written behind a tap, before the next one is.
+static void gather(const Stage& s, const char* base, const char* grid, long ld, char* to, long ld_to, int first, int rows) {
+  const char* from[kMostTaps];
+  const int taps = s.kernel * s.kernel;
+  for (int r = first; r < first + rows; r++, to += ld_to) {
+    const int top = r / s.across * s.stride - s.padding, left = r % s.across * s.stride - s.padding;
+    const char** tap = from;
+    for (int i = 0, y = top; i < s.kernel; i++, y += s.dilation)
+      for (int j = 0, x = left; j < s.kernel; j++, x += s.dilation) {
+        const bool inside = y >= 0 && y < s.side && x >= 0 && x < s.side;
+        *tap++ = inside ? grid + ((long)y * s.side + x) * ld : base + s.bias;
+      }
+    char* out = to;
+    for (int block = 0; block < s.blocks; block++)
+      for (int t = 0; t < taps; t++, out += s.inputs)
+        for (int i = 0; i < s.inputs; i += 16) store(out + i, load<u8x16>(from[t] + (long)block * s.inputs + i));
+  }
+}
+
+// Float32 rows as a grid's, times a scale, plus a bias.
+template <int TO>
+static void cast(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
+  const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
+  const int32_t* places = (const int32_t*)(base + s.places);
+  const int per = kLanes / s.group;
+  for (int r = 0; r < rows; r++, from += ld_from, to += ld_to)
+    for (int c = 0; c < s.inputs; c += kLanes)
+      put<TO>(to, places + c / kLanes * per, s.group,
+              fma(load<f32x16>((const float*)from + c), load<f32x16>(scale + c), load<f32x16>(bias + c)));
+}
+
+static void run_stage(const Stage& s, const char* base, const char* from, long ld_from, char* to, long ld_to, int rows) {
+  if (s.action == kNorm) {
+    if (s.type == kU8) return norm<kU8>(s, base, from, ld_from, to, ld_to, rows);
+    if (s.type == kBF16) return norm<kBF16>(s, base, from, ld_from, to, ld_to, rows);
+    return norm<kF32>(s, base, from, ld_from, to, ld_to, rows);
+  }
+  if (s.action == kCast) {
+    if (s.type == kU8) return cast<kU8>(s, base, from, ld_from, to, ld_to, rows);
+    return cast<kBF16>(s, base, from, ld_from, to, ld_to, rows);
+  }
+  if (s.type == kU8) factor<I8>(s, base, from, ld_from, to, ld_to, rows);
+  else factor<BF16>(s, base, from, ld_from, to, ld_to, rows);
+}
+
+// All stages of a step, tile by tile.
+static void run_rows(const Program& p, const Step& step, const char* base, char* arena, int images) {
+  const Buffer* buffers = p.buffers + step.first_buffer;
+  const int in_one = step.images_are_rows ? step.rows * images : step.rows, turns = step.images_are_rows ? 1 : images;
+  for (int image = 0; image < turns; image++) {
+    for (int r = 0; r < in_one; r += step.tile) {
+      const int rows = in_one - r < step.tile ? in_one - r : step.tile;
+      for (int i = 0; i < step.stages; i++) {
+        const Stage& s = p.stages[step.first_stage + i];
+        const Buffer &a = buffers[s.from], &b = buffers[s.to];
+        const auto at = [&](const Buffer& buffer, int row) {
+          return arena + buffer.offset + (buffer.in_arena ? image * buffer.image_bytes + row * buffer.row_bytes : 0);
+        };
+        if (s.action == kGather) gather(s, base, at(a, 0), a.row_bytes, at(b, r), b.row_bytes, r, rows);
+        else run_stage(s, base, at(a, r), a.row_bytes, at(b, r), b.row_bytes, rows);
+      }
+    }
+  }
+}
+
+template <int TO>
+static void pixels(const Step& s, const float* scale, const float* bias, const float* image, char* to, long ld) {
+  constexpr int bytes = TO == kU8 ? 1 : 2;
+  const long count = (long)s.side * s.side;
+  for (int c = 0; c < 3; c++, image += count)
+    for (long i = 0; i < count; i += kLanes) {
+      const int here = count - i < kLanes ? count - i : kLanes;
+      f32x16 v{};
+      if (here < kLanes) memcpy(&v, image + i, 4 * here);
+      else v = load<f32x16>(image + i);
+      char row[2 * kLanes];
+      v = fma(v, all(scale[c]), all(bias[c]));
+      if constexpr (TO == kU8) store(row, to_u8(v));
+      else store(row, to_bf16(v));
+      for (int j = 0; j < here; j++) memcpy(to + (i + j) * ld + c * bytes, row + j * bytes, bytes);
+    }
+}
+
+// Images (3, side, side) float32 as grids.
+static void run_pixels(const Program& p, const Step& s, const char* base, char* arena, const float* images, int count) {
+  const Buffer& grid = p.buffers[s.first_buffer];
+  const float *scale = (const float*)(base + s.scale), *bias = (const float*)(base + s.bias);
+  for (int i = 0; i < count; i++, images += 3L * s.side * s.side) {
+    char* to = arena + grid.offset + i * grid.image_bytes;
+    if (s.to_type == kU8) pixels<kU8>(s, scale, bias, images, to, grid.row_bytes);
+    else pixels<kBF16>(s, scale, bias, images, to, grid.row_bytes);
+  }
+}
+
+// The mean of the rows of each image, float32.
+static void run_mean(const Program& p, const Step& s, char* arena, int images) {
+  const Buffer &in = p.buffers[s.first_buffer], &out = p.buffers[s.first_buffer + 1];
+  for (int i = 0; i < images; i++)
+    for (int c = 0; c < s.channels; c += kLanes) {
+      f32x16 total{};
+      const char* from = arena + in.offset + i * in.image_bytes + 4L * c;
+      for (int r = 0; r < s.rows; r++, from += in.row_bytes) total += load<f32x16>(from);
+      store(arena + out.offset + i * out.image_bytes + 4L * c, total / (float)s.rows);
+    }
+}
+
+}  // namespace ISA
+}  // namespace milkweed

@@ -1,0 +1,146 @@
+"""Assembles what convolutions compute: their taps are gathered, tile by tile, and a factor multiplies them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from . import structs
+from .packing import LANES
+from .program import Attention, Branch, Convolution, Factor, Norm, Operator, Pixels, Places, Pyramid, Quantiser
+from .stages import Stages, TileStep
+from .structs import Fields, Tables
+from .vectors import Rows, Vector, vector
+
+TILE_BYTES = 131072
+"""What a tile of taps may be, so that it stays in the second cache beside the weights."""
+
+TILE_STEP = 32
+
+
+class Grids:
+    """Makes the steps and stages of convolutions.
+
+    Args:
+        current: the grid that the next convolutions read, its channels in their own order; None before there is one.
+    """
+
+    def __init__(self, tables: Tables, stages: Stages) -> None:
+        self.tables, self.stages = tables, stages
+        self.current: Rows | None = None
+        self._casts = 0
+
+    def pixels(self, pixels: Pixels, behind: Sequence[Operator]) -> None:
+        """The step that makes the images the grid."""
+        rows = self._rows("pixels", vector(np.arange(3), _first(behind).factor.quantiser), pixels.size**2)
+        scale, bias = self.stages.to_type(np.arange(3), rows.vector)
+        kind = rows.vector.kind
+        self.tables.step(structs.PIXELS, [rows.buffer], side=pixels.size, to_type=kind, scale=scale, bias=bias)
+        self.current = rows
+
+    def cast(self, step: TileStep, order: Places, tokens: int, prefix: int, behind: Sequence[Operator]) -> None:
+        """Make the stream, whose columns are in that order, the grid, unless a branch reads the stream itself."""
+        self.current = None
+        if _reads_the_stream(behind):
+            return
+        self._casts += 1
+        kept = vector(np.arange(len(order)), _quantiser(_first(behind), len(order)))
+        rows = self._rows(f"grid {self._casts % 2}", kept, tokens)
+        offset = rows.buffer["offset"] + prefix * rows.buffer["row_bytes"]
+        self.current = Rows(rows.vector, {**rows.buffer, "offset": offset})
+        step.buffers.append(rows.buffer)
+        step.add(self.stages.cast(order, rows.vector), 0, len(step.buffers) - 1)
+
+    def pyramid(self, step: TileStep, pyramid: Pyramid, order: Places, out: Vector) -> None:
+        """The stages of a pyramid, which write to the first of a step's buffers, whose columns are in that order."""
+        assert self.current is not None
+        grid, first = len(step.buffers), 0
+        step.buffers.append(self.current.buffer)
+        for each in pyramid.convolutions:
+            taps = len(step.buffers)
+            step.buffers.append(taps_of(each))
+            step.add(self.stages.gather(each, self.current.vector), grid, taps)
+            step.add(self.stages.factor(each.factor, taps_of(each), order, out, first), taps, 0)
+            first += each.factor.width
+
+    def branch(self, branch: Branch, stream: Fields, order: Places) -> None:
+        """The steps of a branch, which adds to the stream, whose columns are in that order."""
+        behind = {**stream, "offset": stream["offset"] + branch.prefix * stream["row_bytes"]}
+        if self.current is None:
+            return self._by_groups(branch, behind, order)
+        given = self.current
+        for place, each in enumerate(branch.convolutions[:-1]):
+            channels = np.arange(each.factor.width)
+            kept = vector(channels, _quantiser(branch.convolutions[place + 1], len(channels)))
+            rows = self._rows(f"branch {place % 2}", kept, each.across**2, dropping=_drops(each))
+            self._convolved(each, given, rows.buffer, channels, kept)
+            given = rows
+        return self._convolved(branch.convolutions[-1], given, behind, order, None)
+
+    def _convolved(self, convolution: Convolution, given: Rows, to: Fields, order: Places, out: Vector | None) -> None:
+        """The step of one convolution; `out` is None where it adds to the stream."""
+        step, taps, tile = TileStep(), taps_of(convolution), tile_rows([convolution])
+        step.buffers += [given.buffer, taps, to]
+        step.add(self.stages.gather(convolution, given.vector), 0, 1)
+        step.add(self.stages.factor(convolution.factor, taps, order, out), 1, 2)
+        rows = convolution.across**2
+        self.tables.step(structs.ROWS, step.placed(self.tables, tile), step.stages, rows=rows, tile=tile)
+
+    def _by_groups(self, branch: Branch, stream: Fields, order: Places) -> None:
+        """The step of a branch that reads the stream itself; a lane of a vector computes a group."""
+        stages = [self.stages.grouped(each, order) for each in branch.convolutions]
+        first = branch.convolutions[0]
+        edge = max(each.kernel for each in branch.convolutions) // 2
+        channels = max(number for each in stages for number in (each["inputs"], each["outputs"]))
+        places = (first.side + 2 * edge) * (first.side + 2 * edge + 4)
+        size = 4 * LANES * (2 * places + 4) * channels
+        self.tables.step(
+            structs.GROUPED,
+            [stream],
+            stages,
+            side=first.side,
+            prefix=edge,
+            channels=channels,
+            heads=-(-first.groups // LANES),
+            features=first.groups,
+            scratch=self.tables.place(("grouped", size), size),
+        )
+
+    def _rows(self, use: str, kept: Vector, rows: int, *, dropping: bool = False) -> Rows:
+        """Rows of a grid, close together where no output is dropped behind them."""
+        item = structs.ITEM_BYTES[kept.kind]
+        return Rows(kept, self.tables.rows(use, kept.row_bytes if dropping else len(kept.order) * item, rows))
+
+
+def tile_rows(convolutions: Sequence[Convolution]) -> int:
+    """Return how many rows of taps a tile holds."""
+    most = max(taps_of(each).row_bytes for each in convolutions)
+    rows = max(each.across**2 for each in convolutions)
+    return max(1, min(TILE_BYTES // most, rows + TILE_STEP - 1) // TILE_STEP) * TILE_STEP
+
+
+def taps_of(convolution: Convolution) -> Vector:
+    """Return the vector of a convolution's taps as they are gathered: by block, in their own order."""
+    return vector(np.sort(convolution.factor.inputs, axis=1).reshape(-1), convolution.factor.quantiser)
+
+
+def _first(operators: Sequence[Operator]) -> Convolution:
+    """The convolution that reads a grid first."""
+    return next(each for each in operators if isinstance(each, Branch | Pyramid)).convolutions[0]
+
+
+def _reads_the_stream(behind: Sequence[Operator]) -> bool:
+    """Whether the next convolutions are a branch by groups, before which nothing changes the stream."""
+    for each in behind:
+        if not isinstance(each, Norm | Attention) and not (isinstance(each, Factor) and not each.adds):
+            return isinstance(each, Branch) and each.by_groups
+    return False
+
+
+def _quantiser(convolution: Convolution, channels: int) -> Quantiser | None:
+    """How a convolution's grid becomes 8 bits: as any one of its taps."""
+    taps = convolution.factor.quantiser
+    return None if taps is None else Quantiser(taps.scale[:channels], taps.zero[:channels])
+
+
+def _drops(convolution: Convolution) -> bool:
+    return bool(convolution.factor.weight.shape[1] % 32)

@@ -1,0 +1,186 @@
+"""Stages of `csrc/program.h`: what a norm, a cast, taps or a factor become, and the steps that they make up."""
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import structs
+from .layout import groups_of, positions
+from .packing import LANES, InstructionSet, pack
+from .program import Convolution, Factor, Norm, Places
+from .structs import Fields, Tables
+from .vectors import Rows, Vector
+
+MOST_TAPS = 256
+
+
+class Stages:
+    """Makes stages for an instruction set; their weights go to the constants."""
+
+    def __init__(self, constants: structs.Constants, isa: InstructionSet) -> None:
+        self.constants, self.isa = constants, isa
+
+    def norm(self, norm: Norm, order: Places, out: Vector) -> Fields:
+        """A norm of columns in that order."""
+        weight, bias = norm.weight, norm.bias
+        if out.quantiser is not None:
+            weight, bias = weight / out.quantiser.scale, bias / out.quantiser.scale + out.quantiser.zero
+        values = {"eps": norm.eps, "scale": self.floats(weight[order]), "bias": self.floats(bias[order])}
+        return {"action": structs.NORM, "type": out.kind, "inputs": len(order), **values, **self.columns(order, out)}
+
+    def cast(self, order: Places, out: Vector) -> Fields:
+        """A cast of columns in that order."""
+        scale, bias = self.to_type(order, out)
+        stage = {"action": structs.CAST, "type": out.kind, "inputs": len(order), "scale": scale, "bias": bias}
+        return {**stage, **self.columns(order, out)}
+
+    def columns(self, order: Places, out: Vector) -> Fields:
+        """Where channels in that order are written."""
+        group, places = groups_of(positions(out.order, len(order))[order])
+        places = np.where(places < 0, len(out.order), places)
+        return {"group": group, "places": self.constants.add(places.astype(np.int32))}
+
+    def to_type(self, order: Places, out: Vector) -> tuple[int, int]:
+        """What numbers in that order are multiplied by, and what is added, so that they are of the vector's type."""
+        if out.quantiser is None:
+            return self.floats(np.ones(len(order))), self.floats(np.zeros(len(order)))
+        return self.floats(1 / out.quantiser.scale[order]), self.floats(out.quantiser.zero[order])
+
+    def gather(self, convolution: Convolution, grid: Vector) -> Fields:
+        """The taps of a grid whose channels lie in their own order.
+
+        Raises:
+            ValueError: the kernel has more taps than fit.
+        """
+        blocks, inputs = convolution.factor.inputs.shape
+        taps = convolution.kernel**2
+        if taps > MOST_TAPS:
+            raise ValueError(f"a convolution of {taps} taps: the kernels take {MOST_TAPS} at most")
+        outside = np.zeros(len(grid.order)) if grid.quantiser is None else np.rint(grid.quantiser.zero)
+        geometry = ("side", "across", "kernel", "stride", "dilation", "padding")
+        return {
+            "action": structs.GATHER,
+            "blocks": blocks,
+            "inputs": inputs // taps * structs.ITEM_BYTES[grid.kind],
+            **{name: getattr(convolution, name) for name in geometry},
+            "bias": self.constants.add(outside.astype(np.uint16 if grid.quantiser is None else np.uint8)),
+        }
+
+    def factor(self, factor: Factor, given: Vector, order: Places, out: Vector | None, first: int = 0) -> Fields:
+        """A factor whose outputs are written to columns in that order.
+
+        Args:
+            out: the vector that they are; None where they are added to the stream.
+            first: the channel there that its first output is.
+        """
+        place = positions(order, max(order.max() + 1, first + factor.width))[first : first + factor.width]
+        # What is added for a dropped output is 0, and may be added anywhere.
+        dropped = 0 if factor.adds else len(order)
+        packed = pack(factor, given.order, place, dropped, None if out is None else out.quantiser, self.isa)
+        stage = {
+            "action": structs.FACTOR,
+            "type": given.kind,
+            "blocks": factor.weight.shape[0],
+            "inputs": factor.weight.shape[2],
+            "outputs": packed.outputs,
+            "nr": packed.nr,
+            "epilogue": _epilogue(factor),
+            "to_type": structs.F32 if out is None else out.kind,
+            "group": packed.group,
+        }
+        arrays: dict[str, NDArray[Any]] = {"weights": packed.panels, "scale": packed.scale, "bias": packed.bias}
+        if packed.scale2 is not None and packed.bias2 is not None:
+            arrays |= {"scale2": packed.scale2, "bias2": packed.bias2}
+        arrays |= {"places": packed.places}
+        return stage | {name: self.constants.add(values) for name, values in arrays.items()}
+
+    def grouped(self, convolution: Convolution, order: Places) -> Fields:
+        """A convolution whose lanes are groups, sixteen at a time: its inputs and outputs are those of a group.
+
+        Args:
+            order: of the stream, of whose columns the first convolution reads and the last writes.
+        """
+        factor, groups, taps = convolution.factor, convolution.groups, convolution.kernel**2
+        inputs, outputs, here = convolution.channels // groups, factor.width // groups, factor.outputs.shape[1]
+        in_block, full = here // outputs, np.zeros((-(-groups // LANES) * LANES, taps, inputs, outputs))
+        weight = np.take_along_axis(factor.weight, np.argsort(factor.inputs, axis=1)[:, None], axis=2)
+        weight = weight.reshape(-1, in_block, outputs, taps, in_block, inputs)
+        for i in range(in_block):
+            full[i:groups:in_block] = weight[:, i, :, :, i].transpose(0, 2, 3, 1)
+        bias = np.zeros((len(full), outputs))
+        bias[:groups] = factor.bias.reshape(groups, outputs)
+        columns = np.arange(len(full) * inputs).reshape(-1, LANES, inputs).transpose(0, 2, 1).reshape(-1)
+        at = positions(order, max(len(order), len(full) * max(inputs, outputs)))
+        given = np.arange(len(full) * outputs).reshape(-1, LANES, outputs).transpose(0, 2, 1).reshape(-1)
+        return {
+            "inputs": inputs,
+            "outputs": outputs,
+            "kernel": convolution.kernel,
+            "epilogue": structs.SILU if factor.silu else structs.STORE,
+            "weights": self.floats(full.reshape(-1, LANES, taps, inputs, outputs).transpose(0, 2, 3, 4, 1)),
+            "bias": self.floats(bias.reshape(-1, LANES, outputs).transpose(0, 2, 1)),
+            "places": self.constants.add(at[given if factor.adds else columns].astype(np.int32)),
+        }
+
+    def floats(self, values: NDArray[Any]) -> int:
+        """Keep float32 constants."""
+        return self.constants.add(values.astype(np.float32))
+
+
+class TileStep:
+    """Stages of a step that a tile goes through, and the buffers that they read and write.
+
+    Args:
+        buffers: the first is the stream; a vector is kept for a tile alone.
+        result: what is kept for an attention.
+    """
+
+    def __init__(self) -> None:
+        self.buffers, self.stages = list[Fields | Vector](), list[Fields]()
+        self.result: Rows | None = None
+        self.at, self._given = 0, list[Vector]()
+
+    @classmethod
+    def of(cls, stream: Fields, given: Rows | None) -> "TileStep":
+        """Begin with the stream, and what an attention gave."""
+        step = cls()
+        step.buffers.append(stream)
+        if given is not None:
+            step.gives(given.buffer, given.vector)
+        return step
+
+    @property
+    def given(self) -> Vector:
+        """What the next factor reads, at the buffer `at`."""
+        return self._given[-1]
+
+    def gives(self, buffer: Fields | Vector, vector: Vector) -> int:
+        """Add the buffer that the next factor reads; return its place."""
+        self.buffers.append(buffer)
+        self._given.append(vector)
+        self.at = len(self.buffers) - 1
+        return self.at
+
+    def add(self, stage: Fields, read: int, written: int) -> None:
+        """Add a stage from one buffer to another."""
+        self.stages.append({**stage, "from": read, "to": written})
+
+    def placed(self, tables: Tables, rows: int) -> list[Fields]:
+        """Return all buffers, those of vectors with room for so many rows."""
+        return [
+            tables.tile(rows, place, each.kind, each.row_bytes) if isinstance(each, Vector) else each
+            for place, each in enumerate(self.buffers)
+        ]
+
+
+def _epilogue(factor: Factor) -> int:
+    if factor.silu:
+        return structs.SILU_ADD if factor.adds else structs.SILU
+    return structs.ADD if factor.adds else structs.GELU if factor.gelu else structs.STORE
+
+
+def check_lanes(channels: int, what: str = "") -> None:
+    """Raise ValueError where channels do not fill whole vectors."""
+    if channels % LANES:
+        raise ValueError(f"{what}{channels} channels: the kernels take multiples of {LANES}")

@@ -1,0 +1,88 @@
+"""Operators of parts that several families of models have: linear layers, norms, attention, MLPs."""
+
+from dataclasses import replace
+from math import e, log2
+from typing import cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ...kernels.chain_ir import Attention as ChainAttention
+from ...kernels.chain_ir import Dense, Gelu, LayerNorm, Linear
+from ...kernels.cpu.program import Attention, Factor, Floats, Norm, Operator, dense, monarch
+from ..serving.fused.chains import BlockChains, NotFusable
+
+
+def attention_of(chains: BlockChains, name: str, first: bool = False) -> tuple[list[Operator], list[Factor]]:
+    """The operators of a block's attention: to the attention itself, and behind it."""
+    norm, qkv, attention, proj, _ = chains.attention.operators
+    assert isinstance(attention, ChainAttention)
+    heads, head_dim = attention.num_heads, attention.head_dim
+    queries = np.ones(3 * heads * head_dim, np.float32)
+    queries[: heads * head_dim] = attention.scale * log2(e)
+    factors = linear_of(cast(Linear, qkv), f"{name}.attn.qkv", queries)
+    before: list[Operator] = [_norm(cast(LayerNorm, norm)), *factors, Attention(heads, head_dim, first)]
+    return before, linear_of(cast(Linear, proj), f"{name}.attn.proj", adds=True)
+
+
+def mlp_of(chains: BlockChains, name: str) -> list[Operator]:
+    """The operators of a block's MLP."""
+    norm, fc1, gelu, fc2, _ = chains.mlp.operators
+    assert isinstance(gelu, Gelu)
+    return [
+        _norm(cast(LayerNorm, norm)),
+        *linear_of(cast(Linear, fc1), f"{name}.mlp.fc1", gelu=True),
+        *linear_of(cast(Linear, fc2), f"{name}.mlp.fc2", adds=True),
+    ]
+
+
+def linear_of(layer: Linear, name: str, rows: Floats | None = None, **options: bool) -> list[Factor]:
+    """The factors of a layer whose outputs are multiplied by `rows`."""
+    bias = None if layer.bias is None else array(layer.bias)
+    if isinstance(layer, Dense):
+        factors = [dense(array(layer.weight), bias, name=name, **options)]
+    else:
+        factors = monarch(array(layer.w1), array(layer.w2), bias, layer.out_features, name=name, **options)
+    if rows is None:
+        return factors
+    last = factors[-1]
+    by_output = rows[np.minimum(last.outputs, len(rows) - 1)]
+    return [*factors[:-1], replace(last, weight=last.weight * by_output[..., None], bias=last.bias * rows)]
+
+
+def _norm(norm: LayerNorm) -> Norm:
+    return Norm(array(norm.weight), array(norm.bias), norm.eps)
+
+
+def norm_of(part: nn.Module) -> Norm:
+    """The operator of a LayerNorm.
+
+    Raises:
+        NotFusable: it is another norm.
+    """
+    if not isinstance(part, nn.LayerNorm) or part.weight is None or part.bias is None:
+        raise NotFusable(f"its norm is a {type(part).__name__}")
+    return Norm(array(part.weight), array(part.bias), part.eps)
+
+
+def dense_of(part: nn.Module) -> Factor:
+    """The factor of a classifier.
+
+    Raises:
+        NotFusable: it is no plain linear layer.
+    """
+    if type(part) is not nn.Linear:
+        raise NotFusable(f"its head is a {type(part).__name__}")
+    return dense(array(part.weight), None if part.bias is None else array(part.bias), name="head")
+
+
+def check_idle(name: str, part: nn.Module | None) -> None:
+    """Raise NotFusable where a part does something in evaluation."""
+    if part is not None and not isinstance(part, nn.Identity | nn.Dropout):
+        raise NotFusable(f"{name} is a {type(part).__name__}")
+
+
+def array(tensor: Tensor) -> Floats:
+    """Return a float32 copy of a tensor."""
+    return tensor.detach().to(torch.float32).cpu().numpy().copy()
