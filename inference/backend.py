@@ -99,7 +99,8 @@ def find_candidates(
     Raises:
         BackendError: nothing can compute as it is asked for.
     """
-    dtypes = resolve_dtypes(dtype, device)
+    # Our kernels compute in it on every CPU.
+    dtypes = (torch.bfloat16,) if (backend, dtype) == ("milkweed", "auto") else resolve_dtypes(dtype, device)
     own = _own_program(backend, dtype, device, program)
     if isinstance(own, Candidate):
         return (own,), {}

@@ -12,7 +12,7 @@ import onnx
 import pytest
 import torch
 
-from milkweed.inference import backend, graph
+from milkweed.inference import backend, device, graph
 from milkweed.inference.backend import EXTRAS, RUNTIMES, Backend, BackendError, Candidate, find_candidates
 from milkweed.models.bundle.program_record import ProgramRecord
 from milkweed.models.onnx import session as session_module
@@ -165,3 +165,13 @@ def test_our_kernels_compute_what_they_can_and_say_what_they_cannot(monkeypatch:
     assert (found[0].backend, refused) == ("torch", {"milkweed": "not built"})
     with pytest.raises(BackendError, match=r"^backend milkweed: not built"):
         find_candidates("milkweed", "auto", cpu, None, int8)
+
+
+@pytest.mark.skipif(backend.kernels_refusal() is not None, reason="the CPU kernels cannot be used here")
+def test_our_kernels_compute_in_bfloat16_where_the_cpu_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "computes_in_bfloat16", lambda _: False)
+    cpu = torch.device("cpu")
+    assert find_candidates("milkweed", "auto", cpu) == ((Candidate("milkweed", torch.bfloat16),), {})
+    assert Candidate("milkweed", torch.bfloat16) not in find_candidates("auto", "auto", cpu)[0]
+    with pytest.raises(BackendError, match="the model computes in float32, milkweed's CPU kernels in bfloat16 or int8"):
+        find_candidates("milkweed", "float32", cpu)
