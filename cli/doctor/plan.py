@@ -5,20 +5,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from ...inference.backend import BackendError, Candidate, find_candidates, runtime_name
 from ...inference.batch_sizes import other_size
 from ...inference.device import (
+    Device,
     DeviceError,
     device_names,
-    dtype_name,
     resolve_devices,
     resolve_dtypes,
     usable_cores,
 )
 from ...inference.forward import plan_lanes
-from ...inference.open import NO_FUSED_KERNEL
+from ...inference.torch_forward import NO_FUSED_KERNEL
 from ...kernels.impls.all import all_impls
 from ...kernels.impls.quarantine import VARIABLE, quarantined
 from ...loaders.select import fastest
@@ -96,7 +94,7 @@ def plan_findings(settings: Settings, origins: Mapping[str, str], bundle: Path |
         yield _quarantine(devices[0])
 
 
-def _quarantine(device: torch.device) -> Finding:
+def _quarantine(device: Device) -> Finding:
     """Name the kernels that may not run; a name that none has fails a start on a GPU."""
     try:
         all_impls()
@@ -106,9 +104,7 @@ def _quarantine(device: torch.device) -> Finding:
     return _row("quarantine", "warning", text, f"unset {VARIABLE}")
 
 
-def _backend(
-    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
-) -> Iterator[Finding]:
+def _backend(settings: Settings, origins: Mapping[str, str], device: Device, model: Model | None) -> Iterator[Finding]:
     """Make the rows about the backend, the loader and the forward on the first device."""
     yield from _numbers(settings, origins, device, model)
     threads = settings.decode_threads or usable_cores()
@@ -118,7 +114,7 @@ def _backend(
         loader, why = settings.loader, f"loader = {_given('loader', settings, origins)}"
     yield _row("loader", "ok", f"{loader} with {threads} threads: {why}")
     if device.type == "cuda":
-        status = device_kernels(device)
+        status = device_kernels(device.for_torch)
         if status.refusal is None:
             yield _row("kernels", "ok", status.status)
         else:
@@ -130,15 +126,13 @@ def _backend(
         yield from _cpu_forward(settings, device, model)
 
 
-def _numbers(
-    settings: Settings, origins: Mapping[str, str], device: torch.device, model: Model | None
-) -> Iterator[Finding]:
+def _numbers(settings: Settings, origins: Mapping[str, str], device: Device, model: Model | None) -> Iterator[Finding]:
     """Make the rows about the number type and the backend."""
     dtypes = resolve_dtypes(settings.dtype, device)
-    numbers = f"{' or '.join(map(dtype_name, dtypes))}: dtype = {_given('dtype', settings, origins)}"
+    numbers = f"{' or '.join(dtypes)}: dtype = {_given('dtype', settings, origins)}"
     if len(dtypes) > 1:
         numbers += "; measured when the model loads, and held against its golden answers"
-    if device.type == "cuda" and torch.float32 in dtypes:
+    if device.type == "cuda" and "float32" in dtypes:
         yield _row("numbers", "warning", f"{numbers}; {NO_FUSED_KERNEL}", "milkweed serve --dtype auto")
     else:
         yield _row("numbers", "ok", numbers)
@@ -154,13 +148,13 @@ def _numbers(
 
 
 def _candidates(
-    settings: Settings, device: torch.device, model: Model | None
+    settings: Settings, device: Device, model: Model | None
 ) -> tuple[tuple[Candidate, ...], dict[str, str]]:
     graph, program, weights = (None, None, True) if model is None else (model.graph, model.program, model.weights)
     return find_candidates(settings.backend, settings.dtype, device, graph, program, weights=weights)
 
 
-def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iterator[Finding]:
+def _cpu_forward(settings: Settings, device: Device, model: Model) -> Iterator[Finding]:
     """Make the rows about the forward on a CPU."""
     try:
         names = {each.backend for each in _candidates(settings, device, model)[0]}
@@ -170,7 +164,7 @@ def _cpu_forward(settings: Settings, device: torch.device, model: Model) -> Iter
     if graph:
         yield _row("kernels", "ok", " or ".join(runtime_name(name) for name in sorted(names)))
     elif model.structured:
-        yield _row("kernels", "ok", kernel_decision(device))
+        yield _row("kernels", "ok", kernel_decision(device.for_torch))
     else:
         yield _row("kernels", "ok", "PyTorch's: the model has no structured layer")
     chosen = {"micro_batch": settings.micro_batch, "lanes": settings.lanes, "threads": settings.threads_per_lane}
