@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from ..models.serving.cuda_graph import CudaGraphForward
     from ..models.serving.torchscript import TorchScriptForward
 
+WARM_UP_SECONDS = 0.25
+"""A start waits no longer for a larger batch to be measured."""
+
 # Below so many multiply-accumulates an image, so many images: the smaller a model, the more calls cost beside numbers.
 # A ViTAE of 49 M: 1, 4, 8 take 4.7, 9.2, 16.2 ms of one thread (`lanes.json`). 4 gain most of what 8 do, and a lone
 # image waits half as long.
@@ -167,13 +170,29 @@ class Forward:
         return np.zeros((count, 3, self.size, self.size), np.float32)
 
     def warm_up(self, batch_sizes: Iterable[int]) -> None:
-        """Run blank batches of these sizes, and of those that are captured, and note how long each takes."""
+        """Run blank batches of these sizes, and of those that are captured, and note how long each takes.
+
+        Where a batch is cut into forwards, and a larger one would take more than WARM_UP_SECONDS, its time is that of
+        its forwards.
+        """
         for count in sorted({*batch_sizes, *(self.cuda_graphs.batch_sizes if self.cuda_graphs is not None else ())}):
+            expected = self._expected_seconds(count)
+            if 2 * expected > WARM_UP_SECONDS:
+                self.warm_seconds[count] = expected
+                continue
             blank = self.blank(count)
             self.run(blank)
             started = time.perf_counter()
             self.run(blank)
             self.warm_seconds[count] = time.perf_counter() - started
+
+    def _expected_seconds(self, count: int) -> float:
+        """The time of a batch by that of the smallest one; 0 where none was measured, or where all is one forward."""
+        if not self.warm_seconds or not self.plan.micro_batch:
+            return 0.0
+        first = min(self.warm_seconds)
+        turns, least = (math.ceil(len(self.plan.cut(each)) / self.plan.lanes) for each in (count, first))
+        return self.warm_seconds[first] * turns / least
 
     def run(self, pixels: Any) -> ForwardResult:
         """Probabilities of normalised float32 images (n, 3, S, S), n >= 1."""

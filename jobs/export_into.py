@@ -34,14 +34,12 @@ def export_into(bundle: Path, *, overwrite: bool = False) -> BundleConfig:
     name = GRAPH if config.program is None else OPERATORS
     if name in config.files and not overwrite:
         raise ExportError(f"bundle {bundle}: holds {name} already; --force replaces it")
-    graph, operators, activations = None, None, None
-    if config.program is not None:
-        activations = None if config.program.precision == "bfloat16" else read_activations(bundle)
-        program = StoredProgram(model, config.storage, activations)
-        operators = program.operators(int(config.preprocess["size"]))
-        activations = program.tensors or None
-    else:
+    graph, program = None, None
+    if config.program is None:
         graph = _graph(bundle, config)
+    else:
+        found = None if config.program.precision == "bfloat16" else read_activations(bundle)
+        program = StoredProgram(model, config.storage, found)
     extras = {extra: (bundle / extra).read_bytes() for extra in EXTRAS if (bundle / extra).is_file()}
     return save_bundle(
         bundle,
@@ -52,8 +50,8 @@ def export_into(bundle: Path, *, overwrite: bool = False) -> BundleConfig:
         storage=config.storage,
         graph=graph,
         program=config.program,
-        activations=activations,
-        operators=operators,
+        activations=None if program is None else program.tensors or None,
+        operators=None if program is None else program.operators(int(config.preprocess["size"])),
     )
 
 

@@ -80,6 +80,8 @@ def answers(serving: Serve, bundles: dict[str, Path], **settings: object) -> tup
             answer = httpx.post(server.url + "/classify", content=encoded(format, seed=1))
             assert answer.status_code == 200, answer.text
             found.append(answer.json()["results"][0]["predictions"][0]["index"])
+        spent = json.loads(server.wait_log('"ready"'))["event"]["seconds"]
+        assert 0 < spent["imports"] < spent["imports"] + spent["read"] + spent["warm_up"] <= spent["total"] < 60
         [model] = httpx.get(server.url + "/v1/models").json()["models"]
         assert httpx.get(server.url + "/metrics").status_code == 200
         server.terminate()
@@ -119,7 +121,7 @@ def test_a_server_of_weights_does_import_torch(serving: Serve, tiny_bundle: Path
         assert "imported: torch\n" in server.log
 
 
-@pytest.mark.parametrize("command", [["--help"], ["serve", "--help"], ["config", "show"]])
+@pytest.mark.parametrize("command", [["--help"], ["serve", "--help"], ["config", "show"], ["doctor", "--json"]])
 def test_commands_that_need_no_torch_import_none(command: list[str]) -> None:
     code = f"{WITHOUT_TORCH}\nfrom milkweed.cli import main\nsys.exit(main({json.dumps(command)}))"
     done = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=False)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from milkweed.inference import forward as forward_module
 from milkweed.inference.device import CPU, Device
 from milkweed.inference.errors import InferenceError
 from milkweed.inference.forward import Forward, LanePlan, batches, plan_lanes
@@ -15,6 +16,7 @@ from milkweed.inference.results import Predictions
 from milkweed.inference.torch_forward import TorchForward
 from milkweed.loaders.errors import InputError
 from milkweed.models.architectures.registry import create_model
+from milkweed.models.onnx.session import GraphSession
 from milkweed.models.serving.prepare import prepare_for_inference
 
 from ..support.server_parts import HeldModel, broken, encoded, make_pipeline
@@ -186,3 +188,28 @@ def test_gpu_takes_the_whole_batch() -> None:
 def test_batches_cover_every_place_once() -> None:
     assert [list(places) for places in batches(7, 3)] == [[0, 1, 2], [3, 4, 5], [6]]
     assert list(batches(0, 3)) == []
+
+
+class Counting(GraphSession):
+    """Answers with the first pixels, and counts the images."""
+
+    runtime = "Fake"
+    images = 0
+
+    def _compute(self, images: Any) -> Any:
+        self.images += len(images)
+        return images[:, :, 0, 0]
+
+
+@pytest.mark.parametrize(("limit", "images"), [(0.0, 2), (1e9, 2 + 2 * 8)])
+def test_a_start_waits_for_large_batches_no_longer_than_it_must(
+    limit: float, images: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(forward_module, "WARM_UP_SECONDS", limit)
+    session = Counting()
+    forward = Forward(session, LanePlan(1, 2, 1), dtype="float32", size=4)
+    forward.warm_up((8, 1))
+    assert session.images == images
+    assert set(forward.warm_seconds) == {1, 8}
+    assert limit or forward.warm_seconds[8] == 4 * forward.warm_seconds[1]  # eight in two lanes
+    forward.close()
