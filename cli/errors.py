@@ -27,12 +27,12 @@ class CommandError(Exception):
 
 def explain(error: Exception) -> tuple[str, int]:
     """Return the one line that says what went wrong, and the exit code."""
-    from ..server.config.sources import SettingsError
-
     if isinstance(error, CommandError):
         return one_line(str(error)), error.exit_code
     if isinstance(error, _USAGE_ERROR):
         return one_line(_usage(error)), WRONG_USAGE
+    from ..server.config.sources import SettingsError
+
     if isinstance(error, SettingsError):
         return one_line(str(error)), WRONG_USAGE
     if isinstance(error, ModuleNotFoundError) and error.name in NEEDS_TORCH:
